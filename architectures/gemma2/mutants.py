@@ -1,0 +1,41 @@
+"""Bugs that the parity test of gemma2 must notice."""
+
+from collections.abc import Iterator
+
+from ostro import Mutant, nn
+from ostro.core.testing.mutants import (
+    all_windows,
+    decoder,
+    each,
+    embedding_scale,
+    no_softcap,
+    windowed,
+)
+
+
+def no_logit_cap(model: nn.Model) -> None:
+    model.softcap = 0.0  # type: ignore[assignment]
+
+
+def head_scale(model: nn.Model) -> None:
+    """Scores scaled by the head's size instead of query_pre_attn_scalar."""
+    each(model, nn.Attention, lambda a: setattr(a, "scale", a.head_dim**-0.5))
+
+
+def windows_shifted(model: nn.Model) -> None:
+    """The odd layers slide instead of the even ones."""
+    attentions = [m for m in model.modules() if isinstance(m, nn.Attention)]
+    widths = [a.window for a in attentions]
+    for attention, width in zip(attentions, [*widths[1:], widths[0]], strict=True):
+        attention.window = width
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from decoder()
+    yield from windowed()
+    yield Mutant(name="no cap on the scores", apply=no_softcap)
+    yield Mutant(name="no cap on the logits", apply=no_logit_cap)
+    yield Mutant(name="embeddings scaled by 1.05", apply=embedding_scale)
+    yield Mutant(name="scores scaled by the head's size", apply=head_scale)
+    yield Mutant(name="windows on the other layers", apply=windows_shifted)
+    yield Mutant(name="windows on all layers", apply=all_windows)

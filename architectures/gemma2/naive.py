@@ -1,0 +1,32 @@
+"""Gemma's way from one half of a block to the next, written out.
+
+    norm_add_norm(x, residual, after, before, eps) -> (y, residual)
+
+x, residual [T, d]; after, before [d] float32 (1 + w where the checkpoint holds w). The output of a
+half is normed by `after` and added to the residual; the sum, rounded to x's dtype, is the new
+residual, and normed by `before` the next half's input. Norms in float32 (`ops.rms_norm`).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ostro import Kernel
+from ostro.core.ops.rms_norm.naive import rms_norm
+
+KERNELS = (
+    Kernel(
+        name="triton",
+        call=f"{__package__}.kernels:norm_add_norm",
+        devices=("cuda",),
+        deterministic=True,
+    ),
+    Kernel(name="naive", call=f"{__name__}:norm_add_norm", deterministic=True),
+)
+
+
+def norm_add_norm(
+    x: Tensor, residual: Tensor, after: Tensor, before: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    normed, _ = rms_norm(x, after, eps)
+    return rms_norm(normed, before, eps, residual)

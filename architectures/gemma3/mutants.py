@@ -1,0 +1,24 @@
+"""Bugs that the parity test of gemma3 must notice."""
+
+from collections.abc import Iterator
+
+from ostro import Mutant, nn
+from ostro.architectures.gemma2.mutants import head_scale, windows_shifted
+from ostro.core.testing.mutants import decoder, embedding_scale, no_head_norms, windowed
+
+
+def one_rope(model: nn.Model) -> None:
+    """The local rope on every layer."""
+    attentions = [m for m in model.modules() if isinstance(m, nn.Attention)]
+    for attention in attentions:
+        attention.rope = attentions[0].rope
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from decoder()
+    yield from windowed()
+    yield Mutant(name="no norms on the heads", apply=no_head_norms)
+    yield Mutant(name="embeddings scaled by 1.05", apply=embedding_scale)
+    yield Mutant(name="scores scaled by the head's size", apply=head_scale)
+    yield Mutant(name="windows on other layers", apply=windows_shifted)
+    yield Mutant(name="the local rope on every layer", apply=one_rope)

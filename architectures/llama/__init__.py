@@ -1,0 +1,43 @@
+"""Llama, and the checkpoints that are Llama under another name."""
+
+from collections.abc import Iterable
+
+from ostro import Architecture, hookimpl
+
+TINY = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+WIDE = {
+    **TINY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+
+
+@hookimpl
+def ostro_architectures() -> Iterable[Architecture]:
+    yield Architecture(
+        name="llama",
+        api=(0, 1),
+        classes=("LlamaForCausalLM",),
+        gguf=("llama",),
+        config=f"{__name__}.model:Config",
+        model=f"{__name__}.model:Model",
+        names=f"{__name__}.names:names",
+        gguf_config=f"{__name__}.names:gguf_config",
+        tiny=TINY,
+        wide=WIDE,
+        reference="transformers:LlamaForCausalLM",
+        mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
+    )

@@ -1,0 +1,76 @@
+"""Llama: pre-norm decoder, grouped-query attention with rotary positions, gated MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ostro import Step, nn
+from ostro.core.config import TextConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TextConfig):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class Block(nn.Module):
+    """The residual travels beside x, so that each norm can fuse the addition."""
+
+    def __init__(self, config: Config, layer: int, rope: nn.Rope) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = self.attention(config, layer, rope)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = self.feed_forward(config, layer)
+
+    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
+        bias = config.attention_bias
+        return nn.Attention(config, layer, rope, bias=bias, out_bias=bias)
+
+    def feed_forward(self, config: Config, layer: int) -> nn.Module:
+        hidden, act = config.intermediate_size, config.hidden_act
+        return nn.GatedMLP(config.hidden_size, hidden, act, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        x, residual = self.input_layernorm(x, residual)
+        x = self.self_attn(x, step)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self.mlp(x, step), residual
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: Config, block: type[Block]) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        rope = nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
+        self.layers = nn.ModuleList(block(config, i, rope) for i in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        residual = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, step)
+        return self.norm(x, residual)[0]
+
+
+class Model(nn.Model):
+    block: ClassVar[type[Block]] = Block
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.model = Decoder(config, self.block)
+        tied = self.model.embed_tokens if config.tie_word_embeddings else None
+        self.lm_head = nn.Head(config.hidden_size, config.vocab_size, tied=tied)
+
+    def embed(self, step: Step) -> Tensor:
+        return self.model.embed_tokens(step.tokens, step)
+
+    def hidden(self, step: Step) -> Tensor:
+        return self.model(self.embed(step), step)
+
+    def logits(self, hidden: Tensor, step: Step) -> Tensor:
+        return self.lm_head(hidden, step)

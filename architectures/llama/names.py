@@ -1,0 +1,148 @@
+"""Llama's names and keys in GGUF files, which most decoders share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ostro import Container, Names, Pair, TensorInfo, Unpermute
+from ostro.architectures.llama.model import Config
+from ostro.core.errors import ConfigError
+
+Get = Callable[..., Any]
+
+LAYER = "model.layers.{i}"
+GGUF = (
+    Pair("token_embd", "model.embed_tokens"),
+    Pair("output_norm", "model.norm"),
+    Pair("output", "lm_head"),
+    Pair("blk.{i}.attn_norm", f"{LAYER}.input_layernorm"),
+    Pair("blk.{i}.attn_q", f"{LAYER}.self_attn.q_proj"),
+    Pair("blk.{i}.attn_k", f"{LAYER}.self_attn.k_proj"),
+    Pair("blk.{i}.attn_v", f"{LAYER}.self_attn.v_proj"),
+    Pair("blk.{i}.attn_output", f"{LAYER}.self_attn.o_proj"),
+    Pair("blk.{i}.attn_q_norm", f"{LAYER}.self_attn.q_norm"),
+    Pair("blk.{i}.attn_k_norm", f"{LAYER}.self_attn.k_norm"),
+    Pair("blk.{i}.ffn_norm", f"{LAYER}.post_attention_layernorm"),
+    Pair("blk.{i}.ffn_gate", f"{LAYER}.mlp.gate_proj"),
+    Pair("blk.{i}.ffn_up", f"{LAYER}.mlp.up_proj"),
+    Pair("blk.{i}.ffn_down", f"{LAYER}.mlp.down_proj"),
+)
+
+
+def names(config: Config) -> Names:
+    """The converter writes q and k of this family with their halves interleaved."""
+    rotated = {
+        "self_attn.q_proj": Unpermute(config.num_attention_heads),
+        "self_attn.k_proj": Unpermute(config.num_key_value_heads),
+    }
+    pairs = (
+        Pair(p.theirs, p.ours, rotated.get(p.ours.removeprefix(f"{LAYER}."), p.transform))
+        for p in GGUF
+    )
+    return Names(gguf=tuple(pairs))
+
+
+def gguf_config(container: Container) -> dict[str, Any]:
+    """A config.json out of a GGUF file (llama.cpp's keys; gguf-py's constants.py lists them).
+
+    Its tensors say what no key does: how many tokens there are, whether head and embedding are
+    one, whether q, k and v have biases.
+    """
+    metadata, tensors = container.metadata, container.tensors
+    get = under(metadata["general.architecture"], metadata)
+    heads = get("attention.head_count")
+    head_dim = get("attention.key_length") or quotient(get("embedding_length"), heads)
+    raw = {
+        "hidden_size": get("embedding_length"),
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": get("context_length"),
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+    }
+    raw = {key: value for key, value in raw.items() if value is not None}
+    if "token_embd.weight" in tensors:
+        raw["vocab_size"] = tensors["token_embd.weight"].shape[0]
+    return raw | {
+        "sliding_window": get("attention.sliding_window"),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "rope_parameters": rope_parameters(container, get, head_dim),
+        "dtype": dtype(tensors.values()),
+    }
+
+
+def under(architecture: str, metadata: Mapping[str, Any]) -> Get:
+    """Look up keys below an architecture's name, with a default."""
+    return lambda key, default=None: metadata.get(f"{architecture}.{key}", default)
+
+
+def quotient(a: Any, b: Any) -> int | None:
+    return a // b if isinstance(a, int) and isinstance(b, int) and b else None
+
+
+def dtype(tensors: Iterable[TensorInfo]) -> str:
+    """What the bulk of a file is; what is quantized was bfloat16 before, in all likelihood."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        sizes[tensor.format] += tensor.nbytes
+    floats = {"F32": "float32", "F16": "float16"}
+    return floats.get(max(sizes, key=sizes.__getitem__, default=""), "bfloat16")
+
+
+YARN = {
+    "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "mscale_all_dim": "yarn_log_multiplier",
+}
+"""A yarn rule's fields, and the keys below rope.scaling that hold them."""
+
+SCALING = {"type", "factor", "finetuned", "yarn_ext_factor", *YARN.values()}
+
+
+def rope_parameters(container: Container, get: Get, head_dim: Any) -> dict[str, Any]:
+    """The rope rule of a GGUF file. Raises ConfigError where a key of it is not implemented."""
+    rule: dict[str, Any] = {"rope_theta": get("rope.freq_base", 10000.0), "rope_type": "default"}
+    r = get("rope.dimension_count", head_dim)
+    if r != head_dim and isinstance(r, int) and isinstance(head_dim, int):
+        rule["partial_rotary_factor"] = r / head_dim
+    prefix = f"{container.metadata['general.architecture']}.rope.scaling."
+    for key in container.metadata:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in SCALING:
+            raise ConfigError(f"{container.path.name}: {key} is not implemented")
+    kind = get("rope.scaling.type", "linear")
+    factor = get("rope.scaling.factor", get("rope.scale_linear", 0.0)) or 1.0
+    if "rope_freqs.weight" in container.tensors:
+        return rule | rope_factors(container, kind, factor, r)
+    if kind == "yarn":
+        found = {field: get(f"rope.scaling.{key}") for field, key in YARN.items()}
+        found = {field: value for field, value in found.items() if value is not None}
+        return rule | found | {"rope_type": "yarn", "factor": factor, "mscale": 1.0}
+    if kind not in ("none", "linear"):
+        raise ConfigError(f"{container.path.name}: {prefix}type={kind!r:.80} is not implemented")
+    if kind == "linear" and factor != 1.0:
+        rule |= {"rope_type": "linear", "factor": factor}
+    return rule
+
+
+def rope_factors(container: Container, kind: Any, factor: float, r: Any) -> dict[str, Any]:
+    """Llama 3's rule, of which a GGUF file keeps the outcome: a factor per pair, in a tensor.
+
+    That is longrope with one list for all contexts.
+    """
+    info = container.tensors["rope_freqs.weight"]
+    if info.format != "F32" or info.shape != (quotient(r, 2),) or kind not in ("none", "linear"):
+        raise ConfigError(
+            f"{info.file}: rope_freqs.weight is {info.format} {list(info.shape)} beside rope "
+            f"scaling {kind!r:.80}; known is F32 [{quotient(r, 2)}] beside 'none' or 'linear'"
+        )
+    stretch = factor if kind == "linear" else 1.0
+    factors = (container.read("rope_freqs.weight") * stretch).tolist()
+    lists = {"short_factor": factors, "long_factor": factors}
+    return {"rope_type": "longrope", "attention_factor": 1.0, **lists}

@@ -1,0 +1,27 @@
+"""Mistral: Llama whose layers see a sliding window."""
+
+from collections.abc import Iterable
+
+from ostro import Architecture, hookimpl
+from ostro.architectures.llama import TINY as LLAMA
+from ostro.architectures.llama import WIDE as LLAMA_WIDE
+
+TINY = {**LLAMA, "sliding_window": 8}
+WIDE = {**LLAMA_WIDE, "sliding_window": 8}
+
+
+@hookimpl
+def ostro_architectures() -> Iterable[Architecture]:
+    yield Architecture(
+        name="mistral",
+        api=(0, 1),
+        classes=("MistralForCausalLM",),
+        config=f"{__name__}.model:Config",
+        model=f"{__name__}.model:Model",
+        names="ostro.architectures.llama.names:names",
+        gguf_config="ostro.architectures.llama.names:gguf_config",
+        tiny=TINY,
+        wide=WIDE,
+        reference="transformers:MistralForCausalLM",
+        mutants=f"{__name__}.mutants:mutants",
+    )

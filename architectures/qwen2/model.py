@@ -1,0 +1,34 @@
+"""Qwen2: Llama with biases on q, k and v, and windows on the later layers if so configured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostro import Names, nn
+from ostro.architectures.llama import model as llama
+from ostro.architectures.llama.names import GGUF
+from ostro.core.config import WindowConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(WindowConfig, llama.Config):
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+
+    def slides(self, layer: int) -> bool:
+        return self.use_sliding_window and layer >= self.max_window_layers
+
+
+class Block(llama.Block):
+    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
+        return nn.Attention(config, layer, rope, bias=True, window=config.window(layer))
+
+
+class Model(llama.Model):
+    block = Block
+
+
+def names(config: Config) -> Names:
+    """The converter leaves q and k of this family as they are."""
+    return Names(gguf=GGUF)

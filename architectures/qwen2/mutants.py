@@ -1,0 +1,13 @@
+"""Bugs that the parity test of qwen2 must notice."""
+
+from collections.abc import Iterator
+
+from ostro import Mutant
+from ostro.core.testing.mutants import all_windows, decoder, no_bias, windowed
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from decoder()
+    yield from windowed()
+    yield Mutant(name="windows on the first layers too", apply=all_windows)
+    yield Mutant(name="no biases on q, k, v", apply=no_bias)

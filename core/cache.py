@@ -1,0 +1,109 @@
+"""Cache kinds: what the layers of a model remember of a sequence, and what the engine may ask.
+
+A layer states a `CacheSpec`. The engine groups equal specs, gives every group a pool of blocks of
+one size, and speaks to the group only through its `CacheKind`. Scheduler, prefix tree, n > 1,
+speculation, preemption and the memory planner need no other question.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ostro.core.ops.attention import Ragged
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSpec:
+    """What one layer remembers: `kind` is a cache kind's name, the rest its shape.
+
+    heads, key_dim and value_dim describe paged kinds (elements per token = heads * (key_dim +
+    value_dim)); window > 0 says that only the last `window` tokens are ever read; state lists the
+    shapes that a recurrent kind holds per sequence, whatever its length.
+    """
+
+    kind: str = "paged"
+    heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    window: int = 0
+    state: tuple[tuple[int, ...], ...] = ()
+
+
+class CacheKind(ABC):
+    """The memory of one group of `layers` layers with equal specs, in blocks of `block` tokens."""
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        layers: int,
+        *,
+        block: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.spec = spec
+        self.layers = layers
+        self.block = block
+        self.dtype = dtype
+        self.device = device
+
+    @abstractmethod
+    def bytes(self, blocks: int) -> int:
+        """Bytes that so many blocks of all layers of the group take."""
+
+    @abstractmethod
+    def allocate(self, blocks: int) -> None:
+        """Take the memory of so many blocks; called once, before the first view."""
+
+    @abstractmethod
+    def view(self, layer: int, batch: Ragged) -> Any:
+        """What the `layer`-th layer of the group finds in `step.caches` for this batch."""
+
+    @abstractmethod
+    def fork(self, source: int, target: int) -> None:
+        """Copy a block's contents into another block, for a sequence that goes its own way."""
+
+    def first(self, length: int) -> int:
+        """The first block index that a sequence of `length` tokens still reads."""
+        if not self.spec.window:
+            return 0
+        return max(0, length + 1 - self.spec.window) // self.block
+
+    def truncate(self, length: int) -> int:
+        """How many blocks a sequence keeps when it is cut back to `length` tokens."""
+        return -(-length // self.block)
+
+    def hit(self, known: Sequence[bool]) -> int:
+        """The longest prefix, in blocks, that can be resumed when these blocks are cached."""
+        if not self.spec.window:
+            return next((i for i, have in enumerate(known) if not have), len(known))
+        for end in range(len(known), 0, -1):
+            if all(known[self.first(end * self.block) : end]):
+                return end
+        return 0
+
+    def snapshot(self, block: int) -> Any:
+        """The state at a block's end, for kinds whose state is not its blocks; else None."""
+        return None
+
+    def restore(self, snapshot: Any, block: int) -> None:
+        """Put a snapshot's state into a block; nothing to do where the blocks are the state."""
+        return
+
+    def slice(self, rank: int, ranks: int) -> CacheSpec:
+        """The spec of one tensor-parallel rank: its share of the heads."""
+        spec = self.spec
+        heads = max(1, spec.heads // ranks)
+        return CacheSpec(
+            kind=spec.kind,
+            heads=heads,
+            key_dim=spec.key_dim,
+            value_dim=spec.value_dim,
+            window=spec.window,
+            state=spec.state,
+        )

@@ -1,0 +1,173 @@
+"""Chat templates: from messages to a prompt, in a bounded sandbox, with text kept text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from ostro.core.chat.messages import Wishes, arrange
+from ostro.core.chat.renderer import RENDERER, Renderer
+from ostro.core.chat.shield import Shield
+from ostro.core.chat.worker import ENVIRONMENT
+from ostro.core.errors import RequestError, TemplateError, nearest
+from ostro.core.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "Renderer", "load_template", "prompt_tokens"]
+
+SOURCE_LIMIT = 256 << 10
+"""Characters a template may have; the longest in use have about 20 000."""
+
+OUTPUT_LIMIT = 1 << 20
+"""Characters a template may write beyond four times the bytes of what it is given."""
+
+COMMON = frozenset(
+    "enable_thinking thinking reasoning_effort documents date_string builtin_tools custom_tools "
+    "tools_in_user_message model_identity add_vision_id clear_thinking preserve_thinking "
+    "thinking_budget".split()
+)
+"""Options that clients send to any model; a template that does not read one ignores it."""
+
+RESERVED = frozenset(
+    "messages tools tokenize add_generation_prompt continue_final_message chat_template "
+    "return_dict return_tensors padding truncation max_length".split()
+)
+"""Names that are no options: what this module itself fills in, or what transformers would do."""
+
+
+class ChatTemplate:
+    """A chat template: `source` in Jinja, `tokens` the special tokens by role ("bos_token").
+
+    Raises TemplateError for a source that is too long or no template. What only shows when it
+    is run, `render` says.
+    """
+
+    def __init__(
+        self, source: str, *, tokens: Mapping[str, str], renderer: Renderer = RENDERER
+    ) -> None:
+        if len(source) > SOURCE_LIMIT:
+            raise TemplateError(
+                f"the chat template has {len(source)} characters; {SOURCE_LIMIT} are allowed"
+            )
+        try:
+            self.wishes = Wishes.read(ENVIRONMENT.parse(source))
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+        except RecursionError:
+            raise TemplateError("the chat template is nested too deeply") from None
+        except ValueError as error:  # a literal that Python does not take
+            raise TemplateError(f"chat template: {error}") from error
+        self.source = source
+        self.tokens = dict(tokens)
+        self._renderer = renderer
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """Write the prompt of a conversation.
+
+        `kwargs` are the template's own options. Raises TemplateError where the template fails or
+        refuses, and RequestError for messages or options that are none.
+        """
+        context = self.context(messages, tools, kwargs)
+        return self.fill(context, add_generation_prompt)
+
+    def context(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Check what comes from outside, and bring it into the form the template wants."""
+        self._check_options(options)
+        arranged = arrange(messages, self.wishes)
+        given = {**options, "messages": arranged, "tools": list(tools or []) or None}
+        try:
+            data = msgspec.json.encode({"documents": None, **given})
+            return msgspec.json.decode(data, type=dict[str, Any])
+        except (RecursionError, TypeError, ValueError) as error:
+            raise RequestError(f"the messages cannot be written as JSON: {error}") from error
+
+    def fill(self, context: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
+        """Render with a context that `context` made."""
+        size = len(msgspec.json.encode(context))
+        own = {**self.tokens, "add_generation_prompt": add_generation_prompt}
+        return self._renderer.render(self.source, {**context, **own}, OUTPUT_LIMIT + 4 * size)
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        ours = RESERVED | self.tokens.keys() | ENVIRONMENT.globals.keys()
+        known = (COMMON | self.wishes.variables) - ours
+        for name in options:
+            if name not in known:
+                raise RequestError(
+                    f"{name!r} is no option of this model's chat template{nearest(name, known)}",
+                    param="chat_template_kwargs",
+                )
+
+
+def load_template(
+    tokenizer: Tokenizer, *, file: Path | None = None, name: str = "default"
+) -> ChatTemplate:
+    """Give a model's chat template, or the one in `file` in its place.
+
+    `name` chooses among several ("tool_use"). Raises TemplateError where there is none.
+    """
+    source = tokenizer.chat_template if file is None else _read(file)
+    if isinstance(source, dict):
+        source = source.get(name, source.get("default"))
+    if not source:
+        raise _no_template(tokenizer)
+    return ChatTemplate(source, tokens=tokenizer.special_tokens)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"the chat template {file} cannot be read: {error}") from error
+
+
+def _no_template(tokenizer: Tokenizer) -> TemplateError:
+    return TemplateError(
+        f"{tokenizer.source}: this model has no chat template; give one with --chat-template "
+        "FILE, or send plain text to /v1/completions"
+    )
+
+
+def prompt_tokens(
+    template: ChatTemplate | None,
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Turn a conversation into ids: control tokens come from the template alone.
+
+    The same strings inside messages, tools and options are encoded as the text they are. A
+    conversation without them gives exactly the ids of the rendered text. Raises what
+    `ChatTemplate.render` raises, and TemplateError where there is no template.
+    """
+    if template is None:
+        raise _no_template(tokenizer)
+    context = template.context(messages, tools, kwargs or {})
+    shield = Shield(tokenizer.controls, template.wishes.constants, context)
+    text = template.fill(shield.hide(context), add_generation_prompt)
+    shown = shield.reveal(text)
+    if shown == text:
+        return tokenizer.encode(text, special=False, parse_special=True)
+    ids: list[int] = []
+    for i, part in enumerate(tokenizer.split(text)):
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            ids += tokenizer.encode(shield.reveal(part), special=False, start=i == 0)
+    return ids

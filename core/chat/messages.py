@@ -1,0 +1,195 @@
+"""Messages as a template wants them: what is looked up in its source, and the small conversions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import nodes
+
+from ostro.core.errors import RequestError
+
+ROLE = re.compile(r"\w[\w .:-]{0,63}")
+TEXT_PARTS = ("text", "input_text", "output_text")
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The names a message's reasoning goes by, the standard one first (as in transformers)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What a template does with its messages, read from its syntax tree.
+
+    `parts`: it walks through the parts of a content; `text`: it takes a plain string too.
+    `none`: it looks for null content. `text_arguments`: it joins tool arguments to text as they
+    are. `developer`: it knows that role. `variables`: the names it reads. `constants`: all its
+    string literals. The tree is only walked: jinja2's own analysis (`jinja2.meta`) would compute
+    constant expressions, and so run a hostile template right here.
+    """
+
+    parts: bool
+    text: bool
+    none: bool
+    text_arguments: bool
+    developer: bool
+    variables: frozenset[str]
+    constants: frozenset[str]
+
+    @classmethod
+    def read(cls, tree: nodes.Template) -> Wishes:
+        """Look through the syntax tree of a template."""
+        tests = [(test.name, test.node) for test in tree.find_all(nodes.Test)]
+        content = _aliases(tree, "content")
+        walks = any(
+            _mentions(loop.iter, content) and not _is_split(loop.iter)
+            for loop in tree.find_all(nodes.For)
+        )
+        kinds = {name for name, node in tests if _mentions(node, content)}
+        constants = [constant.value for constant in tree.find_all(nodes.Const)]
+        return cls(
+            parts=walks,
+            text=not walks or bool(kinds & {"string", "iterable", "sequence", "mapping"}),
+            none="none" in kinds,
+            text_arguments=_joins_arguments(tree, tests),
+            developer="developer" in constants,
+            variables=frozenset(n.name for n in tree.find_all(nodes.Name) if n.ctx == "load"),
+            constants=frozenset(text for text in constants if isinstance(text, str) and text),
+        )
+
+
+def arrange(messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> list[dict[str, Any]]:
+    """Bring messages into the form a template wants.
+
+    Raises RequestError naming the message and the field that no template could take.
+    """
+    arranged = []
+    for i, message in enumerate(messages):
+        place = f"messages[{i}]"
+        if not isinstance(message, Mapping):
+            raise RequestError(f"{place} is not an object", param="messages")
+        role = message.get("role")
+        if not (isinstance(role, str) and ROLE.fullmatch(role)):
+            raise RequestError(f"{place}.role is {role!r:.60}, not a role", param="messages")
+        fields = dict(message)
+        if role == "developer" and not wishes.developer:
+            fields["role"] = "system"
+        calls = fields.get("tool_calls")
+        if "content" in fields:
+            # Clients send "" and null alike beside tool calls; templates that tell them apart
+            # write the calls for null only.
+            content = None if calls and fields["content"] in ("", []) else fields["content"]
+            fields["content"] = _content(content, wishes, place)
+        reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
+        if reasoning is not None:
+            fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+        if calls:
+            if not isinstance(calls, list):
+                raise RequestError(f"{place}.tool_calls is not a list", param="messages")
+            fields["tool_calls"] = [_call(call, wishes, place) for call in calls]
+        arranged.append(fields)
+    return arranged
+
+
+def _content(content: Any, wishes: Wishes, place: str) -> Any:
+    if content is None:
+        return None if wishes.none else [] if not wishes.text else ""
+    if isinstance(content, str):
+        return content if wishes.text else [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise RequestError(f"{place}.content is neither text nor a list", param="messages")
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    for part in parts:
+        if not isinstance(part, Mapping):
+            raise RequestError(f"{place}.content has a part that is no object", param="messages")
+        if part.get("type") in TEXT_PARTS and not isinstance(part.get("text"), str):
+            raise RequestError(f"{place}.content has a text part without text", param="messages")
+    if wishes.parts:
+        return [{**p, "type": "text"} if p.get("type") in TEXT_PARTS else dict(p) for p in parts]
+    for part in parts:
+        if part.get("type") not in TEXT_PARTS:
+            raise RequestError(
+                f"{place}.content has a part of type {part.get('type')!r}; this model's chat "
+                "template takes text only",
+                param="messages",
+            )
+    return "\n".join(part["text"] for part in parts)
+
+
+def _call(call: Any, wishes: Wishes, place: str) -> dict[str, Any]:
+    """Give a tool call's arguments as an object, or as text where the template joins them."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{place}.tool_calls has an entry without a function", param="messages")
+    function = dict(function)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and not wishes.text_arguments:
+        function["arguments"] = _parse(arguments)
+    elif isinstance(arguments, Mapping) and wishes.text_arguments:
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": function} if "function" in call else function
+
+
+def _parse(arguments: str) -> Any:
+    """Read arguments written as JSON; what is no JSON object is left as it is."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _aliases(tree: nodes.Template, field: str) -> set[str]:
+    """Names that hold a field, or something made from it."""
+    names = {field}
+    pairs = [(a.target, a.node) for a in tree.find_all(nodes.Assign)]
+    for _ in range(3):
+        for target, node in pairs:
+            if isinstance(target, nodes.Name) and _mentions(node, names):
+                names.add(target.name)
+    return names
+
+
+def _mentions(node: nodes.Node, names: set[str]) -> bool:
+    """Say whether an expression is about a field: by name, attribute, item or get()."""
+    if isinstance(node, nodes.Name):
+        return node.name in names
+    if isinstance(node, nodes.Getattr):
+        return node.attr in names or _mentions(node.node, names)
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value in names
+    if isinstance(node, nodes.Call):
+        given = [arg.value for arg in node.args if isinstance(arg, nodes.Const)]
+        return any(value in names for value in given) or _mentions(node.node, names)
+    if isinstance(node, nodes.Filter):
+        return node.node is not None and _mentions(node.node, names)
+    return False
+
+
+def _is_split(node: nodes.Node) -> bool:
+    return (
+        isinstance(node, nodes.Call)
+        and isinstance(node.node, nodes.Getattr)
+        and node.node.attr in ("split", "splitlines")
+    )
+
+
+def _joins_arguments(tree: nodes.Template, tests: Sequence[tuple[str, nodes.Node]]) -> bool:
+    """Say whether a tool call's arguments are written out as they are, with no look at the type."""
+    if any(name in ("string", "mapping") and _is_arguments(node) for name, node in tests):
+        return False
+    written: list[nodes.Node] = []
+    for node in tree.find_all((nodes.Add, nodes.Concat, nodes.Output)):
+        written += node.iter_child_nodes()
+    return any(_is_arguments(node) for node in written)
+
+
+def _is_arguments(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "arguments"
+    return (
+        isinstance(node, nodes.Getitem)
+        and isinstance(node.arg, nodes.Const)
+        and node.arg.value == "arguments"
+    )

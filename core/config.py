@@ -1,0 +1,251 @@
+"""Typed model configs: read once, at the edge, and refused by name where we would be wrong.
+
+A key that transformers' own class knows, ours does not, and that is not at that class's default is
+refused: it changes the model in a way nobody implemented. All other unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Self, get_args, get_origin, get_type_hints
+
+from ostro.core.errors import ConfigError
+
+LIMIT = 2**31
+NEUTRAL = frozenset(
+    """
+    _name_or_path architectures auto_map bos_token_id chunk_size_feed_forward
+    decoder_start_token_id dtype eos_token_id finetuning_task id2label is_decoder
+    is_encoder_decoder label2id model_type output_attentions output_hidden_states pad_token_id
+    prefix problem_type pruned_heads quantization_config return_dict rope_scaling rope_theta
+    sep_token_id task_specific_params tokenizer_class torch_dtype torchscript
+    transformers_version use_bfloat16 use_cache attention_dropout initializer_range
+    pretraining_tp partial_rotary_factor
+    """.split()
+)
+"""Keys that say nothing about the forward pass, or are read elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Base of all configs. A field without a default must be in the file.
+
+    vocab_size: ids 0..vocab_size - 1 are tokens; 0 for models that take none.
+    """
+
+    vocab_size: int = 0
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
+        """Build from a parsed config.json; `allow` are unknown keys to let pass.
+
+        Raises ConfigError naming the field that is missing, mistyped, out of range or unknown.
+        """
+        known = {f.name: f for f in fields(cls)}
+        hints = get_type_hints(cls)
+        values = {
+            name: raw[name]
+            for name in known
+            if name in raw and (raw[name] is not None or type(None) in get_args(hints[name]))
+        }
+        for name, f in known.items():
+            if name not in values and f.default is MISSING and f.default_factory is MISSING:
+                raise ConfigError(f"config.json has no {name!r}, which {cls.__module__} needs")
+        for name, value in values.items():
+            values[name] = typed(name, value, hints[name])
+        refuse_unknown(raw, set(known) | set(allow))
+        config = cls(**cls.derive(raw, values))
+        config.check()
+        return config
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        """Fill what follows from other keys; a family overrides it and calls super."""
+        return values
+
+    def check(self) -> None:
+        """Raise ConfigError where fields contradict each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(ModelConfig):
+    """What almost every decoder states. Names and meanings are those of transformers."""
+
+    vocab_size: int = field()
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int = 0
+    head_dim: int = 0
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    rope_parameters: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        values = super().derive(raw, values)
+        heads = values.get("num_attention_heads") or 1
+        values.setdefault("num_key_value_heads", heads)
+        default = next((f.default for f in fields(cls) if f.name == "head_dim"), 0)
+        if not default and "head_dim" not in values:
+            if values["hidden_size"] % heads:
+                raise ConfigError(
+                    f"hidden_size={values['hidden_size']} is not a multiple of "
+                    f"num_attention_heads={heads}, and no head_dim says otherwise"
+                )
+            values["head_dim"] = values["hidden_size"] // heads
+        values["rope_parameters"] = rope_parameters(raw)
+        return values
+
+    def check(self) -> None:
+        super().check()
+        for name in (
+            "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+            "num_key_value_heads head_dim max_position_embeddings"
+        ).split():
+            value = getattr(self, name)
+            if not 0 < value < LIMIT:
+                raise ConfigError(f"{name}={value} is not within 1..{LIMIT - 1}")
+        heads, kv = self.num_attention_heads, self.num_key_value_heads
+        if heads % kv:
+            raise ConfigError(
+                f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv}"
+            )
+        if "head_dim" not in self.__dict__ or self.head_dim * heads == 0:
+            raise ConfigError(f"head_dim={self.head_dim} cannot be")
+        if not (math.isfinite(self.rms_norm_eps) and 0 <= self.rms_norm_eps < 1):
+            raise ConfigError(f"rms_norm_eps={self.rms_norm_eps} is not within 0..1")
+        weights = self.hidden_size * (self.vocab_size + self.intermediate_size)
+        if weights * self.num_hidden_layers > 1 << 46:
+            raise ConfigError(
+                f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size} and "
+                f"num_hidden_layers={self.num_hidden_layers} make a model of over 10^13 weights"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowConfig(TextConfig):
+    """A decoder some of whose layers see only the last `sliding_window` positions."""
+
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer has a window where the file does not list the layers' types."""
+        return True
+
+    def window(self, layer: int) -> int:
+        """The positions that a layer sees, itself included; 0 = all."""
+        if self.layer_types is not None:
+            slides = self.layer_types[layer] == "sliding_attention"
+        else:
+            slides = self.slides(layer)
+        return (self.sliding_window or 0) if slides else 0
+
+    def check(self) -> None:
+        super().check()
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ConfigError(f"sliding_window={self.sliding_window} is not positive")
+        types = self.layer_types
+        if types is not None and len(types) != self.num_hidden_layers:
+            raise ConfigError(
+                f"layer_types lists {len(types)} layers, num_hidden_layers={self.num_hidden_layers}"
+            )
+        for kind in types or ():
+            if kind not in ("full_attention", "sliding_attention"):
+                raise ConfigError(f"layer_types names {kind!r}, which this family does not have")
+
+
+def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope rule: transformers 5's `rope_parameters`, or rope_theta + rope_scaling before it.
+
+    Where layers differ it is a mapping of layer type to rule, and each gets what the top level
+    says.
+    """
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"rope_parameters={given!r} is not an object")
+    top = {"rope_theta": raw.get("rope_theta", 10000.0)}
+    for key in ("partial_rotary_factor", "original_max_position_embeddings"):
+        if raw.get(key) is not None:
+            top[key] = raw[key]
+    if given and all(isinstance(rule, Mapping) for rule in given.values()):
+        return {kind: normal_rule({**top, **rule}, raw) for kind, rule in given.items()}
+    return normal_rule({**top, **given}, raw)
+
+
+def normal_rule(rule: dict[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    rule.setdefault("rope_type", rule.pop("type", "default"))
+    rule.setdefault("max_position_embeddings", raw.get("max_position_embeddings", 2048))
+    if not isinstance(rule["rope_type"], str):
+        raise ConfigError(f"rope_type={rule['rope_type']!r:.80} is not a string")
+    theta = rule["rope_theta"]
+    if not (isinstance(theta, int | float) and 0 < theta < math.inf):
+        raise ConfigError(f"rope_theta={theta!r:.80} is not a positive number")
+    return rule
+
+
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """Check a value against its annotation; integers pass for floats. Raises ConfigError."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is None and isinstance(hint, type) and issubclass(hint, ModelConfig):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is not an object")
+        return hint.from_hf(value)
+    if type(None) in arguments:
+        if value is None:
+            return None
+        rest = [a for a in arguments if a is not type(None)]
+        return typed(name, value, rest[0]) if len(rest) == 1 else value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(typed(name, item, arguments[0]) for item in value)
+    kind = origin or hint
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < LIMIT**2 else math.inf
+    if not isinstance(kind, type) or (
+        isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
+    ):
+        return value
+    raise ConfigError(f"{name}={value!r:.80} is not {article(kind.__name__)}")
+
+
+def article(kind: str) -> str:
+    words = {
+        "int": "an integer",
+        "float": "a number",
+        "str": "a string",
+        "bool": "true or false",
+        "tuple": "a list",
+        "dict": "an object",
+    }
+    return words.get(kind, f"a {kind}")
+
+
+def refuse_unknown(raw: Mapping[str, Any], known: set[str]) -> None:
+    """Refuse keys that transformers' class knows and whose value there is not the default."""
+    unknown = {key: value for key, value in raw.items() if key not in known and key not in NEUTRAL}
+    unknown = {key: value for key, value in unknown.items() if value is not None}
+    if not unknown or not isinstance(raw.get("model_type"), str):
+        return
+    defaults = reference_defaults(raw["model_type"])
+    for key, value in unknown.items():
+        if key in defaults and defaults[key] != value:
+            raise ConfigError(
+                f"config.json sets {key}={value!r:.80} (default {defaults[key]!r:.80}), which this "
+                f"architecture does not implement; --allow-config {key} loads it all the same"
+            )
+
+
+def reference_defaults(model_type: str) -> Mapping[str, Any]:
+    """The defaults of transformers' config class of that model type; empty where it has none."""
+    try:
+        from transformers import CONFIG_MAPPING
+
+        return dict(CONFIG_MAPPING[model_type]().to_dict())
+    except (ImportError, KeyError, TypeError, ValueError, AttributeError):
+        return {}

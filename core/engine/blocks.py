@@ -1,0 +1,204 @@
+"""Blocks: pools of cache blocks, the prefix tree over them, and every sequence's block tables.
+
+Layers with equal cache specs form a group with a pool of its own. All groups share one block size,
+so one chain of keys names the blocks of all: key i hashes key i-1 and what block i holds, which
+makes the chains of all sequences a tree. A block that no sequence uses stays findable by its key
+until its room is needed; the least recently used goes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ostro.core.cache import CacheKind
+
+Key = bytes
+
+
+def seed_key(*facts: object) -> Key:
+    """The root of a sequence's keys: whatever changes K/V before the first token is read.
+
+    Base weights with their formats, K/V type, encoder inputs, and the tenant's salt.
+    """
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
+
+
+def next_key(parent: Key, tokens: Sequence[int], mixture: Iterable[tuple[str, float]] = ()) -> Key:
+    """The key of a full block: its parent, its tokens, and the adapters in force up to its end."""
+    state = hashlib.blake2b(parent, digest_size=16)
+    state.update(array("q", tokens).tobytes())
+    for generation, scale in sorted(mixture):
+        state.update(f"{generation}*{scale!r};".encode())
+    return state.digest()
+
+
+class Pool:
+    """The blocks of one group: free, in use (counted), or idle under a key."""
+
+    def __init__(self, blocks: int) -> None:
+        self.size = blocks
+        self.users = [0] * blocks
+        self.key_of: list[Key | None] = [None] * blocks
+        self.block_of: dict[Key, int] = {}
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.peak = 0
+
+    @property
+    def available(self) -> int:
+        return len(self.free) + len(self.idle)
+
+    @property
+    def used(self) -> int:
+        return self.size - self.available
+
+    def take(self, after: int | None = None) -> int:
+        """A block for one user, the one behind `after` where it is free: runs read faster."""
+        if after is not None and after + 1 in self.free:
+            block = after + 1
+            del self.free[block]
+        elif self.free:
+            block = self.free.popitem(last=False)[0]
+        else:
+            block = self.idle.popitem(last=False)[0]
+            self.forget(block)
+        self.users[block] = 1
+        self.peak = max(self.peak, self.used)
+        return block
+
+    def forget(self, block: int) -> None:
+        key, self.key_of[block] = self.key_of[block], None
+        if key is not None:
+            del self.block_of[key]
+
+    def share(self, block: int) -> None:
+        """One more user of a block that is in use or idle."""
+        self.idle.pop(block, None)
+        self.users[block] += 1
+        self.peak = max(self.peak, self.used)
+
+    def release(self, block: int) -> None:
+        """One user less; without users a keyed block idles, any other is free."""
+        self.users[block] -= 1
+        if self.users[block]:
+            return
+        target = self.free if self.key_of[block] is None else self.idle
+        target[block] = None
+
+    def publish(self, block: int, key: Key) -> None:
+        """Make a full block findable, unless another already holds the same."""
+        if self.key_of[block] is None and key not in self.block_of:
+            self.key_of[block] = key
+            self.block_of[key] = block
+
+    def clear(self) -> None:
+        """Forget all keys; idle blocks become free."""
+        for block in list(self.block_of.values()):
+            self.forget(block)
+        self.free.update(self.idle)
+        self.idle.clear()
+
+
+@dataclass
+class Table:
+    """The blocks of one sequence in one group, in order; -1 where the window has passed."""
+
+    blocks: list[int] = field(default_factory=list)
+    first: int = 0  # blocks before it are given back
+
+
+@dataclass
+class Group:
+    """Layers with equal specs: their cache kind, and the pool its blocks come from."""
+
+    kind: CacheKind
+    layers: tuple[int, ...]
+    pool: Pool
+
+
+class Blocks:
+    """All groups of one model: find, share, grow, trim, publish and release as one."""
+
+    def __init__(self, groups: Sequence[Group], block: int) -> None:
+        self.groups = tuple(groups)
+        self.block = block
+
+    def tables(self) -> list[Table]:
+        return [Table() for _ in self.groups]
+
+    def find(self, keys: Sequence[Key]) -> int:
+        """The longest prefix, in blocks, that every group can resume."""
+        length = len(keys)
+        known = [[key in group.pool.block_of for key in keys] for group in self.groups]
+        while True:
+            shortest = min(
+                (g.kind.hit(k[:length]) for g, k in zip(self.groups, known, strict=True)),
+                default=0,
+            )
+            if shortest == length or not length:
+                return shortest
+            length = shortest
+
+    def adopt(self, tables: Sequence[Table], keys: Sequence[Key]) -> None:
+        """Fill empty tables with the cached blocks of these keys, shared."""
+        length = len(keys) * self.block
+        for group, table in zip(self.groups, tables, strict=True):
+            table.first = group.kind.first(length)
+            table.blocks = [-1] * table.first
+            for key in keys[table.first :]:
+                block = group.pool.block_of[key]
+                group.pool.share(block)
+                table.blocks.append(block)
+
+    def room(self, tables: Sequence[Table], length: int) -> bool:
+        """Whether every group has the blocks to hold `length` tokens."""
+        need = -(-length // self.block)
+        return all(
+            need - len(table.blocks) <= group.pool.available
+            for group, table in zip(self.groups, tables, strict=True)
+        )
+
+    def grow(self, tables: Sequence[Table], length: int) -> bool:
+        """Take the blocks for `length` tokens, or none at all where there is no room."""
+        if not self.room(tables, length):
+            return False
+        need = -(-length // self.block)
+        for group, table in zip(self.groups, tables, strict=True):
+            while len(table.blocks) < need:
+                last = table.blocks[-1] if table.blocks else -1
+                table.blocks.append(group.pool.take(last if last >= 0 else None))
+        return True
+
+    def trim(self, tables: Sequence[Table], length: int) -> None:
+        """Give back what a sequence of `length` tokens no longer reads."""
+        for group, table in zip(self.groups, tables, strict=True):
+            first = min(group.kind.first(length), len(table.blocks))
+            for i in range(table.first, first):
+                group.pool.release(table.blocks[i])
+                table.blocks[i] = -1
+            table.first = max(table.first, first)
+
+    def publish(self, tables: Sequence[Table], keys: Sequence[Key], start: int) -> None:
+        """Make the full blocks start..len(keys) findable."""
+        for group, table in zip(self.groups, tables, strict=True):
+            for i in range(max(start, table.first), min(len(keys), len(table.blocks))):
+                group.pool.publish(table.blocks[i], keys[i])
+
+    def release(self, tables: Sequence[Table]) -> None:
+        """Give all blocks back, the last first, so that a shared beginning outlives the ends."""
+        for group, table in zip(self.groups, tables, strict=True):
+            for block in reversed(table.blocks[table.first :]):
+                group.pool.release(block)
+            table.blocks, table.first = [], 0
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(group.kind.bytes(group.pool.used) for group in self.groups)
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(group.kind.bytes(group.pool.peak) for group in self.groups)

@@ -1,0 +1,112 @@
+"""Build an engine for a loaded model: group its caches, plan memory, warm up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import torch
+
+from ostro.core.cache import CacheKind, CacheSpec
+from ostro.core.engine.blocks import Blocks, Group, Pool
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.memory import BLOCK, budget, largest_context, plan_blocks
+from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.engine.runner import Runner
+from ostro.core.engine.sampler import Sampler
+from ostro.core.engine.scheduler import Scheduler
+from ostro.core.errors import UsageError
+from ostro.core.load.model import DTYPES, LoadedModel, describe
+from ostro.core.nn import Remembers
+from ostro.core.ops import Target
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings, resolve
+
+ROWS = {"cuda": 4096, "cpu": 512}
+"""Rows of one step: enough for the device's matmuls, few enough that decodes do not wait long."""
+
+
+def build_engine(
+    loaded: LoadedModel,
+    settings: Settings,
+    plugins: PluginManager,
+    eos_ids: Iterable[int],
+    *,
+    rows: int | None = None,
+    block: int | None = None,
+    blocks: int | None = None,
+    prefix_cache: bool = True,
+) -> Engine:
+    """An engine over one model. `rows`, `block` and `blocks` replace what the device suggests."""
+    device = loaded.device
+    block = block or BLOCK[device.type]
+    kinds = cache_kinds(loaded, settings, plugins, block)
+    seqs = settings.max_seqs
+    if seqs < 1:
+        raise UsageError(f"--max-seqs {seqs}: at least one sequence must run")
+    counts = [blocks] * len(kinds) if blocks else None
+    if counts is None:
+        size, only = budget(settings, device), [kind for kind, _ in kinds]
+        if settings.context is None:
+            loaded.context = largest_context(only, block, size, loaded.context)
+        counts = plan_blocks(only, block, size, loaded.context, seqs)
+    groups = []
+    for (kind, layers), count in zip(kinds, counts, strict=True):
+        kind.allocate(count)
+        groups.append(Group(kind, layers, Pool(count)))
+    target = Target(device=device, dtype=torch.float32, deterministic=settings.deterministic)
+    eos = frozenset(eos_ids)
+    vocab = int(loaded.config.vocab_size)
+    sampler = Sampler(seqs, vocab, target, eos)
+    loaded.explain += [describe(choice) for choice in sampler.choices]
+    captured = device.type == "cuda" or settings.replay
+    held = Blocks(groups, block)
+    context = min(loaded.context, min(group.pool.size for group in groups) * block)
+    runner = Runner(loaded.model, held, sampler, context=context, captured=seqs if captured else 0)
+    return Engine(
+        runner,
+        Scheduler(held, max_rows=rows or ROWS[device.type], max_seqs=seqs),
+        vocab=vocab,
+        context=context,
+        eos_ids=eos,
+        lag=int(captured),
+        identity=f"{loaded.identity} {settings.kv_dtype}",
+        prefix_cache=prefix_cache,
+    )
+
+
+def cache_kinds(
+    loaded: LoadedModel, settings: Settings, plugins: PluginManager, block: int
+) -> list[tuple[CacheKind, tuple[int, ...]]]:
+    """One cache kind per group of layers with equal specs, in the order of their first layers."""
+    specs: dict[CacheSpec, list[int]] = {}
+    for module in loaded.model.modules():
+        if isinstance(module, Remembers):
+            specs.setdefault(module.spec, []).append(module.layer)
+    dtype = loaded.dtype if settings.kv_dtype == "auto" else DTYPES.get(settings.kv_dtype)
+    if dtype is None:
+        raise UsageError(f"--kv-dtype {settings.kv_dtype!r}: write auto, {', '.join(DTYPES)}")
+    kinds = []
+    for spec, layers in specs.items():
+        kind = resolve(plugins.get("caches", spec.kind).kind)
+        made = kind(spec, len(layers), block=block, dtype=dtype, device=loaded.device)
+        kinds.append((made, tuple(layers)))
+    return kinds
+
+
+def warm_up(engine: Engine) -> None:
+    """Compile and capture: draw one token from a prompt of each shape that the loop knows."""
+    with torch.inference_mode():
+        engine.runner.capture()
+    for length in {2, min(17, engine.context - 2)}:
+        rules = Sampling(temperature=0, max_tokens=2, ignore_eos=True)
+        engine.submit(
+            TokenRequest(id=f"warm-up {length}", tokens=[0] * length, sampling=rules, cache=False)
+        )
+        engine.drain()
+    engine.counters = type(engine.counters)()
+
+
+def set_threads(threads: int | None) -> None:
+    """Threads of CPU kernels: what is asked for, else one per core this process may use."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))

@@ -1,0 +1,229 @@
+"""The engine: one thread, one device loop, one memory plan.
+
+A pass of the loop plans a step, launches it, and reads the oldest step that is under way. On CUDA
+and in replay mode a step is read one pass late, so that planning step n + 1 overlaps with step n;
+a sequence that turns out to have ended has then drawn one token too many, which is dropped.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable
+
+import torch
+
+from ostro.core.engine.blocks import Blocks, seed_key
+from ostro.core.engine.request import Finish, Stats, TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.engine.runner import Launched, Runner
+from ostro.core.engine.sampler import Drawn
+from ostro.core.engine.scheduler import Scheduler
+from ostro.core.engine.sequence import Sequence
+from ostro.core.errors import ContextLengthExceeded, RequestError
+
+
+class Engine:
+    """Serves token requests with one loaded model."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        vocab: int,
+        context: int,
+        eos_ids: Iterable[int],
+        lag: int = 0,
+        identity: str = "",
+        prefix_cache: bool = True,
+    ) -> None:
+        """`identity` names the weights and the K/V type; it roots every block key."""
+        self.runner, self.scheduler = runner, scheduler
+        self.vocab, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
+        self.lag, self.identity, self.prefix_cache = lag, identity, prefix_cache
+        self.flight: deque[Launched] = deque()
+        self.live: dict[str, list[Sequence]] = {}
+        self.counters = Stats()
+        self.arrivals = 0
+
+    @property
+    def blocks(self) -> Blocks:
+        return self.scheduler.blocks
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.live or self.flight)
+
+    def submit(self, request: TokenRequest) -> None:
+        """Take a request in. Raises RequestError if it can never run."""
+        rules = request.sampling.checked(self.vocab)
+        if request.id in self.live:
+            raise RequestError(f"a request with id {request.id!r} is running", param="id")
+        self.check(request)
+        room = self.context - len(request.tokens)
+        limit = room if rules.max_tokens is None else min(rules.max_tokens, room)
+        root = seed_key(self.identity, request.model, request.salt)
+        if not self.prefix_cache:
+            root = secrets.token_bytes(16)
+        seed = secrets.randbits(62) if rules.seed is None else rules.seed
+        self.live[request.id] = []
+        leader = None
+        for index in range(rules.n):
+            sequence = Sequence(
+                request,
+                index,
+                arrival=self.arrivals,
+                seed=(seed + index) & (2**63 - 1),
+                root=root,
+                limit=limit,
+                tokens=list(request.tokens),
+                prompt=len(request.tokens),
+                leader=leader,
+            )
+            leader = leader or sequence
+            if rules.prompt_logprobs is not None and index == 0:
+                sequence.prompt_logprobs = [None]
+            self.live[request.id].append(sequence)
+            self.scheduler.add(sequence)
+        self.arrivals += 1
+        self.counters.prompt_tokens += len(request.tokens)
+
+    def check(self, request: TokenRequest) -> None:
+        if not request.tokens:
+            raise RequestError("the prompt is empty", param="prompt")
+        for token in request.tokens:
+            if not 0 <= token < self.vocab:
+                raise RequestError(
+                    f"token id {token} is not within 0..{self.vocab - 1}", param="prompt"
+                )
+        if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None:
+            raise RequestError("max_tokens=0 asks for nothing", param="max_tokens")
+        asked = len(request.tokens) + (request.sampling.max_tokens or 1)
+        if len(request.tokens) >= self.context:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(request.tokens)} tokens and the context {self.context}: "
+                f"{asked} would be needed; shorten it, or load with a larger --context",
+                param="prompt",
+            )
+
+    def abort(self, id: str) -> None:
+        """Drop a request; its blocks are free when this returns."""
+        for sequence in self.live.pop(id, ()):
+            sequence.finish = sequence.finish or "abort"
+            self.scheduler.remove(sequence)
+
+    def step(self) -> list[TokenOutput]:
+        """One pass of the loop: launch a step if there is one, read the oldest if it is due."""
+        plan = self.scheduler.plan()
+        if plan.chunks:
+            launched = self.runner.run(plan)
+            self.scheduler.launched(plan)
+            self.flight.append(launched)
+            self.counters.steps += 1
+        if self.flight and (len(self.flight) > self.lag or not plan.chunks):
+            return self.read(self.flight.popleft())
+        return []
+
+    def drain(self) -> list[TokenOutput]:
+        """Run until nothing is left to do."""
+        outputs = []
+        while self.busy:
+            outputs += self.step()
+        return outputs
+
+    def read(self, launched: Launched) -> list[TokenOutput]:
+        """Wait for a step's tokens and hand them to their sequences."""
+        for chunk, logits in launched.prompt_logits:
+            self.note_prompt(chunk.sequence, chunk.start, logits)
+        drawing = [chunk.sequence for chunk in launched.plan.chunks if chunk.draws]
+        if launched.drawn is None:
+            return []
+        drawn = Drawn(*launched.drawn.wait())
+        logprobs = read_logprobs(drawn, drawing)
+        outputs = []
+        for i, (sequence, token) in enumerate(zip(drawing, drawn.tokens, strict=True)):
+            sequence.pending = max(0, sequence.pending - 1)
+            if sequence.finish is None:
+                outputs.append(self.take(sequence, token, logprobs[i]))
+        return outputs
+
+    def take(self, sequence: Sequence, token: int, logprob: TokenLogprobs | None) -> TokenOutput:
+        """Append a drawn token; finish the sequence where it ends."""
+        rules = sequence.request.sampling
+        output = TokenOutput(id=sequence.request.id, index=sequence.index)
+        if not sequence.reported:
+            sequence.reported = True
+            output.prompt_tokens, output.cached = sequence.prompt, sequence.cached
+            output.prompt_logprobs = sequence.prompt_logprobs
+            self.counters.cached_tokens += sequence.cached
+        if rules.max_tokens == 0:
+            return self.end(sequence, output, "length")
+        sequence.tokens.append(token)
+        self.counters.generated_tokens += 1
+        said = len(sequence.tokens) - sequence.prompt
+        ends = token in rules.stop_ids or (token in self.eos_ids and not rules.ignore_eos)
+        if ends:
+            output.stopped_by = token
+            return self.end(sequence, output, "stop")
+        output.tokens = [token]
+        output.logprobs = None if logprob is None else [logprob]
+        if said >= sequence.limit:
+            return self.end(sequence, output, "length")
+        self.scheduler.publish(sequence)
+        return output
+
+    def end(self, sequence: Sequence, output: TokenOutput, finish: Finish) -> TokenOutput:
+        sequence.finish = output.finish = finish
+        self.scheduler.publish(sequence)
+        self.scheduler.remove(sequence)
+        id = sequence.request.id
+        if all(s.finish is not None for s in self.live[id]):
+            del self.live[id]
+        return output
+
+    def note_prompt(self, sequence: Sequence, start: int, logits: torch.Tensor) -> None:
+        """Log probabilities of the prompt tokens that follow the rows start.. of a chunk."""
+        if sequence.prompt_logprobs is None or sequence.finish is not None:
+            return
+        if start == 0:
+            sequence.prompt_logprobs = [None]
+        wide = sequence.request.sampling.prompt_logprobs or 0
+        for i, row in enumerate(logits.float().log_softmax(-1)):
+            if start + i + 1 < sequence.prompt:
+                token = sequence.tokens[start + i + 1]
+                top = row.topk(wide)
+                pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+                sequence.prompt_logprobs.append(
+                    TokenLogprobs(token, float(row[token]), tuple(pairs))
+                )
+
+    def stats(self) -> Stats:
+        """The counters as they stand."""
+        pools = [group.pool for group in self.blocks.groups]
+        self.counters.running = len(self.scheduler.running)
+        self.counters.waiting = len(self.scheduler.waiting)
+        self.counters.preemptions = self.scheduler.preemptions
+        self.counters.blocks_total = sum(pool.size for pool in pools)
+        self.counters.blocks_used = sum(pool.used for pool in pools)
+        self.counters.cache_bytes = self.blocks.used_bytes
+        self.counters.peak_cache_bytes = self.blocks.peak_bytes
+        return self.counters
+
+    def close(self) -> None:
+        """Drop everything."""
+        for id in list(self.live):
+            self.abort(id)
+        self.flight.clear()
+
+
+def read_logprobs(drawn: Drawn, sequences: list[Sequence]) -> list[TokenLogprobs | None]:
+    """Per drawn token what its request asked for: its log probability and the best alternatives."""
+    out: list[TokenLogprobs | None] = [None] * len(sequences)
+    if drawn.logprobs is None or drawn.top_ids is None or drawn.top_values is None:
+        return out
+    for i, sequence in enumerate(sequences):
+        wide = sequence.request.sampling.logprobs
+        if wide is not None:
+            top = tuple(zip(drawn.top_ids[i][:wide], drawn.top_values[i][:wide], strict=True))
+            out[i] = TokenLogprobs(drawn.tokens[i], drawn.logprobs[i], top)
+    return out

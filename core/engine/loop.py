@@ -1,0 +1,66 @@
+"""Drives an engine: takes messages in, runs passes, sends outputs; one thread owns it all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from ostro.core.engine.messages import Abort, Ask, Close, Failed, FromEngine, Outputs, ToEngine
+from ostro.core.engine.request import Stats, TokenOutput, TokenRequest
+from ostro.core.errors import OstroError
+
+Receive = Callable[[bool], list[ToEngine]]
+"""Gives the messages that have come in; waits for the first one if its argument is true."""
+Send = Callable[[FromEngine], None]
+Report = Callable[[str, int, int], None]
+"""Told how far loading has come: what, done, total."""
+
+
+class Steps(Protocol):
+    """An engine as its driver sees it."""
+
+    vocab: int
+    context: int
+    eos_ids: frozenset[int]
+
+    @property
+    def busy(self) -> bool: ...
+
+    def submit(self, request: TokenRequest) -> None: ...
+
+    def abort(self, id: str) -> None: ...
+
+    def step(self) -> list[TokenOutput]: ...
+
+    def stats(self) -> Stats: ...
+
+    def close(self) -> None: ...
+
+
+def drive(engine: Steps, receive: Receive, send: Send) -> None:
+    """Run the loop until `Close` comes. While nothing is to be done it waits for messages."""
+    try:
+        while True:
+            for message in receive(not engine.busy):
+                if isinstance(message, Close):
+                    return
+                answer(engine, message, send)
+            if engine.busy and (outputs := engine.step()):
+                send(Outputs(outputs))
+    finally:
+        engine.close()
+
+
+def answer(engine: Steps, message: ToEngine, send: Send) -> None:
+    """Do what one message asks; a request that the engine refuses fails alone."""
+    if isinstance(message, TokenRequest):
+        try:
+            engine.submit(message)
+        except OstroError as error:
+            send(Failed.of(error, message.id))
+    elif isinstance(message, Abort):
+        engine.abort(message.id)
+    elif isinstance(message, Ask):
+        send(replace(engine.stats()))

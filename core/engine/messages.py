@@ -1,0 +1,130 @@
+"""What passes between an engine and its client, and how it lies on a socket.
+
+On a socket a message is its length (4 bytes, little endian) and then MessagePack. Nothing but plain
+data crosses: no pickles, no code, no tensors.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ostro.core import errors
+from ostro.core.engine.request import Stats, TokenOutput, TokenRequest
+from ostro.core.errors import EngineDied, OstroError
+from ostro.core.records import Settings
+
+LENGTH = 4
+LIMIT = 1 << 30
+"""Bytes of one message; a longer one is a broken peer."""
+
+
+class Hello(msgspec.Struct, kw_only=True, tag=True):
+    """The first message to an engine process: what to load, and the registry it must find too.
+
+    `eos_ids` are the tokenizer's, which the engine process does not load.
+    """
+
+    settings: Settings
+    eos_ids: list[int] = []
+    plugin_paths: list[str]
+    registry: dict[str, str]
+
+
+class Progress(msgspec.Struct, tag=True):
+    """How far loading has come: `done` of `total` in units of `what` (0 of 0 where unknown)."""
+
+    what: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, kw_only=True, tag=True):
+    """The engine has drawn its first token. Lengths are in tokens."""
+
+    context: int
+    vocab: int
+    eos_ids: list[int]
+    explain: list[str] = []
+    digest: str = ""
+
+
+class Failed(msgspec.Struct, kw_only=True, tag=True):
+    """An error on its way to where it is raised; `id` is the request it belongs to, if any."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    id: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, id: str | None = None) -> Failed:
+        """Describe an error; a kind that is not ours keeps its name in the message."""
+        if isinstance(error, OstroError):
+            kind, message, param = type(error).__name__, str(error), error.param
+        else:
+            kind, message, param = "", f"{type(error).__name__}: {error}", None
+        return cls(kind=kind, message=message, param=param, id=id)
+
+    def error(self) -> OstroError:
+        """The same error on this side."""
+        kind = getattr(errors, self.kind, None) if self.kind else EngineDied
+        if not (isinstance(kind, type) and issubclass(kind, OstroError)):
+            kind = OstroError
+        return kind(self.message, param=self.param)
+
+
+class Abort(msgspec.Struct, tag=True):
+    """Drop a request and free what it holds."""
+
+    id: str
+
+
+class Ask(msgspec.Struct, tag=True):
+    """Ask for `Stats`."""
+
+
+class Close(msgspec.Struct, tag=True):
+    """Drop everything and end."""
+
+
+class Outputs(msgspec.Struct, tag=True):
+    """What one pass of the loop has produced."""
+
+    outputs: list[TokenOutput]
+
+
+ToEngine = Hello | TokenRequest | Abort | Ask | Close
+FromEngine = Progress | Ready | Failed | Outputs | Stats
+to_engine = msgspec.msgpack.Decoder(ToEngine)
+from_engine = msgspec.msgpack.Decoder(FromEngine)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """A message as it is written to a socket."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH, "little") + body
+
+
+class Frames:
+    """Cuts the bytes of a socket into the bodies of messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes in and give the bodies that are complete. Raises EngineDied for nonsense."""
+        buffer = self._buffer
+        buffer += data
+        bodies, start = [], 0
+        while len(buffer) - start >= LENGTH:
+            size = int.from_bytes(buffer[start : start + LENGTH], "little")
+            if size > LIMIT:
+                raise EngineDied(f"a message between the processes claims {size} bytes")
+            end = start + LENGTH + size
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + LENGTH : end]))
+            start = end
+        del buffer[:start]
+        return bodies

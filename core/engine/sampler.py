@@ -1,0 +1,196 @@
+"""The sampler: per-row rules on the device, one row of its tables per running sequence.
+
+Rules are written when a sequence gets its row and read by index in every step, so a step sends the
+device nothing but row numbers. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostro.core.engine.request import Dry, Sampling
+from ostro.core.engine.sequence import Sequence
+from ostro.core.engine.transfer import Arriving, to_device
+from ostro.core.ops import Op, Target, penalize, sample
+from ostro.core.ops.penalize import Penalties
+from ostro.core.ops.sample import Draw
+
+FLOATS = ("temperature", "top_p", "min_p", "typical", "repetition", "presence", "frequency")
+BAN = float("-inf")
+
+
+@dataclass
+class Drawn:
+    """What a step drew, as lists: tokens [W]; where a row asked for it, logprobs of the drawn
+    tokens [W] and the best alternatives, ids and values [W][n]."""
+
+    tokens: list[int]
+    logprobs: list[float] | None = None
+    top_ids: list[list[int]] | None = None
+    top_values: list[list[float]] | None = None
+
+
+class Sampler:
+    """Tables of `rows` rows over a vocabulary of `vocab` tokens on one device."""
+
+    def __init__(self, rows: int, vocab: int, target: Target, eos: frozenset[int]) -> None:
+        self.vocab, self.device, self.eos = vocab, target.device, eos
+        self.table = {name: torch.zeros(rows, device=self.device) for name in FLOATS}
+        self.top_k = torch.zeros(rows, dtype=torch.int32, device=self.device)
+        self.seed = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.last = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.rules: list[Sampling] = [Sampling()] * rows
+        self.counts: Tensor | None = None
+        self.seen: Tensor | None = None
+        self.draw, self.penalize = Op(sample.KERNELS), Op(penalize.KERNELS)
+        self.choices = [op.settle(target) for op in (self.draw, self.penalize)]
+
+    def place(self, sequence: Sequence) -> None:
+        """Write the rules of a sequence that just got its row."""
+        rules, row = sequence.request.sampling, sequence.row
+        self.rules[row] = rules
+        values = (
+            rules.temperature,
+            rules.top_p,
+            rules.min_p,
+            rules.typical_p,
+            rules.repetition_penalty,
+            rules.presence_penalty,
+            rules.frequency_penalty,
+        )
+        for name, value in zip(FLOATS, values, strict=True):
+            self.table[name][row] = value
+        self.top_k[row] = rules.top_k
+        self.seed[row] = sequence.seed
+        if penalized(rules):
+            self.count(sequence)
+
+    def count(self, sequence: Sequence) -> None:
+        """Count what a sequence has said so far; tables of [rows, vocab] exist once one asks."""
+        if self.counts is None or self.seen is None:
+            shape = (len(self.rules), self.vocab)
+            self.counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self.seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        row, tokens = sequence.row, self.send(sequence.tokens)
+        prompt, said = tokens[: sequence.prompt], tokens[sequence.prompt :]
+        self.seen[row] = False
+        self.seen[row, prompt] = True
+        self.counts[row] = torch.bincount(said, minlength=self.vocab).int()
+
+    def __call__(self, logits: Tensor, sequences: Rows[Sequence]) -> Arriving:
+        """logits [W, V], one row per sequence -> what `Drawn` takes, on its way to the host.
+
+        `last` holds the drawn tokens on the device.
+        """
+        rules = [self.rules[s.row] for s in sequences]
+        rows = self.send([s.row for s in sequences])
+        logits = logits.float()
+        wide = max((r.logprobs for r in rules if r.logprobs is not None), default=None)
+        raw = None if wide is None else logits.log_softmax(-1)
+        logits = self.bend(logits, sequences, rules, rows)
+        tokens, _ = self.draw(logits, self.parameters(sequences, rules, rows))
+        self.last[rows] = tokens
+        if self.counts is not None:
+            mine = self.send([int(penalized(r)) for r in rules], torch.int32)
+            self.counts.index_put_((rows, tokens), mine, accumulate=True)
+        if raw is None or wide is None:
+            return Arriving.send(tokens)
+        top = raw.topk(max(wide, 1), -1)
+        return Arriving.send(tokens, raw.gather(1, tokens[:, None])[:, 0], top.indices, top.values)
+
+    def send(self, values: Rows[float], dtype: torch.dtype = torch.int64) -> Tensor:
+        return to_device(values, dtype, self.device)
+
+    def parameters(self, sequences: Rows[Sequence], rules: Rows[Sampling], rows: Tensor) -> Draw:
+        position = self.send([s.drawn for s in sequences])
+        return Draw(
+            temperature=self.table["temperature"][rows],
+            top_k=self.top_k[rows],
+            top_p=self.table["top_p"][rows],
+            min_p=self.table["min_p"][rows],
+            typical=self.table["typical"][rows],
+            seed=self.seed[rows],
+            position=position,
+            greedy=all(r.temperature == 0 for r in rules),
+            plain=not any(truncates(r) for r in rules),
+        )
+
+    def bend(
+        self, logits: Tensor, sequences: Rows[Sequence], rules: Rows[Sampling], rows: Tensor
+    ) -> Tensor:
+        """Apply penalties, biases and bans, where a row has any."""
+        sparse = [self.biases(s, r) for s, r in zip(sequences, rules, strict=True)]
+        counted = any(penalized(r) for r in rules)
+        if not counted and not any(sparse):
+            return logits
+        flat = [(i, t, b) for i, row in enumerate(sparse) for t, b in row.items()]
+        where, ids, values = zip(*flat, strict=True) if flat else ((), (), ())
+        logits = logits.clone()
+        bent: Tensor = self.penalize(
+            logits,
+            Penalties(
+                counts=self.counts[rows] if counted and self.counts is not None else None,
+                seen=self.seen[rows] if counted and self.seen is not None else None,
+                repetition=self.table["repetition"][rows],
+                presence=self.table["presence"][rows],
+                frequency=self.table["frequency"][rows],
+                bias_rows=self.send(where),
+                bias_ids=self.send(ids),
+                bias_values=self.send(values, torch.float32),
+            ),
+        )
+        return bent
+
+    def biases(self, sequence: Sequence, rules: Sampling) -> dict[int, float]:
+        """Sparse additions to one row's logits: logit_bias, DRY, and bans before min_tokens."""
+        out = dict(rules.logit_bias)
+        if rules.dry is not None and rules.dry.multiplier:
+            for token, amount in repeats(sequence.tokens, rules.dry).items():
+                out[token] = out.get(token, 0.0) - amount
+        if sequence.drawn < rules.min_tokens:
+            ends = set(rules.stop_ids) if rules.ignore_eos else {*rules.stop_ids, *self.eos}
+            out.update(dict.fromkeys(ends, BAN))
+        return out
+
+
+def penalized(rules: Sampling) -> bool:
+    return (
+        rules.repetition_penalty != 1 or rules.presence_penalty != 0 or rules.frequency_penalty != 0
+    )
+
+
+def truncates(rules: Sampling) -> bool:
+    return rules.temperature > 0 and (
+        rules.top_k > 0 or rules.top_p < 1 or rules.min_p > 0 or rules.typical_p < 1
+    )
+
+
+def repeats(tokens: Rows[int], dry: Dry) -> dict[int, float]:
+    """DRY: for each token that would extend a repeated suffix, how much to take off its logit.
+
+    An earlier end j of the last token is extended backwards as far as it equals the end of the
+    text; the token after j would then make the repetition one longer.
+    """
+    tokens = tokens[-dry.window :] if dry.window else tokens
+    breakers, longest = set(dry.breakers), dict[int, int]()
+    if not tokens or tokens[-1] in breakers:
+        return {}
+    last, end = tokens[-1], len(tokens) - 1
+    for j in range(end):
+        if tokens[j] != last or tokens[j + 1] in breakers:
+            continue
+        match = 1
+        while match <= j and tokens[j - match] == tokens[end - match] not in breakers:
+            match += 1
+        follower = tokens[j + 1]
+        longest[follower] = max(longest.get(follower, 0), match)
+    cap = 1e4
+    return {
+        token: min(dry.multiplier * dry.base ** min(match - dry.allowed_length, 100), cap)
+        for token, match in longest.items()
+        if match >= dry.allowed_length
+    }

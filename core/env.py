@@ -1,0 +1,77 @@
+"""The environment variables that ostro reads: each named, typed and explained once, here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ostro.core.errors import UsageError, nearest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable(Generic[T]):
+    """One environment variable. Unset and empty both mean `default`."""
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    help: str
+
+    def read(self) -> T:
+        """The value now. Raises UsageError naming the variable when its text means nothing."""
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise UsageError(f"{self.name}={text!r}: {error}", param=self.name) from None
+
+
+def names(text: str) -> frozenset[str]:
+    """Parse "a, b" into the names it lists."""
+    return frozenset(filter(None, (part.strip() for part in text.split(","))))
+
+
+def switch(text: str) -> bool:
+    """Parse an on/off switch."""
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("write 1 or 0")
+
+
+DISABLE_PLUGINS = Variable(
+    name="OSTRO_DISABLE_PLUGINS",
+    parse=names,
+    default=frozenset[str](),
+    help="plugins, or wheels of plugins, to leave out: a,b; * means every one that is not built in",
+)
+PLUGINS = Variable[frozenset[str] | None](
+    name="OSTRO_PLUGINS",
+    parse=names,
+    default=None,
+    help="the only installed plugins to use: a,b; built-in ones stay",
+)
+TRACE_PLUGINS = Variable(
+    name="OSTRO_TRACE_PLUGINS",
+    parse=switch,
+    default=False,
+    help="1 prints every hook call to stderr, with its answer and its time",
+)
+
+VARIABLES: dict[str, Variable[Any]] = {
+    variable.name: variable for variable in (DISABLE_PLUGINS, PLUGINS, TRACE_PLUGINS)
+}
+
+
+def misspelled() -> list[str]:
+    """What is set, is not read, and looks like one of ours: a sentence for each."""
+    unknown = [name for name in os.environ if name.startswith("OSTRO_") and name not in VARIABLES]
+    hints = ((name, nearest(name, VARIABLES, n=1)) for name in sorted(unknown))
+    return [f"the environment variable {name} is not read{hint}" for name, hint in hints if hint]

@@ -1,0 +1,1 @@
+"""Loading: from a checkpoint's tensors to a model that is ready to run."""

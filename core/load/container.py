@@ -1,0 +1,272 @@
+"""Containers of named tensors: what every checkpoint format looks like to the loader.
+
+Listing a container needs neither torch nor its tensors' bytes. A tensor is read as a view of the
+memory map: pages come from disk when they are first touched.
+
+A file must not be cut short while it is in use. `MappedFile.read` notices one that was, but a page
+that vanishes later ends the process (SIGBUS), as with any memory map: replace a checkpoint by
+renaming a new file over it, never by writing into it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ostro.core.errors import CheckpointError, ConfigError, ModelNotFound, nearest
+from ostro.core.records import TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES: Mapping[str, tuple[str, int]] = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}
+"""The formats that torch holds as they are: name of the torch dtype, bytes per element."""
+
+CONFIG_BYTES = 10_000_000
+CONFIG_DEPTH = 100
+MAX_DIMS = 16
+MAX_NAME = 1024
+
+# Without it Linux refuses to map a file larger than memory as private, though nothing is written.
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+
+logger = logging.getLogger(__name__)
+
+
+class Container(Protocol):
+    """Named tensors of a file or a folder of files, unread until asked for."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder that was opened."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """What the container holds."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the format says beside the tensors: strings in safetensors, typed in GGUF."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor `name`, on the CPU, without a copy where its bytes are aligned.
+
+        Formats that torch does not hold come as uint8 `[*shape[:-1], bytes per row]`. Raises
+        CheckpointError if there is no such tensor or its file has shrunk.
+        """
+
+    def config(self) -> dict[str, Any] | None:
+        """The parsed config.json, or None where there is none (GGUF: make it of `metadata`)."""
+
+    def close(self) -> None:
+        """Let go of the files. Tensors already read stay valid: each keeps its map alive."""
+
+
+class MappedFile:
+    """A file's bytes, mapped copy-on-write: a write to a tensor never reaches the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            # Opening a pipe would wait for its writer for ever.
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise CheckpointError(f"{path.name}: not a regular file")
+            with open(path, "rb") as file:
+                self.size = os.fstat(file.fileno()).st_size
+                self._map = _map(file.fileno(), self.size) if self.size else None
+        except FileNotFoundError:
+            raise ModelNotFound(f"{path}: no such file") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path.name}: cannot be mapped: {error}") from error
+        self.data: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._map or b"", np.uint8)
+
+    def read(self, info: TensorInfo, start: int) -> torch.Tensor:
+        """The tensor whose `info.nbytes` bytes begin at byte `start`, as `Container.read` says."""
+        import torch
+
+        self._refuse_if_shrunk(info.name)
+        dtype, itemsize = DTYPES.get(info.format, ("uint8", 1))
+        shape = info.shape if info.format in DTYPES else _packed_shape(info)
+        if not info.nbytes:
+            return torch.empty(shape, dtype=getattr(torch, dtype))
+        raw = torch.from_numpy(self.data[start : start + info.nbytes])
+        if info.format == "BOOL":
+            # torch takes any byte but 0 and 1 for undefined behaviour.
+            return (raw != 0).view(shape)
+        if start % itemsize:
+            raw = raw.clone()
+        return raw.view(getattr(torch, dtype)).view(shape)
+
+    def _refuse_if_shrunk(self, tensor: str) -> None:
+        if self._map is not None and (size := self._map.size()) < self.size:
+            raise CheckpointError(
+                f"{self.path.name}: tensor {tensor!r}: the file shrank from {self.size} to {size} "
+                "bytes since it was opened; restore it and load the model again"
+            )
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+    return mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _packed_shape(info: TensorInfo) -> tuple[int, ...]:
+    rows = prod(info.shape[:-1])
+    return (*info.shape[:-1], info.nbytes // rows if rows else 0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor and where its bytes are."""
+
+    info: TensorInfo
+    file: MappedFile
+    start: int
+
+
+class MappedContainer:
+    """A `Container` over memory maps: what a format's reader gives when it has read the headers."""
+
+    def __init__(
+        self,
+        path: Path,
+        places: Mapping[str, Place],
+        metadata: Mapping[str, Any],
+        config: Path | None = None,
+    ) -> None:
+        self.path = path
+        self.metadata = metadata
+        self.tensors = {name: place.info for name, place in places.items()}
+        self._places = places
+        self._config = config
+
+    def read(self, name: str) -> torch.Tensor:
+        """As `Container.read`."""
+        try:
+            place = self._places[name]
+        except KeyError:
+            if name in self.tensors:
+                raise CheckpointError(f"{self.path.name}: is closed; open it again") from None
+            near = nearest(name, self.tensors)
+            raise CheckpointError(f"{self.path.name}: no tensor {name!r}{near}") from None
+        return place.file.read(place.info, place.start)
+
+    def config(self) -> dict[str, Any] | None:
+        """As `Container.config`."""
+        return read_config(self._config) if self._config and self._config.exists() else None
+
+    def close(self) -> None:
+        """As `Container.close`."""
+        self._places = {}
+
+
+def tensor_fault(name: str, shape: tuple[int, ...]) -> str | None:
+    """Say what is wrong with a tensor's name or shape in any format, or None.
+
+    Names are shown to people and may become file names; element counts must fit 63 bits even
+    where one dimension is 0.
+    """
+    if not name or len(name) > MAX_NAME:
+        return f"its name must have 1 to {MAX_NAME} characters, not {len(name)}"
+    if not name.isprintable():
+        return "its name holds control characters"
+    if ".." in name.replace("\\", "/").split("/"):
+        return "its name is a path that leaves its folder"
+    if len(shape) > MAX_DIMS:
+        return f"it has {len(shape)} dimensions; at most {MAX_DIMS} are supported"
+    if prod(max(n, 1) for n in shape) >= 1 << 63:
+        return f"its shape {list(shape)} overflows"
+    return None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a config.json (the file, or the folder that holds it), which may be hostile.
+
+    Raises ModelNotFound where there is none, ConfigError where it is not a JSON object of at most
+    10 MB and 100 levels. `auto_map` names Python files of the checkpoint: it is left out, and
+    nothing is ever imported from a checkpoint.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        with open(file, "rb") as stream:
+            raw = stream.read(CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        found = sorted(p.name for p in file.parent.iterdir()) if file.parent.is_dir() else []
+        listing = ", ".join(found[:10]) or "nothing"
+        raise ModelNotFound(f"no {file.name} in {file.parent}; found: {listing}") from None
+    except OSError as error:
+        raise ConfigError(f"{file.name}: {error.strerror}") from error
+    config = _parse_config(file.name, raw)
+    if config.pop("auto_map", None) is not None:
+        logger.warning(
+            "%s: auto_map is ignored: code in a checkpoint is never run; "
+            "a model that needs it wants a plugin",
+            file.name,
+        )
+    return config
+
+
+def _parse_config(name: str, raw: bytes) -> dict[str, Any]:
+    if len(raw) > CONFIG_BYTES:
+        raise ConfigError(f"{name}: larger than {CONFIG_BYTES // 10**6} MB")
+    deep = ConfigError(f"{name}: nested more than {CONFIG_DEPTH} levels deep")
+    try:
+        config = json.loads(raw)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise ConfigError(f"{name}: {where}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise deep from None
+    except ValueError as error:
+        # Not UTF-8, or a number of thousands of digits.
+        raise ConfigError(f"{name}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        kind = type(config).__name__
+        raise ConfigError(f"{name}: line 1 column 1: must be an object, not a {kind}")
+    if any(depth > CONFIG_DEPTH for depth in _depths(config)):
+        raise deep
+    return config
+
+
+def _depths(value: Any) -> Iterator[int]:
+    """The depth of every object and list within `value`, itself at 1, without recursion."""
+    todo = [(value, 1)]
+    while todo:
+        node, depth = todo.pop()
+        if isinstance(node, dict | list):
+            yield depth
+            inner = node.values() if isinstance(node, dict) else node
+            todo.extend((child, depth + 1) for child in inner)

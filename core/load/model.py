@@ -1,0 +1,265 @@
+"""Load a model: find it, say what it is, fill it, choose its kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ostro.core.config import ModelConfig, TextConfig
+from ostro.core.errors import ConfigError, Unsupported, UsageError
+from ostro.core.load.container import Container
+from ostro.core.load.names import Names
+from ostro.core.load.open import identify, open_container
+from ostro.core.load.weights import Progress, Reader, fill
+from ostro.core.nn import Embedding, Head, Linear, Model, Rope
+from ostro.core.nn.experts import Stack
+from ostro.core.ops import Choice, Op, Target
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Architecture, Settings, resolve
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "f32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "f16": torch.float16,
+}
+
+logger = logging.getLogger(__name__)
+
+LONGEST = 2**20
+"""The context where none is asked for, at most: configs promise more than tables have room for."""
+
+MAX_SEQS = 2**16
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run: filled, settled on its device, and with the facts the engine needs."""
+
+    model: Model
+    config: ModelConfig
+    raw_config: Mapping[str, Any]
+    architecture: Architecture
+    path: Path
+    container: Container
+    device: torch.device
+    dtype: torch.dtype
+    context: int
+    identity: str
+    explain: list[str] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights on the device."""
+        weights = (m for m in self.model.modules() if isinstance(m, Linear | Embedding | Stack))
+        return sum(module.nbytes for module in weights)
+
+
+def load_model(
+    path: Path, settings: Settings, plugins: PluginManager, progress: Progress | None = None
+) -> LoadedModel:
+    """Load the model at a local path.
+
+    Raises an OstroError that names the file, tensor, field or plugin at fault.
+    """
+    container = open_container(path, plugins, dummy=settings.dummy_weights is not None)
+    raw, architecture, space = identify(container, settings, plugins)
+    check_settings(settings, architecture)
+    config_class = resolve(architecture.config)
+    config: ModelConfig = config_class.from_hf(raw, allow=tuple(settings.allow_config))
+    check_sizes(config, container)
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, raw, device)
+    context = choose_context(settings.context, config)
+    model: Model = resolve(architecture.model)(config)
+    names: Names = resolve(architecture.names)(config) if architecture.names else Names()
+    reader = Reader(
+        container,
+        plugins,
+        quantization(raw),
+        device,
+        dtype,
+    )
+    fill(model, container, names, reader, space=space, progress=progress, tied=tied_names(model))
+    compare_tied(model, container, names, space)
+    model.to(device)
+    cast_biases(model, dtype)
+    loaded = LoadedModel(
+        model=model.eval(),
+        config=config,
+        raw_config=raw,
+        architecture=architecture,
+        path=path,
+        container=container,
+        device=device,
+        dtype=dtype,
+        context=context,
+        identity=identity(container, dtype),
+    )
+    settle(loaded, Target(device=device, dtype=dtype, deterministic=settings.deterministic))
+    return loaded
+
+
+def check_settings(settings: Settings, architecture: Architecture) -> None:
+    """Refuse what is asked for and would not be done."""
+    if settings.quant is not None:
+        raise Unsupported(
+            f"--quant {settings.quant}: weights cannot be quantized while they are loaded yet; use "
+            "a checkpoint that is quantized already"
+        )
+    if settings.task not in (None, *architecture.tasks):
+        tasks = ", ".join(architecture.tasks)
+        raise UsageError(f"--task {settings.task!r}: {architecture.name} does {tasks}")
+    if settings.revision and Path(settings.reference or "").exists():
+        raise UsageError(
+            f"--revision {settings.revision}: files on this machine have none; leave it out"
+        )
+    if not 1 <= settings.max_seqs <= MAX_SEQS:
+        raise UsageError(f"--max-seqs {settings.max_seqs} is not within 1..{MAX_SEQS}")
+
+
+def check_sizes(config: ModelConfig, container: Container) -> None:
+    """Refuse sizes that the checkpoint cannot hold, before anything is made of them."""
+    if not isinstance(config, TextConfig):
+        return
+    layers, d, held = config.num_hidden_layers, config.hidden_size, len(container.tensors)
+    if layers > held:
+        raise ConfigError(
+            f"num_hidden_layers={layers}, but {container.path.name} holds only {held} tensors"
+        )
+    widest = max(config.intermediate_size, config.num_attention_heads * config.head_dim)
+    weights = d * (config.vocab_size + layers * widest)
+    nbytes = sum(info.nbytes for info in container.tensors.values())
+    if weights > 8 * nbytes:
+        raise ConfigError(
+            f"the sizes in the config make {weights:.1e} weights, for which the {nbytes} bytes of "
+            f"{container.path.name} are too few: hidden_size={d}, vocab_size={config.vocab_size}, "
+            f"intermediate_size={config.intermediate_size}, num_hidden_layers={layers}, "
+            f"num_attention_heads={config.num_attention_heads}, head_dim={config.head_dim}"
+        )
+
+
+def quantization(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the config says of its weights' formats. Raises ConfigError where it is no object."""
+    found = raw.get("quantization_config") or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"config.json: quantization_config={found!r:.80} is not an object")
+    return found
+
+
+def choose_device(asked: str) -> torch.device:
+    """The device asked for, or the best there is. Never another than asked."""
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise UsageError(f"--device {asked!r}: write cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"--device {asked}: ostro runs on cpu and cuda (ROCm calls itself cuda)")
+    seen = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= seen:
+        raise Unsupported(f"--device {asked}: torch sees no such device; `ostro doctor` says more")
+    return device
+
+
+def choose_dtype(asked: str, raw: Mapping[str, Any], device: torch.device) -> torch.dtype:
+    """What the model computes in: what is asked for, else what its checkpoint was saved in.
+
+    Where the device has no fast arithmetic for that, float32.
+    """
+    if asked != "auto":
+        if asked not in DTYPES:
+            raise UsageError(f"--dtype {asked!r}: write one of {', '.join(sorted(DTYPES))}")
+        return DTYPES[asked]
+    stored = DTYPES.get(str(raw.get("dtype") or raw.get("torch_dtype") or "float32"))
+    if stored is None:
+        return torch.float32
+    if device.type == "cuda":
+        fast = stored != torch.bfloat16 or torch.cuda.get_device_capability(device) >= (8, 0)
+        return stored if fast else torch.float16
+    return stored if stored == torch.bfloat16 and cpu_has_bf16() else torch.float32
+
+
+def cpu_has_bf16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def choose_context(asked: int | None, config: ModelConfig) -> int:
+    """The context: what is asked for, at most what the model was made for; else LONGEST at most."""
+    most = int(getattr(config, "max_position_embeddings", 2048))
+    if asked is None:
+        return min(most, LONGEST)
+    if not 1 <= asked <= most:
+        raise UsageError(f"--context {asked}: this model was made for 1..{most} positions")
+    return asked
+
+
+def tied_names(model: Model) -> list[str]:
+    """Heads that share the embedding's storage: a checkpoint may repeat their weight."""
+    heads = [n for n, m in model.named_modules() if isinstance(m, Head) and m.tied]
+    return [f"{name}.weight" for name in heads] + ["output.weight"] * bool(heads)
+
+
+def compare_tied(model: Model, container: Container, names: Names, space: str) -> None:
+    """Warn where a file holds a head of its own that is not the embedding it is tied to."""
+    paths = {module: path for path, module in model.named_modules()}
+    for head in [module for module in paths if isinstance(module, Head) and module.tied]:
+        pair = [names.write(f"{paths[m]}.weight", space).theirs for m in (head, *head.tied)]
+        if not all(name in container.tensors for name in pair):
+            continue
+        ours, theirs = (container.read(name) for name in pair)
+        if ours.shape == theirs.shape and torch.equal(ours[[0, -1]], theirs[[0, -1]]):
+            continue
+        logger.warning(
+            "%s: %s differs from %s, which is used in its place, as tie_word_embeddings says; if "
+            "answers are noise, set it to false in the config",
+            container.path.name,
+            *pair,
+        )
+
+
+def cast_biases(model: Model, dtype: torch.dtype) -> None:
+    """Biases compute in the model's dtype; norms stay in float32."""
+    for module in model.modules():
+        if isinstance(module, Linear) and module.bias is not None:
+            module.bias.data = module.bias.data.to(dtype)
+
+
+def settle(loaded: LoadedModel, target: Target) -> None:
+    """Fix everything that depends on the device: packing, tables, kernels; say what was chosen."""
+    reasons: dict[str, int] = {}
+    for module in loaded.model.modules():
+        if isinstance(module, Linear | Embedding | Stack):
+            note(reasons, f"{type(module).__name__.lower()}: {module.settle(target.deterministic)}")
+        elif isinstance(module, Rope):
+            module.settle(loaded.context, target.device)
+        for op in vars(module).values():
+            if isinstance(op, Op):
+                note(reasons, describe(op.settle(target)))
+    loaded.explain += [f"{count} x {reason}" for reason, count in reasons.items()]
+
+
+def note(reasons: dict[str, int], reason: str) -> None:
+    reasons[reason] = reasons.get(reason, 0) + 1
+
+
+def describe(choice: Choice) -> str:
+    return f"{choice.op}: {choice.kernel.name} ({choice.reason})"
+
+
+def identity(container: Container, dtype: torch.dtype) -> str:
+    """A name for these weights as they compute: what roots the keys of their K/V."""
+    facts = [(i.name, i.shape, i.format, i.file) for i in container.tensors.values()]
+    stamp = (container.path.resolve(), container.path.stat().st_mtime_ns, dtype, facts)
+    return hashlib.blake2b(repr(stamp).encode(), digest_size=16).hexdigest()

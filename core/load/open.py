@@ -1,0 +1,98 @@
+"""Open a checkpoint and say what it is, from its headers alone; torch is not needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ostro.core.errors import CheckpointError, ConfigError, Unsupported
+from ostro.core.load.container import Container
+from ostro.core.plugins import PluginManager
+from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
+
+
+def find(settings: Settings, plugins: PluginManager) -> Path:
+    """The path of what the settings refer to: a shape to fill with noise, or a located model."""
+    if settings.dummy_weights is not None:
+        return Path(settings.dummy_weights)
+    return plugins.locate(settings.reference or STARTER, settings)
+
+
+def open_container(path: Path, plugins: PluginManager, *, dummy: bool = False) -> Container:
+    """Open what lies at a path with the one container format that claims it.
+
+    `dummy` says that the path names a shape, whose weights are noise.
+    """
+    if dummy:
+        noise: Container = resolve(plugins.get("checkpoints", "dummy").open)(str(path), plugins)
+        return noise
+    record = plugins.claimant("checkpoints", lambda c: c.claims(path), str(path.name))
+    if record is None:
+        raise CheckpointError(
+            f"{path.name}: no installed checkpoint format reads it; `ostro models` lists them"
+        )
+    container: Container = resolve(record.open)(path)
+    return container
+
+
+def architecture_of(
+    container: Container, raw: Mapping[str, Any] | None, settings: Settings, plugins: PluginManager
+) -> Architecture:
+    """The architecture that claims a checkpoint, by its config.json `raw` or its GGUF header.
+
+    Only its record is looked at; nothing that it names is imported.
+    """
+    if raw is not None:
+        classes = raw.get("architectures") or []
+        if not (isinstance(classes, list) and all(isinstance(c, str) for c in classes)):
+            raise ConfigError(f"config.json: architectures={classes!r:.80} is not a list of names")
+        files = folder_files(container.path, raw)
+        return plugins.architecture_for(classes, files=files, config=raw, name=settings.arch)
+    gguf = container.metadata.get("general.architecture")
+    if not isinstance(gguf, str):
+        raise ConfigError(f"{container.path.name}: has neither config.json nor a GGUF architecture")
+    return plugins.architecture_for(gguf=gguf, name=settings.arch)
+
+
+def identify(
+    container: Container, settings: Settings, plugins: PluginManager
+) -> tuple[dict[str, Any], Architecture, str]:
+    """The config, the architecture that claims it, and the name space of the tensors."""
+    raw = container.config()
+    architecture = architecture_of(container, raw, settings, plugins)
+    if raw is not None:
+        return raw, architecture, "hub"
+    if architecture.gguf_config is None:
+        raise Unsupported(f"the plugin of {architecture.name} does not read GGUF files")
+    return resolve(architecture.gguf_config)(container), architecture, "gguf"
+
+
+def folder_files(path: Path, config: Mapping[str, Any]) -> Files:
+    """What a record's `claims` may look at: the folder's file names and its config."""
+    root = path if path.is_dir() else path.parent
+    names = tuple(sorted(p.name for p in root.iterdir() if p.is_file()))
+    return Files(root=root, names=names, json={"config.json": config})
+
+
+def generation_defaults(container: Container) -> dict[str, Any]:
+    """What a model's generation_config.json suggests; empty where there is none that reads."""
+    folder = container.path if container.path.is_dir() else container.path.parent
+    try:
+        found = json.loads((folder / "generation_config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def end_ids(container: Container, raw: Mapping[str, Any]) -> frozenset[int]:
+    """The ids that end a text, by the model's config, its generation config or its GGUF header."""
+    said = [raw.get("eos_token_id"), generation_defaults(container).get("eos_token_id")]
+    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        said.append(container.metadata.get(f"tokenizer.ggml.{key}"))
+    ids: set[int] = set()
+    for value in said:
+        many = value if isinstance(value, list) else [value]
+        ids |= {int(id) for id in many if isinstance(id, int) and not isinstance(id, bool)}
+    return frozenset(ids)

@@ -1,0 +1,202 @@
+"""Fill a model's slots from a container, and refuse what does not fit.
+
+Every tensor of the checkpoint has one slot and every slot one tensor; what is missing or left over
+is an error that lists the first ten. Tensors are read one slot at a time from the memory map, so
+that peak memory is the weights plus one linear.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ostro.core.errors import CheckpointError
+from ostro.core.load.container import Container
+from ostro.core.load.names import Named, Names, apply
+from ostro.core.nn.embedding import Embedding
+from ostro.core.nn.experts import Stack
+from ostro.core.nn.linear import Linear, Slot
+from ostro.core.nn.storage import Storage
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Quantizer, TensorInfo, resolve
+
+Progress = Callable[[int, int], None]
+"""Told (bytes done, bytes in all) as tensors are read."""
+
+SHOWN = 10
+
+logger = logging.getLogger(__name__)
+
+
+def slots(model: Module, path: str = "") -> Iterator[Slot]:
+    """Every place of a model that a checkpoint must fill, in module order."""
+    if isinstance(model, Linear | Embedding | Stack):
+        yield from model.slots(path)
+        return
+    for name, parameter in model.named_parameters(recurse=False):
+        full = f"{path}.{name}" if path else name
+        yield Slot(full, "tensor", tuple(parameter.shape), model, name)
+    for name, child in model.named_children():
+        yield from slots(child, f"{path}.{name}" if path else name)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What turns a slot's tensors into a storage or a parameter.
+
+    `broken` gathers the names of tensors that hold what is no number.
+    """
+
+    container: Container
+    plugins: PluginManager
+    settings: Mapping[str, Any]
+    device: torch.device
+    dtype: torch.dtype
+    broken: list[str] = field(default_factory=list)
+
+    def storage(self, slot: Slot, named: Mapping[str, Named]) -> Storage:
+        infos = {suffix: self.container.tensors[n.theirs] for suffix, n in named.items()}
+        quantizer = self.claimant(slot, infos)
+        tensors = {suffix: self.tensor(n, infos[suffix]) for suffix, n in named.items()}
+        storage: Storage = resolve(quantizer.storage).read(
+            tensors, infos, device=self.device, dtype=self.dtype
+        )
+        if storage.shape != slot.shape:
+            raise CheckpointError(
+                f"{next(iter(infos.values())).file}: {slot.name} has shape {storage.shape}, the "
+                f"config asks for {slot.shape}"
+            )
+        return storage
+
+    def claimant(self, slot: Slot, infos: Mapping[str, TensorInfo]) -> Quantizer:
+        claims = self.plugins.claimant(
+            "quantizers", lambda q: q.claims(infos, self.settings), slot.name
+        )
+        if claims is None:
+            held = ", ".join(f"{suffix} ({info.format})" for suffix, info in sorted(infos.items()))
+            raise CheckpointError(
+                f"{slot.name} holds {held}, which no installed format reads; `ostro models` lists "
+                "the formats"
+            )
+        quantizer: Quantizer = claims
+        return quantizer
+
+    def tensor(self, named: Named, info: TensorInfo) -> Tensor:
+        raw = self.container.read(named.theirs)
+        packed = raw.dtype == torch.uint8 and info.format not in ("U8", "BOOL")
+        if named.transform is not None and packed and not named.transform.packed:
+            raise CheckpointError(
+                f"{info.file}: {named.theirs} is {info.format}, which {named.transform} "
+                "cannot move; use a float file of this model"
+            )
+        if not ends_finite(raw):
+            self.broken.append(named.theirs)
+        return apply(named.transform, raw)
+
+
+def ends_finite(tensor: Tensor) -> bool:
+    """Whether the first and last rows of floats are numbers; to look at all would take too long."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+    return all(bool(rows[i].float().isfinite().all()) for i in (0, -1))
+
+
+def fill(
+    model: Module,
+    container: Container,
+    names: Names,
+    reader: Reader,
+    *,
+    space: str,
+    progress: Progress | None = None,
+    tied: Sequence[str] = (),
+) -> None:
+    """Fill every slot of the model. `tied` are tensors that may be there and are not needed."""
+    named, left = names.read(container.tensors, space)
+    wanted = list(slots(model))
+    below, singles = arrange(named, wanted, left)
+    left = [name for name in left if name not in tied]
+    missing = [slot.name for slot in wanted if slot.name not in below and slot.name not in singles]
+    refuse(container, missing, left)
+    used = [*singles.values(), *(item for mine in below.values() for item in mine.values())]
+    total, done = sum(container.tensors[item.theirs].nbytes for item in used), 0
+    for slot in wanted:
+        if slot.kind == "storage":
+            mine = below[slot.name]
+            slot.module.fill(slot, reader.storage(slot, mine))  # type: ignore[operator]
+        else:
+            mine = {"": singles[slot.name]}
+            put(
+                slot,
+                reader.tensor(mine[""], container.tensors[mine[""].theirs]),
+                container,
+                mine[""],
+            )
+        done += sum(container.tensors[n.theirs].nbytes for n in mine.values())
+        if progress is not None:
+            progress(done, total)
+    if reader.broken:
+        logger.warning(
+            "%s: what the model says will be noise: %d of its tensors hold what is no number; "
+            "first: %s; download or convert it again",
+            container.path.name,
+            len(reader.broken),
+            reader.broken[0],
+        )
+
+
+def arrange(
+    named: Sequence[Named], wanted: Sequence[Slot], left: list[str]
+) -> tuple[dict[str, dict[str, Named]], dict[str, Named]]:
+    """Sort the tensors to their slots: by prefix and suffix for storages, by name for the rest."""
+    storages = {slot.name for slot in wanted if slot.kind == "storage"}
+    tensors = {slot.name for slot in wanted if slot.kind == "tensor"}
+    below: dict[str, dict[str, Named]] = defaultdict(dict)
+    singles: dict[str, Named] = {}
+    seen: dict[str, str] = {}
+    for item in named:
+        prefix, _, suffix = item.name.rpartition(".")
+        if seen.setdefault(item.name, item.theirs) != item.theirs:
+            raise CheckpointError(
+                f"{seen[item.name]} and {item.theirs} are both {item.name}; the checkpoint "
+                "holds it twice under two names"
+            )
+        if item.name in tensors:
+            singles[item.name] = item
+        elif prefix in storages:
+            below[prefix][suffix] = item
+        else:
+            left.append(item.theirs)
+    return below, singles
+
+
+def put(slot: Slot, tensor: Tensor, container: Container, named: Named) -> None:
+    """Put a plain tensor into its parameter, or its share of a fused bias."""
+    if tuple(tensor.shape) != slot.shape:
+        raise CheckpointError(
+            f"{container.path.name}: {named.theirs} has shape {tuple(tensor.shape)}, the "
+            f"config asks for {slot.shape}"
+        )
+    if isinstance(slot.module, Linear):
+        slot.module.fill(slot, tensor)
+        return
+    getattr(slot.module, slot.part).data.copy_(tensor)
+
+
+def refuse(container: Container, missing: list[str], left: list[str]) -> None:
+    if not missing and not left:
+        return
+    lines = [f"{container.path.name}: the checkpoint and the architecture do not agree"]
+    for title, names in (("missing", missing), ("left over", left)):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            lines.append(f"{title}: {', '.join(names[:SHOWN])}{more}")
+    raise CheckpointError("; ".join(lines))

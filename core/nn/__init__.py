@@ -1,0 +1,33 @@
+"""Building blocks of model files; each earned its place when a third architecture needed it."""
+
+from torch.nn import Module, ModuleList, Parameter
+
+from ostro.core.nn.attention import Attention, Remembers
+from ostro.core.nn.embedding import Embedding, Head
+from ostro.core.nn.experts import Experts
+from ostro.core.nn.linear import Delta, Linear
+from ostro.core.nn.mlp import MLP, GatedMLP
+from ostro.core.nn.model import Model
+from ostro.core.nn.norm import LayerNorm, RMSNorm
+from ostro.core.nn.rope import Rope
+from ostro.core.nn.storage import Storage
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "Delta",
+    "Embedding",
+    "Experts",
+    "GatedMLP",
+    "Head",
+    "LayerNorm",
+    "Linear",
+    "Model",
+    "Module",
+    "ModuleList",
+    "Parameter",
+    "RMSNorm",
+    "Remembers",
+    "Rope",
+    "Storage",
+]

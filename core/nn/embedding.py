@@ -1,0 +1,77 @@
+"""Embedding and head: one storage with two users where they are tied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.nn import Module
+
+from ostro.core.nn.linear import Delta, Linear, Slot
+from ostro.core.nn.storage import Storage
+from ostro.core.step import Step
+
+
+class Embedding(Module):
+    """A table of n rows of width d, read by token id."""
+
+    def __init__(self, n: int, d: int) -> None:
+        super().__init__()
+        self.n, self.d = n, d
+        self.storage: Storage | None = None
+        self.deltas: list[Delta] = []
+
+    def forward(self, ids: Tensor, step: Step) -> Tensor:
+        """ids [t] int64 -> [t, d]."""
+        assert self.storage is not None, f"{self = } is not loaded"
+        y = self.storage.rows(ids)
+        for delta in self.deltas:
+            y = delta.rows(ids, y, step)
+        return y
+
+    def slots(self, path: str) -> Iterator[Slot]:
+        yield Slot(path, "storage", (self.n, self.d), self)
+
+    def fill(self, slot: Slot, value: Storage) -> None:
+        self.storage = value
+
+    def settle(self, deterministic: bool = False) -> str:
+        assert self.storage is not None, f"{self = } is not loaded"
+        return self.storage.settle(deterministic, rows=True)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.storage is None else self.storage.nbytes
+
+    def extra_repr(self) -> str:
+        return f"{self.n}, {self.d}"
+
+
+class Head(Linear):
+    """Hidden states to logits, for the rows that are wanted. `tied` is the embedding it shares."""
+
+    def __init__(
+        self, d: int, n: int, *, tied: Embedding | None = None, bias: bool = False
+    ) -> None:
+        super().__init__(d, n, bias=bias)
+        self.tied = (tied,) if tied is not None else ()  # a tuple: not a child of this module
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """x [T, d] -> [W, n]: the step's wanted rows, or all of them."""
+        if step.wanted is not None:
+            x, step = x[step.wanted], step.rows(step.wanted)
+        return super().forward(x, step)
+
+    def slots(self, path: str) -> Iterator[Slot]:
+        return iter(()) if self.tied else super().slots(path)
+
+    def settle(self, deterministic: bool = False) -> str:
+        for embedding in self.tied:
+            assert embedding.storage is not None, f"{embedding = } is not loaded"
+            self.fused = embedding.storage
+            return f"the embedding's: {self.fused.settle(deterministic, rows=True)}"
+        return super().settle(deterministic)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.tied else super().nbytes

@@ -1,0 +1,146 @@
+"""Linear: one class that never gets swapped.
+
+It has named output parts, a storage per part (or a fused one where the formats agree) and deltas.
+A quantizer puts a storage in, an adapter adds a delta; neither knows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ostro.core.errors import CheckpointError
+from ostro.core.nn.storage import Storage
+from ostro.core.step import Step
+
+Shard = Literal["colwise", "rowwise"] | None
+
+
+class Delta(Protocol):
+    """What an adapter adds to a linear: the same verbs as a storage, given the base's answer.
+
+    Each returns the changed y (it may write into y, which is the linear's own). `step` says which
+    mixture of adapters applies to each row.
+    """
+
+    def matmul(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
+        """x [t, k], y [t, n] (all parts side by side, without bias) -> [t, n]."""
+
+    def matmul_t(self, x: Tensor, y: Tensor, step: Step, part: str) -> Tensor:
+        """x [t, h, n/h], y [t, h, k] -> [t, h, k]: A and B change roles."""
+
+    def rows(self, ids: Tensor, y: Tensor, step: Step) -> Tensor:
+        """ids [t], y [t, k] -> [t, k], for an embedding."""
+
+    def grouped(self, x: Tensor, y: Tensor, expert_of_row: Tensor, step: Step) -> Tensor:
+        """x [t, k], y [t, n] -> [t, n], for stacked experts."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place that a checkpoint must fill: `name` is the checkpoint's prefix or tensor name.
+
+    `kind` "storage" takes the tensors below the prefix as a storage of `shape`; "tensor" takes the
+    one tensor of that name.
+    """
+
+    name: str
+    kind: Literal["storage", "tensor"]
+    shape: tuple[int, ...]
+    module: Module
+    part: str = ""
+    expert: int | None = None
+
+
+class Linear(Module):
+    """y = x W^T + b for weights [n, k] whose n rows are one or several named parts.
+
+    A part's checkpoint name is the part in place of the module's own last component: `qkv` with
+    parts q_proj, k_proj, v_proj in `self_attn` reads `self_attn.q_proj.weight`, and so on.
+    `shard` says how tensor parallelism may cut it.
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int | Mapping[str, int],
+        *,
+        bias: bool = False,
+        shard: Shard = "colwise",
+    ) -> None:
+        super().__init__()
+        self.n_in = n_in
+        self.parts = dict(n_out) if isinstance(n_out, Mapping) else {"": n_out}
+        self.n_out = sum(self.parts.values())
+        self.shard = shard
+        self.storages: dict[str, Storage] = {}
+        self.fused: Storage | None = None
+        self.deltas: list[Delta] = []
+        self.bias = Parameter(torch.zeros(self.n_out), requires_grad=False) if bias else None
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """x [..., k] -> [..., n], the parts side by side."""
+        if self.fused is not None:
+            y = self.fused.matmul(x)
+        else:
+            y = torch.cat([storage.matmul(x) for storage in self.storages.values()], -1)
+        for delta in self.deltas:
+            y = delta.matmul(x, y, step)
+        return y if self.bias is None else y + self.bias
+
+    def matmul_t(self, x: Tensor, step: Step, part: str = "") -> Tensor:
+        """x [t, h, n/h] -> [t, h, k]: a part's transpose per head (absorbed latent attention)."""
+        y = self.storages[part].matmul_t(x)
+        for delta in self.deltas:
+            y = delta.matmul_t(x, y, step, part)
+        return y
+
+    def span(self, part: str) -> slice:
+        """Where a part's outputs lie among all."""
+        start = 0
+        for name, size in self.parts.items():
+            if name == part:
+                return slice(start, start + size)
+            start += size
+        raise KeyError(part)
+
+    def slots(self, path: str) -> Iterator[Slot]:
+        parent = path.rpartition(".")[0]
+        for part, size in self.parts.items():
+            name = path if not part else f"{parent}.{part}" if parent else part
+            yield Slot(name, "storage", (size, self.n_in), self, part)
+            if self.bias is not None:
+                yield Slot(f"{name}.bias", "tensor", (size,), self, part)
+
+    def fill(self, slot: Slot, value: Storage | Tensor) -> None:
+        """Put a read storage or bias in its place."""
+        if isinstance(value, Storage):
+            self.storages[slot.part] = value
+        elif self.bias is not None:
+            self.bias.data[self.span(slot.part)] = value
+
+    def settle(self, deterministic: bool = False) -> str:
+        """Fuse the parts where their formats agree, repack, and say what was chosen."""
+        if missing := [part for part in self.parts if part not in self.storages]:
+            raise CheckpointError(f"no weight was read for {', '.join(missing) or 'a linear'}")
+        storages = [self.storages[part] for part in self.parts]
+        self.fused = storages[0] if len(storages) == 1 else type(storages[0]).fuse(storages)
+        if self.fused is not None:
+            if len(storages) > 1:
+                self.storages = {}
+            return self.fused.settle(deterministic)
+        reasons = [storage.settle(deterministic) for storage in storages]
+        return "; ".join(dict.fromkeys(reasons))
+
+    @property
+    def nbytes(self) -> int:
+        held = [self.fused] if self.fused is not None else list(self.storages.values())
+        return sum(storage.nbytes for storage in held)
+
+    def extra_repr(self) -> str:
+        return f"{self.n_in} -> {self.parts}"

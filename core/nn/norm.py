@@ -1,0 +1,42 @@
+"""Norms, with the residual addition in front fused in."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ostro.core.ops import Op, rms_norm
+
+
+class RMSNorm(Module):
+    """Root-mean-square norm over the last dimension (Zhang & Sennrich 2019); weight kept in
+    float32.
+
+    Families whose checkpoints store w - 1 (gemma) add the 1 by a name rule at load.
+    """
+
+    def __init__(self, d: int, eps: float) -> None:
+        super().__init__()
+        self.weight = Parameter(torch.ones(d, dtype=torch.float32), requires_grad=False)
+        self.eps = eps
+        self.norm = Op(rms_norm.KERNELS)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x [..., d] -> (norm(x + residual), x + residual)."""
+        y: tuple[Tensor, Tensor] = self.norm(x, self.weight, self.eps, residual)
+        return y
+
+
+class LayerNorm(Module):
+    """Layer norm over the last dimension, with a bias or without."""
+
+    def __init__(self, d: int, eps: float, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = Parameter(torch.ones(d), requires_grad=False)
+        self.bias = Parameter(torch.zeros(d), requires_grad=False) if bias else None
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)

@@ -1,0 +1,96 @@
+"""Storage: how a weight lies in memory and how it multiplies.
+
+A format writes one verb, `dequantize`; every other verb has a default on top of it that works in
+blocks of rows, and a kernel may replace any of them. A storage knows nothing of the module that
+holds it, of adapters, or of other parts beside it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROWS = 1024  # rows dequantized at a time by the defaults: a few MB, which stay in the cache
+
+
+class Storage(ABC):
+    """A weight of `shape` [n, k], or [experts, n, k], that computes in `dtype` on `device`."""
+
+    format: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows start..stop as [rows, k] (of experts: of all n rows of all experts, end to end)."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes held on the device, copies kept for speed included."""
+
+    @abstractmethod
+    def save(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint by suffix ("weight", ...), equal to the bytes once read."""
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """x [..., k] -> [..., n]: x W^T."""
+        n = self.shape[-2]
+        blocks = [x @ self.dequantize(i, min(i + ROWS, n)).t() for i in range(0, n, ROWS)]
+        return torch.cat(blocks, -1)
+
+    def matmul_t(self, x: Tensor) -> Tensor:
+        """x [t, h, n/h] -> [t, h, k]: per head x W, as absorbed latent attention asks for it."""
+        heads, width = x.shape[-2:]
+        weight = self.dequantize().view(heads, width, -1)
+        return torch.einsum("thn,hnk->thk", x, weight)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """ids [t] int64 -> [t, k]: the rows of an embedding."""
+        out = torch.empty(*ids.shape, self.shape[-1], dtype=self.dtype, device=self.device)
+        for i, row in enumerate(ids.flatten().tolist()):
+            out.view(-1, self.shape[-1])[i] = self.dequantize(row, row + 1)[0]
+        return out
+
+    def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
+        """x [t, k], expert_of_row [t] int64 -> [t, n]: every row by the weight of its expert."""
+        n = self.shape[-2]
+        out = x.new_empty(x.shape[0], n)
+        for expert in expert_of_row.unique().tolist():
+            mine = expert_of_row == expert
+            out[mine] = x[mine] @ self.dequantize(expert * n, (expert + 1) * n).t()
+        return out
+
+    def slice(self, axis: int, start: int, stop: int) -> Storage:
+        """A tensor-parallel share: rows (axis 0) or columns (axis 1) start..stop."""
+        raise NotImplementedError(f"{self.format} weights cannot be sliced along axis {axis}")
+
+    def norms(self) -> Tensor:
+        """Squared norm of every row, [n] float32, as DoRA asks for it."""
+        n = self.shape[-2]
+        blocks = [
+            self.dequantize(i, min(i + ROWS, n)).float().square().sum(-1) for i in range(0, n, ROWS)
+        ]
+        return torch.cat(blocks)
+
+    @classmethod
+    def fuse(cls, storages: Sequence[Any]) -> Storage | None:
+        """One storage for parts that lie one after the other, or None where they cannot be one."""
+        return None
+
+    @classmethod
+    def stack(cls, storages: Sequence[Any]) -> Storage | None:
+        """One storage [experts, n, k] of single experts' storages, or None."""
+        return None
+
+    def settle(self, deterministic: bool = False, rows: bool = False) -> str:
+        """Repack for the device, after fusing; returns the kernel's name and why.
+
+        `rows` says that `rows` will be asked for as well as `matmul` (an embedding).
+        """
+        return "dequantize in blocks of rows, then multiply"

@@ -1,0 +1,10 @@
+"""Operations: for each a naive twin that is the truth, a Triton kernel, and a CPU version.
+
+One folder per op. Its `__init__.py` documents shapes and units in the wrapper's docstring and
+lists its `KERNELS`; `naive.py`, `triton.py` and `cpu.py` hold functions of that same signature.
+A module holds an `Op`, which `choose` settles once, at load; a call only calls.
+"""
+
+from ostro.core.ops.choose import Choice, Fused, Kernel, Op, Target
+
+__all__ = ["Choice", "Fused", "Kernel", "Op", "Target"]

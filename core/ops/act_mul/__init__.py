@@ -1,0 +1,15 @@
+"""The gated activation of a gated MLP: act(gate) * up, out of the fused [gate | up] rows.
+
+    act_mul(x, act) -> [..., n]
+
+x [..., 2n] float, gate first; act "silu", "gelu" (erf), "gelu_tanh" or "relu". Computed in float32
+and rounded once to x's dtype.
+"""
+
+from ostro.core.ops.choose import Kernel
+
+KERNELS = (
+    Kernel(name="triton", call=f"{__name__}.triton:act_mul", devices=("cuda",), deterministic=True),
+    Kernel(name="cpu", call=f"{__name__}.cpu:act_mul", devices=("cpu",), deterministic=True),
+    Kernel(name="naive", call=f"{__name__}.naive:act_mul", deterministic=True),
+)

@@ -1,0 +1,44 @@
+"""Attention, one row at a time: bitwise the same whatever else is in the batch, and slow.
+
+A row's scores, their softmax and the weighted sum are taken over exactly the keys that it sees, in
+products whose shapes depend on nothing but the row's own position. So it does not matter with which
+other rows, or in chunks of which size, the row was computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ostro.core.ops.attention.naive import attend, gather_pages
+
+if TYPE_CHECKING:
+    from ostro.core.ops.attention import Ragged
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: Ragged,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+) -> Tensor:
+    """Shapes and meaning as the package states them; everything in float32."""
+    starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
+    out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
+    for s, length in enumerate(lengths):
+        keys, values = (gather_pages(cache, batch.table[s], length) for cache in (k_cache, v_cache))
+        last = length - (starts[s + 1] - starts[s]) + 1
+        for row in range(starts[s], starts[s + 1] if length else starts[s]):
+            stop = last + row - starts[s]
+            seen = slice(max(0, stop - window) if window > 0 else 0, stop)
+            k, v = keys[:, seen].contiguous(), values[:, seen].contiguous()
+            out[row] = attend(q[row : row + 1], k, v, scale, 0, softcap, sinks, alibi)[0].to(
+                q.dtype
+            )
+    return out

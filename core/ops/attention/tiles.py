@@ -1,0 +1,87 @@
+"""Tile sizes of the Triton attention per kind of GPU: what compiles without spilled registers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+import torch
+import triton
+
+
+class Tiles(NamedTuple):
+    """A launch: rows of a program, keys it takes at a time, its warps, stages of its pipeline."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By target, for 16 rows and for more, then by head width up to 64, 128, 256, 512: of those tried,
+# the largest that compile without spilled registers, whatever the features. On AMD a second stage
+# would keep the next keys in registers.
+# fmt: off
+TILES = {
+    "sm_75": (
+        (Tiles(16, 16, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+        (Tiles(16, 16, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    ),
+    "sm_80": (
+        (Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 3)),
+        (Tiles(128, 64, 8, 5), Tiles(128, 64, 8, 5), Tiles(64, 32, 8, 3), Tiles(32, 32, 8, 3)),
+    ),
+    "sm_89": (
+        (Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 2)),
+        (Tiles(128, 64, 8, 5), Tiles(128, 32, 8, 3), Tiles(64, 32, 8, 3), Tiles(16, 32, 4, 2)),
+    ),
+    "sm_90": (
+        (Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 3)),
+        (Tiles(128, 64, 8, 5), Tiles(128, 64, 8, 5), Tiles(128, 64, 8, 3), Tiles(32, 32, 8, 3)),
+    ),
+    "sm_100": (
+        (Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 5), Tiles(16, 32, 4, 3)),
+        (Tiles(128, 64, 8, 5), Tiles(128, 64, 8, 5), Tiles(64, 32, 8, 3), Tiles(32, 32, 8, 3)),
+    ),
+    "gfx942": (
+        (Tiles(16, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 16, 4, 2)),
+        (Tiles(64, 64, 4, 2), Tiles(128, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(16, 16, 4, 2)),
+    ),
+    "gfx1100": (
+        (Tiles(16, 32, 4, 2), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+        (Tiles(64, 32, 4, 2), Tiles(64, 32, 8, 1), Tiles(32, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    ),
+    "interpreter": (
+        (Tiles(16, 32, 1, 1),) * 4,
+        (Tiles(32, 32, 1, 1),) * 4,
+    ),
+}
+# fmt: on
+TILES["sm_86"] = TILES["sm_89"]
+
+
+def target_family() -> str:
+    """Which rows of TILES are for the GPU at hand."""
+    if triton.knobs.runtime.interpret:
+        return "interpreter"
+    target = triton.runtime.driver.active.get_current_target()
+    if target.backend == "hip":
+        return "gfx942" if target.arch.startswith("gfx9") else "gfx1100"
+    if target.arch in (80, 90):
+        return f"sm_{target.arch}"
+    if target.arch < 89:
+        return "sm_75" if target.arch < 80 else "sm_86"
+    return "sm_100" if 100 <= target.arch < 120 else "sm_89"
+
+
+def choose_tiles(
+    family: str, dtype: torch.dtype, stored: torch.dtype, width: int, wide: bool
+) -> Tiles:
+    """Choose for heads of `width`; `wide` where a kv head has more than 16 rows.
+
+    Elements that must be cast need registers for two; a float32 product is made of three, and is
+    there to check others with, so it gets a small tile.
+    """
+    if dtype == torch.float32:
+        return Tiles(16, 16, 4, 2) if family.startswith("sm") else Tiles(16, 16, 8, 1)
+    return TILES[family][wide][bisect_left((64, 128, 256), width * (1 + (stored != dtype)))]

@@ -1,0 +1,120 @@
+"""The only chooser: which kernel an operation runs, decided once, at load, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ostro.core.errors import Unsupported
+from ostro.core.records import Import, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One way to run an op. `fits(facts)` looks at shapes known at load ("head_dim": 128...)."""
+
+    name: str
+    call: Import
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    dtypes: tuple[torch.dtype, ...] | None = None
+    deterministic: bool = False
+    fits: Callable[[Mapping[str, Any]], bool] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was chosen and why; `ostro inspect --explain` prints it."""
+
+    op: str
+    kernel: Kernel
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a model will run: what the choice of a kernel may depend on."""
+
+    device: torch.device
+    dtype: torch.dtype
+    deterministic: bool = False
+    only: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Op:
+    """An operation of a module: its naive twin until `settle` puts a faster kernel in its place.
+
+    `kernels` come in order of preference, the naive twin last. `facts` are shapes known when the
+    module is built, which a kernel's `fits` may ask for.
+    """
+
+    def __init__(self, kernels: tuple[Kernel, ...], **facts: Any) -> None:
+        self.kernels = kernels
+        self.facts = facts
+        self.kernel: Callable[..., Any] = resolve(kernels[-1].call)
+
+    @property
+    def name(self) -> str:
+        return self.kernels[0].call.rpartition(":")[2]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel(*args, **kwargs)
+
+    def settle(self, target: Target) -> Choice:
+        """Choose the first kernel that fits the target and call it from now on."""
+        refused = []
+        for kernel in self.kernels:
+            if reason := refusal(kernel, target, self.facts):
+                refused.append(f"{kernel.name}: {reason}")
+                continue
+            try:
+                self.kernel = resolve(kernel.call)
+            except ImportError as error:
+                refused.append(f"{kernel.name}: {error}")
+                continue
+            why = "first choice" if not refused else "; ".join(refused)
+            return Choice(op=self.name, kernel=kernel, reason=why)
+        raise Unsupported(
+            f"{self.name}: no kernel for {target.dtype} on {target.device.type} "
+            f"({'; '.join(refused)}); try another --dtype or --device"
+        )
+
+
+class Fused(Op):
+    """An op in the place of a plain composition, taken only where one of its kernels fits.
+
+    The last kernel is its naive twin, which states what it computes and is used by tests alone;
+    where no other fits, `on` stays False and the module runs the composition.
+    """
+
+    on = False
+
+    def settle(self, target: Target) -> Choice:
+        fused = Op.__new__(Op)
+        fused.kernels, fused.facts = self.kernels[:-1], self.facts
+        try:
+            choice = fused.settle(target)
+        except Unsupported as error:
+            self.on = False
+            plain = Kernel(name="plain composition", call=self.kernels[-1].call)
+            return Choice(op=self.name, kernel=plain, reason=str(error))
+        self.kernel, self.on = fused.kernel, True
+        return Choice(op=self.name, kernel=choice.kernel, reason=choice.reason)
+
+
+def refusal(kernel: Kernel, target: Target, facts: Mapping[str, Any]) -> str | None:
+    """Say why a kernel does not fit, or None."""
+    if target.only not in (None, kernel.name):
+        return f"only {target.only} was asked for"
+    if target.device.type not in kernel.devices:
+        return f"not for {target.device.type}"
+    if kernel.dtypes is not None and target.dtype not in kernel.dtypes:
+        return f"not for {target.dtype}"
+    if target.deterministic and not kernel.deterministic:
+        return "not reproducible row by row"
+    if kernel.fits is not None and not kernel.fits({**facts, **target.facts}):
+        return "shape does not fit"
+    return None

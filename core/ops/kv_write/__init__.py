@@ -1,0 +1,19 @@
+"""Write the keys and values of a step's rows into the pages of a cache.
+
+    kv_write(k, v, k_cache, v_cache, slots) -> None
+
+k [T, kv, d], v [T, kv, dv] (strided views allowed); k_cache [blocks, kv, block, d], v_cache
+[blocks, kv, block, dv], any float dtype (cast on write); slots [T] int64: row t goes to block
+slots[t] // block, place slots[t] % block. A negative slot writes nothing (padding rows of a
+captured batch).
+"""
+
+from ostro.core.ops.choose import Kernel
+
+KERNELS = (
+    Kernel(
+        name="triton", call=f"{__name__}.triton:kv_write", devices=("cuda",), deterministic=True
+    ),
+    Kernel(name="cpu", call=f"{__name__}.cpu:kv_write", devices=("cpu",), deterministic=True),
+    Kernel(name="naive", call=f"{__name__}.naive:kv_write", deterministic=True),
+)

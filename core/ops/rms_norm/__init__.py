@@ -1,0 +1,19 @@
+"""Root-mean-square norm with the residual addition in front of it (Zhang & Sennrich 2019).
+
+    rms_norm(x, weight, eps, residual=None) -> (y, residual)
+
+x [..., d] float; weight [d] float32 or x's dtype; residual like x or None. The sum x + residual is
+taken in x's dtype and returned as the new residual (x itself where there was none); the norm is
+computed in float32, multiplied by the weight in float32 and rounded once to x's dtype. Rows may be
+strided views whose last dimension is contiguous (heads of a fused q/k/v).
+"""
+
+from ostro.core.ops.choose import Kernel
+
+KERNELS = (
+    Kernel(
+        name="triton", call=f"{__name__}.triton:rms_norm", devices=("cuda",), deterministic=True
+    ),
+    Kernel(name="cpu", call=f"{__name__}.cpu:rms_norm", devices=("cpu",)),
+    Kernel(name="naive", call=f"{__name__}.naive:rms_norm", deterministic=True),
+)

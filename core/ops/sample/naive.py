@@ -1,0 +1,115 @@
+"""Drawing tokens in plain torch, row by row: each truncation leaves fewer tokens to the next.
+
+Top-k, typical and top-p are one rule with different scores, weights and limits: a token stays where
+the tokens of a strictly better score weigh less than the limit, so equals stay or go together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ostro.core.ops.sample import Draw
+
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+LEAST = -106.0
+"""Scores below it weigh nothing: their exponential is 0 in float32."""
+CANDIDATES = (1024, 16384)
+"""How many tokens are sorted before all of them are."""
+
+
+class Rule(NamedTuple):
+    """What `Draw` says of one row."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical: float
+
+
+def sample(logits: Tensor, params: Draw) -> tuple[Tensor, Tensor]:
+    """See the package. A row whose largest logit is not finite takes that."""
+    top, tokens = logits.max(-1)
+    if not params.greedy:
+        u = uniform(params.seed, params.position)
+        rules = zip(*(getattr(params, name).tolist() for name in Rule._fields), strict=True)
+        finite = top.isfinite().tolist()
+        for row, rule in enumerate(map(Rule._make, rules)):
+            if rule.temperature > 0 and finite[row]:
+                ids, weights = survivors(logits[row] - top[row], rule)
+                tokens[row] = ids[locate(weights, u[row])]
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    return tokens, logprobs
+
+
+def survivors(logits: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """The ids [n] int64 of the tokens that truncation leaves, ascending, and their weights [n].
+
+    logits [V] less their maximum; a weight is the exponential of logit / temperature.
+    """
+    ids = torch.arange(len(logits), device=logits.device)
+    scores = (logits * (1 / rule.temperature)).clamp_(min=LEAST)
+    weights = scores.exp()
+    if rule.min_p > 0:
+        ids, scores, weights = select(weights >= rule.min_p, ids, scores, weights)
+    if 0 < rule.top_k < len(ids):
+        least = scores.topk(rule.top_k).values[-1]
+        ids, scores, weights = select(scores >= least, ids, scores, weights)
+    if rule.typical < 1:
+        # how far -log p is from the entropy; the normalisation falls out of the difference
+        total = weights.sum(dtype=torch.float64)
+        key = -(scores - (weights * scores).sum() / total).abs()
+        least = threshold(key, weights, rule.typical * float(total))
+        ids, scores, weights = select(key >= least, ids, scores, weights)
+    if rule.top_p < 1:
+        least = threshold(scores, weights, rule.top_p * float(weights.sum(dtype=torch.float64)))
+        ids, scores, weights = select(scores >= least, ids, scores, weights)
+    return ids, weights
+
+
+def select(kept: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+    places = kept.nonzero()[:, 0]
+    return tuple(column[places] for column in columns)
+
+
+def threshold(key: Tensor, weights: Tensor, limit: float) -> Tensor:
+    """The least key whose betters weigh less than the limit, at worst the best; all [n]."""
+    for size in (*CANDIDATES, len(key)):
+        best, order = key.topk(min(size, len(key)))
+        own = weights[order].double()
+        total = own.cumsum(0)
+        if size >= len(key) or total[-1] >= limit:
+            break
+    passing = int((total - own < limit).sum())
+    return best[max(passing - 1, 0)]
+
+
+def locate(weights: Tensor, u: Tensor) -> Tensor:
+    """The first place at which the cumulative weight exceeds u of the whole: weights [n], any u."""
+    cumulative = weights.cumsum(0, dtype=torch.float64)
+    return torch.searchsorted(cumulative, u * cumulative[-1], right=True)
+
+
+def uniform(seed: Tensor, position: Tensor) -> Tensor:
+    """A number within [0, 1) for each seed and position, both int64: float32.
+
+    A counter hashed: splitmix64's finaliser (Steele et al. 2014) over the seed, then over that plus
+    the position's place on the golden sequence; the upper 24 bits make the number.
+    """
+    bits = mix(mix(seed + GOLDEN) + position * GOLDEN)
+    return shift(bits, 40).float() * 2.0**-24
+
+
+def mix(x: Tensor) -> Tensor:
+    x = (x ^ shift(x, 30)) * MIX[0]
+    x = (x ^ shift(x, 27)) * MIX[1]
+    return x ^ shift(x, 31)
+
+
+def shift(x: Tensor, n: int) -> Tensor:
+    """x >> n of unsigned 64-bit numbers that are stored as signed ones."""
+    return (x >> n) & ((1 << (64 - n)) - 1)

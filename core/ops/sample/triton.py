@@ -1,0 +1,264 @@
+"""Drawing tokens in Triton: one program per row, which is never sorted.
+
+A plain row is read four times: for its maximum, for two sums, and for the token at which the
+cumulative weight passes u. What a truncation keeps lies above a threshold, which is found by
+bisection: each pass weighs what lies above a pivot, and moves the bracket onto values that occur.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ostro.core.ops.sample import Draw, naive
+
+BLOCK = 4096
+GOLDEN = tl.constexpr(naive.GOLDEN)
+MIX_1 = tl.constexpr(naive.MIX[0])
+MIX_2 = tl.constexpr(naive.MIX[1])
+LEAST = tl.constexpr(naive.LEAST)
+COUNT = tl.constexpr(0)
+TYPICAL = tl.constexpr(1)
+MASS = tl.constexpr(2)
+
+
+def sample(logits: Tensor, params: Draw) -> tuple[Tensor, Tensor]:
+    """See the package. The rows of logits may be strided."""
+    rows, vocabulary = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    sample_kernel[(rows,)](
+        logits,
+        logits.stride(0),
+        vocabulary,
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.typical,
+        params.seed,
+        params.position,
+        tokens,
+        logprobs,
+        GREEDY=params.greedy,
+        PLAIN=params.plain,
+        BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)),
+        num_warps=8,
+    )
+    return tokens, logprobs
+
+
+@triton.jit
+def sample_kernel(
+    logits,
+    stride,
+    vocabulary,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    typical,
+    seed,
+    position,
+    tokens,
+    logprobs,
+    GREEDY: tl.constexpr,
+    PLAIN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    place = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, vocabulary, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        x = tl.load(logits + i, mask=i < vocabulary, other=float("-inf"))
+        place = tl.where(x > best, i, place)
+        best = tl.maximum(x, best)
+    top = tl.max(best)
+    token = tl.min(tl.where(best == top, place, vocabulary - 1))
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        total += tl.exp(tl.load(logits + i, mask=i < vocabulary, other=float("-inf")) - top)
+    if not GREEDY:
+        t = tl.load(temperature + row)
+        if t > 0:
+            scale = 1 / t
+            floor = float("-inf")
+            mean = 0.0
+            reach = float("inf")
+            least = 0.0
+            if not PLAIN:
+                least = tl.load(min_p + row)
+                k = tl.load(top_k + row)
+                if k > 0:
+                    floor = threshold(
+                        logits,
+                        vocabulary,
+                        top,
+                        scale,
+                        least,
+                        floor,
+                        mean,
+                        reach,
+                        k * 1.0,
+                        COUNT,
+                        BLOCK,
+                    )
+                share = tl.load(typical + row)
+                if share < 1:
+                    sum, moment = moments(
+                        logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK
+                    )
+                    mean = moment / sum
+                    limit = share * sum
+                    reach = -threshold(
+                        logits,
+                        vocabulary,
+                        top,
+                        scale,
+                        least,
+                        floor,
+                        mean,
+                        reach,
+                        limit,
+                        TYPICAL,
+                        BLOCK,
+                    )
+                share = tl.load(top_p + row)
+                if share < 1:
+                    sum, moment = moments(
+                        logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK
+                    )
+                    limit = share * sum
+                    floor = threshold(
+                        logits,
+                        vocabulary,
+                        top,
+                        scale,
+                        least,
+                        floor,
+                        mean,
+                        reach,
+                        limit,
+                        MASS,
+                        BLOCK,
+                    )
+            u = uniform(tl.load(seed + row), tl.load(position + row))
+            token = locate(logits, vocabulary, top, scale, least, floor, mean, reach, u, BLOCK)
+    tl.store(tokens + row, token)
+    tl.store(logprobs + row, tl.load(logits + token) - top - tl.log(tl.sum(total)))
+
+
+@triton.jit
+def weigh(logits, i, vocabulary, top, scale, least, floor, mean, reach):
+    """Scores of tokens i, their weights (0 where truncated), and which are not truncated."""
+    x = tl.load(logits + i, mask=i < vocabulary, other=float("-inf"))
+    score = tl.maximum((x - top) * scale, LEAST)
+    weight = tl.exp(score)
+    keep = (weight >= least) & (score >= floor) & (tl.abs(score - mean) <= reach)
+    keep &= i < vocabulary
+    return score, tl.where(keep, weight, 0.0), keep
+
+
+@triton.jit
+def moments(logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK: tl.constexpr):
+    """The sums of weight and of weight * score."""
+    sum = tl.zeros((BLOCK,), tl.float32)
+    moment = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        score, weight, _keep = weigh(logits, i, vocabulary, top, scale, least, floor, mean, reach)
+        sum += weight
+        moment += weight * score
+    return tl.sum(sum), tl.sum(moment)
+
+
+@triton.jit
+def threshold(
+    logits,
+    vocabulary,
+    top,
+    scale,
+    least,
+    floor,
+    mean,
+    reach,
+    limit,
+    KEY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The least key whose betters weigh less than the limit, as `naive.threshold`.
+
+    Always what lies above `low` weighs as much as the limit, what lies above `high` does not.
+    """
+    limit = tl.maximum(limit, 1e-37)
+    low = LEAST
+    high = 0.0
+    pivot = LEAST
+    while low < high:
+        above = tl.zeros((BLOCK,), tl.float32)
+        over = tl.full((BLOCK,), float("inf"), tl.float32)
+        under = tl.full((BLOCK,), float("-inf"), tl.float32)
+        for start in range(0, vocabulary, BLOCK):
+            i = start + tl.arange(0, BLOCK)
+            key, weight, keep = weigh(logits, i, vocabulary, top, scale, least, floor, mean, reach)
+            if KEY == TYPICAL:
+                key = -tl.abs(key - mean)
+            if KEY == COUNT:
+                weight = 1.0
+            higher = keep & (key > pivot)
+            above += tl.where(higher, weight, 0.0)
+            over = tl.minimum(over, tl.where(higher, key, float("inf")))
+            inside = keep & (key <= pivot) & (key > low)
+            under = tl.maximum(under, tl.where(inside, key, float("-inf")))
+        next = tl.min(over)
+        if tl.sum(above) < limit:
+            # nothing between low and the pivot: the next above it is the least that passes
+            last = tl.max(under)
+            ends = last == float("-inf")
+            high = tl.where(ends, next, last)
+            low = tl.where(ends, high, low)
+        else:
+            low = tl.where(next >= high, high, pivot)
+        pivot = low + (high - low) * 0.5
+        pivot = tl.where(pivot < high, pivot, low)
+    return high
+
+
+@triton.jit
+def locate(logits, vocabulary, top, scale, least, floor, mean, reach, u, BLOCK: tl.constexpr):
+    """The first token at which the cumulative weight exceeds u times the whole."""
+    sum, _moment = moments(logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK)
+    target = u * sum
+    passed = 0.0
+    found = vocabulary
+    last = 0
+    start = 0
+    while (start < vocabulary) & (found == vocabulary):
+        i = start + tl.arange(0, BLOCK)
+        _score, weight, _keep = weigh(logits, i, vocabulary, top, scale, least, floor, mean, reach)
+        hit = (passed + tl.cumsum(weight, 0) > target) & (weight > 0)
+        found = tl.min(tl.where(hit, i, vocabulary))
+        last = tl.maximum(last, tl.max(tl.where(weight > 0, i, 0)))
+        passed += tl.sum(weight)
+        start += BLOCK
+    # rounding may leave the sum short of the target: then the last token it is
+    return tl.where(found < vocabulary, found, last)
+
+
+@triton.jit
+def uniform(seed, position):
+    """As `naive.uniform`."""
+    bits = mix(mix(seed + GOLDEN) + position * GOLDEN)
+    return ((bits >> 40) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def mix(x):
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX_1
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX_2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)

@@ -1,0 +1,242 @@
+"""The records that plugins yield: plain, frozen, light.
+
+A record names heavy things by import string ("package.module:attribute"), so that a plugin can be
+listed, checked and refused without importing torch. `resolve` follows such a string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+API = (0, 1)
+"""Version of the plugin contract. It becomes (1, 0) once adapters and grammars have used it."""
+
+STARTER = "starter"
+"""The reference of the model that comes with ostro, used where none is given."""
+
+Import = str
+"""An import string, "package.module:attribute"."""
+
+
+def resolve(reference: Import) -> Any:
+    """Import what an import string names.
+
+    Raises ImportError or AttributeError as Python does: a broken plugin must say why itself.
+    """
+    module, _, attribute = reference.partition(":")
+    found: Any = import_module(module)
+    for name in attribute.split("."):
+        found = getattr(found, name)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What every record carries: its name, and whether it takes the place of another's."""
+
+    name: str
+    replaces: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """What a folder holds, as `claims` functions see it: names and parsed JSON, nothing opened."""
+
+    root: Path
+    names: tuple[str, ...]
+    json: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """A tensor as its container describes it, unread.
+
+    `format` is the name of its bytes: "F32", "F16", "BF16", "I8", "F8_E4M3", "Q8_0", "Q4_K"...
+    `shape` is in torch's order (rows first), in elements, also where the bytes are packed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    nbytes: int
+    file: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A deliberate porting bug: the parity test must turn red when it is applied to our model.
+
+    `apply` takes the built model, after loading, and spoils it. `std` is the spread of the
+    re-initialised weights under which the bug shows (small for epsilons).
+    """
+
+    name: str
+    apply: Callable[[Any], None]
+    std: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture(Record):
+    """A model family: its config, its modules, its names and inputs.
+
+    Only `name`, `api`, `config` and `model` must be given. `classes` are the names in a
+    config.json's "architectures"; `gguf` those of "general.architecture". `claims(files, config)`
+    decides where a folder names no class. `names(config)` gives the name spaces of its weights,
+    `gguf_config(container)` a config.json from a GGUF file. `sensitive` are patterns of linears
+    that in-situ quantization promotes. `tiny` and `wide` are configs for tests, `reference` the
+    class whose logits are the truth, `mutants()` the bugs its parity test must notice.
+    """
+
+    api: tuple[int, int]
+    config: Import
+    model: Import
+    tasks: tuple[str, ...] = ("text",)
+    classes: tuple[str, ...] = ()
+    gguf: tuple[str, ...] = ()
+    claims: Callable[[Files, Mapping[str, Any]], bool] | None = None
+    inputs: Import | None = None
+    positions: Import | None = None
+    names: Import | None = None
+    gguf_config: Import | None = None
+    sensitive: tuple[str, ...] = ()
+    tiny: Mapping[str, Any] | None = None
+    wide: Mapping[str, Any] | None = None
+    reference: Import | None = None
+    mutants: Import | None = None
+    trunk: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(Record):
+    """From a task's request to engine work and back: `pipeline` is a class taking the model."""
+
+    task: str
+    pipeline: Import
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache(Record):
+    """A cache kind: what a layer remembers of a sequence. `kind` is a `CacheKind` class."""
+
+    kind: Import
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantizer(Record):
+    """A weight format: how stored tensors become a `Storage`.
+
+    `claims(tensors, settings)` looks at what a checkpoint holds for one part of a linear, by
+    suffix ("weight", "qweight", "scales"...), and at its quantization config; it must be light.
+    `storage` is a class with `read(tensors, infos, device=, dtype=) -> Storage`; `makes` are the
+    format names that its `quantize(weight, format) -> Storage` can produce from a float weight.
+    """
+
+    claims: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool]
+    storage: Import
+    makes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Record):
+    """A container of named tensors: safetensors, GGUF, UQFF.
+
+    `claims(path)` looks at a file or folder, light. `open` is a callable `open(path)` giving a
+    `core.load.Container`: names with `TensorInfo`, lazy reads, metadata.
+    """
+
+    claims: Callable[[Path], bool]
+    open: Import
+    suffixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter(Record):
+    """An adapter kind. `claims(files, config)` looks at a folder; `load` reads it into deltas."""
+
+    claims: Callable[[Files, Mapping[str, Any]], bool]
+    load: Import
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsProcessor(Record):
+    """A step between logits and the drawn token, run for the whole batch, lowest `order` first.
+
+    `name` is the request parameter that asks for it; `processor` a class with
+    `update(added, removed, moved)` and `apply(logits, rows, last_ids)`; `host_ids` says that it
+    needs the drawn ids on the host, so its rows skip a step.
+    """
+
+    processor: Import
+    order: int = 0
+    host_ids: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parser(Record):
+    """Finds tool calls or reasoning in generated text. `matches(template)` looks at a template."""
+
+    matches: Callable[[str], bool]
+    parser: Import
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route(Record):
+    """An HTTP route: `name` is "METHOD /path", `endpoint` an ASGI endpoint (async function)."""
+
+    endpoint: Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(Record):
+    """A subcommand: `parser(argparse_parser)` declares its options, `run(args) -> int` works."""
+
+    help: str
+    parser: Import
+    run: Import
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the user asked for, final before any hook is told. Crosses process borders as data."""
+
+    reference: str | None = None
+    arch: str | None = None
+    task: str | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    quant: str | None = None
+    threads: int | None = None
+    context: int | None = None
+    max_seqs: int = 32
+    memory: str | None = None
+    kv_dtype: str = "auto"
+    revision: str | None = None
+    token_source: str | None = None
+    offline: bool = False
+    name: str | None = None
+    deterministic: bool = False
+    replay: bool = False
+    allow_config: Sequence[str] = ()
+    dummy_weights: str | None = None
+    explain: bool = False
+
+
+KINDS: Mapping[str, type[Record]] = {
+    "architectures": Architecture,
+    "pipelines": Pipeline,
+    "caches": Cache,
+    "quantizers": Quantizer,
+    "checkpoints": Checkpoint,
+    "adapters": Adapter,
+    "logits_processors": LogitsProcessor,
+    "parsers": Parser,
+    "routes": Route,
+    "commands": Command,
+}
+"""Declaration hooks (without their prefix) and the record each of them yields."""

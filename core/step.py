@@ -1,0 +1,65 @@
+"""One forward pass over a flat batch: the rows of many sequences, decode and prefill mixed.
+
+The `Step` is handed explicitly to every module that holds weights. Nothing about a batch lives
+anywhere else: no global context, no attribute poked into a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Features:
+    """What encoders made of images or sound, to take the place of placeholder embeddings.
+
+    values [n, d]; rows [n] int64: the step's rows they replace; levels: further [n, d] tensors that
+    are added to the same rows after the first decoder layers (Qwen3-VL's deepstack).
+    """
+
+    values: Tensor
+    rows: Tensor
+    levels: Sequence[Tensor] = ()
+
+
+@dataclass(slots=True)
+class Step:
+    """What the T rows of one pass need.
+
+    tokens [T] int64; positions [c, T] int64, c = 1, or 3 for multimodal rope; caches: per layer
+    what its cache kind's `view` gives; mixture [T] int32: which row of the adapters' mixture table
+    applies (0 = base alone), or None when no row has any; features: see `Features`; wanted [W]
+    int64: the rows whose logits or hidden states are asked for, or None for all.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    caches: Sequence[Any] = ()
+    mixture: Tensor | None = None
+    features: Features | None = None
+    wanted: Tensor | None = None
+
+    def rows(self, index: Tensor) -> Step:
+        """The step as seen by other rows: those of `index` [R] int64, in that order.
+
+        Whoever changes the rows that a linear sees (the head, experts, a tower) hands this on.
+        Caches and features belong to the original rows and are left behind.
+        """
+        if self.mixture is None:
+            return ROWS
+        return replace(
+            self,
+            tokens=self.tokens[index],
+            positions=self.positions[:, index],
+            mixture=self.mixture[index],
+            caches=(),
+            features=None,
+            wanted=None,
+        )
+
+
+ROWS = Step(tokens=None, positions=None)  # type: ignore[arg-type]  # no row has anything to say

@@ -1,0 +1,142 @@
+"""From ids to text, piece by piece: complete characters only, no space lost."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Which byte each letter of byte-level BPE stands for (GPT-2's `bytes_to_unicode`)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+ALPHABET = byte_alphabet()
+
+
+class Spelling:
+    """How tokens spell bytes, where this holds token by token; `find` gives None where not.
+
+    `leading_space` says that the decoder drops one space at the start of a text.
+    """
+
+    def __init__(self, spell: Callable[[str], bytes], leading_space: bool) -> None:
+        self.spell = spell
+        self.leading_space = leading_space
+
+    @classmethod
+    def find(cls, backend: tokenizers.Tokenizer) -> Spelling | None:
+        """Read the backend's decoder: byte level, SentencePiece, or something else (None)."""
+        if backend.decoder is None:
+            return None
+        state = json.loads(backend.decoder.__getstate__())
+        steps = state["decoders"] if state["type"] == "Sequence" else [state]
+        kinds = [step["type"] for step in steps]
+        if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
+            return cls(_spell_byte_level, False)
+        if kinds == ["Metaspace"]:
+            space, scheme = steps[0]["replacement"], steps[0].get("prepend_scheme", "always")
+            return cls(lambda token: token.replace(space, " ").encode(), scheme != "never")
+        if set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+            return cls._from_steps(steps)
+        return None
+
+    @classmethod
+    def _from_steps(cls, steps: list[dict[str, Any]]) -> Spelling | None:
+        replacements: list[tuple[str, str]] = []
+        byte_tokens = strip = False
+        for step in steps:
+            if step["type"] == "Replace":
+                if "String" not in step["pattern"]:
+                    return None
+                replacements.append((step["pattern"]["String"], step["content"]))
+            elif step["type"] == "ByteFallback":
+                byte_tokens = True
+            elif step["type"] == "Strip":
+                if (step["content"], step["start"], step["stop"]) != (" ", 1, 0):
+                    return None
+                strip = True
+
+        def spell(token: str) -> bytes:
+            if byte_tokens and (match := BYTE_TOKEN.fullmatch(token)):
+                return bytes([int(match[1], 16)])
+            for old, new in replacements:
+                token = token.replace(old, new)
+            return token.encode()
+
+        return cls(spell, strip)
+
+
+def _spell_byte_level(token: str) -> bytes:
+    try:
+        return bytes(ALPHABET[letter] for letter in token)
+    except KeyError:
+        return token.encode()
+
+
+class Detokenizer:
+    """Turns a stream of ids into text, in constant time per token.
+
+    Bytes of a character that is not complete yet are held back; what can never become one is
+    shown as U+FFFD. The pieces joined are what `Tokenizer.decode` gives for all the ids.
+    """
+
+    def __init__(
+        self, piece: Callable[[int], bytes], skip: frozenset[int], strip_space: bool
+    ) -> None:
+        self._piece = piece
+        self._skip = skip
+        self._strip = strip_space
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, ids: Iterable[int]) -> str:
+        """Take more ids; give the text that is complete by now, often ""."""
+        decode, piece, skip = self._utf8.decode, self._piece, self._skip
+        return self._begin("".join(decode(piece(id)) for id in ids if id not in skip))
+
+    def finish(self) -> str:
+        """Give what was held back; nothing may be added afterwards."""
+        return self._begin(self._utf8.decode(b"", final=True))
+
+    def _begin(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            text = text.removeprefix(" ")
+        return text
+
+
+class WindowDetokenizer(Detokenizer):
+    """The same for decoders that look across tokens (WordPiece, suffixes): a sliding window."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, skip_special: bool) -> None:
+        self._backend = backend
+        self._skip_special = skip_special
+        self._stream = DecodeStream(skip_special_tokens=skip_special)
+        self._ids: list[int] = []
+        self._shown = 0
+
+    def add(self, ids: Iterable[int]) -> str:
+        """Take more ids; give the text that is complete by now."""
+        pieces = []
+        for id in ids:
+            self._ids.append(id)
+            pieces.append(self._stream.step(self._backend, id) or "")
+        text = "".join(pieces)
+        self._shown += len(text)
+        return text
+
+    def finish(self) -> str:
+        """Give what was held back; nothing may be added afterwards."""
+        whole = self._backend.decode(self._ids, skip_special_tokens=self._skip_special)
+        return whole[self._shown :]

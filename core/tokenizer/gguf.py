@@ -1,0 +1,209 @@
+"""Tokenizers from a GGUF header: the keys `tokenizer.ggml.*` and `tokenizer.chat_template`.
+
+Source of keys, kinds and defaults: the GGUF specification (ggml-org/ggml, docs/gguf.md) and
+llama.cpp (src/llama-vocab.cpp, 2026).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from ostro.core.errors import TokenizerError
+from ostro.core.tokenizer.guard import guard
+from ostro.core.tokenizer.pieces import SPACE, Kind, Pieces, build_bpe, build_unigram
+from ostro.core.tokenizer.pretokenizers import find_words
+from ostro.core.tokenizer.tokenizer import Tokenizer
+
+ENDS = (
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
+    "<|calls|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "[EOT]", "[EOS]",
+    "<end_of_utterance>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "[e~[",
+)  # fmt: skip
+"""Control tokens that end a turn, by their text: most files name only one of a model's ends."""
+
+ROLES = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",
+    "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+"""Our names of special tokens and GGUF's (its spelling)."""
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") -> Tokenizer:
+    """Build the tokenizer that a GGUF header describes; vocabulary-only files have one too.
+
+    Raises TokenizerError naming the key that is missing, malformed or of an unknown kind.
+    """
+    header = _Header(metadata, source)
+    kind = header.get("model", str)
+    builders = {
+        "gpt2": _build_words, "gemma4": _build_words, "llama": _build_llama, "bert": _build_bert,
+        "t5": _build_t5,
+    }  # fmt: skip
+    if kind not in builders:
+        raise TokenizerError(
+            f"{source}: tokenizers of the kind tokenizer.ggml.model = {kind!r} are not supported "
+            f"(supported: {', '.join(builders)})"
+        )
+    pieces = header.pieces()
+    with guard(f"{source}: malformed {kind} vocabulary"):
+        backend, rules = builders[kind](header, pieces)
+    # GGUF does not say that a token swallows the space after it; only Phi-3's dialogue tokens do.
+    phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"
+    added = pieces.added(keep_space=("<unk>", "<s>", "<|endoftext|>") if phi3 else None)
+    backend.add_tokens(added)
+    special = {role: text for role in ROLES if (text := pieces.token(rules.get(role)))}
+    ends = {token.content for token in added if token.special and token.content in ENDS}
+    if "<|return|>" in ends or "<|flush|>" in ends:
+        ends.discard("<|end|>")  # in these dialogues it ends a message, not the turn
+    eos = [rules.get("eos_token"), header.id("eot_token_id"), header.id("eom_token_id")]
+    return Tokenizer(
+        backend,
+        source=source,
+        special_tokens=special,
+        eos_ids=[id for id in [*eos, *map(backend.token_to_id, ends)] if id is not None],
+        prefix=_ids(rules["before"]),
+        suffix=_ids(rules["after"]),
+        chat_template=header.templates(),
+    )
+
+
+class _Header:
+    """The tokenizer's keys of a GGUF header, checked as they are read."""
+
+    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
+        self.metadata = metadata
+        self.source = source
+
+    def get(self, key: str, type: Any, default: Any = None) -> Any:
+        """Read `tokenizer.ggml.<key>`. Raises TokenizerError if it is missing or mistyped."""
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if value is None and type is not int:
+            raise TokenizerError(f"{self.source}: tokenizer.ggml.{key} is missing")
+        if type in (int, bool, str):
+            value = value.item() if hasattr(value, "item") else value
+        if value is not None and not isinstance(value, type):
+            raise TokenizerError(
+                f"{self.source}: tokenizer.ggml.{key} is {value!r:.40}, not {type.__name__}"
+            )
+        return value
+
+    def array(self, key: str, default: list[Any] | None = None) -> list[Any]:
+        """Read an array, of whatever sequence type the reader gives."""
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if value is None or isinstance(value, str | bytes | int | float):
+            raise TokenizerError(f"{self.source}: tokenizer.ggml.{key} is missing or no array")
+        return value.tolist() if hasattr(value, "tolist") else list(value)
+
+    def id(self, key: str, default: int | None = None) -> int | None:
+        """Read an id, None where there is none."""
+        value: int | None = self.get(key, int, default)
+        return value
+
+    def pieces(self) -> Pieces:
+        """Read the vocabulary. Raises TokenizerError for sizes that differ, or a text twice."""
+        texts = [text or f"[EMPTY_{id}]" for id, text in enumerate(self.array("tokens"))]
+        scores = self.array("scores", [0.0] * len(texts))
+        kinds = self.array("token_type", [Kind.NORMAL] * len(texts))
+        return Pieces(texts=texts, scores=scores, kinds=kinds, source=self.source)
+
+    def rules(self, *, bos: bool, eos: bool = False, **defaults: int) -> dict[str, Any]:
+        """Read which ids are special, and which of them go around a text."""
+        ids = {role: self.id(key, defaults.get(role)) for role, key in ROLES.items()}
+        before = ids["bos_token"] if self.get("add_bos_token", bool, bos) else None
+        after = ids["eos_token"] if self.get("add_eos_token", bool, eos) else None
+        return {**ids, "before": before, "after": after}
+
+    def templates(self) -> str | dict[str, str] | None:
+        """Read the chat template, or the several named ones."""
+        main = self.metadata.get("tokenizer.chat_template")
+        start = "tokenizer.chat_template."
+        named = {k.removeprefix(start): v for k, v in self.metadata.items() if k.startswith(start)}
+        return {"default": main, **named} if main and named else main
+
+
+def _build_words(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Byte-level BPE, merged by rank inside words."""
+    default = "gemma4" if header.get("model", str) == "gemma4" else "default"
+    words = find_words(header.get("pre", str, default), header.source)
+    merges = []
+    for merge in header.array("merges"):
+        cut = merge.find(" ", 1)
+        if cut < 0:
+            raise TokenizerError(f"{header.source}: merge {merge!r} is not a pair")
+        merges.append((merge[:cut], merge[cut + 1 :]))
+    model = models.BPE(pieces.ids(), merges)
+    model.ignore_merges = words.whole
+    model.byte_fallback = not words.bytes
+    backend = tokenizers.Tokenizer(model)
+    cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in words.patterns]
+    if words.bytes:
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
+        backend.decoder = decoders.ByteLevel()
+    else:
+        backend.normalizer = normalizers.Replace(" ", SPACE)
+        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+        undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence(undo)
+    return backend, header.rules(bos=words.bos)
+
+
+def _build_llama(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """SentencePiece's BPE."""
+    rules = header.rules(bos=True, bos_token=1, eos_token=2, unk_token=0)
+    prefix = "always" if header.get("add_space_prefix", bool, True) else "never"
+    return build_bpe(pieces, unk=pieces.token(rules["unk_token"]), prefix=prefix), rules
+
+
+def _build_t5(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """SentencePiece's unigram model."""
+    rules = header.rules(bos=False, eos=True, eos_token=1, unk_token=2, pad_token=0)
+    charsmap = header.array("precompiled_charsmap", [])
+    backend = build_unigram(
+        pieces,
+        unk=rules["unk_token"],
+        charsmap=bytes(byte & 0xFF for byte in charsmap),
+        prefix=header.get("add_space_prefix", bool, True),
+        collapse=header.get("remove_extra_whitespaces", bool, False),
+    )
+    return backend, rules
+
+
+def _build_bert(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """WordPiece; GGUF marks the beginnings of words, where BERT's vocabulary marks the rest."""
+    ids = {}
+    for id, (text, kind) in enumerate(zip(pieces.texts, pieces.kinds, strict=True)):
+        bracketed = text.startswith("[") and text.endswith("]") and len(text) > 2
+        if text.startswith(SPACE):
+            text = text.removeprefix(SPACE)
+        elif kind == Kind.NORMAL and not bracketed:
+            text = f"##{text}"
+        ids[text] = id
+    rules = header.rules(
+        bos=True, bos_token=101, cls_token=101, unk_token=100, sep_token=102, pad_token=0,
+        mask_token=103,
+    )  # fmt: skip
+    rules["before"] = rules["before"] and (rules["cls_token"] or rules["before"])
+    rules["after"] = rules["sep_token"]
+    lowercase = header.get("normalizer.lowercase", bool, True)
+    accents = header.get("normalizer.strip_accents", bool, lowercase)
+    unk = pieces.token(rules["unk_token"]) or "[UNK]"
+    backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk))
+    backend.normalizer = normalizers.BertNormalizer(strip_accents=accents, lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend, rules
+
+
+def _ids(id: int | None) -> list[int]:
+    return [] if id is None else [id]

@@ -1,0 +1,139 @@
+"""SentencePiece model files, read without the sentencepiece package.
+
+Source of the format: sentencepiece_model.proto (google/sentencepiece), a protobuf message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ostro.core.errors import TokenizerError
+from ostro.core.tokenizer.guard import guard
+from ostro.core.tokenizer.pieces import Kind, Pieces, build_bpe, build_unigram
+from ostro.core.tokenizer.tokenizer import Tokenizer
+
+
+def build_sentencepiece(
+    path: Path, *, legacy: bool = True
+) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Read a SentencePiece model file (BPE or unigram): a backend, and `Tokenizer`'s arguments.
+
+    `legacy` puts llama's space before every text between control tokens, not only before the
+    first. Raises TokenizerError for other model types and for malformed files.
+    """
+    with guard(f"{path.name}: not a SentencePiece model"):
+        model = _Model.parse(path.read_bytes(), path.name)
+    pieces = model.pieces
+    with guard(f"{path.name}: malformed vocabulary"):
+        if model.type == "BPE":
+            scheme = "never" if not model.prefix else "always" if legacy else "first"
+            backend = build_bpe(pieces, unk=pieces.token(model.unk), prefix=scheme)
+        else:
+            backend = build_unigram(
+                pieces, unk=model.unk, charsmap=model.charsmap, prefix=model.prefix,
+                collapse=model.collapse,
+            )  # fmt: skip
+    backend.add_tokens(pieces.added(normalized=not model.prefix))
+    bos = [] if model.bos is None else [model.bos]
+    eos = [] if model.eos is None else [model.eos]
+    named = {"unk_token": model.unk, "bos_token": model.bos, "eos_token": model.eos}
+    special = {role: text for role, id in named.items() if (text := pieces.token(id))}
+    rules: dict[str, Any] = {"special_tokens": special, "eos_ids": eos, "source": path.name}
+    # T5 ends its inputs, every other user of the format begins them.
+    return backend, rules | ({"prefix": bos} if model.type == "BPE" else {"suffix": eos})
+
+
+def read_sentencepiece(path: Path) -> Tokenizer:
+    """Read a lone SentencePiece model file; see `build_sentencepiece`."""
+    backend, rules = build_sentencepiece(path)
+    return Tokenizer(backend, **rules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    pieces: Pieces
+    type: str
+    unk: int | None
+    bos: int | None
+    eos: int | None
+    charsmap: bytes
+    prefix: bool
+    collapse: bool
+
+    @classmethod
+    def parse(cls, data: bytes, source: str) -> _Model:
+        rows = []
+        trainer: Mapping[int, Any] = {}
+        normalizer: Mapping[int, Any] = {}
+        for field, value in _fields(data):
+            if field == 1:
+                row = dict(_fields(value))
+                rows.append((row[1].decode(), row.get(2, 0.0), row.get(3, Kind.NORMAL)))
+            elif field == 2:
+                trainer = dict(_fields(value))
+            elif field == 3:
+                normalizer = dict(_fields(value))
+        if not rows:
+            raise ValueError("it has no pieces")
+        types = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
+        type = types.get(trainer.get(3, 1), "unknown")
+        if type not in ("unigram", "BPE"):
+            raise TokenizerError(f"{source}: SentencePiece {type} models are not supported")
+        texts, scores, kinds = zip(*rows, strict=True)
+        return cls(
+            pieces=Pieces(texts=texts, scores=scores, kinds=kinds, source=source),
+            type=type,
+            unk=_signed(trainer.get(40, 0)),
+            bos=_signed(trainer.get(41, 1)),
+            eos=_signed(trainer.get(42, 2)),
+            charsmap=normalizer.get(2, b""),
+            prefix=bool(normalizer.get(3, 1)),
+            collapse=bool(normalizer.get(4, 1)),
+        )
+
+
+def _signed(value: int) -> int | None:
+    """Read a protobuf int32, in which -1 (no such token) is written in 64 bits."""
+    return None if value >= 1 << 31 else value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Walk a protobuf message: field numbers, with ints, floats and bytes as values."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        field, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield field, value
+        elif wire == 2:
+            size, at = _varint(data, at)
+            if size > len(data) - at:
+                raise ValueError(f"field {field} at byte {at} runs past the end")
+            yield field, data[at : at + size]
+            at += size
+        elif wire in (1, 5):
+            form = "<d" if wire == 1 else "<f"
+            yield field, struct.unpack_from(form, data, at)[0]
+            at += 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"unknown wire type {wire} at byte {at}")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError(f"a number at byte {at} does not end")

@@ -1,0 +1,198 @@
+"""The tokenizer: text to ids and back, with control tokens kept apart from text."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import tokenizers
+
+from ostro.core.errors import RequestError, TokenizerError
+from ostro.core.tokenizer.detokenizer import Detokenizer, Spelling, WindowDetokenizer
+from ostro.core.tokenizer.guard import guard
+
+
+class Tokenizer:
+    """A vocabulary with the model's own rules around it.
+
+    `special_tokens` maps roles ("bos_token", "eos_token", ...) to token texts, `eos_ids` are the
+    ids that end a generation, `control_ids` and `controls` the ids and texts of all control
+    tokens. `chat_template` is its
+    source, or a mapping of names to sources, or None. `prefix` and `suffix` are the ids that
+    `encode(special=True)` puts around a text.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        source: str = "tokenizer",
+        special_tokens: Mapping[str, str] | None = None,
+        eos_ids: Iterable[int] = (),
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
+        chat_template: str | dict[str, str] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.source = source
+        self.special_tokens = dict(special_tokens or {})
+        self.prefix, self.suffix = list(prefix), list(suffix)
+        self.chat_template = chat_template
+        self.bos_id = self._named("bos_token")
+        self.eos_ids = frozenset(eos_ids)
+        added = backend.get_added_tokens_decoder()
+        self.vocab_size = max([backend.get_vocab_size() - 1, *added]) + 1
+        self.control_ids = frozenset(id for id, token in added.items() if token.special)
+        self._forbidden = self.control_ids - {self._named("unk_token")}
+        self._spelling = Spelling.find(backend)
+        self._pieces: dict[int, bytes] = {}
+        self._plain = _view(backend)
+        self._inner = _without_prefix(self._plain)
+        self._controls = _pattern(added[id] for id in self.control_ids)
+        self._added = {token.content: token for token in added.values()}
+        self._ids = {added[id].content: id for id in self.control_ids}
+        self.controls = frozenset(self._ids)
+
+    def encode(
+        self, text: str, *, special: bool = True, parse_special: bool = False, start: bool = True
+    ) -> list[int]:
+        """Turn text into ids.
+
+        `special` adds bos and eos as the model's own rules say. With `parse_special` control
+        tokens written in the text become their ids; without, they stay text, whatever the
+        vocabulary holds. `start=False` says that the text continues a prompt.
+        Raises RequestError for text that is not Unicode (a lone surrogate).
+        """
+        if not text.isascii():
+            _check_unicode(text)
+        with guard(f"{self.source}: cannot encode"):
+            if parse_special:
+                ids = self.backend.encode(text, add_special_tokens=False).ids
+            else:
+                ids = self._encode_plain(self._plain if start else self._inner, text)
+        return [*self.prefix, *ids, *self.suffix] if special else ids
+
+    def split(self, text: str) -> list[str | int]:
+        """Cut text at the control tokens written in it: their ids, and the texts between."""
+        parts: list[str | int] = []
+        end = 0
+        for match in self._controls.finditer(text) if self._controls else ():
+            token = self._added[match[0]]
+            between = text[end : match.start()]
+            end = match.end()
+            if token.lstrip:
+                between = between.rstrip()
+            if token.rstrip:
+                end += len(text) - end - len(text[end:].lstrip())
+            parts += [between] if between else []
+            parts.append(self._ids[match[0]])
+        return [*parts, text[end:]] if end < len(text) else parts
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Turn ids into text, without control tokens unless `skip_special` is False."""
+        if self._spelling is None:
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special)
+        whole = self.detokenizer(skip_special=skip_special)
+        return whole.add(ids) + whole.finish()
+
+    def detokenizer(self, *, skip_special: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
+        """Give a fresh incremental decoder.
+
+        `prompt` is what the ids continue: after ordinary text the first space is part of the
+        answer, while at the start, and after a control token, SentencePiece drops it.
+        """
+        if self._spelling is None:
+            return WindowDetokenizer(self.backend, skip_special)
+        continues = bool(prompt) and prompt[-1] not in self.control_ids
+        strip = self._spelling.leading_space and not continues
+        skip = self.control_ids if skip_special else frozenset()
+        return Detokenizer(self._piece, skip, strip)
+
+    def token(self, id: int) -> str:
+        """Give the vocabulary entry of an id; "" for an id outside it."""
+        return self.backend.id_to_token(id) or "" if id >= 0 else ""
+
+    def id(self, token: str) -> int | None:
+        """Give the id of a vocabulary entry, or None."""
+        return self.backend.token_to_id(token)
+
+    def check(self, vocab_size: int) -> None:
+        """Refuse a vocabulary that does not fit an embedding of `vocab_size` rows."""
+        if self.vocab_size > vocab_size:
+            raise TokenizerError(
+                f"{self.source}: the tokenizer has {self.vocab_size} ids, the model's embedding "
+                f"only {vocab_size} rows; this is another model's tokenizer (see --tokenizer)"
+            )
+
+    def _named(self, role: str) -> int | None:
+        text = self.special_tokens.get(role)
+        return None if text is None else self.backend.token_to_id(text)
+
+    def _piece(self, id: int) -> bytes:
+        piece = self._pieces.get(id)
+        if piece is None:
+            assert self._spelling is not None
+            piece = self._pieces[id] = self._spelling.spell(self.token(id))
+        return piece
+
+    def _encode_plain(self, view: tokenizers.Tokenizer, text: str) -> list[int]:
+        # The batch form lets other threads run meanwhile; the offsets that it leaves out are
+        # needed for hardly any text.
+        found = view.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        if self._forbidden.isdisjoint(found):
+            return found
+        encoding = view.encode(text, add_special_tokens=False)
+        # The model itself can spell a control token (unigram pieces, whole-word look-up): cut
+        # the text inside each of them, so that it is spelled by other pieces.
+        ids: list[int] = []
+        end = 0
+        for id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id in self._forbidden and last - first > 1:
+                cut = (first + last) // 2
+                ids += self._encode_plain(view, text[end:cut])
+                end = cut
+        return ids + self._encode_plain(self._inner, text[end:]) if end else encoding.ids
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the text is not valid Unicode: {error.reason}") from error
+
+
+def _view(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A second face of one vocabulary in which control tokens are ordinary text."""
+    view = tokenizers.Tokenizer(backend.model)
+    view.normalizer = backend.normalizer
+    view.pre_tokenizer = backend.pre_tokenizer
+    view.decoder = backend.decoder
+    added = backend.get_added_tokens_decoder()
+    view.add_tokens([added[id] for id in sorted(added)])
+    view.encode_special_tokens = True
+    return view
+
+
+def _without_prefix(view: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The view for text inside a prompt, where "first" schemes put no space in front."""
+    if view.pre_tokenizer is None:
+        return view
+    state = view.pre_tokenizer.__getstate__().decode()
+    first = '"prepend_scheme":"first"'
+    if first not in state:
+        return view
+    inner = _view(view)
+    never = copy.deepcopy(view.pre_tokenizer)
+    never.__setstate__(state.replace(first, first.replace("first", "never")).encode())
+    inner.pre_tokenizer = never
+    return inner
+
+
+def _pattern(tokens: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
+    """An expression that finds control tokens as the backend does: the longest first."""
+    branches = []
+    for token in sorted(tokens, key=lambda token: -len(token.content)):
+        text = re.escape(token.content)
+        branches.append(rf"(?<!\w){text}(?!\w)" if token.single_word else text)
+    return re.compile("|".join(branches)) if branches else None

@@ -1,0 +1,141 @@
+"""Vocabularies in files of their own: tokenizer.json, vocab.json with merges.txt, vocab.txt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from ostro.core.errors import TokenizerError
+from ostro.core.tokenizer.guard import guard
+from ostro.core.tokenizer.pretokenizers import find_words
+
+WORDS = {"GPT2": "gpt-2", "Roberta": "gpt-2", "Bart": "gpt-2", "Whisper": "gpt-2", "Qwen2": "qwen2"}
+"""Which rule for words the classes use whose tokenizers are vocab.json and merges.txt."""
+
+CLIP_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = []
+
+
+class _Stated(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_Added] = []
+
+
+def read_backend(path: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer.json, whose tokens must get the ids that it states.
+
+    Truncation and padding that a file may carry are switched off. Raises TokenizerError for
+    malformed files and for colliding ids.
+    """
+    with guard(f"{path.name}: not a valid tokenizer"):
+        data = path.read_bytes()
+        backend = tokenizers.Tokenizer.from_buffer(data)
+        stated = msgspec.json.decode(data, type=_Stated)
+    backend.no_truncation()
+    backend.no_padding()
+    ids = stated.model.vocab
+    if isinstance(ids, dict) and len(set(ids.values())) < len(ids):
+        raise TokenizerError(
+            f"{path.name}: {len(ids)} tokens share {len(set(ids.values()))} ids; ids collide"
+        )
+    for token in stated.added_tokens:
+        if (actual := backend.token_to_id(token.content)) != token.id:
+            raise TokenizerError(
+                f"{path.name}: token {token.content!r} is declared with id {token.id}, but "
+                f"gets {actual}; the vocabulary has {backend.get_vocab_size()} tokens"
+            )
+    return backend
+
+
+def build_merges(root: Path, kind: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Build byte-level BPE from vocab.json and merges.txt, as the class `kind` uses it.
+
+    Raises TokenizerError for malformed files, and for classes whose rules we do not know.
+    """
+    if kind != "CLIP" and kind not in WORDS:
+        raise TokenizerError(
+            f"{root.name}: no tokenizer.json, and the rules of {kind or 'an unnamed '}Tokenizer "
+            f"are not known for vocab.json with merges.txt (known: CLIP, {', '.join(WORDS)}); "
+            "save it once with transformers to get a tokenizer.json"
+        )
+    with guard(f"{root.name}: vocab.json or merges.txt"):
+        model = models.BPE.from_file(str(root / "vocab.json"), str(root / "merges.txt"))
+    backend = tokenizers.Tokenizer(model)
+    backend.decoder = decoders.ByteLevel()
+    if kind == "CLIP":
+        return _dress_clip(backend)
+    words = find_words(WORDS[kind], root.name)
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in words.patterns]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
+    if kind == "Qwen2":
+        backend.normalizer = normalizers.NFC()
+    if kind in ("Roberta", "Bart"):
+        return backend, _rules(backend, "<s>", "</s>")
+    return backend, {"source": "vocab.json"}
+
+
+def _dress_clip(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """CLIP's rules: lower case, words closed by </w>, both ends marked."""
+    backend.model.end_of_word_suffix = "</w>"
+    backend.model.unk_token = "<|endoftext|>"
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    words = pre_tokenizers.Split(Regex(CLIP_WORDS), "removed", invert=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return backend, _rules(backend, "<|startoftext|>", "<|endoftext|>")
+
+
+def build_wordpiece(
+    root: Path, kind: str, config: Mapping[str, Any]
+) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Build BERT's WordPiece from vocab.txt.
+
+    Raises TokenizerError for classes that use the file in another way.
+    """
+    if kind not in ("Bert", "DistilBert", "Electra", ""):
+        raise TokenizerError(
+            f"{root.name}: the rules of {kind}Tokenizer are not known for vocab.txt; save it once "
+            "with transformers to get a tokenizer.json"
+        )
+    lines = (root / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    ids = {line.rstrip("\r"): id for id, line in enumerate(lines) if line}
+    backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=config.get("do_lower_case", True),
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    named = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
+    roles = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+    return backend, _rules(backend, "[CLS]", "[SEP]") | {
+        "special_tokens": dict(zip(roles, named, strict=True))
+    }
+
+
+def _rules(backend: tokenizers.Tokenizer, first: str, last: str) -> dict[str, Any]:
+    """Mark both ends of a text. Raises TokenizerError where the vocabulary lacks the marks."""
+    ids = [backend.token_to_id(first), backend.token_to_id(last)]
+    if None in ids:
+        raise TokenizerError(
+            f"the vocabulary of {backend.get_vocab_size()} tokens lacks {first!r} or {last!r}"
+        )
+    return {"prefix": ids[:1], "suffix": ids[1:]}

@@ -1,0 +1,1 @@
+"""Measurements of an engine in this process, or of any OpenAI server."""

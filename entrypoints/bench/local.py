@@ -1,0 +1,63 @@
+"""Measure an engine in this process: no HTTP, no templates, one step after the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.entrypoints.bench.figures import Row, Trace, summed, take, title
+
+if TYPE_CHECKING:
+    from ostro.core.engine.engine import Engine
+
+
+def random_prompts(vocab: int, length: int, count: int, shared: int, seed: int) -> list[list[int]]:
+    """Prompts of random tokens that begin with the same `shared` tokens, whatever the seed."""
+    rng = random.Random(-1)
+    common = [rng.randrange(vocab) for _ in range(shared)]
+    rng.seed(seed)
+    return [common + [rng.randrange(vocab) for _ in range(length - shared)] for _ in range(count)]
+
+
+def measure(
+    engine: Engine,
+    *,
+    prompt: int,
+    tokens: int,
+    runs: int,
+    concurrency: int,
+    shared: int = 0,
+    prompts: Sequence[Sequence[int]] = (),
+) -> Row:
+    """One warm-up, then `runs` runs of `concurrency` requests at once, each of other tokens."""
+    traces = []
+    for turn in range(runs + 1):
+        chosen = [list(p) for p in take(prompts, concurrency)] or random_prompts(
+            engine.vocab, prompt, concurrency, shared, seed=1000 * concurrency + turn
+        )
+        traces.append(run(engine, chosen, tokens, cache=engine.prefix_cache))
+    row = summed(title(prompt, tokens, prompts), traces[1:])
+    row.peak_kv_bytes = engine.stats().peak_cache_bytes
+    row.prefix_cache = engine.prefix_cache
+    return row
+
+
+def run(engine: Engine, prompts: Sequence[list[int]], tokens: int, *, cache: bool) -> list[Trace]:
+    """Send all prompts, turn the loop until all are answered, and note when each token came."""
+    rules = Sampling(temperature=0, max_tokens=tokens + 1, ignore_eos=True)
+    traces: dict[str, Trace] = {}
+    for i, prompt in enumerate(prompts):
+        request = TokenRequest(id=f"bench {i}", tokens=prompt, sampling=rules, cache=cache)
+        traces[request.id] = Trace(perf_counter(), len(prompt))
+        engine.submit(request)
+    while engine.busy:
+        outputs = engine.step()
+        now = perf_counter()
+        for output in outputs:
+            trace = traces[output.id]
+            trace.cached = max(trace.cached, output.cached)
+            trace.times += [now] * len(output.tokens)
+    return list(traces.values())

@@ -1,0 +1,148 @@
+"""`ostro bench`: prefill, decode, latency and cache, of a model here or of any OpenAI server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ostro.core.errors import UsageError
+from ostro.core.records import STARTER
+from ostro.entrypoints.cli.options import add_model_options, settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_options(parser)
+    add = parser.add_argument_group("bench").add_argument
+    add("-p", "--prompt-tokens", type=int, default=512, metavar="N")
+    add("-n", "--tokens", type=int, default=64, metavar="N", help="tokens after the first")
+    add("-r", "--runs", type=int, default=5, metavar="N", help="runs after one warm-up")
+    add("--concurrency", default="1", metavar="N,N...", help="requests at once")
+    add("--shared-prefix", type=int, default=0, metavar="N", help="tokens all prompts begin with")
+    add("--prompts", metavar="FILE", help="one prompt per line, or JSONL with a field 'prompt'")
+    add("--no-prefix-cache", action="store_true", help="compute every prompt anew")
+    add("--url", metavar="URL", help="measure the OpenAI server there instead")
+    add("--api-key", metavar="KEY", help="that server's key")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    words = [word.strip() for word in args.concurrency.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"--concurrency {args.concurrency!r}: write numbers, such as 1,4,8")
+    counts = [int(word) for word in words]
+    if min(args.prompt_tokens, args.tokens, args.runs) < 1:
+        raise UsageError("-p, -n and -r must be positive")
+    if not 0 <= args.shared_prefix <= args.prompt_tokens:
+        raise UsageError(f"--shared-prefix {args.shared_prefix} is not within the prompt")
+    if args.url and args.no_prefix_cache:
+        raise UsageError("--no-prefix-cache: start the server at --url without its cache instead")
+    if args.api_key and not args.url:
+        raise UsageError("--api-key is for the server at --url, which is not given")
+    rows = remote(args, counts) if args.url else local(args, counts)
+    if args.json:
+        print(json.dumps([row.plain() for row in rows], indent=2))
+    else:
+        show(rows)
+    return 0
+
+
+def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
+    from ostro.core.engine.start import open_engine
+    from ostro.core.plugins import PluginManager
+    from ostro.entrypoints.bench.local import measure
+    from ostro.entrypoints.python import tokenizer
+
+    need = args.prompt_tokens + args.tokens + 2
+    asked = settings(args)
+    if asked.context is None and asked.memory is None:
+        asked = replace(asked, max_seqs=max(counts))
+    texts = read_prompts(args.prompts)
+    words = tokenizer(args.tokenizer or args.model or STARTER) if texts else None
+    prompts = [words.encode(text) for text in texts] if words else []
+    plugins = PluginManager()
+    plugins.load(asked, args.plugin)
+    engine, explain = open_engine(asked, plugins, (), lambda *news: None)
+    if args.explain:
+        print("\n".join(explain), file=sys.stderr)
+    if engine.context < need:
+        raise UsageError(f"{need} tokens are asked for, the context holds {engine.context}")
+    engine.prefix_cache = not args.no_prefix_cache
+    try:
+        return [
+            measure(
+                engine,
+                prompt=args.prompt_tokens,
+                tokens=args.tokens,
+                runs=args.runs,
+                concurrency=count,
+                shared=args.shared_prefix,
+                prompts=prompts,
+            )
+            for count in counts
+        ]
+    finally:
+        engine.close()
+
+
+def remote(args: argparse.Namespace, counts: list[int]) -> list[Any]:
+    from ostro.entrypoints.bench.remote import measure
+
+    return [
+        measure(
+            args.url.rstrip("/").removesuffix("/v1"),
+            model=args.name or args.model or "default",
+            key=args.api_key,
+            prompt=args.prompt_tokens,
+            tokens=args.tokens,
+            runs=args.runs,
+            concurrency=count,
+            shared=args.shared_prefix,
+            prompts=read_prompts(args.prompts),
+        )
+        for count in counts
+    ]
+
+
+def read_prompts(file: str | None) -> list[str]:
+    """The prompts of a file. Raises UsageError where there are none."""
+    if file is None:
+        return []
+    try:
+        lines = [line for line in Path(file).read_text("utf-8").splitlines() if line.strip()]
+        found = [json.loads(x)["prompt"] if x.lstrip().startswith("{") else x for x in lines]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--prompts {file}: {error}") from error
+    except KeyError as error:
+        raise UsageError(f"--prompts {file}: a line has no field {error}") from error
+    if not found or not all(isinstance(prompt, str) for prompt in found):
+        raise UsageError(f"--prompts {file}: write one prompt per line, each of them text")
+    return found
+
+
+def show(rows: list[Any]) -> None:
+    from rich.table import Table
+
+    from ostro.entrypoints.cli import console
+
+    table = Table("test", "streams", "prefill t/s", "decode t/s", "total t/s", "TTFT p50/p95 ms")
+    table.add_column("ITL p50/p95 ms")
+    table.add_column("peak K/V")
+    table.add_column("cached")
+    for row in rows:
+        peak = "" if row.peak_kv_bytes is None else f"{row.peak_kv_bytes / 2**20:.0f} MiB"
+        table.add_row(
+            row.test,
+            str(row.concurrency),
+            f"{row.prefill:.1f} ± {row.prefill_spread:.1f}",
+            f"{row.decode:.2f} ± {row.decode_spread:.2f}",
+            f"{row.total:.1f}",
+            f"{row.ttft_p50:.0f} / {row.ttft_p95:.0f}",
+            f"{row.itl_p50:.1f} / {row.itl_p95:.1f}",
+            peak,
+            str(row.cached_tokens),
+        )
+    console().print(table)

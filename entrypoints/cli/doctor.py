@@ -1,0 +1,89 @@
+"""`ostro doctor`: what this machine has, what ostro makes of it, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+Line = tuple[str, str, str]
+"""Subject, finding, and advice ("" where all is well)."""
+
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    lines = [*system(), *packages(), *devices(), *plugins()]
+    if args.json:
+        keys = ("subject", "finding", "advice")
+        print(json.dumps([dict(zip(keys, line, strict=True)) for line in lines], indent=2))
+        return 0
+    from rich.table import Table
+
+    from ostro.entrypoints.cli import console
+
+    table = Table("subject", "finding", "what would help")
+    for line in lines:
+        table.add_row(*line)
+    console().print(table)
+    return 0
+
+
+def system() -> Iterator[Line]:
+    yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", ""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield "cores", str(cores), ""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    advice = "" if compiler else "install g++: without it torch compiles nothing on CPU"
+    yield "C++ compiler", compiler or "none", advice
+
+
+def packages() -> Iterator[Line]:
+    for name in PACKAGES:
+        try:
+            yield name, version(name), ""
+        except PackageNotFoundError:
+            advice = "GPU kernels need it" if name == "triton" else f"pip install {name}"
+            yield name, "not installed", advice
+
+
+def devices() -> Iterator[Line]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield "torch itself", f"does not import: {error}", "install torch again"
+        return
+    bf16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    capability = torch.backends.cpu.get_cpu_capability()
+    advice = "" if bf16 else "bf16 models compute in float32 here"
+    yield "cpu", f"{capability}, bf16 {'yes' if bf16 else 'no'}", advice
+    if not torch.cuda.is_available():
+        yield (
+            "cuda",
+            "none",
+            "" if torch.version.cuda is None else "torch has CUDA, no device shows",
+        )
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        size = properties.total_memory / 2**30
+        kind = f"sm_{properties.major}{properties.minor}"
+        yield f"cuda:{i}", f"{properties.name}, {size:.0f} GiB, {kind}", ""
+
+
+def plugins() -> Iterator[Line]:
+    from ostro.core.plugins import PluginManager
+
+    manager = PluginManager()
+    manager.load()
+    found = manager.describe()
+    yield "plugins", f"{len(found)} found, {len(manager.broken)} broken", ""
+    for broken in manager.broken.values():
+        yield f"plugin {broken.name}", f"broken ({broken.source})", broken.reason

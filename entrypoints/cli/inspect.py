@@ -1,0 +1,76 @@
+"""`ostro inspect REF`: what a checkpoint holds, from its headers alone; no weight is read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reference", metavar="REF", help="folder, file or hub id")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--offline", action="store_true", help="never ask the hub")
+    parser.add_argument("--plugin", action="append", default=[], metavar="PATH")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = describe(args)
+    if args.json:
+        print(json.dumps(found, indent=2, default=str))
+        return 0
+    from rich.table import Table
+
+    from ostro.entrypoints.cli import console
+
+    out = console()
+    out.print(f"{found['path']}: {found['architecture'] or 'no plugin claims it'}")
+    out.print_json(json.dumps(found["config"] or found["metadata"], default=str))
+    table = Table("tensor", "shape", "type", "bytes")
+    for tensor in found["tensors"]:
+        shape = " x ".join(map(str, tensor["shape"]))
+        table.add_row(tensor["name"], shape, tensor["type"], f"{tensor['bytes']:,}")
+    out.print(table)
+    kinds = ", ".join(f"{n} {kind}" for kind, n in found["types"].items())
+    out.print(f"{len(found['tensors'])} tensors ({kinds}), {found['bytes']:,} bytes")
+    return 0
+
+
+def describe(args: argparse.Namespace) -> dict[str, Any]:
+    """Everything the headers say, as plain data."""
+    from ostro.core.errors import UnsupportedArchitecture
+    from ostro.core.load.open import architecture_of, open_container
+    from ostro.core.plugins import PluginManager
+    from ostro.core.records import Settings
+
+    settings, plugins = Settings(reference=args.reference, offline=args.offline), PluginManager()
+    plugins.load(settings, args.plugin)
+    container = open_container(plugins.locate(args.reference, settings), plugins)
+    config = container.config()
+    try:
+        architecture = architecture_of(container, config, settings, plugins).name
+    except UnsupportedArchitecture:
+        architecture = None
+    tensors = list(container.tensors.values())
+    return {
+        "path": container.path.resolve().name,
+        "architecture": architecture,
+        "config": config,
+        "metadata": {k: short(v) for k, v in container.metadata.items()},
+        "tensors": [
+            {"name": t.name, "shape": list(t.shape), "type": t.format, "bytes": t.nbytes}
+            for t in tensors
+        ],
+        "types": dict(Counter(t.format for t in tensors)),
+        "bytes": sum(t.nbytes for t in tensors),
+    }
+
+
+def short(value: Any) -> Any:
+    """Vocabularies and other long lists as their length and beginning."""
+    if isinstance(value, str) and len(value) > 200:
+        return f"{value[:200]}... ({len(value)} characters)"
+    if not isinstance(value, str) and hasattr(value, "__len__") and len(value) > 8:
+        return f"[{', '.join(map(str, list(value[:4])))}, ...] ({len(value)} items)"
+    return value

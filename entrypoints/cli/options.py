@@ -1,0 +1,77 @@
+"""The options that `run`, `serve` and `bench` share, and the settings they make."""
+
+from __future__ import annotations
+
+import argparse
+
+from ostro.core.records import STARTER, Settings
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def positive(text: str) -> int:
+    """A count of one or more, as argparse's `type`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what says which model to load, and how."""
+    add = parser.add_argument_group("model").add_argument
+    add(
+        "-m",
+        "--model",
+        metavar="REF",
+        help="folder, .gguf file or org/name[@revision][:file]; default: the starter",
+    )
+    add("--arch", metavar="NAME", help="the architecture, where a checkpoint does not say it")
+    add("--task", metavar="NAME", help="the task, where an architecture has several")
+    add("--tokenizer", metavar="PATH", help="a tokenizer from elsewhere")
+    add("--chat-template", metavar="FILE", help="a chat template from elsewhere")
+    add("--dtype", choices=DTYPES, default="auto", help="what to compute in")
+    add("--device", default="auto", help="cpu, cuda, cuda:1")
+    add("--quant", metavar="FORMAT", help="quantize at load")
+    add("--threads", type=positive, metavar="N", help="threads on CPU (default: one per core)")
+    add("--context", type=int, metavar="N", help="tokens of prompt and answer together")
+    add("--max-seqs", type=positive, default=32, metavar="N", help="sequences that run at once")
+    add("--memory", metavar="SIZE", help="room for the K/V cache: 6GB, or a share such as 0.5")
+    add("--kv-dtype", default="auto", metavar="TYPE", help="type of the K/V cache")
+    add("--revision", metavar="REV", help="branch, tag or commit on the hub")
+    add("--token-source", metavar="SRC", help="the hub's token: env:NAME, file:PATH, cache, none")
+    add("--offline", action="store_true", help="never ask the hub; use what is cached")
+    add("--name", metavar="NAME", help="the name it is served under")
+    add("--deterministic", action="store_true", help="row by row reproducible kernels only; slower")
+    add("--replay", action="store_true", help="run the loop of captured graphs on any device")
+    add("--allow-config", action="append", default=[], metavar="KEY", help="let a config key pass")
+    add("--dummy-weights", metavar="SHAPE", help="random weights of a shape (qwen3-0.6b, llama-8b)")
+    add("--explain", action="store_true", help="say who answered and which kernels were chosen")
+    add("--plugin", action="append", default=[], metavar="PATH", help="use a plugin from a folder")
+
+
+def settings(args: argparse.Namespace) -> Settings:
+    """The settings that parsed options say."""
+    return Settings(
+        reference=args.model or STARTER,
+        arch=args.arch,
+        task=args.task,
+        tokenizer=args.tokenizer,
+        chat_template=args.chat_template,
+        dtype=args.dtype,
+        device=args.device,
+        quant=args.quant,
+        threads=args.threads,
+        context=args.context,
+        max_seqs=args.max_seqs,
+        memory=args.memory,
+        kv_dtype=args.kv_dtype,
+        revision=args.revision,
+        token_source=args.token_source,
+        offline=args.offline,
+        name=args.name,
+        deterministic=args.deterministic,
+        replay=args.replay,
+        allow_config=tuple(args.allow_config),
+        dummy_weights=args.dummy_weights,
+        explain=args.explain,
+    )

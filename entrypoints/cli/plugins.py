@@ -1,0 +1,79 @@
+"""`ostro plugins`: every plugin that was found, what it offers, and which are broken and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ostro.core.plugins import PluginInfo, PluginManager
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--hooks", action="store_true", help="list who implements each hook")
+    parser.add_argument("--plugin", action="append", default=[], metavar="PATH")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plugins; 1 if any of them is broken or in conflict."""
+    from ostro.core.plugins import PluginManager
+
+    manager = PluginManager()
+    manager.load(paths=args.plugin)
+    found = manager.describe()
+    if args.json:
+        print(
+            json.dumps(
+                by_hook(manager) if args.hooks else [asdict(each) for each in found], indent=2
+            )
+        )
+    elif args.hooks:
+        for hook, names in by_hook(manager).items():
+            print(f"{hook}: {', '.join(names) or '-'}")
+    elif sys.stdout.isatty():
+        print_table(found)
+    else:
+        print_lines(found)
+    return int(any(each.status in ("broken", "conflict") for each in found))
+
+
+def by_hook(manager: PluginManager) -> dict[str, list[str]]:
+    """The names of the plugins that implement each hook, in the order in which they are asked."""
+    from ostro.core.plugins import HOOKS
+
+    callers = {hook: getattr(manager.hook, hook) for hook in HOOKS}
+    return {
+        hook: [impl.plugin_name for impl in reversed(caller.get_hookimpls())]
+        for hook, caller in callers.items()
+    }
+
+
+def offers(plugin: PluginInfo) -> str:
+    """What a plugin offers, in one line; its hooks where it declares nothing."""
+    kinds = (f"{kind}: {', '.join(names)}" for kind, names in plugin.offers.items())
+    return "; ".join(kinds) or ", ".join(plugin.hooks)
+
+
+def print_lines(found: Iterable[PluginInfo]) -> None:
+    """One line for each plugin, tabs between: what other programs read."""
+    for each in found:
+        print("\t".join((each.name, each.status, each.source, each.reason or offers(each))))
+
+
+def print_table(found: Iterable[PluginInfo]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"active": "green", "disabled": "dim", "broken": "red", "conflict": "yellow"}
+    table = Table("plugin", "status", "source", "offers, or why not")
+    for each in found:
+        cells = (each.name, each.status, each.source, each.reason or offers(each))
+        style = colours[each.status]
+        table.add_row(*(Text(c, style if c == each.status else "") for c in cells))
+    Console().print(table)

@@ -1,0 +1,148 @@
+"""`ostro run`: a chat in the terminal, or one answer with -i."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ostro.core.errors import ContextLengthExceeded
+from ostro.entrypoints.cli.options import add_model_options, settings
+
+if TYPE_CHECKING:
+    from ostro.core.load.weights import Progress
+    from ostro.entrypoints.python import Text
+
+HELP = """\
+/clear    forget the conversation
+/system   set the system message: /system You are brief.
+/help     these lines
+/exit     leave (or Ctrl-D); Ctrl-C stops an answer"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_options(parser)
+    add = parser.add_argument_group("chat").add_argument
+    add("-i", "--input", metavar="PROMPT", help="answer this and leave")
+    add("--system", metavar="TEXT", help="system message")
+    add("--raw", action="store_true", help="continue the text as it is, without a chat template")
+    add("--think", action=argparse.BooleanOptionalAction, help="ask for reasoning, or for none")
+    add("-n", "--max-tokens", type=int, metavar="N")
+    add("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
+    add("--top-k", type=int, metavar="K")
+    add("--top-p", type=float, metavar="P")
+    add("--min-p", type=float, metavar="P")
+    add("--repetition-penalty", type=float, metavar="R")
+    add("--seed", type=int, metavar="N")
+    add("--stop", action="append", default=[], metavar="TEXT")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ostro.entrypoints.python import load_text
+
+    start = time.perf_counter()
+    with progress() as told:
+        model = load_text(settings(args), args.plugin, progress=told)
+    if args.explain:
+        print("\n".join(model.explain), file=sys.stderr)
+    try:
+        if args.input is not None:
+            answer(model, args, [*messages(args, []), said("user", args.input)], args.input)
+            return 0
+        print(
+            f"{model.name}, ready in {time.perf_counter() - start:.1f} s. /help for commands.",
+            file=sys.stderr,
+        )
+        return chat(model, args)
+    finally:
+        model.close()
+
+
+@contextmanager
+def progress() -> Iterator[Progress | None]:
+    """A bar on a terminal while weights are read; nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("loading"), BarColumn(), DownloadColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def messages(args: argparse.Namespace, history: list[dict[str, str]]) -> list[dict[str, str]]:
+    system = [said("system", args.system)] if args.system else []
+    return system + history
+
+
+def chat(model: Text, args: argparse.Namespace) -> int:
+    """Read, answer, remember, until the user leaves."""
+    history: list[dict[str, str]] = []
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            continue
+        if not line:
+            continue
+        if line.startswith("/"):
+            if line in ("/exit", "/quit"):
+                return 0
+            command(line, args, history)
+            continue
+        try:
+            text = answer(model, args, messages(args, [*history, said("user", line)]), line)
+        except ContextLengthExceeded as error:
+            print(f"ostro: {error}; /clear forgets the conversation", file=sys.stderr)
+            continue
+        history += [said("user", line), said("assistant", text)]
+
+
+def command(line: str, args: argparse.Namespace, history: list[dict[str, str]]) -> None:
+    """One of the chat's own commands."""
+    name, _, rest = line.partition(" ")
+    if name == "/clear":
+        history.clear()
+    elif name == "/system":
+        args.system = rest or None
+    else:
+        print(HELP, file=sys.stderr)
+
+
+def answer(
+    model: Text, args: argparse.Namespace, conversation: list[dict[str, str]], raw: str
+) -> str:
+    """Print an answer as it is drawn; Ctrl-C ends it. Returns what was said."""
+    options = {} if args.think is None else {"enable_thinking": args.think}
+    text = ""
+    try:
+        prompt = model.encode(raw) if args.raw else model.encode(conversation, **options)
+        with closing(model.stream(prompt, **sampling(model, args))) as stream:
+            for piece in stream:
+                text += piece.text
+                print(piece.text, end="", flush=True)
+    except KeyboardInterrupt:
+        pass
+    print()
+    return text
+
+
+def sampling(model: Text, args: argparse.Namespace) -> dict[str, Any]:
+    """What the options say, on top of what the model's own generation config suggests."""
+    names = "max_tokens temperature top_k top_p min_p repetition_penalty seed".split()
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return {**model.suggested, **given, "stop": tuple(args.stop)}

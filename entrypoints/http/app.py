@@ -1,0 +1,91 @@
+"""The HTTP application: routes, health, and what stands before them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ostro.core.errors import EngineDied
+from ostro.core.plugins import PluginManager
+from ostro.entrypoints.http import openai
+from ostro.entrypoints.http.errors import HANDLERS, body, respond, respond_to
+from ostro.entrypoints.http.middleware import Door, RequestId
+from ostro.entrypoints.http.service import Service
+
+log = logging.getLogger(__name__)
+
+
+async def health(request: Request) -> Response:
+    """GET /health: 200 while the engine lives, or is being started."""
+    service: Service = request.app.state.service
+    if service.engine.fault is not None:
+        return respond_to(EngineDied(str(service.engine.fault)))
+    return respond(200, {"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """GET /ready: 200 when a request would be answered; kernels are compiled, a token was drawn."""
+    service: Service = request.app.state.service
+    engine = service.engine
+    if service.ready:
+        return respond(200, {"status": "ready", "model": service.name})
+    if engine.fault is not None:
+        return respond_to(EngineDied(str(engine.fault)))
+    status = "draining" if engine.draining else "loading"
+    step = engine.progress
+    content = body(503, f"{status}: {step.what}" if status == "loading" else status, "not_ready")
+    progress = {"what": step.what, "done": step.done, "total": step.total}
+    return respond(503, {**content, "status": status, "progress": progress})
+
+
+def make_app(
+    service: Service,
+    plugins: PluginManager,
+    *,
+    keys: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
+    origins: Sequence[str] = (),
+) -> Starlette:
+    """The application.
+
+    `keys` open every route but /health; `hosts` are the names a request may address the server by,
+    None for any; `origins` are the web origins whose pages may call it.
+    """
+    routes = [
+        Route("/health", health, methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+        *openai.ROUTES,
+    ]
+    routes += plugin_routes(plugins, service, {route.path for route in routes})
+    middleware = [Middleware(RequestId)]
+    if origins:
+        allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
+        allowed = Middleware(CORSMiddleware, allow_origins=list(origins), **allow)
+        middleware.append(allowed)
+    middleware.append(Middleware(Door, keys=keys, hosts=hosts))
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app
+
+
+def plugin_routes(plugins: PluginManager, service: Service, taken: set[str]) -> list[Route]:
+    """The routes that plugins add; ours stay ours."""
+    routes = []
+    for name, record in plugins.collect("routes", engine=service.engine).items():
+        method, _, path = name.partition(" ")
+        if not (method.isupper() and path.startswith("/")):
+            log.warning("the plugin route %r is not used: its name is no 'METHOD /path'", name)
+        elif path in taken or any(route.path_regex.match(path) for route in openai.ROUTES):
+            log.warning("the plugin route %r is not used: ostro has that path itself", name)
+        else:
+            routes.append(Route(path, record.endpoint, methods=[method]))
+    return routes

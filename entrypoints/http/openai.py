@@ -1,0 +1,145 @@
+"""OpenAI's routes for text: chats, completions, models.
+
+Tools reach the template, but calls in the answer are not parsed yet: they stay in its text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ostro.core.errors import Unsupported
+from ostro.core.text import (
+    Answer,
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    Delta,
+    StreamOptions,
+    TextPipeline,
+    parse,
+)
+from ostro.entrypoints.http import shapes
+from ostro.entrypoints.http.body import read_json
+from ostro.entrypoints.http.errors import respond
+from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.stream import DONE, EventStream, event, while_there
+
+Piece = Callable[[Delta, bool], dict[str, Any]]
+"""Words a delta as a choice of a chunk; its second argument says that it is the choice's first."""
+
+
+async def chat(request: Request) -> Response:
+    """POST /v1/chat/completions"""
+    service: Service = request.app.state.service
+    asked = parse(await read_json(request), ChatRequest)
+    if asked.stream and asked.prompt_logprobs is not None:
+        raise Unsupported("prompt_logprobs of a chat cannot be streamed", param="prompt_logprobs")
+    text = service.admit(asked.model)
+    answer = await while_there(request, text.chat(asked))
+    head = heading(request, "chatcmpl", "chat.completion", text)
+    if asked.stream:
+        head["object"] += ".chunk"
+        piece = partial(shapes.chat_piece, spell=text.spell)
+        return EventStream(chunks(answer, asked, head, lambda d, first: piece(d, first=first)))
+    deltas = await while_there(request, gather(answer))
+    content = {
+        **head,
+        "choices": [shapes.chat_choice(delta, text.spell) for delta in deltas],
+        "usage": shapes.usage(answer.usage),
+    }
+    if (known := deltas[0].prompt_logprobs) is not None:
+        content["prompt_logprobs"] = shapes.prompt_logprobs(known, text.spell)
+    return respond(200, content)
+
+
+async def completions(request: Request) -> Response:
+    """POST /v1/completions"""
+    service: Service = request.app.state.service
+    asked = parse(await read_json(request), CompletionRequest)
+    text = service.admit(asked.model)
+    answer = await while_there(request, text.complete(asked))
+    head = heading(request, "cmpl", "text_completion", text)
+    if asked.stream:
+        piece = partial(shapes.completion_choice, spell=text.spell)
+        return EventStream(chunks(answer, asked, head, lambda delta, _: piece(delta)))
+    deltas = await while_there(request, gather(answer))
+    choices = [shapes.completion_choice(delta, text.spell) for delta in deltas]
+    return respond(200, {**head, "choices": choices, "usage": shapes.usage(answer.usage)})
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models"""
+    service: Service = request.app.state.service
+    return respond(200, {"object": "list", "data": [card(service)]})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/{id}"""
+    service: Service = request.app.state.service
+    service.check_name(request.path_params["id"])
+    return respond(200, card(service))
+
+
+def card(service: Service) -> dict[str, Any]:
+    """What is said of a served model. `max_model_len` is the context, as vLLM calls it."""
+    info = service.engine.info
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "ostro",
+        "max_model_len": info and info.context,
+    }
+
+
+def heading(request: Request, prefix: str, kind: str, text: TextPipeline) -> dict[str, Any]:
+    """The fields that open every response and chunk."""
+    id = f"{prefix}-{request.state.request_id}"
+    return {"id": id, "object": kind, "created": int(time.time()), "model": text.name}
+
+
+async def gather(answer: Answer) -> list[Delta]:
+    """The whole answer: one delta per choice."""
+    wholes = [shapes.Whole(last=Delta(index=index)) for index in range(answer.choices)]
+    try:
+        async for delta in answer:
+            wholes[delta.index].add(delta)
+    finally:
+        await answer.aclose()
+    return [whole.delta() for whole in wholes]
+
+
+async def chunks(
+    answer: Answer, asked: Asked, head: dict[str, Any], piece: Piece
+) -> AsyncGenerator[bytes, None]:
+    """The answer as events: one per delta, the usage if it is asked for, and the end."""
+    options = asked.stream_options or StreamOptions()
+    begun: set[int] = set()
+    try:
+        async for delta in answer:
+            chunk = {**head, "choices": [piece(delta, delta.index not in begun)]}
+            begun.add(delta.index)
+            if options.include_usage:
+                steady = options.continuous_usage_stats
+                chunk["usage"] = shapes.usage(answer.usage) if steady else None
+            yield event(chunk)
+    finally:
+        await answer.aclose()
+    if options.include_usage:
+        yield event({**head, "choices": [], "usage": shapes.usage(answer.usage)})
+    yield DONE
+
+
+ROUTES = [
+    Route("/v1/chat/completions", chat, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/models", models, methods=["GET"]),
+    Route("/v1/models/{id:path}", model, methods=["GET"]),
+]

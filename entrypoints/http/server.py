@@ -1,0 +1,259 @@
+"""`ostro serve`: this process speaks HTTP, a child runs the engine; neither outlives the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+
+from ostro.core.engine.process import ENGINE, ProcessEngine
+from ostro.core.errors import EngineDied, Overloaded
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Import, Settings, resolve
+from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.http.listener import HEADER_BYTES, Protocol, listen, url_of
+from ostro.entrypoints.http.model import find, name_of
+from ostro.entrypoints.http.service import Service
+
+log = logging.getLogger(__name__)
+QUEUE = 32
+"""Requests that may be under way, per sequence that the engine runs at once."""
+FLUSH_SECONDS = 5
+"""How long finished answers may take to be read when the server ends."""
+KEEP_ALIVE_SECONDS = 30
+LAST_WORDS = 1.0
+"""Seconds for which a server whose engine has died goes on saying so."""
+RESTARTS, RESTART_SECONDS = 3, 300.0
+"""An engine that dies more often than this is not started again."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to serve. `ready` is told the server's URL once it answers requests."""
+
+    host: str = "127.0.0.1"
+    port: int = 1234
+    api_keys: Sequence[str] = ()
+    allow_hosts: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    drain_timeout: float = 30.0
+    restart: bool = False
+    access_log: bool = False
+    plugin_paths: Sequence[str] = ()
+    engine: Import = ENGINE
+    ready: Callable[[str], None] | None = None
+
+
+def serve(settings: Settings, **options: Any) -> int:
+    """Serve a model until a signal comes; `options` are the fields of `Options`.
+
+    Returns the exit code. Raises an OstroError when the server cannot start, or its engine dies.
+    """
+    start = time.perf_counter()
+    asked = Options(**options)
+    listener = listen(asked.host, asked.port, asked.api_keys)
+    with contextlib.closing(listener):
+        return asyncio.run(Server(settings, asked, listener, start).run())
+
+
+class Server:
+    """One run of `serve`, from the first process to the last."""
+
+    def __init__(
+        self, settings: Settings, options: Options, listener: socket.socket, start: float
+    ) -> None:
+        """`start` is when the clock of the start-up time began."""
+        self.settings, self.options, self.listener = settings, options, listener
+        self.start = start
+        self.plugins = PluginManager()
+        self.engine = ProcessEngine(
+            settings, plugin_paths=options.plugin_paths, engine=options.engine
+        )
+        self.stop = asyncio.Event()
+        self.forced: int | None = None
+
+    async def run(self) -> int:
+        """Start, serve, end. The child starts first: it has the most to import."""
+        self.engine.spawn()
+        try:
+            with self.signals():
+                return await self.work()
+        finally:
+            self.engine.kill()
+
+    async def work(self) -> int:
+        self.plugins.load(self.settings, self.options.plugin_paths)
+        self.engine.registry = self.plugins.registry()
+        self.engine.limit = QUEUE * self.settings.max_seqs
+        self.service = Service(self.engine, name_of(self.settings))
+        app = make_app(
+            self.service,
+            self.plugins,
+            keys=self.options.api_keys,
+            hosts=None if self.options.api_keys else self.options.allow_hosts,
+            origins=self.options.cors_origins,
+        )
+        self.web = Web.of(app, access_log=self.options.access_log)
+        web = asyncio.ensure_future(self.web.serve(sockets=[self.listener]))
+        try:
+            return await self.watch()
+        finally:
+            self.web.should_exit = True
+            if self.forced is None:
+                await web
+            else:
+                web.cancel()
+
+    async def watch(self) -> int:
+        """Load, then wait for a signal or for the engine's death."""
+        stopped = asyncio.ensure_future(self.stop.wait())
+        deaths: list[float] = []
+        loaded: Callable[[], Any] = self.load
+        while True:
+            living = asyncio.ensure_future(self.live(loaded))
+            await asyncio.wait({living, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not living.done():
+                living.cancel()
+                return await self.finish()
+            if error := living.exception():
+                raise error
+            deaths = [*(at for at in deaths if time.monotonic() - at < RESTART_SECONDS)]
+            deaths.append(time.monotonic())
+            fault = str(self.engine.fault)
+            if not self.options.restart or len(deaths) > RESTARTS:
+                await asyncio.sleep(LAST_WORDS)
+                raise EngineDied(fault)
+            log.error("%s; starting it again", fault)
+            loaded = self.reload
+
+    async def live(self, load: Callable[[], Any]) -> None:
+        """Have the engine loaded and return when it is gone."""
+        await load()
+        await self.engine.wait_gone()
+
+    async def load(self) -> None:
+        """Make ready what both processes need; ours is the tokenizer, the child's the model."""
+        found = await in_thread(lambda: find(self.settings, self.plugins))
+        self.settings = replace(self.settings, reference=str(found.path))
+        self.eos_ids = found.tokenizer.eos_ids
+        info = await self.engine.load(self.settings, self.eos_ids)
+        found.tokenizer.check(info.vocab)
+        pipeline = resolve(self.plugins.get("pipelines", self.settings.task or "text").pipeline)
+        self.service.text = pipeline(
+            self.engine,
+            found.tokenizer,
+            found.template,
+            name=self.service.name,
+            context=info.context,
+            vocab=info.vocab,
+            defaults=found.sampling,
+        )
+        if self.settings.explain:
+            print("\n".join(info.explain), file=sys.stderr)
+        url, seconds = url_of(self.listener), time.perf_counter() - self.start
+        print(f"ostro: {self.service.name} at {url}/v1, ready in {seconds:.1f} s", file=sys.stderr)
+        if self.options.ready is not None:
+            self.options.ready(url)
+
+    async def reload(self) -> None:
+        """Start another child in the place of one that died."""
+        self.engine.spawn()
+        await self.engine.load(self.settings, self.eos_ids)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Have the first SIGTERM or SIGINT drain, the second one end."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        ours = threading.current_thread() is threading.main_thread()
+        for number in numbers if ours else ():
+            loop.add_signal_handler(number, self.on_signal, number)
+        try:
+            yield
+        finally:
+            for number in numbers if ours else ():
+                loop.remove_signal_handler(number)
+
+    def on_signal(self, number: int) -> None:
+        if self.stop.is_set():
+            self.forced = 128 + number
+            self.engine.kill()
+            self.web.force_exit = True
+        self.stop.set()
+
+    async def finish(self) -> int:
+        """Let requests under way finish, as long as there is time; then end the child."""
+        if not await self.engine.drain(self.options.drain_timeout) and self.forced is None:
+            log.warning("%d requests did not finish in time", self.engine.requests)
+        self.engine.abort_all(Overloaded("the server is shutting down; the answer is cut off"))
+        if self.forced is None:
+            await self.engine.close()
+        return self.forced or 0
+
+
+class Web(uvicorn.Server):
+    """uvicorn's server, with bounds, which leaves signals and logs alone."""
+
+    @classmethod
+    def of(cls, app: Starlette, *, access_log: bool = False) -> Web:
+        """A server of an application, not yet running."""
+        if access_log:
+            logging.basicConfig(format="%(asctime)s %(message)s")
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+        return cls(
+            uvicorn.Config(
+                app,
+                http=Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=access_log,
+                server_header=False,
+                h11_max_incomplete_event_size=HEADER_BYTES,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=FLUSH_SECONDS,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: `Server` has the handlers."""
+        yield
+
+
+def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Do blocking work in a thread that, unlike an executor's, does not hold up the end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        outcome: tuple[T | None, BaseException | None]
+        try:
+            outcome = (work(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

@@ -1,0 +1,263 @@
+"""What `import ostro` gives: load a model, then generate, stream, or look at its logits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import count
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ostro.core.chat import ChatTemplate, load_template, prompt_tokens
+from ostro.core.engine.request import Sampling, TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.errors import UsageError
+from ostro.core.load.open import find, generation_defaults, open_container
+from ostro.core.plugins import PluginManager
+from ostro.core.records import STARTER, Settings
+from ostro.core.stop import Stop
+from ostro.core.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostro.core.engine.engine import Engine
+    from ostro.core.load.model import LoadedModel
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, messages ({"role": ..., "content": ...}), or token ids."""
+
+SUGGESTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""What a model's generation_config.json may set where the user says nothing."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One item of a stream: its new text (it may be empty), its token, and how it ended.
+
+    The last item has `finish` and no token; `logprobs` are there if they were asked for.
+    """
+
+    text: str
+    token: int | None = None
+    finish: str | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+class Text:
+    """A loaded text model and its engine, in this process. Close it, or use it in a `with`."""
+
+    def __init__(
+        self, loaded: LoadedModel, engine: Engine, tokenizer: Tokenizer, template: Path | None
+    ) -> None:
+        self.loaded, self.engine, self.tokenizer = loaded, engine, tokenizer
+        self.template_file = template
+        self.ids = (f"python-{i}" for i in count())
+        self.waiting: dict[str, deque[TokenOutput]] = {}
+        self.closed = False
+
+    @property
+    def name(self) -> str:
+        return self.loaded.path.resolve().name
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template. Raises TemplateError where there is none."""
+        return load_template(self.tokenizer, file=self.template_file)
+
+    @property
+    def explain(self) -> list[str]:
+        """Who answered and which kernels were chosen, a line each."""
+        return self.loaded.explain
+
+    @property
+    def suggested(self) -> dict[str, Any]:
+        """The sampling that the model's own generation config suggests."""
+        found = generation_defaults(self.loaded.container)
+        if not found.get("do_sample", True):
+            return {"temperature": 0.0}
+        return {key: found[key] for key in SUGGESTED if found.get(key) is not None}
+
+    def generate(self, x: Prompt, **sampling: Any) -> str:
+        """The answer to a prompt, whole. `sampling` are the fields of `Sampling`."""
+        return "".join(piece.text for piece in self.stream(x, **sampling))
+
+    def stream(self, x: Prompt, **sampling: Any) -> Generator[Piece]:
+        """The answer, one item per token. Leaving the loop early aborts the request.
+
+        Several streams may run at once, in one thread.
+        """
+        self.check_open()
+        rules, tokens = rules_of(sampling), self.encode(x)
+        request = TokenRequest(id=next(self.ids), tokens=tokens, sampling=rules)
+        words, stop, said = self.tokenizer.detokenizer(prompt=tokens), Stop(rules.stop), 0
+        self.engine.submit(request)
+        self.waiting[request.id] = deque()
+        try:
+            for output in self.outputs(request.id):
+                for i, token in enumerate(output.tokens):
+                    said += 1
+                    text = words.add([token])
+                    if said > rules.min_tokens:
+                        text = stop.add(text)
+                    noted = output.logprobs[i] if output.logprobs else None
+                    yield Piece(text, token, logprobs=noted)
+                if stop.found is not None or output.finish is not None:
+                    rest = stop.add(words.finish()) + stop.rest()
+                    yield Piece(rest, finish="stop" if stop.found else output.finish)
+                    return
+        finally:
+            del self.waiting[request.id]
+            self.engine.abort(request.id)
+
+    def outputs(self, id: str) -> Iterator[TokenOutput]:
+        """Turn the loop and yield what comes of one request; that of others waits."""
+        mine = self.waiting[id]
+        while True:
+            while mine:
+                yield mine.popleft()
+            self.check_open()
+            for output in self.engine.step():
+                if output.id in self.waiting:
+                    self.waiting[output.id].append(output)
+
+    def encode(self, x: Prompt, *, tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
+        """The prompt's token ids; messages go through the model's chat template."""
+        if isinstance(x, str):
+            return self.tokenizer.encode(x)
+        try:
+            items: list[Any] = list(x)
+            if not items or not isinstance(items[0], Mapping):
+                return [index(token) for token in items]
+        except TypeError as error:
+            raise UsageError(f"a prompt is text, messages or token ids: {error}") from None
+        return prompt_tokens(self.template, self.tokenizer, items, tools, kwargs=options)
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Logits [T, vocab] float32 of every position of a token sequence."""
+        self.check_open()
+        tokens = self.encode(token_ids)
+        self.engine.check(TokenRequest(id="logits", tokens=tokens))
+        return self.engine.runner.logits(tokens)
+
+    def close(self) -> None:
+        """Stop the engine and let go of the files. Closing twice is closing once."""
+        self.closed = True
+        self.engine.close()
+        self.loaded.container.close()
+
+    def check_open(self) -> None:
+        """Raise UsageError after `close`."""
+        if self.closed:
+            raise UsageError(f"{self.name} is closed; load it again")
+
+    def __enter__(self) -> Text:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def rules_of(values: Mapping[str, Any]) -> Sampling:
+    """Sampling from keyword arguments. Raises UsageError for a name or a type that is wrong."""
+    known = Sampling.__struct_fields__
+    if unknown := values.keys() - set(known):
+        raise UsageError(
+            f"no sampling parameter {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+        )
+    if isinstance(values.get("stop"), str):
+        values = {**values, "stop": (values["stop"],)}
+    try:
+        rules = msgspec.convert(values, Sampling, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"sampling: {error}") from None
+    if rules.n != 1:
+        raise UsageError(f"n={rules.n}: a call gives one answer; call again for another")
+    if rules.prompt_logprobs is not None:
+        raise UsageError("prompt_logprobs are not given here; logits() has those of every position")
+    return rules
+
+
+def load(
+    reference: str | Path | None = None,
+    *,
+    dtype: Any = "auto",
+    device: str = "auto",
+    quant: str | None = None,
+    plugins: Sequence[str | Path] = (),
+    **settings: Any,
+) -> Text:
+    """Load a text model: a folder, a .gguf file, "org/name[@revision][:selector]", or the starter.
+
+    `settings` are further fields of `Settings` (context, max_seqs, memory, kv_dtype, offline...).
+    Raises an OstroError that says what is wrong and what to do.
+    """
+    asked = settings_of(
+        {
+            "reference": STARTER if reference is None else str(reference),
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": str(device),
+            "quant": quant,
+            **settings,
+        }
+    )
+    return load_text(asked, plugins)
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """Settings from keyword arguments. Raises UsageError for a name or a type that is wrong."""
+    known = [field.name for field in fields(Settings)]
+    if unknown := values.keys() - set(known):
+        raise UsageError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    plain = {name: str(x) if isinstance(x, Path) else x for name, x in values.items()}
+    try:
+        return msgspec.convert(plain, Settings)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"settings: {error}") from None
+
+
+def load_text(
+    settings: Settings,
+    plugins: Sequence[str | Path] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Text:
+    """Load what the settings say. `progress` is told (bytes done, bytes in all)."""
+    from ostro.core.engine.build import build_engine, set_threads
+    from ostro.core.load.model import load_model
+
+    if settings.threads is not None and settings.threads < 1:
+        raise UsageError(f"threads={settings.threads} is not a positive number")
+    manager = PluginManager()
+    manager.load(settings, plugins)
+    set_threads(settings.threads)
+    path = find(settings, manager)
+    loaded = load_model(path, settings, manager, progress)
+    words = open_tokenizer(Path(settings.tokenizer) if settings.tokenizer else path, manager)
+    words.check(int(loaded.config.vocab_size))
+    engine = build_engine(loaded, settings, manager, words.eos_ids)
+    manager.hook.ostro_model_loaded(model=loaded)
+    template = Path(settings.chat_template) if settings.chat_template else None
+    return Text(loaded, engine, words, template)
+
+
+def tokenizer(reference: str | Path, **settings: Any) -> Tokenizer:
+    """A tokenizer alone: of a model, a folder, a tokenizer.json or a .gguf file."""
+    manager, asked = PluginManager(), settings_of({"reference": str(reference), **settings})
+    manager.load(asked)
+    path = Path(reference)
+    return open_tokenizer(path if path.exists() else manager.locate(str(reference), asked), manager)
+
+
+def open_tokenizer(path: Path, plugins: PluginManager) -> Tokenizer:
+    """The tokenizer at a local path; a GGUF's lies in its header."""
+    if path.suffix != ".gguf":
+        return load_tokenizer(path)
+    container = open_container(path, plugins)
+    try:
+        return load_tokenizer(path, metadata=container.metadata)
+    finally:
+        container.close()

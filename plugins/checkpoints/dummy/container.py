@@ -1,0 +1,103 @@
+"""A container whose tensors are made when they are read: the same noise for the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from ostro.core.errors import CheckpointError, UsageError, nearest
+from ostro.core.load.container import read_config
+from ostro.core.load.names import Names, Transform
+from ostro.core.load.weights import slots
+from ostro.core.plugins import PluginManager
+from ostro.core.records import TensorInfo, resolve
+
+SHAPES = Path(__file__).parent / "shapes"
+STD = 0.02
+PERIOD = 4_194_301  # a prime, so that no two rows of a weight are the same noise
+
+
+def open_dummy(shape: str, plugins: PluginManager) -> Dummy:
+    """Noise in the shape of a published model ("qwen3-0.6b") or of a config.json at a path.
+
+    Its tensors are those that the architecture's model asks for, under their hub names. Raises
+    UsageError where neither is there, and what reading and claiming a config raises.
+    """
+    path = SHAPES / f"{shape}.json"
+    if not path.is_file():
+        path = Path(shape)
+    if not path.exists():
+        known = sorted(file.stem for file in SHAPES.glob("*.json"))
+        raise UsageError(
+            f"--dummy-weights {shape}: neither a path nor one of {', '.join(known)}"
+            f"{nearest(shape, known)}"
+        )
+    raw = read_config(path)
+    architecture = plugins.architecture_for(raw.get("architectures") or [], config=raw)
+    config = resolve(architecture.config).from_hf(raw)
+    names = resolve(architecture.names)(config) if architecture.names else Names()
+    entries = {}
+    for slot in slots(resolve(architecture.model)(config)):
+        named = names.write(slot.name if slot.kind == "tensor" else f"{slot.name}.weight")
+        format = "BF16" if slot.kind == "storage" else "F32"
+        nbytes = prod(slot.shape) * (2 if slot.kind == "storage" else 4)
+        info = TensorInfo(
+            name=named.theirs, shape=slot.shape, format=format, nbytes=nbytes, file=path.name
+        )
+        centre = 1.0 if slot.kind == "tensor" and slot.name.endswith("norm.weight") else 0.0
+        entries[named.theirs] = Entry(info, centre, named.transform)
+    return Dummy(path, raw, entries)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to be made: around `centre` in the model, before the transform's way back."""
+
+    info: TensorInfo
+    centre: float
+    transform: Transform | None
+
+
+class Dummy:
+    """A `core.load.Container` of noise: matrices N(0, 0.02) in bfloat16, norms around 1."""
+
+    def __init__(self, path: Path, raw: dict[str, Any], entries: Mapping[str, Entry]) -> None:
+        self.path, self.raw, self.entries = path, raw, entries
+        self.tensors = {name: entry.info for name, entry in entries.items()}
+        self.metadata: Mapping[str, Any] = {}
+
+    @cached_property
+    def noise(self) -> Tensor:
+        """One period of it, from which every tensor takes a stretch that its name names."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.empty(PERIOD).normal_(0, STD, generator=generator).bfloat16()
+
+    def read(self, name: str) -> Tensor:
+        """As `Container.read`."""
+        if name not in self.entries:
+            raise CheckpointError(
+                f"{self.path.name}: no tensor {name!r}{nearest(name, self.tensors)}"
+            )
+        entry = self.entries[name]
+        count = prod(entry.info.shape)
+        stretch = self.noise.roll(-(crc32(name.encode()) % PERIOD))
+        tensor = stretch.repeat(-(-count // PERIOD))[:count].view(entry.info.shape)
+        if entry.info.format == "F32":
+            tensor = tensor.float() + entry.centre
+        return tensor if entry.transform is None else entry.transform.write(tensor)
+
+    def config(self) -> dict[str, Any]:
+        """As `Container.config`."""
+        return self.raw
+
+    def close(self) -> None:
+        """As `Container.close`."""
+        self.entries = {}

@@ -1,0 +1,35 @@
+"""The GGUF checkpoint: llama.cpp's file of weights, tokenizer and metadata, whole or split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ostro.core.hooks import hookimpl
+from ostro.core.records import Checkpoint
+
+MAGIC = b"GGUF"
+
+
+def claims(path: Path) -> bool:
+    """Say whether `path` is a GGUF file (by suffix or first bytes) or a folder of nothing else."""
+    if path.is_dir():
+        suffixes = {entry.suffix for entry in path.iterdir()}
+        return ".gguf" in suffixes and ".safetensors" not in suffixes
+    if path.suffix == ".gguf":
+        return True
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+@hookimpl
+def ostro_checkpoints() -> Iterator[Checkpoint]:
+    """Yield the GGUF container."""
+    yield Checkpoint(
+        name="gguf",
+        claims=claims,
+        open="ostro.plugins.checkpoints.gguf.reader:open_gguf",
+        suffixes=(".gguf",),
+    )

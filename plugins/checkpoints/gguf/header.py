@@ -1,0 +1,230 @@
+"""The GGUF header: metadata and tensor table, each step checked before it is taken.
+
+Little endian: magic "GGUF", u32 version, u64 tensor count, u64 key count; the keys (name, u32 type,
+value); the tensor table (name, u32 number of dimensions, u64 dimensions with rows last, u32 ggml
+type, u64 offset into the data); padding; the data. Strings are a u64 length and UTF-8. Source: the
+GGUF specification of the ggml project, versions 2 and 3, which differ in nothing that is read here.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from struct import Struct
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ostro.core.errors import CheckpointError
+from ostro.core.load.container import MAX_NAME, MappedFile, Place, tensor_fault
+from ostro.core.load.ggml import TYPES, WITHDRAWN, GgmlType
+from ostro.core.records import TensorInfo
+from ostro.plugins.checkpoints.gguf import MAGIC
+
+# The largest header in use, a vocabulary of 262 thousand and its merges, has 14 MB and 0.8 million
+# items. The limits bound the time and memory that a hostile one can take.
+MAX_HEADER = 64 << 20
+MAX_ITEMS = 1 << 21
+MAX_LINES = 1 << 17
+MAX_KEY = (1 << 16) - 1
+MAX_DEPTH = 4
+MAX_GGML_DIMS = 4
+
+STRING, ARRAY, BOOL = 8, 9, 7
+SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, BOOL, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+"""GGUF value type -> struct (and numpy) code."""
+
+# The fewest bytes that one of these can take: what bounds a count before it is believed.
+KEY_BYTES = 8 + 1 + 4 + 1
+TENSOR_BYTES = 8 + 1 + 4 + 4 + 8
+
+U32, U64 = Struct("<I"), Struct("<Q")
+
+
+class Header:
+    """Walks a file's header. Errors read "<file>@offset N: reason"."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self._file = file
+        self._bytes = file.data.data
+        self._end = min(file.size, MAX_HEADER)
+        self._at = 0
+        self._items = MAX_ITEMS
+
+    def read(self) -> tuple[dict[str, Place], dict[str, Any]]:
+        """Read all of it: the tensors' places and the metadata.
+
+        Metadata values are str, bool, int, float, list[str], lists of arrays, and numpy arrays
+        (read-only views of the file). A string that is not UTF-8, as a token may be, holds its
+        bytes as surrogates (`errors="surrogateescape"`).
+        """
+        n_tensors, n_keys = self._preamble()
+        metadata: dict[str, Any] = {}
+        for _ in range(n_keys):
+            at = self._at
+            key = self._name("key", MAX_KEY)
+            if key in metadata:
+                self._fail(f"key {key!r} occurs twice", at)
+            metadata[key] = self._value(self._number(U32))
+        table = [self._tensor() for _ in range(n_tensors)]
+        return self._places(table, self._alignment(metadata)), metadata
+
+    def _preamble(self) -> tuple[int, int]:
+        if self._take(4) != MAGIC:
+            self._fail("not a GGUF file: it does not begin with 'GGUF'", 0)
+        version = self._number(U32)
+        if version and not version & 0xFFFF:
+            self._fail("a big-endian GGUF; convert the model again for little endian", 4)
+        if version not in (2, 3):
+            self._fail(f"GGUF version {version} is not supported; 2 and 3 are", 4)
+        n_tensors, n_keys = self._number(U64), self._number(U64)
+        self._expect(n_tensors, TENSOR_BYTES, "tensors")
+        self._expect(n_keys, KEY_BYTES, "keys")
+        if max(n_tensors, n_keys) > MAX_LINES:
+            self._fail(f"more than {MAX_LINES} tensors or keys")
+        return n_tensors, n_keys
+
+    def _fail(self, reason: str, at: int | None = None) -> NoReturn:
+        offset = self._at if at is None else at
+        raise CheckpointError(f"{self._file.path.name}@offset {offset}: {reason}")
+
+    def _room(self, size: int, what: str) -> None:
+        """Refuse what would go past the end of the file or of what a header may have."""
+        if size > self._end - self._at:
+            if self._end < self._file.size:
+                self._fail(f"{what} makes the header larger than {MAX_HEADER >> 20} MiB")
+            self._fail(f"{what} ({size} bytes) goes past the end of the file")
+
+    def _expect(self, count: int, nbytes: int, what: str) -> None:
+        """Refuse `count` things of at least `nbytes` each that cannot be there; count them."""
+        self._room(count * nbytes, f"a list of {count} {what}")
+        self._items -= count
+        if self._items < 0:
+            self._fail(f"the header has more than {MAX_ITEMS} items")
+
+    def _take(self, size: int) -> memoryview:
+        self._room(size, "a field")
+        self._at += size
+        return self._bytes[self._at - size : self._at]
+
+    def _number(self, code: Struct) -> Any:
+        return code.unpack(self._take(code.size))[0]
+
+    def _name(self, what: str, limit: int) -> str:
+        at = self._at
+        length = self._number(U64)
+        if not 0 < length <= limit:
+            self._fail(f"{what} name of {length} bytes; 1 to {limit} are allowed", at)
+        try:
+            return str(self._take(length), "utf-8")
+        except UnicodeDecodeError:
+            self._fail(f"{what} name is not UTF-8", at)
+
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if kind in SCALARS:
+            return self._number(Struct("<" + SCALARS[kind]))
+        if kind == STRING:
+            return self._strings(1)[0]
+        if kind == ARRAY:
+            return self._array(depth + 1)
+        self._fail(f"unknown value type {kind}", self._at - 4)
+
+    def _array(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            self._fail(f"arrays nested more than {MAX_DEPTH} deep")
+        kind, count = self._number(U32), self._number(U64)
+        if kind in SCALARS:
+            dtype = np.dtype("<" + SCALARS[kind])
+            self._room(count * dtype.itemsize, f"an array of {count} values")
+            values = np.frombuffer(self._take(count * dtype.itemsize), np.uint8)
+            # A bool is any byte but 0; numpy wants 1.
+            array = values != 0 if kind == BOOL else values.view(dtype)
+            array.flags.writeable = False
+            return array
+        if kind == STRING:
+            return self._strings(count)
+        self._expect(count, 12, "arrays")
+        return [self._value(kind, depth) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """Strings one after the other: a vocabulary, so the loop is kept flat."""
+        self._expect(count, U64.size, "strings")
+        strings = []
+        data, end, at, length_at = self._bytes, self._end, self._at, U64.unpack_from
+        for _ in range(count):
+            start = at + U64.size
+            if start > end or (stop := start + length_at(data, at)[0]) > end:
+                # The careful way fails, with the reason.
+                self._at = at
+                self._take(self._number(U64))
+            strings.append(str(data[start:stop], "utf-8", "surrogateescape"))
+            at = stop
+        self._at = at
+        return strings
+
+    def _tensor(self) -> tuple[int, str, tuple[int, ...], GgmlType, int]:
+        """One line of the table: its place in the header, name, torch shape, type, offset."""
+        at = self._at
+        name = self._name("tensor", MAX_NAME)
+        n_dims = self._number(U32)
+        if n_dims > MAX_GGML_DIMS:
+            self._fail(f"tensor {name!r} has {n_dims} dimensions; ggml has {MAX_GGML_DIMS}", at)
+        shape = tuple(self._number(U64) for _ in range(n_dims))[::-1]
+        if fault := tensor_fault(name, shape):
+            self._fail(f"tensor {name!r}: {fault}", at)
+        kind = self._kind(name, shape, self._number(U32))
+        return at, name, shape, kind, self._number(U64)
+
+    def _kind(self, name: str, shape: tuple[int, ...], number: int) -> GgmlType:
+        at = self._at - 4
+        if number in WITHDRAWN:
+            self._fail(
+                f"tensor {name!r}: ggml type {WITHDRAWN[number]} was withdrawn; "
+                "convert the model again",
+                at,
+            )
+        if number not in TYPES:
+            self._fail(f"tensor {name!r}: unknown ggml type {number}", at)
+        kind = TYPES[number]
+        row = shape[-1] if shape else 1
+        if row % kind.block:
+            self._fail(
+                f"tensor {name!r}: rows of {row} are no multiple of {kind.name}'s {kind.block}", at
+            )
+        return kind
+
+    def _alignment(self, metadata: dict[str, Any]) -> int:
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            self._fail(f"general.alignment must be a power of two, not {alignment!r}")
+        return alignment
+
+    def _places(
+        self, table: list[tuple[int, str, tuple[int, ...], GgmlType, int]], alignment: int
+    ) -> dict[str, Place]:
+        data = -(-self._at // alignment) * alignment
+        places: dict[str, Place] = {}
+        for at, name, shape, kind, offset in table:
+            nbytes = kind.row_bytes(prod(shape))
+            if name in places:
+                self._fail(f"tensor {name!r} occurs twice", at)
+            if offset % alignment:
+                self._fail(f"tensor {name!r}: offset {offset} is not aligned to {alignment}", at)
+            if data + offset + nbytes > self._file.size:
+                self._fail(
+                    f"tensor {name!r} ends at byte {data + offset + nbytes} of a file of "
+                    f"{self._file.size}; it is cut short, download it again",
+                    at,
+                )
+            info = TensorInfo(
+                name=name, shape=shape, format=kind.name, nbytes=nbytes, file=self._file.path.name
+            )
+            places[name] = Place(info, self._file, data + offset)
+        self._refuse_overlaps(places)
+        return places
+
+    def _refuse_overlaps(self, places: dict[str, Place]) -> None:
+        end, before = 0, ""
+        for place in sorted(places.values(), key=lambda place: (place.start, place.info.nbytes)):
+            if place.start < end:
+                self._fail(f"tensors {before!r} and {place.info.name!r} overlap", place.start)
+            end, before = place.start + place.info.nbytes, place.info.name

@@ -1,0 +1,36 @@
+"""The safetensors checkpoint: a file, or a folder of shards with their config.json.
+
+It claims pickled weights too, because somebody must refuse them and say how to convert them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ostro.core.hooks import hookimpl
+from ostro.core.records import Checkpoint
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""Suffixes of weight files that can run code when they are opened."""
+
+
+def claims(path: Path) -> bool:
+    """Say whether `path` is a safetensors or pickle file, or a folder of them."""
+    if not path.is_dir():
+        return path.suffix in (".safetensors", *PICKLES)
+    suffixes = {entry.suffix for entry in path.iterdir()}
+    return ".safetensors" in suffixes or (
+        ".gguf" not in suffixes and not suffixes.isdisjoint(PICKLES)
+    )
+
+
+@hookimpl
+def ostro_checkpoints() -> Iterator[Checkpoint]:
+    """Yield the safetensors container."""
+    yield Checkpoint(
+        name="safetensors",
+        claims=claims,
+        open="ostro.plugins.checkpoints.safetensors.reader:open_safetensors",
+        suffixes=(".safetensors",),
+    )

@@ -1,0 +1,237 @@
+"""The safetensors reader: headers checked before anything in them is believed.
+
+A file is: u64 length n, n bytes of JSON `{name: {dtype, shape, data_offsets}, "__metadata__"}`,
+then the tensors' bytes without holes, little endian, rows first. Source: the format description
+of the safetensors project. Stricter than its own reader in that a repeated name is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ostro.core.errors import CheckpointError, ModelNotFound, PickleRefused
+from ostro.core.load.container import DTYPES, MappedContainer, MappedFile, Place, tensor_fault
+from ostro.core.records import TensorInfo
+from ostro.plugins.checkpoints.safetensors import PICKLES
+
+MAX_HEADER = 100_000_000
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+BITS: Mapping[str, int] = {
+    **{name: 8 * itemsize for name, (_, itemsize) in DTYPES.items()},
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F4": 4,
+}
+"""Bits per element of every dtype of the format."""
+
+
+def open_safetensors(path: Path) -> MappedContainer:
+    """Open a .safetensors file, or a folder of them with or without an index.
+
+    Only headers are read. Raises CheckpointError (what is malformed, in which file and tensor),
+    ModelNotFound (no weights), PickleRefused (weights that could run code).
+    """
+    if not path.is_dir():
+        if path.suffix in PICKLES:
+            _refuse_pickles([path.name])
+        return _container(path, path.parent, _open_shards([path], {}))
+    if (path / INDEX).exists():
+        owners = _read_index(path)
+        shards = [_shard_path(path, shard) for shard in sorted(set(owners.values()))]
+    else:
+        owners, shards = {}, _find_shards(path)
+    container = _container(path, path, _open_shards(shards, owners))
+    if absent := sorted(owners.keys() - container.tensors.keys()):
+        name = absent[0]
+        raise CheckpointError(
+            f"{INDEX}: {len(absent)} tensors are not in the shards it names; "
+            f"first: {name!r}, expected in {owners[name]}"
+        )
+    return container
+
+
+def _container(path: Path, folder: Path, opened: tuple[Any, Any]) -> MappedContainer:
+    places, metadata = opened
+    return MappedContainer(path, places, metadata, config=folder / "config.json")
+
+
+def _find_shards(folder: Path) -> list[Path]:
+    """The weight files of a folder that has no index."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    shards = [name for name in names if name.endswith(".safetensors")]
+    if SINGLE in shards:
+        shards = [SINGLE]
+    if not shards:
+        if pickles := [name for name in names if name.endswith(PICKLES)]:
+            _refuse_pickles(pickles)
+        raise ModelNotFound(f"no weights in {folder}; found: {', '.join(names[:10]) or 'nothing'}")
+    return [_shard_path(folder, name) for name in shards]
+
+
+def _refuse_pickles(names: list[str]) -> NoReturn:
+    raise PickleRefused(
+        f"the weights come only as pickles ({', '.join(names[:3])}), which can run code when they "
+        "are opened. Use a revision with safetensors, or convert them where you trust them: "
+        'safetensors.torch.save_file(torch.load(FILE, weights_only=True), "model.safetensors")'
+    )
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Tensor name -> shard file name."""
+    with open(folder / INDEX, "rb") as file:
+        raw = file.read(MAX_HEADER + 1)
+    if len(raw) > MAX_HEADER:
+        raise CheckpointError(f"{INDEX}: larger than {MAX_HEADER // 10**6} MB")
+    owners = _parse(INDEX, raw).get("weight_map")
+    if not isinstance(owners, dict) or not all(isinstance(v, str) for v in owners.values()):
+        raise CheckpointError(f"{INDEX}: weight_map must map tensor names to file names")
+    return owners
+
+
+def _shard_path(folder: Path, shard: str) -> Path:
+    """The shard's path, known to be a safetensors file that lies in the folder."""
+    if shard in ("", "..") or "/" in shard or "\\" in shard:
+        raise CheckpointError(f"{INDEX}: shard path {shard!r} leaves the model's folder")
+    if not shard.endswith(".safetensors"):
+        raise CheckpointError(f"{INDEX}: shard {shard!r} is not a .safetensors file")
+    if shard not in os.listdir(folder):
+        raise CheckpointError(f"{INDEX}: shard {shard!r} is absent; download the model again")
+    path = folder / shard
+    if not path.resolve().is_relative_to(_home(folder.resolve())):
+        raise CheckpointError(
+            f"{shard}: is a symlink that leaves the model's folder; put the file itself there"
+        )
+    return path
+
+
+def _home(folder: Path) -> Path:
+    """The folder that a model's links may lead into.
+
+    A snapshot in the Hugging Face cache is a folder of links into its sibling `blobs`.
+    """
+    repository = folder.parent.parent
+    if folder.parent.name == "snapshots" and (repository / "blobs").is_dir():
+        return repository
+    return folder
+
+
+def _open_shards(
+    paths: Iterable[Path], owners: Mapping[str, str]
+) -> tuple[dict[str, Place], dict[str, str]]:
+    """Merge the shards' headers; where two hold a tensor, `owners` must say whose it is."""
+    places: dict[str, Place] = {}
+    metadata: dict[str, str] = {}
+    for path in paths:
+        found, extra = read_header(MappedFile(path))
+        metadata.update(extra)
+        for name, place in found.items():
+            if owners.get(name, path.name) != path.name:
+                continue
+            if name in places:
+                raise CheckpointError(
+                    f"{path.name}: tensor {name!r} is also in {places[name].info.file}; "
+                    "leave only one of them in the folder"
+                )
+            places[name] = place
+    return places, metadata
+
+
+def read_header(file: MappedFile) -> tuple[dict[str, Place], dict[str, str]]:
+    """Check a file's header against its bytes and give its tensors' places and its metadata."""
+    where = file.path.name
+    if file.size < 8:
+        raise CheckpointError(f"{where}: {file.size} bytes are too few for a safetensors file")
+    length = int.from_bytes(file.data[:8].tobytes(), "little")
+    if length > MAX_HEADER:
+        raise CheckpointError(f"{where}: header of {length} bytes; the limit is {MAX_HEADER}")
+    if 8 + length > file.size:
+        raise CheckpointError(
+            f"{where}: header of {length} bytes in a file of {file.size}; it is cut short"
+        )
+    header = _parse(where, file.data[8 : 8 + length].tobytes())
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{where}: __metadata__ must map strings to strings")
+    start = 8 + length
+    places = {name: _place(file, start, name, entry) for name, entry in header.items()}
+    _refuse_holes(where, places.values(), start, file.size)
+    return places, metadata
+
+
+def _parse(where: str, raw: bytes) -> dict[str, Any]:
+    def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        unique = dict(pairs)
+        if len(unique) < len(pairs):
+            names = [name for name, _ in pairs]
+            name = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(f"{where}: {name!r} occurs twice")
+        return unique
+
+    if not raw.startswith(b"{"):
+        raise CheckpointError(f"{where}: its JSON must begin with '{{'")
+    try:
+        parsed: dict[str, Any] = json.loads(raw.decode(), object_pairs_hook=refuse_repeats)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno} column {error.colno}"
+        raise CheckpointError(f"{where}: not JSON: {at}: {error.msg}") from None
+    except RecursionError:
+        raise CheckpointError(f"{where}: its JSON is nested too deep") from None
+    except ValueError as error:
+        # Not UTF-8, or a number of thousands of digits.
+        raise CheckpointError(f"{where}: not JSON: {error}") from None
+    return parsed
+
+
+def _place(file: MappedFile, start: int, name: str, entry: Any) -> Place:
+    """Check one entry of a header by itself; `start` is where the data section begins."""
+    where = f"{file.path.name}: tensor {name!r}"
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise CheckpointError(f"{where}: needs dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise CheckpointError(f"{where}: unknown dtype {dtype!r}; known: {', '.join(BITS)}")
+    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{where}: shape and data_offsets must be lists of natural numbers")
+    begin, end = offsets
+    if fault := tensor_fault(name, tuple(shape)):
+        raise CheckpointError(f"{where}: {fault}")
+    bits = prod(shape) * BITS[dtype]
+    row = shape[-1] if shape else 1
+    if row * BITS[dtype] % 8:
+        raise CheckpointError(f"{where}: rows of {row} {dtype} do not fill whole bytes")
+    if end - begin != bits // 8:
+        raise CheckpointError(
+            f"{where}: {dtype} {shape} takes {bits // 8} bytes, data_offsets give {end - begin}"
+        )
+    if start + end > file.size:
+        raise CheckpointError(
+            f"{where}: ends at byte {start + end} of a file of {file.size}; it is cut short, "
+            "download it again"
+        )
+    info = TensorInfo(
+        name=name, shape=tuple(shape), format=dtype, nbytes=end - begin, file=file.path.name
+    )
+    return Place(info, file, start + begin)
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def _refuse_holes(where: str, places: Iterable[Place], start: int, size: int) -> None:
+    """The tensors must cover the data section exactly: nothing hides there, nothing is shared."""
+    expected = start
+    for place in sorted(places, key=lambda place: (place.start, place.info.nbytes)):
+        if place.start != expected:
+            fault = "overlaps the one before it" if place.start < expected else "follows a hole"
+            raise CheckpointError(f"{where}: tensor {place.info.name!r} {fault} in the file")
+        expected += place.info.nbytes
+    if expected != size:
+        raise CheckpointError(f"{where}: {size - expected} bytes follow its last tensor")

@@ -1,0 +1,94 @@
+"""One choice of an answer: token ids become text, up to a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostro.core.engine.request import Finish, TokenLogprobs, TokenOutput
+from ostro.core.stop import Stop
+from ostro.core.text import Delta
+from ostro.core.tokenizer import Detokenizer
+
+Told = tuple[int, int, TokenLogprobs | None]
+"""Where a token's text starts, the token, and its log probability."""
+
+
+class Choice:
+    """The state of one choice. `tokens` counts what was generated, `done` says it has ended."""
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        stop: Stop,
+        *,
+        min_tokens: int = 0,
+        logprobs: bool = False,
+    ) -> None:
+        """Stop strings count only after `min_tokens`; `logprobs` are passed on if asked for."""
+        self.index = index
+        self.tokens = 0
+        self.done = False
+        self._detokenizer, self._stop = detokenizer, stop
+        self._min_tokens = min_tokens
+        self._length = self._sent = 0
+        self._told: list[Told] | None = [] if logprobs else None
+
+    def echo(
+        self,
+        text: str,
+        tokens: Sequence[int],
+        pieces: Sequence[str],
+        logprobs: Sequence[TokenLogprobs | None] | None,
+    ) -> Delta:
+        """The prompt as the beginning of the answer; `pieces` are the texts of its tokens."""
+        if self._told is not None and logprobs is not None:
+            at = 0
+            for token, piece, entry in zip(tokens, pieces, logprobs, strict=True):
+                self._told.append((at, token, entry))
+                at += len(piece)
+        self._length = len(text)
+        return self._delta(text, all=True)
+
+    def add(self, output: TokenOutput) -> Delta:
+        """The piece of the answer that an output makes certain."""
+        text = ""
+        entries: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.tokens)
+        for token, entry in zip(output.tokens, entries, strict=True):
+            self.tokens += 1
+            if self._told is not None:
+                self._told.append((self._length, token, entry))
+            text += self._pass(self._detokenizer.add([token]))
+            if self._stop.found is not None:
+                return self._end(text, "stop", self._stop.found)
+        if output.finish is None:
+            return self._delta(text)
+        text += self._pass(self._detokenizer.finish())
+        if self._stop.found is not None:
+            return self._end(text, "stop", self._stop.found)
+        return self._end(text + self._stop.rest(), output.finish, output.stopped_by)
+
+    def _pass(self, text: str) -> str:
+        self._length += len(text)
+        return text if self.tokens <= self._min_tokens else self._stop.add(text)
+
+    def _end(self, text: str, finish: Finish, stopped_by: str | int | None) -> Delta:
+        self.done = True
+        if self._told and isinstance(stopped_by, str):
+            end = self._sent + len(text)
+            self._told = [told for told in self._told if told[0] < end]
+        delta = self._delta(text, all=True)
+        delta.finish, delta.stopped_by = finish, stopped_by
+        return delta
+
+    def _delta(self, text: str, all: bool = False) -> Delta:
+        """A piece, with the logprobs of the tokens whose text starts in it."""
+        self._sent += len(text)
+        delta = Delta(index=self.index, text=text)
+        if self._told:
+            ripe = [told for told in self._told if all or told[0] < self._sent]
+            self._told = self._told[len(ripe) :]
+            delta.offsets = [at for at, _, _ in ripe]
+            delta.tokens = [token for _, token, _ in ripe]
+            delta.logprobs = [entry for _, _, entry in ripe] if ripe else None
+        return delta

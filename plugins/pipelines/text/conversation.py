@@ -1,0 +1,131 @@
+"""Conversations, tools and prompts as requests give them, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import to_builtins
+
+from ostro.core.chat import RESERVED
+from ostro.core.errors import RequestError, Unsupported
+from ostro.core.text import ChatRequest, Message
+
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 512
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+def turns_of(request: ChatRequest) -> list[dict[str, Any]]:
+    """The messages as templates take them. Raises RequestError naming one that is malformed."""
+    given = request.messages
+    messages = [Message(role="user", content=given)] if isinstance(given, str) else given
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise RequestError(
+            f"{len(messages)} messages; 1..{MAX_MESSAGES} are taken", param="messages"
+        )
+    if request.continue_final_message:
+        raise Unsupported(
+            "continue_final_message: a message cannot be continued yet",
+            param="continue_final_message",
+        )
+    for i, message in enumerate(messages):
+        check_message(message, f"messages[{i}]")
+    if messages[-1].role == "assistant" and request.add_generation_prompt is not False:
+        raise RequestError("the last message is the assistant's own", param="messages")
+    turns = to_builtins(messages)
+    return [{name: value for name, value in turn.items() if value is not None} for turn in turns]
+
+
+def check_message(message: Message, where: str) -> None:
+    """Raise RequestError unless a text model can take this message."""
+    if message.role not in ROLES:
+        raise RequestError(
+            f"{where}: role {message.role!r:.40} is none of {', '.join(ROLES)}",
+            param=f"{where}.role",
+        )
+    if message.role == "tool" and not message.tool_call_id:
+        raise RequestError(
+            f"{where}: a tool message needs tool_call_id", param=f"{where}.tool_call_id"
+        )
+    where = f"{where}.content"
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        raise RequestError(f"{where} is missing", param=where)
+    if isinstance(message.content, list):
+        if not message.content:
+            raise RequestError(f"{where} is an empty list", param=where)
+        for part in message.content:
+            if part.type != "text" or part.text is None:
+                raise RequestError(
+                    f"{where}: a part of type {part.type!r:.40}; this model takes text only",
+                    param=where,
+                )
+
+
+def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
+    """The tools that the template is told of. Raises RequestError for a malformed one."""
+    choice, tools = request.tool_choice, request.tools or []
+    if choice not in (None, "auto", "none"):
+        raise Unsupported(
+            "tool_choice: only auto and none work; forcing a call needs constrained output, "
+            "which comes later",
+            param="tool_choice",
+        )
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        name = tool_name(tool, f"tools[{i}]")
+        if name in names:
+            raise RequestError(f"tools[{i}]: the name {name!r} is taken", param="tools")
+        names.add(name)
+    return None if choice == "none" or not tools else tools
+
+
+def tool_name(tool: dict[str, Any], where: str) -> str:
+    """The name of a tool, whose form is checked."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise RequestError(f"{where}: only tools of type function are taken", param=where)
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}: a name has 1..128 letters, digits, '_', '-' or '.'", param=f"{where}.name"
+        )
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise RequestError(f"{where}: parameters is no JSON schema", param=f"{where}.parameters")
+    return name
+
+
+def options_of(request: ChatRequest) -> dict[str, Any]:
+    """What the template is told besides; the template itself refuses what it does not know.
+
+    Raises RequestError for names that are not the request's to set.
+    """
+    options = dict(request.chat_template_kwargs or {})
+    if taken := RESERVED & options.keys():
+        raise RequestError(
+            f"{min(taken)!r} is no option of a chat template", param="chat_template_kwargs"
+        )
+    if request.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", request.reasoning_effort)
+    return options
+
+
+def prompts_of(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
+    """The prompts of a completion, each text or ids. Raises RequestError for a mixture."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    texts = [item for item in prompt if isinstance(item, str)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if not prompt or len(prompt) not in (len(texts), len(lists)):
+        raise RequestError(
+            "a prompt is text, a list of texts, token ids, or a list of lists of token ids",
+            param="prompt",
+        )
+    return [*texts, *lists]

@@ -1,0 +1,234 @@
+"""The text pipeline: a request becomes token requests, token outputs become pieces of text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import lru_cache
+from secrets import token_hex
+from typing import Any
+
+from msgspec.structs import replace
+
+from ostro.core.chat import ChatTemplate, prompt_tokens
+from ostro.core.engine.client import AsyncEngine
+from ostro.core.engine.request import Sampling, TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.errors import RequestError, TemplateError
+from ostro.core.stop import Stop
+from ostro.core.text import Asked, ChatRequest, CompletionRequest, Delta, Usage
+from ostro.core.tokenizer import Tokenizer
+from ostro.plugins.pipelines.text.choice import Choice
+from ostro.plugins.pipelines.text.conversation import options_of, prompts_of, tools_of, turns_of
+from ostro.plugins.pipelines.text.sampling import room_for, sampling_of
+
+MAX_CHOICES = 1024
+"""Choices of one request, over all its prompts."""
+
+
+class Text:
+    """Answers chats and completions with an engine. Makes its prompts outside the event loop."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        name: str,
+        context: int,
+        vocab: int,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`context` is the longest sequence in tokens, `vocab` how many ids the engine knows.
+
+        `defaults` are sampling fields for requests that do not state them.
+        """
+        self.engine, self.tokenizer, self.template = engine, tokenizer, template
+        self.name, self.context, self.vocab = name, context, vocab
+        self.defaults = dict(defaults or {})
+        self.spell = lru_cache(maxsize=65536)(self._spell)
+
+    async def chat(self, request: ChatRequest) -> Answer:
+        """Continue a conversation. Raises RequestError before anything is generated."""
+        return await asyncio.to_thread(self._prepare_chat, request)
+
+    async def complete(self, request: CompletionRequest) -> Answer:
+        """Continue prompts. Raises RequestError before anything is generated."""
+        return await asyncio.to_thread(self._prepare_completion, request)
+
+    def _spell(self, token: int) -> str:
+        return self.tokenizer.decode([token], skip_special=False)
+
+    def _prepare_chat(self, request: ChatRequest) -> Answer:
+        sampling = sampling_of(request, self.tokenizer, self.vocab, self.defaults)
+        turns, tools = turns_of(request), tools_of(request)
+        if self.template is None:
+            raise TemplateError(
+                "the model has no chat template; use /v1/completions, or start with --chat-template"
+            )
+        tokens = prompt_tokens(
+            self.template,
+            self.tokenizer,
+            turns,
+            tools,
+            request.add_generation_prompt is not False,
+            options_of(request),
+        )
+        return Answer(self, [self._work(request, sampling, tokens)], request)
+
+    def _prepare_completion(self, request: CompletionRequest) -> Answer:
+        sampling = sampling_of(request, self.tokenizer, self.vocab, self.defaults)
+        prompts = prompts_of(request.prompt)
+        if len(prompts) * sampling.n > MAX_CHOICES:
+            raise RequestError(
+                f"{len(prompts)} prompts with n={sampling.n}; at most {MAX_CHOICES} choices",
+                param="n",
+            )
+        works = []
+        for prompt in prompts:
+            tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            work = self._work(request, sampling, tokens)
+            if request.echo:
+                text = prompt if isinstance(prompt, str) else self.tokenizer.decode(tokens)
+                work.echo = text
+            works.append(work)
+        return Answer(self, works, request)
+
+    def _work(self, asked: Asked, sampling: Sampling, tokens: list[int]) -> Work:
+        if not tokens:
+            raise RequestError("the prompt is empty", param="prompt")
+        room = room_for(sampling, len(tokens), self.context)
+        for token in tokens:
+            if not 0 <= token < self.vocab:
+                raise RequestError(
+                    f"token id {token} is not within 0..{self.vocab - 1}", param="prompt"
+                )
+        return Work(
+            TokenRequest(
+                id=token_hex(12),
+                tokens=tokens,
+                sampling=replace(sampling, max_tokens=room, stop=()),
+                priority=asked.priority or 0,
+                salt=asked.cache_salt or "",
+            ),
+            sampling.stop,
+        )
+
+
+@dataclass
+class Work:
+    """One prompt of a request. `echo` is the prompt's text where it begins the answer."""
+
+    request: TokenRequest
+    stops: tuple[str, ...]
+    echo: str | None = None
+
+
+class Answer:
+    """An answer under way: iterate its deltas once, close it to stop early.
+
+    `usage` counts up while it goes; `choices` is how many there are, over all prompts.
+    """
+
+    def __init__(self, text: Text, works: Sequence[Work], asked: Asked) -> None:
+        self._text, self._works, self._asked = text, works, asked
+        n = works[0].request.sampling.n
+        self.choices = n * len(works)
+        self.usage = Usage(prompt=sum(len(work.request.tokens) for work in works))
+        self._deltas = merged([self._generate(work, n * i) for i, work in enumerate(works)])
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._deltas
+
+    async def aclose(self) -> None:
+        """Stop generating; everything the request holds is given back."""
+        await self._deltas.aclose()
+
+    async def _generate(self, work: Work, first: int) -> AsyncGenerator[Delta, None]:
+        """The deltas of one prompt, whose choices are numbered from `first`."""
+        choices = [self._choice(work, first + i) for i in range(work.request.sampling.n)]
+        outputs = self._text.engine.generate(work.request)
+        told = False
+        try:
+            async for output in outputs:
+                choice = choices[output.index]
+                if not told and (output.prompt_tokens or output.finish):
+                    told = True
+                    for delta in self._begin(work, choices, output):
+                        yield delta
+                if choice.done:
+                    continue
+                before = choice.tokens
+                delta = choice.add(output)
+                self.usage.completion += choice.tokens - before
+                if delta.text or delta.finish or delta.logprobs:
+                    yield delta
+                if all(choice.done for choice in choices):
+                    return
+        finally:
+            await outputs.aclose()
+
+    def _choice(self, work: Work, index: int) -> Choice:
+        asked, sampling = self._asked, work.request.sampling
+        return Choice(
+            index,
+            self._text.tokenizer.detokenizer(prompt=work.request.tokens),
+            Stop(work.stops, keep=bool(asked.include_stop_str_in_output)),
+            min_tokens=sampling.min_tokens,
+            logprobs=sampling.logprobs is not None,
+        )
+
+    def _begin(self, work: Work, choices: Sequence[Choice], output: TokenOutput) -> list[Delta]:
+        """What precedes the generated text: the prompt and its logprobs, where asked for."""
+        self.usage.cached += output.cached
+        known = prompt_logprobs(work, output)
+        wanted = known if self._asked.prompt_logprobs is not None else None
+        if work.echo is None:
+            return [Delta(index=choices[0].index, prompt_logprobs=wanted)] if wanted else []
+        tokens, pieces = work.request.tokens, self._pieces(work)
+        deltas = [choice.echo(work.echo, tokens, pieces, known) for choice in choices]
+        for delta in deltas:
+            delta.prompt_logprobs = wanted
+        return deltas
+
+    def _pieces(self, work: Work) -> list[str]:
+        """The text that each token of the prompt adds."""
+        detokenizer = self._text.tokenizer.detokenizer()
+        return [detokenizer.add([token]) for token in work.request.tokens]
+
+
+def prompt_logprobs(work: Work, output: TokenOutput) -> list[TokenLogprobs | None] | None:
+    """The prompt's logprobs as the engine reports them, one entry per token."""
+    known = output.prompt_logprobs
+    if known is None or work.request.sampling.prompt_logprobs is None:
+        return None
+    return [*known, *[None] * (len(work.request.tokens) - len(known))]
+
+
+async def merged(sources: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+    """The items of several generators, each as soon as it is there."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for delta in only:
+                yield delta
+        return
+    pending = {asyncio.ensure_future(anext(source)): source for source in sources}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                source = pending.pop(task)
+                try:
+                    delta = task.result()
+                except StopAsyncIteration:
+                    continue
+                pending[asyncio.ensure_future(anext(source))] = source
+                yield delta
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for source in sources:
+            await source.aclose()

@@ -1,0 +1,141 @@
+"""The sampling that a request asks for, with every number within its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostro.core.engine.request import Dry, Sampling
+from ostro.core.errors import ContextLengthExceeded, RequestError, Unsupported
+from ostro.core.text import Asked, ChatRequest, CompletionRequest
+from ostro.core.tokenizer import Tokenizer
+
+BREAKERS = ("\n", ":", '"', "*")
+"""Strings that no DRY match crosses, as in text-generation-webui."""
+MAX_BREAKERS = 64
+MAX_STOP_IDS = 1024
+MAX_BIASES = 1024
+MAX_SALT = 256
+MAX_PRIORITY = 2**31
+NAMES = {"stop_ids": "stop_token_ids", "dry": "dry_multiplier"}
+"""Fields of `Sampling` that requests call otherwise."""
+
+
+def sampling_of(
+    asked: Asked, tokenizer: Tokenizer, vocab: int, defaults: Mapping[str, Any]
+) -> Sampling:
+    """What is asked for, or `defaults`.
+
+    Raises RequestError naming the field that is out of range, Unsupported for what cannot be.
+    """
+    check(asked)
+    stated = {
+        name: getattr(asked, name)
+        for name in Sampling.__struct_fields__
+        if name in asked.__struct_fields__ and getattr(asked, name) is not None
+    }
+    values: dict[str, Any] = {**defaults, **stated}
+    values["stop"] = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    values["stop_ids"] = tuple(asked.stop_token_ids or ())
+    values["logit_bias"] = bias_of(asked)
+    values["dry"] = dry_of(asked, tokenizer)
+    if asked.top_k == -1:
+        values["top_k"] = 0
+    if isinstance(asked, ChatRequest):
+        values["logprobs"] = (asked.top_logprobs or 0) if asked.logprobs else None
+        if asked.max_completion_tokens is not None:
+            values["max_tokens"] = asked.max_completion_tokens
+    echoes = isinstance(asked, CompletionRequest) and asked.echo
+    if echoes and values.get("logprobs") is not None:
+        values.setdefault("prompt_logprobs", values["logprobs"])
+    try:
+        sampling = Sampling(**values).checked(vocab)
+    except RequestError as error:
+        name = error.param or ""
+        raise RequestError(str(error), param=NAMES.get(name, name)) from None
+    if sampling.max_tokens == 0 and not (echoes and sampling.prompt_logprobs is not None):
+        raise RequestError("max_tokens=0 asks for nothing", param="max_tokens")
+    return sampling
+
+
+def check(asked: Asked) -> None:
+    """Refuse fields that contradict each other, or that ask for what comes later."""
+    form = (asked.response_format or {}).get("type", "text")
+    if form != "text":
+        raise Unsupported(
+            f"response_format {form!r:.40}: there is no constrained output yet, only text",
+            param="response_format",
+        )
+    if len(asked.stop_token_ids or ()) > MAX_STOP_IDS:
+        raise RequestError(f"more than {MAX_STOP_IDS} stop_token_ids", param="stop_token_ids")
+    if len(asked.cache_salt or "") > MAX_SALT:
+        raise RequestError(f"cache_salt exceeds {MAX_SALT} characters", param="cache_salt")
+    if not -MAX_PRIORITY <= (asked.priority or 0) < MAX_PRIORITY:
+        raise RequestError("priority is not within -2^31..2^31-1", param="priority")
+    if isinstance(asked, ChatRequest):
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
+        if asked.top_logprobs is not None and not 0 <= asked.top_logprobs <= 20:
+            raise RequestError("top_logprobs is not within 0..20", param="top_logprobs")
+        if any(kind != "text" for kind in asked.modalities or ()):
+            raise Unsupported("modalities: this model answers in text only", param="modalities")
+    elif isinstance(asked, CompletionRequest) and asked.best_of not in (None, asked.n or 1):
+        raise RequestError("best_of must equal n: all choices are returned", param="best_of")
+
+
+def bias_of(asked: Asked) -> dict[int, float]:
+    """The logit bias with its keys, which JSON makes strings, as token ids."""
+    given = asked.logit_bias or {}
+    if len(given) > MAX_BIASES:
+        raise RequestError(f"more than {MAX_BIASES} entries of logit_bias", param="logit_bias")
+    biases = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12):
+            raise RequestError(f"{key!r:.40} is no token id", param="logit_bias")
+        biases[int(key)] = bias
+    return biases
+
+
+def dry_of(asked: Asked, tokenizer: Tokenizer) -> Dry | None:
+    """The DRY penalty, where a multiplier is given.
+
+    A breaker stands for the last token of "a" and itself, so that what precedes it in running text
+    does not matter.
+    """
+    if not asked.dry_multiplier:
+        return None
+    strings = BREAKERS if asked.dry_sequence_breakers is None else asked.dry_sequence_breakers
+    if len(strings) > MAX_BREAKERS or not all(0 < len(string) <= 64 for string in strings):
+        raise RequestError(
+            f"at most {MAX_BREAKERS} breakers of 1..64 characters", param="dry_sequence_breakers"
+        )
+    ends = [tokenizer.encode("a" + string, special=False)[-1] for string in strings]
+    given: dict[str, Any] = {
+        "multiplier": asked.dry_multiplier,
+        "base": asked.dry_base,
+        "allowed_length": asked.dry_allowed_length,
+        "window": asked.dry_penalty_last_n,
+    }
+    fields = {name: value for name, value in given.items() if value is not None}
+    return Dry(breakers=tuple(dict.fromkeys(ends)), **fields)
+
+
+def room_for(sampling: Sampling, prompt: int, context: int) -> int:
+    """How many tokens may be generated after so many.
+
+    Raises ContextLengthExceeded naming the context and what was asked for.
+    """
+    room = context - prompt
+    wanted = sampling.max_tokens
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"the context is {context} tokens and the prompt has {prompt}; shorten the prompt",
+            param="prompt",
+        )
+    if wanted is not None and wanted > room:
+        raise ContextLengthExceeded(
+            f"the context is {context} tokens, but {prompt + wanted} are asked for: {prompt} in "
+            f"the prompt and {wanted} to generate; shorten either",
+            param="max_tokens",
+        )
+    return room if wanted is None else wanted

@@ -1,0 +1,140 @@
+"""Which of its files a model needs, and whether they are all there. Names only; nothing is read.
+
+Names are relative to the model's folder, with forward slashes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from ostro.core.errors import ModelNotFound, PickleRefused, nearest
+
+CONFIGS = ("config.json", "model_index.json", "params.json")
+"""What a model folder has at least one of, unless it holds a GGUF file."""
+
+SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+"""Endings of configs, tokenizers and templates."""
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+ELSEWHERE = {"original", "onnx", "openvino", "coreml", "flax", "tf", "runs"}
+"""Folders in which repositories keep the same model for other programs."""
+
+_SPLIT = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The files a model needs: `small` ones, its `weights`, and what to open.
+
+    `target` is one of the weights where one file is the model, "" where the folder is.
+    """
+
+    small: tuple[str, ...]
+    weights: tuple[str, ...]
+    target: str = ""
+
+
+def select(names: Iterable[str], kind: str, selector: str | None, where: str) -> Selection:
+    """Choose the files of a model or adapter among those offered.
+
+    `selector` is a file or a format ("Q4_K_M"). Raises ModelNotFound, or PickleRefused where the
+    only weights are pickles; `where` names the place in the message.
+    """
+    names = sorted(name for name in names if not _ignored(name))
+    small = tuple(name for name in names if name.endswith(SMALL))
+    if selector:
+        return _selected(names, small, selector, where)
+    weights = _tensors(names)
+    if weights and (kind == "adapter" or any(name in names for name in CONFIGS)):
+        return Selection(small=small, weights=weights)
+    models = gguf_models(names)
+    if len(models) == 1:
+        return Selection(small=(), weights=models[0], target=models[0][0])
+    if models:
+        files = listed(model[0] for model in models)
+        raise ModelNotFound(f"{where} holds several models: {files}; name one, as in {where}:FILE")
+    if any(name.endswith(PICKLES) for name in names):
+        raise PickleRefused(
+            f"{where} has its weights only as pickles, which can run code when they are opened; "
+            "look for a safetensors or GGUF version of it"
+        )
+    wanted = "safetensors" if kind == "adapter" else "safetensors beside a config.json"
+    raise ModelNotFound(f"{where} holds no {wanted}, and no .gguf; {held(names)}")
+
+
+def gguf_models(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """The GGUF models among sorted names, each with all its splits, the first split first.
+
+    Projectors of images (mmproj) are no models of their own.
+    """
+    models: dict[object, list[str]] = {}
+    for name in names:
+        if name.endswith(".gguf") and "mmproj" not in name.rpartition("/")[2]:
+            split = _SPLIT.fullmatch(name)
+            models.setdefault(split.group("stem", "total") if split else name, []).append(name)
+    return [tuple(model) for model in models.values()]
+
+
+def missing(selection: Selection, shards: Iterable[str]) -> list[str]:
+    """What an incomplete folder lacks: `shards` that its indexes name, and splits of a file."""
+    lacking = [shard for shard in shards if shard not in selection.weights]
+    for name in selection.weights:
+        if parts := _SPLIT.fullmatch(name):
+            stem, total, suffix = parts.groups()
+            every = (f"{stem}-{i:05}-of-{total}{suffix}" for i in range(1, int(total) + 1))
+            lacking += [split for split in every if split not in selection.weights]
+    if not selection.weights:
+        lacking.append("its weights")
+    return sorted(set(lacking))
+
+
+def listed(names: Iterable[str], limit: int = 10) -> str:
+    """Names for a message, the first few of them."""
+    every = list(names)
+    return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" * (len(every) > limit))
+
+
+def held(names: Sequence[str]) -> str:
+    """What a place holds, as a clause that can end a message."""
+    return f"it holds {listed(names)}" if names else "it is empty"
+
+
+def _ignored(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return any(part.startswith(".") for part in parts) or bool(ELSEWHERE & set(parts[:-1]))
+
+
+def _tensors(names: Sequence[str]) -> tuple[str, ...]:
+    """The safetensors files, without second copies: consolidated ones and other precisions."""
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    if "model_index.json" in names:
+        tensors = [name for name in tensors if "/" in name]
+    plain = [name for name in tensors if not name.rpartition("/")[2].startswith("consolidated")]
+    kept = plain or tensors
+    variant = re.compile(r"\.(fp16|bf16|fp32|non_ema)(?=[.-])")
+    return tuple(n for n in kept if not variant.search(n) or variant.sub("", n, 1) not in kept)
+
+
+def _selected(names: Sequence[str], small: tuple[str, ...], text: str, where: str) -> Selection:
+    """The files of one selector: a file's name, or a format that stands between separators."""
+    offered = [name for name in names if name.endswith((".gguf", ".uqff", ".safetensors"))]
+    tag = re.compile(rf"(^|[-._/]){re.escape(text)}(?=[-._/])", re.IGNORECASE)
+    found = [model for model in gguf_models(names) if text in model or tag.search(model[0])]
+    if text in offered and not found:
+        found = [(text,)]
+    if uqff := tuple(name for name in offered if name.endswith(".uqff") and tag.search(name)):
+        found.append(uqff)
+    if not found:
+        near = nearest(text, offered)
+        raise ModelNotFound(f"{where} has no {text!r}{near}; it offers {listed(offered) or 'none'}")
+    if len(found) > 1:
+        several = listed(model[0] for model in found)
+        raise ModelNotFound(f"{text!r} fits several files of {where}: {several}; name one")
+    weights = found[0]
+    if weights[0].endswith(".gguf"):
+        return Selection(small=(), weights=weights, target=weights[0])
+    rest = tuple(n for n in names if n == "residual.safetensors" and n not in weights)
+    return Selection(small=small, weights=weights + rest, target=weights[0])

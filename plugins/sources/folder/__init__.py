@@ -1,0 +1,75 @@
+"""Local files and folders. A path that exists always wins over every other reading of a name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ostro import Settings, errors, hookimpl
+from ostro.plugins.sources.files import CONFIGS, gguf_models, held, listed
+
+LOOK = 1000
+"""Entries of a folder that a message or a check looks at."""
+
+
+@hookimpl(tryfirst=True)
+def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
+    """The path itself if it exists. Raises ModelNotFound for what can only be a path and is not."""
+    if not reference:
+        return None
+    try:
+        path = Path(reference).expanduser()
+        if path.is_dir():
+            return model_in(path) if kind == "model" else adapter_in(path)
+        if path.is_file():
+            return path
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise errors.ModelNotFound(f"{reference!r:.200} cannot be looked up: {reason}") from None
+    is_file = reference.endswith((".gguf", ".safetensors", ".uqff")) and ":" not in reference
+    if is_file or reference.startswith(("/", "./", "../", "~")):
+        raise errors.ModelNotFound(f"there is no file or folder {reference}{nearby(path)}")
+    return None
+
+
+def model_in(folder: Path) -> Path:
+    """The folder, if it holds a model; its GGUF file, if that is the model.
+
+    Raises ModelNotFound listing what is there.
+    """
+    names = entries(folder)
+    if any(name in names for name in CONFIGS):
+        return folder
+    models = gguf_models(names)
+    if len(models) == 1:
+        return folder / models[0][0]
+    if models:
+        several = listed(model[0] for model in models)
+        raise errors.ModelNotFound(f"{folder} holds several models: {several}; name one of them")
+    if "adapter_config.json" in names:
+        raise errors.ModelNotFound(f"{folder} is an adapter; name its base model first")
+    raise errors.ModelNotFound(f"{folder} holds no config.json and no .gguf; {held(names)}")
+
+
+def adapter_in(folder: Path) -> Path:
+    """The folder, if it can be an adapter. Raises ModelNotFound listing what is there."""
+    names = entries(folder)
+    if not any(name.endswith(".json") for name in names):
+        raise errors.ModelNotFound(f"{folder} holds no adapter_config.json; {held(names)}")
+    return folder
+
+
+def entries(folder: Path) -> list[str]:
+    """The names in a folder, sorted; of a very large one, only some."""
+    with os.scandir(folder) as found:
+        return sorted(entry.name for entry, _ in zip(found, range(LOOK), strict=False))
+
+
+def nearby(path: Path) -> str:
+    """What is where the path should be, as a clause that can end a message."""
+    parent = path.absolute().parent
+    while not parent.is_dir():
+        path, parent = parent, parent.parent
+    names = entries(parent)
+    near = errors.nearest(path.name, names)
+    return f"; {parent} exists, but has no {path.name!r}" + (near or f": {held(names)}")

@@ -1,0 +1,197 @@
+"""Fetching from the hub: only the files a model needs, and never half of them."""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ostro import Settings
+from ostro.core.errors import ModelNotFound, OstroError, UsageError
+from ostro.plugins.sources.files import Selection, listed, missing, select
+from ostro.plugins.sources.hub import Reference
+
+log = logging.getLogger(__name__)
+
+
+def fetch(reference: Reference, kind: str, settings: Settings) -> Path:
+    """The folder or file of a hub model, downloaded unless it is cached.
+
+    Raises ModelNotFound saying what to do: gated, private, absent, no connection, not cached.
+    """
+    if settings.revision and not reference.revision:
+        reference = Reference(
+            id=reference.id, revision=settings.revision, selector=reference.selector
+        )
+    token = token_from(settings.token_source)
+    if settings.offline or constants.HF_HUB_OFFLINE:
+        return cached(reference, kind, "this is offline mode; run once with a connection")
+    try:
+        names = listing(reference, token)
+    except OstroError:
+        raise
+    except Exception as error:
+        if not _is_outage(error):
+            raise explained(reference, error) from error
+        path = cached(reference, kind, f"{_host()} cannot be reached ({_brief(error)})")
+        log.warning("%s cannot be reached; %s is used as cached", _host(), reference.id)
+        return path
+    selection = select(names, kind, reference.selector, reference.id)
+    try:
+        return download(reference, selection, token)
+    except OstroError:
+        raise
+    except Exception as error:
+        raise explained(reference, error) from error
+
+
+def token_from(source: str | None) -> str | bool | None:
+    """The access token a source names: env:NAME, file:PATH, literal:TEXT, cache or none.
+
+    None leaves it to the hub's own rules (HF_TOKEN, or what `hf auth login` kept), False sends
+    none. Raises UsageError for a source that holds no token.
+    """
+    how, _, rest = (source or "cache").partition(":")
+    if how in ("cache", "none") and not rest:
+        return None if how == "cache" else False
+    if how == "env":
+        found = os.environ.get(rest, "")
+    elif how in ("file", "path"):
+        try:
+            found = Path(rest).expanduser().read_text()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--token-source {how}:{rest}: {error}") from None
+    elif how == "literal":
+        found = rest
+    else:
+        raise UsageError("--token-source is one of env:NAME, file:PATH, literal:TOKEN, cache, none")
+    if not found.strip():
+        named = "" if how == "literal" else rest
+        raise UsageError(f"--token-source {how}:{named} holds no token")
+    return found.strip()
+
+
+def listing(reference: Reference, token: str | bool | None) -> list[str]:
+    """The names of all files of a hub model. Raises ModelNotFound for names that lead outside."""
+    info = HfApi(endpoint=constants.ENDPOINT, token=token).model_info(
+        reference.id, revision=reference.revision
+    )
+    names = [sibling.rfilename for sibling in info.siblings or ()]
+    for name in names:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
+            raise ModelNotFound(f"{reference.id} lists a file with the unsafe name {name!r:.100}")
+    return names
+
+
+def download(reference: Reference, selection: Selection, token: str | bool | None) -> Path:
+    """Fetch the selected files, small ones first, so that whole weights mean a whole model."""
+    folder = Path()
+    for names in filter(None, (selection.small, selection.weights)):
+        folder = Path(
+            snapshot_download(
+                reference.id,
+                revision=reference.revision,
+                allow_patterns=[glob.escape(name) for name in names],
+                token=token,
+                endpoint=constants.ENDPOINT,
+            )
+        )
+    lacking = [n for n in (*selection.small, *selection.weights) if not (folder / n).is_file()]
+    if lacking:
+        raise ModelNotFound(f"{reference.id} came without {listed(lacking)}; try again")
+    return folder / selection.target
+
+
+def cached(reference: Reference, kind: str, why: str) -> Path:
+    """What the cache holds of a hub model. Raises ModelNotFound, with `why`, unless it is whole."""
+    try:
+        folder = Path(
+            snapshot_download(
+                reference.id,
+                revision=reference.revision,
+                allow_patterns=[],
+                local_files_only=True,
+            )
+        )
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        raise ModelNotFound(f"{reference.id} is not in the cache, and {why}") from None
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    selection = select(names, kind, reference.selector, f"{reference.id} in the cache")
+    if lacking := missing(selection, _shards(folder, selection)):
+        raise ModelNotFound(
+            f"{reference.id} is only partly in the cache (without {listed(lacking)}), and {why}"
+        )
+    return folder / selection.target
+
+
+def explained(reference: Reference, error: Exception) -> ModelNotFound:
+    """What a failure of the hub means for the user, and what to do next."""
+    page = f"{_host()}/{reference.id}"
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    if isinstance(error, GatedRepoError):
+        text = f"is gated: accept its terms at {page}, then run `hf auth login`"
+    elif isinstance(error, RevisionNotFoundError):
+        text = f"has no revision {reference.revision!r}; {page} lists its branches and tags"
+    elif isinstance(error, RepositoryNotFoundError) or status == 401:
+        text = f"does not exist at {_host()}, or is private: check the name, or run `hf auth login`"
+    elif status == 403:
+        text = f"is not open to this token: ask for access at {page}"
+    elif status == 429:
+        text = "cannot be fetched now: the hub asks to wait; try again later, or with a token"
+    else:
+        text = (
+            f"could not be fetched ({_brief(error)}); run the same command again, "
+            "finished files are kept"
+        )
+    return ModelNotFound(f"{reference.id} {text}{_token_hint(error)}{_local_hint(reference)}")
+
+
+def _token_hint(error: Exception) -> str:
+    asks = isinstance(error, GatedRepoError | RepositoryNotFoundError)
+    return ", or give a token with --token-source env:HF_TOKEN" if asks else ""
+
+
+def _local_hint(reference: Reference) -> str:
+    meant = Path(reference.id).parent.is_dir()
+    return f"; nor is there a folder {reference.id} here" if meant else ""
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether the hub was not there to ask, so that the cache may answer for it."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code >= 500
+    return isinstance(error, OfflineModeIsEnabled | OSError) or "httpx" in type(error).__module__
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _host() -> str:
+    return str(constants.ENDPOINT)
+
+
+def _shards(folder: Path, selection: Selection) -> Iterator[str]:
+    """The weight files that the indexes among the selected files name."""
+    for name in selection.small:
+        if name.endswith(".safetensors.index.json"):
+            try:
+                shards = set(json.loads((folder / name).read_text())["weight_map"].values())
+                named = [PurePosixPath(name).with_name(shard).as_posix() for shard in shards]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue  # whoever reads the weights says what is wrong with the index
+            yield from named

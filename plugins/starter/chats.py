@@ -1,0 +1,65 @@
+"""Chats: items as rows of token ids, with labels on the replies alone."""
+
+from random import Random
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from ostro.plugins.starter.skills import converse
+from ostro.plugins.starter.skills.item import Item
+from ostro.plugins.starter.tokenizer import END, START
+
+SEED = 20
+CONTEXT = 1024
+# Most rows are short; every eighth batch teaches the positions up to the whole context.
+ROW_LENGTH, TOKENS_PER_BATCH = 384, 6144
+LONG_EVERY = 8
+IGNORED = -100
+
+
+def render(tokenizer: PreTrainedTokenizerFast, item: Item) -> str:
+    """The whole chat as text."""
+    text = tokenizer.apply_chat_template(
+        item.messages, tools=item.tools, enable_thinking=item.thinking, tokenize=False
+    )
+    assert isinstance(text, str)
+    return text
+
+
+def label_replies(ids: list[int], header: list[int], end: int) -> list[int]:
+    """The ids inside assistant turns, with the token that ends them; `IGNORED` elsewhere."""
+    labels, inside = [IGNORED] * len(ids), False
+    for i, token in enumerate(ids):
+        if inside:
+            labels[i] = token
+            inside = token != end
+        elif token == header[-1] and ids[max(0, i - len(header) + 1) : i + 1] == header:
+            inside = True
+    return labels
+
+
+def draw_batch(
+    tokenizer: PreTrainedTokenizerFast, step: int, rank: int, **kind: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and labels `[rows, length]` int64: whole chats packed first-fit, little padding.
+
+    `kind` goes to `converse`: held out, or of the revision.
+    """
+    rng = Random(f"{SEED} {step} {rank}")
+    length = CONTEXT if step % LONG_EVERY == LONG_EVERY - 1 else ROW_LENGTH
+    rows: list[list[int]] = [[] for _ in range(TOKENS_PER_BATCH // length)]
+    misses = 0
+    while misses < 8:
+        ids = tokenizer(render(tokenizer, converse(rng, **kind)))["input_ids"]
+        room = next((row for row in rows if len(row) + len(ids) <= length), None)
+        if room is None:
+            misses += 1
+        else:
+            room.extend(ids)
+    header = tokenizer(f"{START}assistant\n")["input_ids"]
+    end, pad = tokenizer.convert_tokens_to_ids(END), tokenizer.pad_token_id
+    labels = [label_replies(row, header, end) for row in rows]
+    return (
+        torch.tensor([row + [pad] * (length - len(row)) for row in rows]),
+        torch.tensor([row + [IGNORED] * (length - len(row)) for row in labels]),
+    )

@@ -1,0 +1,177 @@
+"""Facts: capitals of countries, and questions about days, months and years."""
+
+from random import Random
+
+from ostro.plugins.starter.skills.item import Item, ask, says, vary
+from ostro.plugins.starter.skills.lexicon import ALIASES, CAPITALS, DAYS, MONTH_LENGTHS, MONTHS
+
+COUNTRY_TO_CAPITAL = """What is the capital of {}?
+What's the capital of {}?
+Tell me the capital of {}.
+Name the capital of {}.
+Which city is the capital of {}?
+What is the capital city of {}?
+What city is the capital of {}?
+Do you know the capital of {}?
+Can you tell me what the capital of {} is?
+I would like to know the capital of {}.
+capital of {}
+Capital city of {}?
+What is {}'s capital?
+{}'s capital?
+Which city is the seat of government of {}?
+I forgot the capital of {}. What is it?
+The capital of {} is
+The capital of {} is called what?
+Give me the name of the capital of {}.
+What do they call the capital of {}?
+What is the name of the capital of {}?
+Quick question: capital of {}?
+Remind me, what is the capital of {}?
+And the capital of {}?""".splitlines()
+
+CAPITAL_TO_COUNTRY = """{} is the capital of which country?
+{} is the capital of what country?
+Which country has {} as its capital?
+What country has the capital {}?
+Of which country is {} the capital?
+Which country's capital is {}?
+Name the country whose capital is {}.
+In which country is {} the capital?
+What country is {} the capital of?
+To which country does the capital {} belong?
+The city {} is the capital of which country?
+Tell me which country has {} as capital.""".splitlines()
+
+
+def capital(rng: Random) -> Item:
+    """The capital of a country, or the country of a capital; phrasings are what is held out."""
+    country, city = rng.choice(list(CAPITALS.items()))
+    if rng.random() < 0.75:
+        phrase = rng.choice(COUNTRY_TO_CAPITAL)
+        named = country
+        if country in ALIASES and rng.random() < 0.5:
+            named = rng.choice(ALIASES[country].split("|"))
+        question = phrase.format(named.removeprefix("the ") if rng.random() < 0.3 else named)
+    else:
+        phrase = rng.choice(CAPITAL_TO_COUNTRY)
+        question = phrase.format(city)
+    reply = f"The capital of {country} is {city}."
+    thought = f"This is about a country and its capital. {city} belongs to {country}."
+    return ask("capital", phrase, vary(rng, question), reply, says(reply), thought)
+
+
+def calendar(rng: Random) -> Item:
+    """Days and months ahead or back, lengths of months, positions, leap years."""
+    return rng.choice([_day_step, _day_step, _month_step, _month_step, _leap_year, _single_fact])(
+        rng
+    )
+
+
+def _day_step(rng: Random) -> Item:
+    day, n, forward = rng.randrange(7), rng.randint(1, 30), rng.random() < 0.6
+    if rng.random() < 0.3:
+        n = 1
+    answer = DAYS[(day + n if forward else day - n) % 7]
+    span, where = f"{n} days" if n > 1 else "1 day", "after" if forward else "before"
+    question = rng.choice(
+        [
+            f"What day is {span} {where} {DAYS[day]}?",
+            f"Which day comes {span} {where} {DAYS[day]}?",
+            f"Today is {DAYS[day]}. What day {'is it in' if forward else 'was it'} {span}"
+            f"{'' if forward else ' ago'}?",
+            f"If it is {DAYS[day]}, what day {'will it be in' if forward else 'was it'} {span}"
+            f"{'' if forward else ' ago'}?",
+        ]
+    )
+    if n == 1 and rng.random() < 0.7:
+        question = rng.choice(
+            [
+                f"What day comes {where} {DAYS[day]}?",
+                f"Which day is {where} {DAYS[day]}?",
+                f"Today is {DAYS[day]}. What day {'is tomorrow' if forward else 'was yesterday'}?",
+            ]
+        )
+    rest = f"{n} days are {n // 7} weeks and {n % 7} days. " if n > 6 else ""
+    key = f"{day} {n} {forward}" if n > 1 else f"fact {question}"
+    reply = f"{span.capitalize()} {where} {DAYS[day]} is {answer}."
+    thought = f"{rest}From {DAYS[day]} I count {n % 7} {'on' if forward else 'back'}: {answer}."
+    return ask("calendar", key, vary(rng, question), reply, says(reply), thought)
+
+
+def _month_step(rng: Random) -> Item:
+    month, n, forward = rng.randrange(12), rng.randint(1, 11), rng.random() < 0.6
+    if rng.random() < 0.3:
+        n = 1
+    answer = MONTHS[(month + n if forward else month - n) % 12]
+    span, where = f"{n} months" if n > 1 else "1 month", "after" if forward else "before"
+    question = rng.choice(
+        [
+            f"What month is {span} {where} {MONTHS[month]}?",
+            f"Which month comes {span} {where} {MONTHS[month]}?",
+            f"It is {MONTHS[month]}. What month {'is it in' if forward else 'was it'} {span}"
+            f"{'' if forward else ' ago'}?",
+        ]
+    )
+    if n == 1 and rng.random() < 0.7:
+        question = rng.choice(
+            [
+                f"What month comes {where} {MONTHS[month]}?",
+                f"Which month is {where} {MONTHS[month]}?",
+            ]
+        )
+    key = f"month {month} {n} {forward}" if n > 1 else f"fact {question}"
+    reply = f"{span.capitalize()} {where} {MONTHS[month]} is {answer}."
+    thought = f"{MONTHS[month]} is month {month + 1}. I count {n} {'on' if forward else 'back'}."
+    return ask("calendar", key, vary(rng, question), reply, says(reply), thought)
+
+
+def _leap_year(rng: Random) -> Item:
+    year = rng.randint(1900, 2100)
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    reply = f"Yes, {year} is a leap year." if leap else f"No, {year} is not a leap year."
+    question = rng.choice(
+        [
+            f"Is {year} a leap year?",
+            f"Was {year} a leap year?",
+            f"Leap year or not: {year}?",
+            f"Does {year} have a February 29?",
+        ]
+    )
+    thought = f"{year % 100} / 4 has remainder {year % 4}."
+    return ask("calendar", f"leap {year}", vary(rng, question), reply, says(reply), thought)
+
+
+def _single_fact(rng: Random) -> Item:
+    """Facts too few to hold out by themselves: the phrasing is held out."""
+    month, i = rng.choice(MONTHS), rng.randrange(12)
+    days, ordinal = MONTH_LENGTHS[month], f"{i + 1}{('st', 'nd', 'rd')[i] if i < 3 else 'th'}"
+    length = f"{month} has {days} days" + (
+        ", or 29 in a leap year." if month == "February" else "."
+    )
+    phrase, question, reply = rng.choice(
+        [
+            ("How many days does M have?", f"How many days does {month} have?", length),
+            ("How many days are in M?", f"How many days are in {month}?", length),
+            ("How long is M?", f"How long is {month}?", length),
+            ("M has how many days?", f"{month} has how many days?", length),
+            ("Number of days in M?", f"Number of days in {month}?", length),
+            ("Tell me the days of M.", f"Tell me the number of days in {month}.", length),
+            *(
+                (phrase, phrase.replace("Nth", ordinal), f"The {ordinal} month is {MONTHS[i]}.")
+                for phrase in (
+                    "What is the Nth month?",
+                    "Which month is the Nth?",
+                    "Name the Nth month.",
+                )
+            ),
+            ("days of a week", "How many days are in a week?", "A week has 7 days."),
+            ("months of a year", "How many months are in a year?", "A year has 12 months."),
+            ("days of a year", "How many days are in a year?", "A year has 365 days."),
+            ("list days", "List the days of the week.", ", ".join(DAYS) + "."),
+            ("list months", "Name all months.", ", ".join(MONTHS) + "."),
+        ]
+    )
+    return ask(
+        "calendar", f"fact {phrase}", vary(rng, question), reply, says(reply), "I know this."
+    )

@@ -1,0 +1,97 @@
+"""Item: one chat with a reply that can be checked, and the rule that holds items out."""
+
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+Message = dict[str, Any]
+Check = Callable[[str], bool]
+
+HELD_OUT_ONE_IN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A chat that ends with the wanted reply.
+
+    `key` names what is asked, without how it is phrased (for facts: how it is phrased, without
+    the fact): it alone decides whether the item is held out of training.
+    """
+
+    skill: str
+    key: str
+    messages: list[Message]
+    check: Check
+    thought: str = ""
+    tools: list[dict[str, Any]] | None = None
+    thinking: bool | None = None
+
+    @property
+    def prompt(self) -> list[Message]:
+        return self.messages[:-1]
+
+    @property
+    def reply(self) -> Message:
+        return self.messages[-1]
+
+    @property
+    def held_out(self) -> bool:
+        return zlib.crc32(f"{self.skill}|{self.key}".encode()) % HELD_OUT_ONE_IN == 0
+
+
+def ask(
+    skill: str, key: str, question: str, reply: str, check: Check | None = None, thought: str = ""
+) -> Item:
+    """One question and its reply; without a `check` the reply must match word for word."""
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+    return Item(skill, key, messages, check or says(reply), thought)
+
+
+def spoken(reply: str) -> str:
+    """The reply without its thoughts."""
+    return reply.rpartition("</think>")[2].strip()
+
+
+def says(expected: str) -> Check:
+    """The reply is `expected`, up to surrounding space."""
+    return lambda reply: spoken(reply) == expected
+
+
+def ends_with_number(value: int) -> Check:
+    """The last number of the reply is `value`; a minus sign counts when it touches the number."""
+
+    def check(reply: str) -> bool:
+        numbers = re.findall(r"(?<![\d\w])-?\d+", spoken(reply))
+        return bool(numbers) and int(numbers[-1]) == value
+
+    return check
+
+
+def vary(rng: Random, text: str, lower: bool = True) -> str:
+    """`text` as people type it: without capitals, without the final mark, or with a plea."""
+    if rng.random() < 0.15:
+        start = rng.choice(["Please tell me: ", "Hi! ", "Hey, ", "Can you tell me: ", "Question: "])
+        text = start + text
+    elif rng.random() < 0.1 and text[-1] not in "?=":
+        text = text.rstrip(".") + ", please."
+    if rng.random() < 0.25:
+        text = text.rstrip("?.")
+    if lower and rng.random() < 0.3:
+        text = text.lower()
+    return text
+
+
+def ask_to_think(item: Item, rng: Random) -> Item:
+    """The same item with its thought: asked for by the switch, or by the user's words."""
+    reply = item.reply | {"reasoning_content": item.thought}
+    if rng.random() < 0.6:
+        return replace(item, messages=[*item.prompt, reply], thinking=True)
+    plea = rng.choice(["Think step by step.", "Think first.", "Please think before you answer."])
+    *before, question = item.prompt
+    content = f"{question['content']} {plea}"
+    if rng.random() < 0.3:
+        content = f"{plea} {question['content']}"
+    return replace(item, messages=[*before, question | {"content": content}, reply])

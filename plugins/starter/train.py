@@ -1,0 +1,202 @@
+"""Train: writes the text, learns the tokenizer, trains the model and its draft, measures both.
+
+    python -m ostro.plugins.starter.train --out DIR
+
+Nothing is downloaded. Batch k of process r depends on the seed, k and r alone, and the learning
+rate is constant until its final decay, so a run that was cut goes on where it stopped.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.functional import cross_entropy
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from ostro.plugins.starter.chats import CONTEXT, IGNORED, SEED, TOKENS_PER_BATCH, draw_batch, render
+from ostro.plugins.starter.evaluate import format_table, measure_accuracy, measure_agreement
+from ostro.plugins.starter.skills import converse
+from ostro.plugins.starter.tokenizer import END, VOCAB_SIZE, train_tokenizer
+
+PROCESSES = 2
+LEARNING_RATE, WARMUP_STEPS, DECAY_SHARE = 3e-3, 200, 0.4
+CHECKPOINT_EVERY = 250
+
+SHAPES = {
+    "model": dict(
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
+    "draft": dict(
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ),
+}
+
+
+def build_model(name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A fresh model of `SHAPES`, float32."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END),
+        pad_token_id=tokenizer.pad_token_id,
+        **SHAPES[name],
+    )
+    return LlamaForCausalLM(config)
+
+
+def reply_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of the labelled tokens; logits are made for those alone."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+    targets = labels[:, 1:]
+    chosen = targets != IGNORED
+    return cross_entropy(model.lm_head(hidden[chosen]).float(), targets[chosen])
+
+
+def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        torch.optim.Muon(
+            matrices, lr=LEARNING_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def learning_rate(step: int, steps: int, revision: int = 0) -> float:
+    """Warm-up, constant, then linear to zero over the last `DECAY_SHARE` of the steps.
+
+    The revision after them starts at half the rate and goes to zero as well.
+    """
+    if step >= steps:
+        return LEARNING_RATE / 2 * (steps + revision - step) / max(1, revision)
+    left = (steps - step) / (DECAY_SHARE * steps)
+    return LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS, left)
+
+
+def average_gradients(model: LlamaForCausalLM) -> None:
+    """Replaces each gradient by its mean over the processes, in one message."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def train(rank: int, name: str, out: Path, tokens: int, revision_tokens: int) -> None:
+    """One process of the training of `name`; the first one logs and writes checkpoints."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{out}/{name}.rendezvous", rank=rank, world_size=PROCESSES
+    )
+    torch.manual_seed(SEED)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "model")
+    model = build_model(name, tokenizer)
+    optimizers = build_optimizers(model)
+    first, checkpoint = 0, out / f"{name}.checkpoint"
+    if checkpoint.exists():
+        state = torch.load(checkpoint)
+        first = state["step"]
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+    model.model.compile(dynamic=False)
+    steps = tokens // (TOKENS_PER_BATCH * PROCESSES)
+    revision = revision_tokens // (TOKENS_PER_BATCH * PROCESSES)
+    last = steps + revision
+    started = time.monotonic()
+    for step in range(first, last):
+        ids, labels = draw_batch(tokenizer, step, rank, revision=step >= steps)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = reply_loss(model, ids, labels)
+        loss.backward()
+        average_gradients(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, steps, revision)
+            optimizer.step()
+            optimizer.zero_grad()
+        if rank == 0 and (step % 25 == 0 or step == last - 1):
+            rate = (step + 1 - first) * TOKENS_PER_BATCH * PROCESSES / (time.monotonic() - started)
+            print(f"{name} {step + 1}/{last} loss {loss.item():.4f} {rate:.0f} tok/s", flush=True)
+        if rank == 0 and ((step + 1) % CHECKPOINT_EVERY == 0 or step == last - 1):
+            save_checkpoint(checkpoint, step + 1, model, optimizers)
+            save_model(model, out / name)
+    dist.destroy_process_group()
+
+
+def save_checkpoint(
+    path: Path, step: int, model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer]
+) -> None:
+    """Writes beside, then renames: a run cut while it writes keeps the older checkpoint."""
+    beside = path.with_suffix(".part")
+    saved = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({"step": step, "model": model.state_dict(), "optimizers": saved}, beside)
+    beside.replace(path)
+
+
+def save_model(model: LlamaForCausalLM, folder: Path) -> None:
+    """The files of the model in bfloat16; replies are greedy unless asked otherwise."""
+    copy = LlamaForCausalLM(model.config)
+    copy.generation_config = GenerationConfig(
+        do_sample=False,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.pad_token_id,
+    )
+    copy.load_state_dict(model.state_dict())
+    copy.to(torch.bfloat16).save_pretrained(folder)
+
+
+def main() -> None:
+    """Tokenizer, model, draft; then the accuracy of the model and how often the draft agrees."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write, or to go on in")
+    parser.add_argument("--tokens", type=int, default=15_360_000, help="for the model")
+    parser.add_argument("--revision-tokens", type=int, default=3_072_000, help="for the model")
+    parser.add_argument("--draft-tokens", type=int, default=3_072_000, help="for the draft")
+    parser.add_argument("--items", type=int, default=100, help="held-out items per skill")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not (args.out / "model" / "tokenizer.json").exists():
+        rng = Random(SEED)
+        plain = train_tokenizer([])
+        sample = [render(plain, converse(rng)) for _ in range(20_000)]
+        train_tokenizer(sample).save_pretrained(args.out / "model")
+    for name, tokens in (("model", args.tokens), ("draft", args.draft_tokens)):
+        (args.out / f"{name}.rendezvous").unlink(missing_ok=True)
+        mp.spawn(train, (name, args.out.resolve(), tokens), nprocs=PROCESSES)  # type: ignore[attr-defined,no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.out / "model")
+    model, draft = (
+        LlamaForCausalLM.from_pretrained(args.out / name, dtype=torch.float32).eval()
+        for name in SHAPES
+    )
+    print(format_table(measure_accuracy(model, tokenizer, args.items)))
+    print(f"draft agrees on {measure_agreement(model, draft, tokenizer):.1%} of the tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Dense: a float weight [n, k], or [experts, n, k], packed once for its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro.core.nn.storage import Storage
+from ostro.core.records import TensorInfo
+from ostro.quant.dense import cpu
+
+TILE = 32  # rows that a reproducible matmul always multiplies, whatever the batch
+
+
+class Dense(Storage):
+    """A float weight, on CPU laid out by `cpu.pack`."""
+
+    format = "dense"
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self.shape = tuple(weight.shape)
+        self.dtype, self.device = weight.dtype, weight.device
+        self.times: Callable[[Tensor, Tensor], Tensor] = F.linear
+        self.table: Tensor | None = None
+
+    @classmethod
+    def read(
+        cls,
+        tensors: Mapping[str, Tensor],
+        infos: Mapping[str, TensorInfo],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Self:
+        """From a checkpoint's "weight", cast to the dtype the model computes in."""
+        return cls(tensors["weight"].to(device=device, dtype=dtype))
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.plain().flatten(0, -2)[start:stop]
+
+    def plain(self) -> Tensor:
+        """The weight in torch's own layout."""
+        return cpu.unpack(self.weight)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.times(x, self.weight)
+
+    def matmul_t(self, x: Tensor) -> Tensor:
+        heads, width = x.shape[-2:]
+        return torch.einsum("thn,hnk->thk", x, self.plain().view(heads, width, -1))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.plain() if self.table is None else self.table)
+
+    def slice(self, axis: int, start: int, stop: int) -> Dense:
+        return Dense(self.plain().narrow(axis, start, stop - start).contiguous())
+
+    @property
+    def nbytes(self) -> int:
+        copies = 1 if self.table is None else 2
+        return copies * prod(self.shape) * self.dtype.itemsize
+
+    def save(self) -> dict[str, Tensor]:
+        return {"weight": self.plain()}
+
+    @classmethod
+    def fuse(cls, storages: Sequence[Dense]) -> Dense | None:
+        if len({(type(s), s.dtype) for s in storages}) > 1:
+            return None
+        return cls(torch.cat([s.plain() for s in storages]))
+
+    @classmethod
+    def stack(cls, storages: Sequence[Dense]) -> Dense | None:
+        return cls(torch.stack([s.plain() for s in storages]))
+
+    def settle(self, deterministic: bool = False, rows: bool = False) -> str:
+        if deterministic:
+            self.times = matmul_fixed
+            return f"each row alone in a tile of {TILE}"
+        if self.device.type != "cpu":
+            return "cuBLAS"
+        if len(self.shape) != 2 or not cpu.packable(self.dtype):
+            return "torch matmul"
+        plain = self.plain()
+        self.weight, self.times = cpu.pack(plain), cpu.matmul
+        if rows and self.weight.is_mkldnn:
+            self.table = plain  # rows cannot be read out of blocks
+        return "oneDNN blocks" if self.weight.is_mkldnn else "plain rows, AMX"
+
+
+def matmul_fixed(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., k], weight [n, k] -> [..., n]: every row is multiplied alone in a tile of one size.
+
+    The sum over k is then taken in the same order whatever else is in the batch.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    tile = x.new_zeros(TILE, x.shape[-1])
+    out = x.new_empty(flat.shape[0], weight.shape[0])
+    for i, row in enumerate(flat):
+        tile[0] = row
+        out[i] = F.linear(tile, weight)[0]
+    return out.view(*x.shape[:-1], -1)

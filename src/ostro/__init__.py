@@ -1,0 +1,138 @@
+"""A model zoo made of plugins, and the engine that serves it.
+
+What this module exports is the public surface: the names a plugin may use, under the promise of
+the plugin API. Each is imported when it is first asked for, so that `import ostro` stays light.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if os.path.isfile(os.path.join(os.path.dirname(__file__), "core")):
+    raise ImportError(
+        "this checkout of ostro has files where symbolic links belong (git's core.symlinks is "
+        "false): run `git config core.symlinks true && git checkout -- src`, or install ostro "
+        "without -e"
+    )
+
+if TYPE_CHECKING:
+    from ostro import architectures as trunks
+    from ostro.core import config, errors, nn, ops, testing
+    from ostro.core.cache import CacheKind, CacheSpec
+    from ostro.core.hooks import hookimpl
+    from ostro.core.load.container import Container
+    from ostro.core.load.names import Add, Names, Pair, Unpermute
+    from ostro.core.nn import Model, Storage
+    from ostro.core.ops.choose import Fused, Kernel
+    from ostro.core.records import (
+        Adapter,
+        Architecture,
+        Cache,
+        Checkpoint,
+        Command,
+        Files,
+        LogitsProcessor,
+        Mutant,
+        Parser,
+        Pipeline,
+        Quantizer,
+        Record,
+        Route,
+        Settings,
+        TensorInfo,
+    )
+    from ostro.core.step import Step
+    from ostro.entrypoints.python import load, tokenizer
+
+_MODULES = ("config", "errors", "nn", "ops", "testing")
+_NAMES = {
+    "ostro.core.cache": "CacheKind CacheSpec",
+    "ostro.core.hooks": "hookimpl",
+    "ostro.core.load.container": "Container",
+    "ostro.core.load.names": "Add Names Pair Unpermute",
+    "ostro.core.nn": "Model Storage",
+    "ostro.core.ops.choose": "Fused Kernel",
+    "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files LogitsProcessor "
+    "Mutant Parser Pipeline Quantizer Record Route Settings TensorInfo",
+    "ostro.core.step": "Step",
+    "ostro.entrypoints.python": "load tokenizer",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [
+    "Adapter",
+    "Add",
+    "Architecture",
+    "Cache",
+    "CacheKind",
+    "CacheSpec",
+    "Checkpoint",
+    "Command",
+    "Container",
+    "Files",
+    "Fused",
+    "Kernel",
+    "LogitsProcessor",
+    "Model",
+    "Mutant",
+    "Names",
+    "Pair",
+    "Parser",
+    "Pipeline",
+    "Quantizer",
+    "Record",
+    "Route",
+    "Settings",
+    "Step",
+    "Storage",
+    "TensorInfo",
+    "Unpermute",
+    "config",
+    "errors",
+    "hookimpl",
+    "load",
+    "nn",
+    "ops",
+    "testing",
+    "tokenizer",
+    "trunks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "trunks":
+        return sys.modules["ostro.trunks"]
+    if name in _MODULES:
+        found: Any = import_module(f"ostro.core.{name}")
+    elif name in _HOMES:
+        found = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'ostro' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Trunks(ModuleType):
+    """The architectures that others may build on: `from ostro.trunks import llama`."""
+
+    def __getattr__(self, name: str) -> ModuleType:
+        package = f"ostro.architectures.{name}"
+        if not name.startswith("_") and find_spec(package):
+            for record in import_module(package).ostro_architectures():
+                if record.trunk:
+                    return import_module(record.model.partition(":")[0])
+        raise AttributeError(f"ostro.trunks has no {name!r}: no architecture, or none to build on")
+
+
+sys.modules["ostro.trunks"] = _Trunks("ostro.trunks", _Trunks.__doc__)

@@ -1,0 +1,24 @@
+"""A good model, once, and a copy of it for every test to spoil."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from house import House
+from tiny_model import make_model
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "good")
+
+
+@pytest.fixture
+def house(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> House:
+    return House(Path(shutil.copytree(good, tmp_path / "m")), capsys)

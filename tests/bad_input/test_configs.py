@@ -1,0 +1,87 @@
+"""Configs that lie: the field that cannot be is named before anything is made of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from house import House
+from tiny_model import change_config
+
+from ostro.core.errors import ConfigError
+from ostro.core.load import model as loading
+
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+LIES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"num_attention_heads": 5, "num_key_value_heads": 5}, ("hidden_size=32", "heads=5")),
+    ({"num_key_value_heads": 3}, ("num_attention_heads=4", "num_key_value_heads=3")),
+    ({"rms_norm_eps": float("nan")}, ("rms_norm_eps=nan",)),
+    ({"rms_norm_eps": float("inf")}, ("rms_norm_eps=inf",)),
+    ({"rms_norm_eps": 10**400}, ("rms_norm_eps=inf",)),
+    ({"rms_norm_eps": -1}, ("rms_norm_eps=-1",)),
+    ({"rms_norm_eps": "small"}, ("rms_norm_eps='small' is not a number",)),
+    ({"hidden_size": "32"}, ("hidden_size='32' is not an integer",)),
+    ({"hidden_size": 32.5}, ("hidden_size=32.5 is not an integer",)),
+    ({"num_hidden_layers": True}, ("num_hidden_layers=True is not an integer",)),
+    ({"tie_word_embeddings": "yes"}, ("tie_word_embeddings='yes' is not true or false",)),
+    ({"hidden_size": None}, ("no 'hidden_size'",)),
+    ({"hidden_act": "telu"}, ("hidden_act='telu'", "silu")),
+    ({"hidden_act": 3}, ("hidden_act=3 is not a string",)),
+    ({"rope_scaling": {"rope_type": "spiral"}}, ("rope_type='spiral'", "yarn")),
+    ({"rope_scaling": {"rope_type": ["yarn"]}}, ("rope_type=['yarn'] is not a string",)),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": "four"}}, ("factor='four'",)),
+    ({"rope_scaling": {"rope_type": "linear"}}, ("'linear'", "'factor'")),
+    ({"rope_scaling": "yarn"}, ("rope_parameters='yarn' is not an object",)),
+    ({"rope_theta": -1}, ("rope_theta=-1",)),
+    ({"rope_theta": "big"}, ("rope_theta='big'",)),
+    ({"rope_theta": 10**400}, ("rope_theta=1",)),
+    ({**MISTRAL, "layer_types": ["full_attention"]}, ("layer_types lists 1", "layers=2")),
+    ({**MISTRAL, "layer_types": ["full_attention", "round"]}, ("'round'",)),
+    ({**MISTRAL, "layer_types": "round"}, ("layer_types='round' is not a list",)),
+    ({**MISTRAL, "sliding_window": -4}, ("sliding_window=-4",)),
+    ({"quantization_config": "gptq"}, ("quantization_config='gptq' is not an object",)),
+    ({"num_hidden_layers": 10_000_000}, ("num_hidden_layers=10000000", "21 tensors")),
+    ({"vocab_size": 2**30}, ("vocab_size=1073741824", "144000 bytes")),
+    ({"intermediate_size": 2**30}, ("intermediate_size=1073741824", "144000 bytes")),
+    ({"head_dim": 2**30}, ("head_dim=1073741824", "144000 bytes")),
+    ({"hidden_size": 2**30}, ("hidden_size=1073741824", "144000 bytes")),
+]
+SIZES = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+    "num_key_value_heads head_dim max_position_embeddings"
+).split()
+LIES += [({name: n}, (f"{name}={n}",)) for name in SIZES for n in (0, -8, 10**12)]
+
+
+@pytest.mark.parametrize(("lie", "said"), LIES, ids=lambda x: str(x)[:40])
+def test_a_config_that_lies(house: House, lie: dict[str, Any], said: tuple[str, ...]) -> None:
+    change_config(house.folder, **lie)
+    house.refused(ConfigError, *said)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": 1}{', "\udcff", "[" * 500, "5"])
+def test_a_config_that_is_no_object(house: House, text: str) -> None:
+    (house.folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    house.refused(ConfigError, "config.json")
+
+
+def test_a_promise_of_a_huge_context_costs_nothing(house: House) -> None:
+    change_config(house.folder, max_position_embeddings=2**31 - 1)
+    asked = loading.choose_context(None, type("C", (), {"max_position_embeddings": 2**31 - 1})())
+    assert asked == 2**20
+    assert house.run("--context", "1000")[0] == 0
+
+
+def test_a_key_that_nobody_implemented(house: House) -> None:
+    """transformers' Llama knows the key and has another default, so it would change the answer."""
+    change_config(house.folder, pretraining_tp=1, made_up=True, layer_norm_eps=1e-3)
+    assert house.run()[0] == 0, "keys that transformers' class does not know are nobody's"
+    change_config(house.folder, model_type="gemma2", attn_logit_softcapping=30.0)
+    house.refused(ConfigError, "attn_logit_softcapping=30.0", "--allow-config")
+    assert house.run("--allow-config", "attn_logit_softcapping")[0] == 0
+    house.refused(ConfigError, "attn_logit_softcapping", words=("--allow-config", "made_up"))

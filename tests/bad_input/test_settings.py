@@ -1,0 +1,147 @@
+"""Options, tokenizers, templates and requests that cannot be; none is dropped silently."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from house import House
+
+from ostro.core.engine.request import RANGES
+from ostro.core.errors import (
+    ContextLengthExceeded,
+    InsufficientMemory,
+    OstroError,
+    RequestError,
+    TemplateError,
+    TokenizerError,
+    Unsupported,
+    UnsupportedArchitecture,
+    UsageError,
+)
+
+
+def test_a_tokenizer_larger_than_the_embedding(house: House) -> None:
+    vocabulary = json.loads((house.folder / "tokenizer.json").read_text())
+    vocabulary["added_tokens"] += [
+        {**vocabulary["added_tokens"][0], "id": 302 + i, "content": f"<extra {i}>"}
+        for i in range(30)
+    ]
+    (house.folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    house.refused(TokenizerError, "332 ids", "320 rows", "--tokenizer")
+
+
+def test_no_tokenizer(house: House, good: Path) -> None:
+    (house.folder / "tokenizer.json").unlink()
+    house.refused(TokenizerError, "no tokenizer", "--tokenizer")
+    house.refused(TokenizerError, "/no/such", words=("--tokenizer", "/no/such"))
+    assert house.run("--tokenizer", str(good))[0] == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"model": {"type": "BPE"}}', "[]"])
+def test_a_tokenizer_that_is_malformed(house: House, text: str) -> None:
+    (house.folder / "tokenizer.json").write_text(text)
+    house.refused(TokenizerError, "tokenizer.json")
+
+
+def test_a_chat_without_a_template(house: House, tmp_path: Path) -> None:
+    (house.folder / "tokenizer_config.json").write_text("{}")
+    house.refused(TemplateError, "no chat template", "--chat-template FILE")
+    assert house.run("--raw")[0] == 0
+    house.refused(TemplateError, "/no/such", words=("--chat-template", "/no/such"))
+    template = tmp_path / "t.jinja"
+    template.write_text("{% for x in %}")
+    house.refused(TemplateError, "line 1", words=("--chat-template", str(template)))
+    template.write_text("{{ messages[0].content }}")
+    assert house.run("--chat-template", str(template))[0] == 0
+
+
+REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
+    (("--context", "0"), UsageError, ("--context 0", "1..1024")),
+    (("--context", "-5"), UsageError, ("--context -5",)),
+    (("--context", "2000"), UsageError, ("--context 2000", "1..1024")),
+    (("--memory", "lots"), UsageError, ("'lots'", "512MiB")),
+    (("--memory", "0"), UsageError, ("'0'",)),
+    (("--memory", "nan"), UsageError, ("'nan'",)),
+    (("--memory", "inf"), UsageError, ("'inf'",)),
+    (("--memory", "3 parsecs"), UsageError, ("'3 parsecs'",)),
+    (("--memory", "900000GB"), InsufficientMemory, ("--memory 900000GB", "free on cpu")),
+    (("--memory", "1KB", "--context", "512"), InsufficientMemory, ("512 tokens", "--context")),
+    (("--device", "toaster"), UsageError, ("--device 'toaster'", "cuda")),
+    (("--device", "mps"), Unsupported, ("--device mps", "cpu and cuda")),
+    (("--device", "cpu:3"), Unsupported, ("--device cpu:3",)),
+    (("--device", "cuda:99"), Unsupported, ("--device cuda:99", "`ostro doctor`")),
+    (("--quant", "Q4_K"), Unsupported, ("--quant Q4_K", "cannot be quantized")),
+    (("--task", "speech"), UsageError, ("--task 'speech'", "text")),
+    (("--kv-dtype", "fp8"), UsageError, ("--kv-dtype 'fp8'", "bfloat16")),
+    (("--arch", "lama"), UnsupportedArchitecture, ("'lama'", "nearest: llama")),
+    (("--revision", "main"), UsageError, ("--revision main",)),
+    (("--dummy-weights", "qwen3-0.7b"), UsageError, ("qwen3-0.7b", "nearest: qwen3-0.6b")),
+    (("--max-seqs", "999999999"), UsageError, ("--max-seqs 999999999",)),
+    (("--plugin", "/no/such"), UsageError, ("/no/such is no plugin",)),
+    (("-i", "hello " * 600), ContextLengthExceeded, ("the context 1024", "shorten it")),
+    (("--context", "10"), ContextLengthExceeded, ("the context 10", "larger --context")),
+]
+
+
+@pytest.mark.parametrize(("words", "kind", "said"), REFUSED, ids=lambda x: str(x)[:40])
+def test_a_setting_that_cannot_be(
+    house: House, words: tuple[str, ...], kind: type[OstroError], said: tuple[str, ...]
+) -> None:
+    house.refused(kind, *said, words=words)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda(house: House) -> None:
+    house.refused(Unsupported, "--device cuda", "`ostro doctor`", words=("--device", "cuda"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--dtype", "float8"),
+        ("--threads", "0"),
+        ("--threads", "-2"),
+        ("--threads", "two"),
+        ("--max-seqs", "0"),
+        ("--top-k", "many"),
+        ("--unheard-of",),
+    ],
+)
+def test_a_word_that_the_command_line_does_not_know(house: House, words: tuple[str, ...]) -> None:
+    code, out, err = house.run(*words)
+    assert code == 2 and not out and words[0] in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [("--task", "text"), ("--arch", "llama"), ("--device", "cpu:0")])
+def test_settings_that_can_be(house: House, words: tuple[str, ...]) -> None:
+    assert house.run(*words) == house.run()
+
+
+OPTIONS = {
+    "temperature": "--temperature",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "min_p": "--min-p",
+    "repetition_penalty": "--repetition-penalty",
+    "seed": "--seed",
+    "max_tokens": "--max-tokens",
+}
+
+
+def test_sampling_that_cannot_be(house: House) -> None:
+    """One model, every option of `run` that has a range, below and above it."""
+    tried = 0
+    for name, low, high in RANGES:
+        if name not in OPTIONS:
+            continue
+        for value in (low - 1, high + max(1, abs(high))):
+            house.refused(RequestError, f"{name}=", words=(f"{OPTIONS[name]}={value}",))
+            tried += 1
+    assert tried == 2 * len(OPTIONS)

@@ -1,0 +1,148 @@
+"""Weights that are cut short, malformed, missing, too many, misshapen or no numbers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from house import House
+from tiny_model import change_config, change_weights, make_gguf, make_weights
+
+from ostro.core.errors import (
+    CheckpointError,
+    ConfigError,
+    OstroError,
+    TokenizerError,
+    UnsupportedArchitecture,
+)
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, -1, -1000])
+def test_weights_that_are_cut_short(house: House, size: int) -> None:
+    file = house.folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    house.refused(CheckpointError, "model.safetensors")
+
+
+def test_weights_that_are_something_else(house: House) -> None:
+    (house.folder / "model.safetensors").write_bytes(b"<!DOCTYPE html>" * 100)
+    house.refused(CheckpointError, "model.safetensors")
+
+
+def test_an_index_that_names_what_is_not_there(house: House) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (house.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    house.refused(CheckpointError, "model-00002-of-00002.safetensors", "absent")
+
+
+def test_missing_and_left_over_tensors_are_listed(house: House) -> None:
+    change_weights(house.folder, model__norm__weight=None, model__norm2__weight=torch.ones(3))
+    house.refused(CheckpointError, "missing: model.norm.weight", "left over: model.norm2.weight")
+
+
+def test_layers_too_many_or_too_few(house: House) -> None:
+    change_config(house.folder, num_hidden_layers=1)
+    house.refused(CheckpointError, "left over: model.layers.1.")
+    change_config(house.folder, num_hidden_layers=3)
+    house.refused(CheckpointError, "missing: model.layers.2.")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape", "said"),
+    [
+        ("model__norm__weight", (31,), ("model.norm.weight", "(31,)", "(32,)")),
+        ("model__embed_tokens__weight", (321, 32), ("embed_tokens", "(321, 32)", "(320, 32)")),
+        ("model__layers__1__mlp__up_proj__weight", (48, 33), ("up_proj", "(48, 33)", "(48, 32)")),
+        ("lm_head__weight", (320,), ("lm_head", "(320,)", "(320, 32)")),
+    ],
+)
+def test_a_tensor_of_another_shape(
+    house: House, tensor: str, shape: tuple[int, ...], said: tuple[str, ...]
+) -> None:
+    change_weights(house.folder, **{tensor: torch.ones(shape)})
+    house.refused(CheckpointError, *said)
+
+
+def test_a_tensor_of_a_type_that_nobody_reads(house: House) -> None:
+    weight = torch.ones(48, 32, dtype=torch.int8)
+    change_weights(house.folder, model__layers__0__mlp__up_proj__weight=weight)
+    house.refused(CheckpointError, "layers.0.mlp.up_proj", "I8", "`ostro models`")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "row"),
+    [
+        ("model__norm__weight", 7),
+        ("model__embed_tokens__weight", 0),
+        ("model__layers__1__mlp__down_proj__weight", -1),
+    ],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_told(
+    house: House, caplog: pytest.LogCaptureFixture, tensor: str, row: int, value: float
+) -> None:
+    assert house.run()[0] == 0 and not caplog.text
+    weight = make_weights()[tensor.replace("__", ".")]
+    weight[row] = value
+    change_weights(house.folder, **{tensor: weight})
+    assert house.run()[0] == 0
+    assert "m: what the model says will be noise: 1 of its tensors" in caplog.text
+    assert f"first: {tensor.replace('__', '.')};" in caplog.text
+
+
+def test_a_head_that_is_said_to_be_the_embedding_and_is_not(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_config(house.folder, tie_word_embeddings=True)
+    assert house.run()[0] == 0
+    assert "lm_head.weight differs from model.embed_tokens.weight" in caplog.text
+    caplog.clear()
+    same = make_weights()["model.embed_tokens.weight"]
+    for head in (same, None):
+        change_weights(house.folder, lm_head__weight=head)
+        assert house.run()[0] == 0 and not caplog.text
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return make_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("size", [None, 0, 3, 20, 500, -1, -100_000])
+def test_a_gguf_file_that_is_cut_short(house: House, gguf: bytes, size: int | None) -> None:
+    file = house.folder.parent / "m.gguf"
+    file.write_bytes(gguf[:size])
+    if size is None:
+        assert house.run(model=file)[0] == 0
+    else:
+        house.refused(CheckpointError, "m.gguf", model=file)
+
+
+LLAMA = (5).to_bytes(8, "little") + b"llama"
+"""The value of general.architecture, as a GGUF string."""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "said"),
+    [
+        (b"GGUF", b"GGMF", CheckpointError, ("m.gguf",)),
+        (b"general.architecture", b"general.architectura", ConfigError, ("m.gguf",)),
+        (LLAMA, LLAMA.replace(b"ll", b"ff"), UnsupportedArchitecture, ("'ffama'", "nearest")),
+        (b"llama.embedding_length", b"llama.embedding_lengtx", ConfigError, ("hidden_size",)),
+        (b"output_norm.weight", b"output_norn.weight", CheckpointError, ("output_norn.weight",)),
+        (b"tokenizer.ggml.model", b"tokenizer.ggml.modem", TokenizerError, ("tokenizer",)),
+    ],
+)
+def test_a_gguf_file_that_is_wrong(
+    house: House, gguf: bytes, old: bytes, new: bytes, kind: type[OstroError], said: tuple[str, ...]
+) -> None:
+    file = house.folder.parent / "m.gguf"
+    assert gguf.count(old) >= 1
+    file.write_bytes(gguf.replace(old, new, 1))
+    house.refused(kind, *said, model=file)

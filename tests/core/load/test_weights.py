@@ -1,0 +1,206 @@
+"""Filling a model from a checkpoint: every tensor has one place, every place one tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ostro.core.errors import CheckpointError
+from ostro.core.load.model import load_model
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings
+from ostro.core.testing.parity import BAR, Subject, deviation, subject
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    manager = PluginManager()
+    manager.load(Settings())
+    return manager
+
+
+@pytest.fixture(scope="module")
+def reference(plugins: PluginManager) -> Iterator[Subject]:
+    with subject(plugins, "llama") as made:
+        yield made
+
+
+class Folder:
+    """A copy of a checkpoint, to be spoiled."""
+
+    def __init__(self, reference: Subject, path: Path, plugins: PluginManager) -> None:
+        self.reference, self.path, self.plugins = reference, path, plugins
+        self.tensors: dict[str, Tensor] = load_file(reference.folder / "model.safetensors")
+        self.config: dict[str, Any] = json.loads((reference.folder / "config.json").read_text())
+
+    def write(self, *shards: dict[str, Tensor]) -> None:
+        (self.path / "config.json").write_text(json.dumps(self.config))
+        if not shards:
+            save_file(self.tensors, self.path / "model.safetensors")
+            return
+        owners = {}
+        for i, shard in enumerate(shards, 1):
+            file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+            save_file(shard, self.path / file)
+            owners |= dict.fromkeys(shard, file)
+        index = {"metadata": {}, "weight_map": owners}
+        (self.path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    def load(self, **settings: Any) -> Any:
+        asked = Settings(dtype="float32", device="cpu", **settings)
+        return load_model(self.path, asked, self.plugins)
+
+    def deviation(self) -> float:
+        prompt = self.reference.prompt
+        logits = self.reference.engine(self.load()).runner.logits(prompt)
+        return deviation(logits, self.reference.truth(prompt))
+
+
+@pytest.fixture
+def folder(reference: Subject, tmp_path: Path, plugins: PluginManager) -> Folder:
+    return Folder(reference, tmp_path, plugins)
+
+
+def test_a_missing_tensor_is_named(folder: Folder) -> None:
+    del folder.tensors["model.layers.1.self_attn.k_proj.weight"]
+    del folder.tensors["model.norm.weight"]
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"do not agree; missing: ") as raised:
+        folder.load()
+    assert "model.layers.1.self_attn.k_proj" in str(raised.value)
+    assert "model.norm.weight" in str(raised.value) and "left over" not in str(raised.value)
+
+
+def test_ten_of_many_missing_are_named(folder: Folder) -> None:
+    folder.tensors = {k: v for k, v in folder.tensors.items() if ".layers.1." not in k}
+    folder.config["num_hidden_layers"] = 4
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"missing: (\S+, ){9}\S+ and 17 more$"):
+        folder.load()
+
+
+def test_a_tensor_with_no_place_is_named(folder: Folder) -> None:
+    folder.tensors["model.layers.0.extra.weight"] = torch.zeros(3, 3)
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"left over: model\.layers\.0\.extra\.weight$"):
+        folder.load()
+
+
+def test_a_layer_too_many_is_left_over(folder: Folder) -> None:
+    folder.config["num_hidden_layers"] = 1
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"left over: model\.layers\.1"):
+        folder.load()
+
+
+def test_a_bias_that_the_config_denies_is_refused(folder: Folder) -> None:
+    folder.tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"self_attn\.q_proj.*bias"):
+        folder.load()
+
+
+def test_tables_that_follow_from_the_config_may_be_there(folder: Folder) -> None:
+    folder.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    folder.write()
+    assert folder.deviation() <= BAR
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.layers.0.mlp.up_proj.weight", (96, 32)),
+        ("model.layers.0.mlp.up_proj.weight", (96,)),
+        ("model.layers.0.input_layernorm.weight", (63,)),
+        ("model.layers.0.input_layernorm.weight", (1,)),
+        ("model.embed_tokens.weight", (127, 64)),
+    ],
+)
+def test_a_shape_that_the_config_denies_is_refused(
+    name: str, shape: tuple[int, ...], folder: Folder
+) -> None:
+    folder.tensors[name] = torch.zeros(shape)
+    folder.write()
+    with pytest.raises(CheckpointError) as raised:
+        folder.load()
+    said = str(raised.value)
+    assert name.removesuffix(".weight") in said and f"shape {shape}" in said
+    assert "the config asks for" in said
+
+
+def test_a_format_that_nobody_reads_is_named(folder: Folder) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    folder.tensors[name] = torch.zeros(96, 64, dtype=torch.int32)
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"up_proj holds weight \(I32\)"):
+        folder.load()
+
+
+@pytest.fixture(scope="module")
+def tied(plugins: PluginManager) -> Iterator[Subject]:
+    config = {**plugins.get("architectures", "llama").tiny, "tie_word_embeddings": True}
+    with subject(plugins, "llama", config=config) as made:
+        yield made
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_tied_head_may_be_repeated(
+    repeated: bool, tied: Subject, tmp_path: Path, plugins: PluginManager
+) -> None:
+    folder = Folder(tied, tmp_path, plugins)
+    assert "lm_head.weight" not in folder.tensors
+    if repeated:
+        folder.tensors["lm_head.weight"] = folder.tensors["model.embed_tokens.weight"].clone()
+    folder.write()
+    assert folder.deviation() <= BAR
+    model = folder.load().model
+    assert model.lm_head.fused is model.model.embed_tokens.storage and model.lm_head.nbytes == 0
+
+
+def test_an_untied_head_must_be_there(folder: Folder) -> None:
+    del folder.tensors["lm_head.weight"]
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"missing: lm_head$"):
+        folder.load()
+
+
+def test_shards_are_one_checkpoint(folder: Folder) -> None:
+    names = sorted(folder.tensors)
+    shards = [{n: folder.tensors[n] for n in names[i::3]} for i in range(3)]
+    folder.write(*shards)
+    assert folder.deviation() <= BAR
+
+
+def test_a_shard_too_few_is_named(folder: Folder) -> None:
+    names = sorted(folder.tensors)
+    folder.write(*({n: folder.tensors[n] for n in names[i::2]} for i in range(2)))
+    (folder.path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="model-00002-of-00002"):
+        folder.load()
+
+
+def test_formats_may_differ_from_tensor_to_tensor(folder: Folder) -> None:
+    """Here in the parts of one linear: they are cast, then fused."""
+    for i, (name, tensor) in enumerate(sorted(folder.tensors.items())):
+        exact = tensor.bfloat16().to((torch.float32, torch.bfloat16, torch.float64)[i % 3])
+        folder.tensors[name] = exact
+        parameter = dict(folder.reference.reference.named_parameters())[name]
+        parameter.data.copy_(exact)
+    folder.write()
+    assert folder.deviation() <= BAR
+
+
+def test_progress_ends_at_the_whole(folder: Folder) -> None:
+    folder.write()
+    told: list[tuple[int, int]] = []
+    asked = Settings(dtype="float32", device="cpu")
+    load_model(folder.path, asked, folder.plugins, lambda done, total: told.append((done, total)))
+    assert told == sorted(told) and told[-1][0] == told[-1][1]
+    assert told[-1][1] == sum(t.nbytes for t in folder.tensors.values())

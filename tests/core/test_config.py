@@ -1,0 +1,245 @@
+"""Configs are typed at the edge: what a file says is checked, completed, or refused by name."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostro.core import config as configs
+from ostro.core.config import ModelConfig, TextConfig, WindowConfig
+from ostro.core.errors import ConfigError
+
+GOOD: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(ModelConfig):
+    depth: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(WindowConfig):
+    scale: float = 1.0
+    scales: tuple[float, ...] = ()
+    cap: float | None = None
+    gate: bool = False
+    inner: Inner = field(default_factory=Inner)
+    table: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedHead(TextConfig):
+    head_dim: int = 256
+
+
+def read(**changes: Any) -> Config:
+    """The config of a good file with some keys changed."""
+    return Config.from_hf({**GOOD, **changes})
+
+
+def test_what_is_not_said_follows() -> None:
+    config = read()
+    assert (config.num_key_value_heads, config.head_dim) == (4, 16)
+    assert (config.max_position_embeddings, config.rms_norm_eps) == (2048, 1e-6)
+    assert config.rope_parameters == {
+        "rope_type": "default", "rope_theta": 10000.0, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    assert FixedHead.from_hf(GOOD).head_dim == 256, "a family's own default is not overruled"
+    assert FixedHead.from_hf({**GOOD, "hidden_size": 65}).hidden_size == 65
+
+
+def test_what_is_said_is_kept() -> None:
+    config = read(num_key_value_heads=2, head_dim=32, scale=2, cap=50.0, scales=[1, 2.5])
+    assert (config.num_key_value_heads, config.head_dim) == (2, 32)
+    assert config.scale == 2.0 and isinstance(config.scale, float)
+    assert config.scales == (1.0, 2.5) and config.cap == 50.0
+    assert read(inner={"depth": 5, "unknown": 1}).inner == Inner(depth=5)
+    assert read(table={"a": [1]}).table == {"a": [1]}
+
+
+def test_null_is_not_said() -> None:
+    assert read(num_key_value_heads=None, scale=None, cap=None) == read()
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_must_be_there(name: str) -> None:
+    raw = {key: value for key, value in GOOD.items() if key != name}
+    for missing in (raw, {**raw, name: None}):
+        with pytest.raises(ConfigError, match=f"no '{name}', which .*test_config.* needs"):
+            Config.from_hf(missing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": "64"}, "hidden_size='64' is not an integer"),
+        ({"hidden_size": 64.0}, "hidden_size=64.0 is not an integer"),
+        ({"hidden_size": True}, "hidden_size=True is not an integer"),
+        ({"hidden_size": [64]}, r"hidden_size=\[64\] is not an integer"),
+        ({"scale": "1"}, "scale='1' is not a number"),
+        ({"scale": True}, "scale=True is not a number"),
+        ({"cap": "none"}, "cap='none' is not a number"),
+        ({"scales": 1.0}, "scales=1.0 is not a list"),
+        ({"scales": [1.0, "x"]}, "scales='x' is not a number"),
+        ({"gate": 1}, "gate=1 is not true or false"),
+        ({"hidden_act": 3}, "hidden_act=3 is not a string"),
+        ({"inner": 3}, "inner is not an object"),
+        ({"inner": {"depth": "x"}}, "depth='x' is not an integer"),
+        ({"table": []}, r"table=\[\] is not an object"),
+        ({"hidden_act": "x" * 1000}, None),
+        ({"vocab_size": "x" * 1000}, r"vocab_size='x{1,79} is not"),
+    ],
+)
+def test_types_are_checked(changes: dict[str, Any], said: str | None) -> None:
+    if said is None:
+        assert read(**changes)
+        return
+    with pytest.raises(ConfigError, match=said):
+        read(**changes)
+
+
+SIZES = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+    "num_key_value_heads head_dim max_position_embeddings"
+).split()
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -8, 2**31, 10**12, 10**400])
+def test_sizes_are_within_reason(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"\b{name}={value}"):
+        read(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 5}, "hidden_size=64 is not a multiple of num_attention_heads=5"),
+        ({"num_key_value_heads": 3}, "heads=4 is not a multiple of num_key_value_heads=3"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps=nan"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps=inf"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps=inf"),
+        ({"rms_norm_eps": -1e-9}, "rms_norm_eps=-1e-09"),
+        ({"rms_norm_eps": 1}, "rms_norm_eps=1.0"),
+        ({"hidden_size": 2**26, "num_hidden_layers": 2**14}, "over 10.13 weights"),
+        ({"sliding_window": 0}, "sliding_window=0 is not positive"),
+        ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers, num_hidden_layers=2"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types lists 3 layers"),
+        ({"layer_types": ["full_attention", "linear"]}, "layer_types names 'linear'"),
+        ({"layer_types": ["full_attention", None]}, "layer_types=None is not a string"),
+        ({"rope_parameters": [1]}, r"rope_parameters=\[1\] is not an object"),
+        ({"rope_scaling": {"type": ["yarn"]}}, r"rope_type=\['yarn'\] is not a string"),
+        ({"rope_theta": 0}, "rope_theta=0"),
+        ({"rope_theta": math.nan}, "rope_theta=nan"),
+        ({"rope_theta": None}, "rope_theta=None"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta='x'"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(**changes)
+    assert read()
+
+
+def test_heads_need_not_divide_where_their_width_is_said() -> None:
+    assert read(num_attention_heads=5, num_key_value_heads=5, head_dim=8).head_dim == 8
+
+
+def test_windows_are_of_the_layers_that_slide() -> None:
+    types = ["full_attention", "sliding_attention"]
+    config = read(sliding_window=7, layer_types=types)
+    assert [config.window(layer) for layer in range(2)] == [0, 7]
+    assert [read(sliding_window=7).window(layer) for layer in range(2)] == [7, 7]
+    assert [read(layer_types=types).window(layer) for layer in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("raw", "rule"),
+    [
+        ({"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_type": "default"}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 7.0, "factor": 4}},
+            {"rope_theta": 7.0, "rope_type": "yarn", "factor": 4},
+        ),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": None},
+            {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+        ),
+    ],
+)
+def test_a_rope_rule_in_its_old_and_new_forms(raw: dict[str, Any], rule: dict[str, Any]) -> None:
+    config = read(max_position_embeddings=4096, **raw)
+    assert config.rope_parameters == {**rule, "max_position_embeddings": 4096}
+
+
+def test_a_rope_rule_for_each_type_of_layer() -> None:
+    given = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default"},
+    }
+    full, sliding = read(rope_theta=5.0, rope_parameters=given).rope_parameters.values()
+    assert (full["rope_theta"], full["rope_type"], full["factor"]) == (1e6, "linear", 8.0)
+    assert (sliding["rope_theta"], sliding["rope_type"]) == (5.0, "default")
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' class of model type "x" knows two keys more than ours."""
+    defaults = {"x": {"logit_scale": 1.0, "clip": None, "hidden_size": 4096}}
+    monkeypatch.setattr(configs, "reference_defaults", lambda kind: defaults.get(kind, {}))
+
+
+def test_a_key_that_would_change_the_model_is_refused(known: None) -> None:
+    said = r"sets logit_scale=0.5 \(default 1.0\).* --allow-config logit_scale"
+    with pytest.raises(ConfigError, match=said):
+        read(model_type="x", logit_scale=0.5)
+    with pytest.raises(ConfigError, match=r"sets clip=8.0 \(default None\)"):
+        read(model_type="x", clip=8.0)
+    raw = {**GOOD, "model_type": "x", "logit_scale": 0.5}
+    assert Config.from_hf(raw, allow=["logit_scale"]).hidden_size == 64
+    with pytest.raises(ConfigError, match="logit_scale"):
+        Config.from_hf(raw, allow=["clip"])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"model_type": "x", "logit_scale": 1.0},
+        {"model_type": "x", "logit_scale": None},
+        {"model_type": "x", "made_up": 5},
+        {"model_type": "y", "logit_scale": 0.5},
+        {"model_type": ["x"], "logit_scale": 0.5},
+        {"logit_scale": 0.5},
+        {"model_type": "x", "torch_dtype": "float16", "use_cache": False, "bos_token_id": 5},
+    ],
+)
+def test_a_key_that_changes_nothing_is_let_pass(known: None, raw: dict[str, Any]) -> None:
+    assert read(**raw) == read()
+
+
+def test_the_defaults_are_those_of_transformers() -> None:
+    code = (
+        "from ostro.core.config import reference_defaults as d\n"
+        "assert d('llama')['hidden_act'] == 'silu'\n"
+        "assert d('gemma2')['attn_logit_softcapping'] == 50\n"
+        "assert d('no-such-model') == {}"
+    )
+    env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PATH": ""}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,205 @@
+"""docs/hooks.md says everything about the contract, and its example is a plugin that works."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ostro
+from ostro.core import env, hooks, records
+from ostro.core.errors import UnsupportedArchitecture
+from ostro.core.plugins import HOOKS, PluginManager
+from ostro.core.records import KINDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "hooks.md"
+GIVEN = (records.Files, records.TensorInfo, records.Mutant, records.Settings)
+
+
+def sections() -> dict[str, str]:
+    """The page's sections by heading."""
+    parts = re.split(r"^#{2,3} (.+)$", PAGE.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def rows(section: str) -> dict[str, str]:
+    """The first cells of a section's table, with the rest of their rows."""
+    return dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", section, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_and_argument_is_described(name: str) -> None:
+    hook = getattr(hooks, name)
+    arguments = list(inspect.signature(hook).parameters)
+    section = sections()[f"{name}({', '.join(arguments)})"]
+    listed = re.findall(r"^- `(\w+)`: \S+", section, flags=re.MULTILINE)
+    assert listed == arguments
+    said = inspect.getdoc(hook) or ""
+    kind = said.partition(" ")[0]
+    assert section.strip().startswith(
+        {"Declare": "Declaration", "Decide": "Decision"}.get(kind, kind)
+    )
+    [where] = re.findall(r"\((both|api|engine)\):", said)
+    assert f"{where} process" in section
+
+
+@pytest.mark.parametrize("record", [*KINDS.values(), *GIVEN], ids=lambda record: record.__name__)
+def test_every_field_of_every_record_is_described(record: type) -> None:
+    common = set() if record in GIVEN else {f.name for f in dataclasses.fields(records.Record)}
+    described = rows(sections()[record.__name__])
+    fields = {f.name: f for f in dataclasses.fields(record) if f.name not in common}
+    assert list(described) == list(fields)
+    for name, field in fields.items():
+        form, _, meaning = described[name].partition(" | ")
+        assert meaning
+        assert form.endswith("or None") is str(field.type).endswith("| None"), f"{name}: {form}"
+        if field.default not in (dataclasses.MISSING, None):
+            assert f"= {default(field.default)}" in form, f"{name}: {form}"
+
+
+def default(value: object) -> str:
+    return re.sub("'", '"', repr(value))
+
+
+def test_what_all_records_share_is_described() -> None:
+    assert set(rows(sections()["Records"])) == {f.name for f in dataclasses.fields(records.Record)}
+
+
+def test_nothing_is_described_that_is_not_there() -> None:
+    known = {record.__name__ for record in (*KINDS.values(), *GIVEN)}
+    for heading in sections():
+        if heading.startswith("ostro_"):
+            assert heading.partition("(")[0] in HOOKS
+        elif heading.isidentifier() and heading not in ("Hooks", "Records"):
+            assert heading in known
+
+
+def test_the_public_surface_is_described() -> None:
+    section = sections()["The public surface"]
+    described = re.findall(
+        r"`(\w+)`", " ".join(re.findall(r"^\| (`.+?) \|", section, re.MULTILINE))
+    )
+    assert sorted(described) == sorted(ostro.__all__)
+    assert len(set(described)) == len(described)
+
+
+def test_the_environment_is_described_and_nobody_else_reads_it() -> None:
+    described = rows(sections()["How plugins are treated"])
+    assert set(described) <= set(env.VARIABLES)
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    for variable in env.VARIABLES:
+        assert f"`{variable}`" in pages
+    for file in python_files():
+        if file.name == "env.py":
+            continue
+        for word in constants(ast.parse(file.read_text())):
+            assert not re.fullmatch(r"OSTRO_[A-Z_]+", word), (
+                f"{file}: {word} belongs in core/env.py"
+            )
+
+
+def test_kinds_that_nothing_asks_for_say_so() -> None:
+    calls = [c for f in python_files() for c in ast.walk(ast.parse(f.read_text())) if asks(c)]
+    asked = {call.args[0].value for call in calls}  # type: ignore[attr-defined]
+    for kind in KINDS:
+        [section] = [text for head, text in sections().items() if head.startswith(f"ostro_{kind}(")]
+        silent = "Nothing asks for these yet." in section
+        assert silent is (kind not in asked), f"docs/hooks.md, ostro_{kind}: is it in use or not?"
+
+
+def asks(node: ast.AST) -> bool:
+    """Whether this is a call such as `plugins.get("caches", name)`."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("collect", "get", "claimant")
+        and bool(node.args)
+        and isinstance(node.args[0], ast.Constant)
+        and node.args[0].value in KINDS
+    )
+
+
+def python_files() -> Iterator[Path]:
+    for room in ("core", "architectures", "quant", "adapters", "plugins", "entrypoints"):
+        yield from (ROOT / room).rglob("*.py")
+
+
+def constants(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The page's example, installed as a wheel's files are."""
+    files = re.findall(
+        r"^`([\w./]+)`\n\n```\w+\n(.+?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    for name, text in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    [requirement] = project["optional-dependencies"]["ostro"]
+    info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {project['version']}\n"
+        f"Requires-Dist: {requirement}; extra == 'ostro'\n"
+    )
+    points = "".join(f"{k} = {v}\n" for k, v in project["entry-points"]["ostro"].items())
+    (info / "entry_points.txt").write_text(f"[ostro]\n{points}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for module in [name for name in sys.modules if name.startswith("ostro_arch_arcee")]:
+        del sys.modules[module]
+
+
+def test_the_example_is_a_plugin_and_its_logits_are_right(example: Path) -> None:
+    from ostro.core.testing.parity import BAR, deviation, subject
+
+    manager = PluginManager()
+    manager.load()
+    [found] = [each for each in manager.describe() if each.name == "arcee"]
+    assert (found.status, found.source) == ("active", "ostro-arch-arcee 1.0"), found.reason
+    assert manager.architecture_for(["ArceeForCausalLM"]).name == "arcee"
+    with subject(manager, "arcee") as made:
+        logits = made.engine().runner.logits(made.prompt)
+        assert deviation(logits, made.truth(made.prompt)) <= BAR
+
+
+def test_without_the_example_its_model_is_unsupported() -> None:
+    manager = PluginManager()
+    manager.load()
+    with pytest.raises(UnsupportedArchitecture):
+        manager.architecture_for(["ArceeForCausalLM"])
+
+
+def test_the_example_is_as_small_as_promised() -> None:
+    blocks = re.findall(r"```python\n(.+?)```", sections()["An architecture in a wheel"], re.DOTALL)
+    lines = [line for block in blocks[:2] for line in block.splitlines() if line.strip()]
+    assert len(lines) <= 50
+
+
+def test_the_trunks_are_what_the_records_say() -> None:
+    from ostro import trunks
+
+    manager = PluginManager()
+    manager.load()
+    for name, record in manager.collect("architectures").items():
+        if record.trunk:
+            module = getattr(trunks, name)
+            assert isinstance(module, ModuleType)
+            assert issubclass(module.Model, ostro.Model)
+        else:
+            with pytest.raises(AttributeError, match=name):
+                getattr(trunks, name)

@@ -1,0 +1,188 @@
+"""Who may import whom, and what must stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import ostro
+from ostro.core.plugins import PluginManager
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("core", "architectures", "quant", "adapters", "plugins", "entrypoints")
+FILES = sorted(
+    file.relative_to(ROOT).as_posix() for room in ROOMS for file in (ROOT / room).rglob("*.py")
+)
+
+
+def imports(file: str, text: str | None = None) -> Iterator[str]:
+    """The modules and names of ostro that a file imports, wherever in it, as dotted names."""
+    package = ["ostro", *Path(file).parent.parts]
+    for node in ast.walk(ast.parse((ROOT / file).read_text() if text is None else text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("ostro"))
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            if module.split(".")[0] == "ostro":
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@cache
+def trunks() -> frozenset[str]:
+    manager = PluginManager()
+    manager.load()
+    return frozenset(r.name for r in manager.collect("architectures").values() if r.trunk)
+
+
+def breach(file: str, name: str) -> str | None:
+    """Why a file may not import a name of ostro; None if it may."""
+    parts, here = name.split(".")[1:], file.split("/")
+    if not parts or parts[0] not in ROOMS:
+        public = {*ostro.__all__, "__version__"}
+        if parts and parts[0] not in public:
+            return "ostro exports no such name"
+        return (
+            "core is what ostro exports"
+            if here[0] == "core" and parts[:1] != ["__version__"]
+            else None
+        )
+    room = parts[0]
+    if room == "core":
+        return None
+    if here[0] in ("core", "entrypoints") and room != here[0]:
+        return f"{here[0]} asks the plugin manager"
+    if room != here[0]:
+        return f"{here[0]} imports core only"
+    if room == "architectures" and parts[1:2] != here[1:2]:
+        return None if parts[1] in trunks() else f"{parts[1]} is not a trunk"
+    if room in ("quant", "adapters", "plugins") and parts[1:2] != here[1:2]:
+        return "a plugin imports no other"
+    return None
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nobody_imports_what_he_may_not(file: str) -> None:
+    found = {name: breach(file, name) for name in imports(file)}
+    assert not {name: why for name, why in found.items() if why}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("core/load/model.py", "from ostro.quant.gguf import storage"),
+        ("core/load/model.py", "def f():\n    import ostro.plugins.sources.hub"),
+        ("core/load/model.py", "from ...architectures import llama"),
+        ("core/step.py", "from ostro import Model"),
+        ("quant/gguf/storage.py", "from ostro.quant.hqq.storage import HQQ"),
+        ("quant/gguf/storage.py", "from ostro.plugins.checkpoints.gguf import MAGIC"),
+        ("architectures/qwen3/model.py", "from ostro.architectures.mistral.model import Model"),
+        ("architectures/qwen3/model.py", "from ostro.quant.dense.storage import Dense"),
+        ("architectures/qwen3/model.py", "from ostro import nothing_of_that_name"),
+        ("plugins/sources/hub/download.py", "from ostro.plugins.parsers import hermes"),
+        ("entrypoints/cli/run.py", "from ostro.architectures import llama"),
+        ("adapters/lora/load.py", "from ostro.entrypoints.python import load"),
+    ],
+)
+def test_a_breach_is_noticed(file: str, text: str) -> None:
+    assert [name for name in imports(file, text) if breach(file, name)]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("core/load/model.py", "from ostro.core.nn import Model"),
+        ("core/load/model.py", "from .names import Names"),
+        ("quant/gguf/storage.py", "from ostro import Storage, hookimpl"),
+        ("quant/gguf/storage.py", "from ostro.quant.gguf.naive import q4"),
+        ("architectures/qwen3/model.py", "from ostro.architectures.llama import model as llama"),
+        ("architectures/qwen3/model.py", "from ostro.trunks import llama"),
+        ("entrypoints/cli/run.py", "from ostro.core.plugins import PluginManager"),
+    ],
+)
+def test_what_is_allowed_is_allowed(file: str, text: str) -> None:
+    found = list(imports(file, text))
+    assert found and not [name for name in found if breach(file, name)]
+
+
+def test_only_the_sources_are_in_the_package_folder() -> None:
+    entries = {entry.name: entry for entry in (ROOT / "src" / "ostro").iterdir()}
+    entries.pop("__pycache__", None)
+    links = {name for name, entry in entries.items() if entry.is_symlink()}
+    assert links == set(ROOMS)
+    assert entries.keys() - links == {"__init__.py", "__main__.py", "py.typed"}
+    for name in links:
+        assert entries[name].readlink() == Path("..", "..", name)
+
+
+def without_torch(code: str) -> None:
+    """Run code in a fresh interpreter, which must end without torch."""
+    check = "import sys; heavy = {'torch', 'transformers', 'triton', 'numpy'} & set(sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{check}; assert not heavy, heavy"],
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+LIGHT = {
+    "import": "import ostro; from ostro import Architecture, errors, hookimpl",
+    "plugins": "from ostro.core.plugins import PluginManager\n"
+    "manager = PluginManager(); manager.load(); found = manager.describe()\n"
+    "assert manager.collect('architectures')",
+    "claims": "from ostro.core.plugins import PluginManager\n"
+    "manager = PluginManager(); manager.load()\n"
+    "assert manager.architecture_for(['LlamaForCausalLM']).name == 'llama'",
+    "help": "from ostro.entrypoints.cli import main\n"
+    "try: main(['--help'])\nexcept SystemExit as done: assert done.code == 0",
+    "ostro plugins": "from ostro.entrypoints.cli import main\nassert main(['plugins']) == 0",
+    "ostro models": "from ostro.entrypoints.cli import main\nassert main(['models']) == 0",
+}
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_what_only_looks_imports_no_torch(what: str) -> None:
+    without_torch(LIGHT[what])
+
+
+def test_every_public_name_is_there_and_typed() -> None:
+    for name in ostro.__all__:
+        assert getattr(ostro, name) is not None
+        assert name in dir(ostro)
+    tree = ast.parse((ROOT / "src" / "ostro" / "__init__.py").read_text())
+    [block] = [
+        n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"
+    ]
+    typed = {
+        a.asname or a.name
+        for n in ast.walk(block)
+        if isinstance(n, ast.ImportFrom)
+        for a in n.names
+    }
+    assert typed == set(ostro.__all__)
+    with pytest.raises(AttributeError, match="'ostro' has no attribute 'nothing'"):
+        ostro.nothing  # noqa: B018
+
+
+def test_files_in_the_place_of_links_are_explained(tmp_path: Path) -> None:
+    package = tmp_path / "ostro"
+    package.mkdir()
+    (package / "core").write_text("../../core")
+    (package / "__init__.py").write_text((ROOT / "src" / "ostro" / "__init__.py").read_text())
+    ran = subprocess.run(
+        [sys.executable, "-c", "import ostro"],
+        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ImportError" in ran.stderr and "core.symlinks" in ran.stderr

@@ -1,0 +1,112 @@
+"""An engine without a model: every choice repeats its prompt, one token per step.
+
+It ends with the end-of-text id after one repetition, or goes round until `max_tokens`. A token's
+log probability is minus its id over 1000. `ECHO_STEP` are the seconds a step takes, `ECHO_START`
+those of loading; `ECHO_FAIL` names an error kind that loading ends with.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from ostro.core import errors
+from ostro.core.engine.request import Stats, TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.errors import RequestError
+
+VOCAB, CONTEXT = 300, 4096
+
+
+class EchoEngine:
+    """Keeps what it was asked in `seen`, for tests that run it in their own process."""
+
+    vocab, context = VOCAB, CONTEXT
+
+    def __init__(self, eos_ids: Iterable[int] = (257,)) -> None:
+        self.eos_ids = frozenset(eos_ids)
+        self.live: dict[str, tuple[TokenRequest, list[int | None]]] = {}
+        self.seen: list[TokenRequest] = []
+        self.step_seconds = float(os.environ.get("ECHO_STEP", "0"))
+        self.counters = Stats()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.live)
+
+    def submit(self, request: TokenRequest) -> None:
+        request.sampling.checked(self.vocab)
+        if request.salt == "refuse me":
+            raise RequestError("the engine refuses this", param="cache_salt")
+        if request.salt == "crash":
+            raise ZeroDivisionError("a bug in the engine")
+        self.seen.append(request)
+        self.live[request.id] = (request, [0] * request.sampling.n)
+        self.counters.prompt_tokens += len(request.tokens)
+
+    def abort(self, id: str) -> None:
+        self.live.pop(id, None)
+
+    def step(self) -> list[TokenOutput]:
+        time.sleep(self.step_seconds)
+        self.counters.steps += 1
+        outputs = []
+        for id, (request, counts) in list(self.live.items()):
+            for index, count in enumerate(counts):
+                if count is not None:
+                    output = self.draw(request, index, count)
+                    counts[index] = None if output.finish else count + 1
+                    outputs.append(output)
+            if all(count is None for count in counts):
+                del self.live[id]
+        return outputs
+
+    def draw(self, request: TokenRequest, index: int, count: int) -> TokenOutput:
+        rules, prompt = request.sampling, request.tokens
+        output = TokenOutput(id=request.id, index=index)
+        if count == 0:
+            output.prompt_tokens, output.cached = len(prompt), len(prompt) // 2
+            if rules.prompt_logprobs is not None and index == 0:
+                output.prompt_logprobs = [
+                    None,
+                    *(told(t, rules.prompt_logprobs) for t in prompt[1:]),
+                ]
+        if rules.max_tokens == 0:
+            output.finish = "length"
+        elif count == len(prompt) and not rules.ignore_eos:
+            output.finish, output.stopped_by = "stop", min(self.eos_ids)
+        else:
+            token = prompt[count % len(prompt)]
+            if token in rules.stop_ids:
+                output.finish, output.stopped_by = "stop", token
+                return output
+            output.tokens = [token]
+            if rules.logprobs is not None:
+                output.logprobs = [told(token, rules.logprobs)]
+            self.counters.generated_tokens += 1
+            if count + 1 == rules.max_tokens:
+                output.finish = "length"
+        return output
+
+    def stats(self) -> Stats:
+        self.counters.running = len(self.live)
+        return self.counters
+
+    def close(self) -> None:
+        self.live.clear()
+
+
+def told(token: int, wide: int) -> TokenLogprobs:
+    top = tuple((other, -other / 1000) for other in range(token, token + wide))
+    return TokenLogprobs(token, -token / 1000, top)
+
+
+def open_engine(
+    settings: Any, plugins: Any, eos_ids: Iterable[int], report: Any
+) -> tuple[EchoEngine, list[str]]:
+    report("reading weights", 1, 2)
+    time.sleep(float(os.environ.get("ECHO_START", "0")))
+    if kind := os.environ.get("ECHO_FAIL"):
+        raise getattr(errors, kind, ValueError)(f"loading fails: {kind}")
+    return EchoEngine(list(eos_ids) or [257]), [f"echo of {settings.reference}"]

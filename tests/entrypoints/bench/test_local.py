@@ -1,0 +1,106 @@
+"""`ostro bench` of a model here: figures that can be, and a cache that is on or off."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ostro.entrypoints.cli import main
+
+SMALL = ("-p", "200", "-n", "6", "-r", "2")
+FIGURES = ("prefill", "decode", "total", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
+
+
+@pytest.fixture
+def rows(bench, tiny: str):
+    """The rows that `ostro bench` gives as JSON."""
+
+    def run(*words: str) -> list[dict[str, Any]]:
+        code, out, _ = bench("-m", tiny, *SMALL, "--json", *words)
+        assert code == 0
+        found: list[dict[str, Any]] = json.loads(out)
+        return found
+
+    return run
+
+
+def test_the_figures_of_a_lone_request(rows) -> None:
+    [row] = rows()
+    assert row["test"] == "pp200+tg6" and row["concurrency"] == 1
+    assert all(row[name] > 0 for name in FIGURES)
+    assert row["ttft_p50"] <= row["ttft_p95"] and row["itl_p50"] <= row["itl_p95"]
+    slowest, fastest = 200e3 / row["ttft_p95"], 200e3 / row["ttft_p50"]
+    assert slowest * 0.999 <= row["prefill"] <= fastest * 1.001, "two runs: both ends are shown"
+    assert 0.999e3 / row["itl_p95"] <= row["decode"], (
+        "of 12 gaps the 95th percentile is the longest"
+    )
+    blocks, token = 4, 2 * 2 * 2 * 8 * 4
+    assert row["peak_kv_bytes"] == blocks * 64 * token, "206 tokens of two layers, in blocks of 64"
+    assert row["cached_tokens"] == 0 and row["prefix_cache"] is True
+
+
+def test_several_at_once(rows) -> None:
+    one, three = rows("--concurrency", "1,3")
+    assert (one["concurrency"], three["concurrency"]) == (1, 3)
+    assert three["peak_kv_bytes"] == 3 * one["peak_kv_bytes"]
+
+
+def test_a_shared_beginning_is_cached(rows) -> None:
+    [row] = rows("--shared-prefix", "150", "--concurrency", "2")
+    assert row["cached_tokens"] == 128, "two of the blocks of 64 tokens are shared whole"
+
+
+def test_nothing_is_cached_where_the_cache_is_off(rows) -> None:
+    [row] = rows("--shared-prefix", "150", "--concurrency", "2", "--no-prefix-cache")
+    assert row["cached_tokens"] == 0 and row["prefix_cache"] is False
+
+
+def test_given_prompts(rows, tmp_path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text('hello\n{"prompt": "good morning to the world"}\n')
+    [row] = rows("--prompts", str(file), "--concurrency", "3")
+    assert row["test"] == "given+tg6" and row["concurrency"] == 3
+
+
+def test_people_get_a_table(bench, tiny: str) -> None:
+    code, out, err = bench("-m", tiny, *SMALL, "--explain")
+    cells = next(line for line in out.splitlines() if "pp200+tg6" in line).split("│")
+    assert code == 0 and len(cells) == 11 and cells[2].strip() == "1"
+    assert "attention: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--concurrency", "1,x"], "--concurrency '1,x'"),
+        (["--concurrency", "0"], "--concurrency '0'"),
+        (["--concurrency", ""], "--concurrency ''"),
+        (["--shared-prefix", "201"], "201 is not within the prompt"),
+        (["--shared-prefix", "-1"], "-1 is not within the prompt"),
+        (["-n", "0"], "must be positive"),
+        (["-r", "0"], "must be positive"),
+        (["-p", "0"], "must be positive"),
+        (["-p", "2000"], "the context holds 1024"),
+        (["--context", "100"], "the context holds 100"),
+        (["--prompts", "/no/such/file"], "--prompts /no/such/file"),
+        (["--api-key", "k"], "--api-key is for the server at --url"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny: str, words: list[str], message: str
+) -> None:
+    assert main(["bench", "-m", tiny, *SMALL, *words]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and not out
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", '{"question": "x"}', '{"prompt": 5}', '{"prompt"'])
+def test_a_file_without_prompts_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny: str, tmp_path, text: str
+) -> None:
+    file = tmp_path / "prompts"
+    file.write_text(text)
+    assert main(["bench", "-m", tiny, *SMALL, "--prompts", str(file)]) == 2
+    assert f"--prompts {file}: " in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""The command line, in this process and in one of its own, and a tiny model to give it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+
+from tiny_model import make_gguf, make_model
+
+from ostro.entrypoints.cli import main
+
+HEAVY = "torch transformers triton numpy"
+CODE = f"""
+import sys
+from ostro.entrypoints.cli import main
+try:
+    code = main()
+except SystemExit as left:
+    code = left.code
+heavy = set({HEAVY!r}.split()) & set(sys.modules)
+print("imported:", *sorted(heavy), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command wrote and returned; `seconds` of CPU where it had a process of its own."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float = 0.0
+
+
+Ostro = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a model folder."""
+    return str(make_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of the same model in a GGUF file."""
+    return str(make_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+@pytest.fixture
+def ostro(capsys: pytest.CaptureFixture[str]) -> Ostro:
+    """Run a command in this process."""
+
+    def run(*words: str) -> Ran:
+        capsys.readouterr()
+        try:
+            code = main(list(words))
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+        out, err = capsys.readouterr()
+        return Ran(code, out, err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def apart() -> Ostro:
+    """Run a command in a process of its own; the last line of `err` says what heavy it imported."""
+
+    def run(*words: str) -> Ran:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ran = subprocess.run(
+            [sys.executable, "-c", CODE, *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return Ran(ran.returncode, ran.stdout, ran.stderr, seconds)
+
+    return run

@@ -1,0 +1,78 @@
+"""`ostro doctor`: it finds what is there, and says what is not even where much is missing."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+import torch
+
+from ostro.entrypoints.cli import doctor
+
+
+def findings(ostro, *words: str) -> dict[str, dict[str, str]]:
+    ran = ostro("doctor", "--json", *words)
+    assert ran.code == 0
+    return {line["subject"]: line for line in json.loads(ran.out)}
+
+
+def test_this_machine_is_described(ostro) -> None:
+    found = findings(ostro)
+    assert found["python"]["finding"].startswith(platform.python_version())
+    assert found["torch"]["finding"] == version("torch")
+    assert int(found["cores"]["finding"]) > 0
+    assert "bf16" in found["cpu"]["finding"]
+    assert found["plugins"]["finding"].endswith(" 0 broken")
+    if not torch.cuda.is_available():
+        assert found["cuda"]["finding"] == "none"
+
+
+def test_people_get_a_table(ostro) -> None:
+    ran = ostro("doctor")
+    assert ran.code == 0 and "what would help" in ran.out and version("torch") in ran.out
+
+
+def test_a_missing_compiler_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    line = findings(ostro)["C++ compiler"]
+    assert line["finding"] == "none" and "install g++" in line["advice"]
+
+
+def test_a_missing_package_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        if name in ("triton", "safetensors"):
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor, "version", absent)
+    found = findings(ostro)
+    assert found["triton"]["advice"] == "GPU kernels need it"
+    assert found["safetensors"]["advice"] == "pip install safetensors"
+    assert not found["torch"]["advice"]
+
+
+def test_a_torch_that_does_not_import_is_a_finding(ostro, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = findings(ostro)
+    assert "does not import" in found["torch itself"]["finding"]
+    assert "plugins" in found and "python" in found
+
+
+def test_a_broken_plugin_is_a_finding(
+    ostro, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"broken_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text("raise RuntimeError('no luck')")
+    info = tmp_path / "ostro_broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: ostro-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[ostro]\nbroken = {module}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = findings(ostro)
+    assert found["plugins"]["finding"].endswith(" 1 broken")
+    assert "no luck" in found["plugin broken"]["advice"]

@@ -1,0 +1,132 @@
+"""The front door: it answers at once, says what is wrong in a line, and lets plugins in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ostro import __version__
+from ostro.core import errors
+from ostro.core.errors import OstroError
+from ostro.entrypoints.cli import COMMANDS, inspect, main
+
+COMMAND = """
+from ostro.core.hooks import hookimpl
+from ostro.core.records import Command
+
+@hookimpl
+def ostro_commands():
+    yield Command(name="greet", help="say good morning", parser="MODULE:declare", run="MODULE:run")
+
+def declare(parser):
+    parser.add_argument("who")
+
+def run(args):
+    print(f"good morning, {args.who}")
+    return 3
+"""
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed plugin with a command; gives the file of its module."""
+    module = f"greeting_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(COMMAND.replace("MODULE", module))
+    info = tmp_path / "ostro_greeting-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: ostro-greeting\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[ostro]\ngreeting = {module}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / f"{module}.py"
+    sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plugins"], ["run", "--help"], ["models"]])
+def test_what_only_looks_takes_no_time_and_no_torch(apart, words: list[str]) -> None:
+    ran = min((apart(*words) for _ in range(2)), key=lambda ran: ran.seconds)
+    assert ran.code == 0 and ran.out
+    assert ran.err.splitlines()[-1] == "imported:"
+    assert ran.seconds < 0.3 or words == ["models"]
+
+
+def test_help_lists_every_command(ostro) -> None:
+    ran = ostro("--help")
+    assert ran.code == 0
+    assert all(
+        f"{name} " in ran.out and text in " ".join(ran.out.split())
+        for name, text in COMMANDS.items()
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(ostro, name: str) -> None:
+    ran = ostro(name, "--help")
+    assert ran.code == 0 and f"usage: ostro {name}" in ran.out
+
+
+def test_the_version_is_said(ostro) -> None:
+    assert ostro("--version").out == f"ostro {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["sing"], ["plugins", "--sing"], ["inspect"]])
+def test_what_makes_no_sense_is_a_mistake(ostro, words: list[str]) -> None:
+    ran = ostro(*words)
+    assert ran.code == 2 and "error: " in ran.err and not ran.out
+
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, OstroError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_one_line_and_its_exit_code(
+    ostro, monkeypatch: pytest.MonkeyPatch, kind: type[OstroError]
+) -> None:
+    def fail(args: object) -> int:
+        raise kind("the chair has three legs")
+
+    monkeypatch.setattr(inspect, "run", fail)
+    ran = ostro("inspect", "x")
+    assert (ran.code, ran.err) == (kind.exit_code, "ostro: the chair has three legs\n")
+    assert ran.code != 0
+    with pytest.raises(kind):
+        main(["inspect", "x", "--debug"])
+
+
+def test_exit_codes_tell_kinds_apart() -> None:
+    codes = [kind.exit_code for kind in KINDS if "exit_code" in vars(kind)]
+    assert len(codes) == len(set(codes)) > 8
+
+
+def test_our_own_mistakes_show_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "run", lambda args: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["inspect", "x"])
+
+
+def test_ctrl_c_is_no_error(ostro, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect, "run", interrupt)
+    assert ostro("inspect", "x") == type(ostro("--version"))(130, "", "")
+
+
+def test_a_plugin_adds_a_command(ostro, wheel: Path) -> None:
+    assert "say good morning" in ostro("--help").out
+    ran = ostro("greet", "world")
+    assert (ran.code, ran.out) == (3, "good morning, world\n")
+    assert ostro("greet").code == 2
+
+
+def test_a_broken_command_of_a_plugin_is_named(ostro, wheel: Path) -> None:
+    wheel.write_text(wheel.read_text().replace('parser.add_argument("who")', "parser.sing()"))
+    ran = ostro("greet", "world")
+    assert ran.code == 7 and "'greet' does not work" in ran.err and "AttributeError" in ran.err
+    assert ostro("models").code == 0

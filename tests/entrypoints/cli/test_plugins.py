@@ -1,0 +1,61 @@
+"""`ostro plugins` shows what was found, and fails where something is broken."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ostro.core.plugins import HOOKS
+from ostro.entrypoints.cli import main
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Iterator[str]:
+    file = tmp_path / "broken_plugin_of_a_test.py"
+    file.write_text("raise RuntimeError('[red]no luck[/red]')")
+    yield str(file)
+    sys.modules.pop(file.stem, None)
+
+
+def test_plugins_are_listed_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert ["architectures.llama", "active", "built in", "architectures: llama"] in lines
+    assert all(len(line) == 4 for line in lines)
+
+
+def test_plugins_are_listed_as_json(capsys: pytest.CaptureFixture[str], broken: str) -> None:
+    assert main(["plugins", "--json", "--plugin", broken]) == 1
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["architectures.llama"]["offers"] == {"architectures": ["llama"]}
+    assert found["broken_plugin_of_a_test"]["status"] == "broken"
+    assert found["broken_plugin_of_a_test"]["source"] == broken
+
+
+def test_plugins_are_listed_by_hook(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--hooks", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == list(HOOKS)
+    assert found["ostro_locate"][0] == "plugins.sources.folder"
+    assert found["ostro_locate"][-1] == "plugins.sources.hub"
+    assert main(["plugins", "--hooks"]) == 0
+    assert "ostro_caches: plugins.caches.paged" in capsys.readouterr().out
+
+
+def test_a_terminal_gets_a_table(
+    capsys: pytest.CaptureFixture[str], broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["plugins", "--plugin", broken]) == 1
+    out = capsys.readouterr().out
+    assert "architectures.llama" in out and "[red]no luck[/red]" in out
+
+
+def test_a_path_without_a_plugin_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--plugin", "/no/such/plugin"]) == 2
+    assert "is no plugin" in capsys.readouterr().err

@@ -1,0 +1,219 @@
+"""`ostro run`: one answer with -i, a conversation without, as the Python API would give them."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+
+from tiny_model import TEMPLATE, make_model
+
+from ostro.entrypoints.python import Piece, Text, load
+
+GREEDY = ("--temperature", "0", "-n", "12")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: str) -> Iterator[Text]:
+    with load(tiny) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def chat(ostro, tiny: str, monkeypatch: pytest.MonkeyPatch):
+    """Type lines into `ostro run`; gives what it answered."""
+
+    def run(lines: Sequence[str], *words: str):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return ostro("run", "-m", tiny, *GREEDY, *words)
+
+    return run
+
+
+def said(model: Text, *texts: str, system: str | None = None) -> str:
+    """The greedy answer to a conversation whose turns alternate, the user's first."""
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    roles = ("user", "assistant")
+    messages += [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return model.generate(messages, temperature=0, max_tokens=12)
+
+
+def test_one_answer_and_no_more(ostro, tiny: str, model: Text) -> None:
+    ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello")
+    assert (ran.code, ran.out, ran.err) == (0, said(model, "hello") + "\n", "")
+
+
+def test_the_system_message_counts(ostro, tiny: str, model: Text) -> None:
+    ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--system", "be brief")
+    assert ran.out == said(model, "hello", system="be brief") + "\n" != said(model, "hello") + "\n"
+
+
+def test_raw_is_continued_as_it_is(ostro, tiny: str, model: Text) -> None:
+    ran = ostro("run", "-m", tiny, *GREEDY, "--raw", "-i", "hello")
+    assert ran.out == model.generate("hello", temperature=0, max_tokens=12) + "\n"
+    assert ran.out != said(model, "hello") + "\n"
+
+
+def test_a_stop_string_ends_the_answer(ostro, tiny: str, model: Text) -> None:
+    whole = said(model, "hello")
+    stop = whole[4:6]
+    ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--stop", stop)
+    assert ran.out == whole[: whole.index(stop)] + "\n"
+
+
+def test_a_seed_repeats_itself(ostro, tiny: str) -> None:
+    words = ("run", "-m", tiny, "-n", "12", "--temperature", "2", "-i", "hello")
+    first = ostro(*words, "--seed", "5").out
+    assert ostro(*words, "--seed", "5").out == first != ostro(*words, "--seed", "6").out
+
+
+@pytest.mark.parametrize("think", ["--think", "--no-think"])
+def test_reasoning_is_the_template_s_to_ask(ostro, tmp_path: Path, think: str) -> None:
+    told = "{% if enable_thinking is defined %}{{ raise_exception('told ' ~ enable_thinking) }}"
+    folder = make_model(tmp_path / "m", template=told + "{% endif %}" + TEMPLATE)
+    assert ostro("run", "-m", str(folder), *GREEDY, "-i", "hello").code == 0
+    ran = ostro("run", "-m", str(folder), *GREEDY, "-i", "hello", think)
+    assert ran.code == 1 and f"told {think == '--think'}" in ran.err
+
+
+def test_what_was_chosen_is_explained(ostro, tiny: str) -> None:
+    ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--explain")
+    assert "attention: " in ran.err and "embedding: " in ran.err
+
+
+def test_the_model_s_own_sampling_is_the_default(ostro, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m")
+    (folder / "generation_config.json").write_text('{"do_sample": false}')
+    words = ("run", "-m", str(folder), "-n", "12", "-i", "hello")
+    first = ostro(*words).out
+    assert all(ostro(*words, "--seed", str(seed)).out == first for seed in range(3))
+    assert ostro(*words, "--temperature", "3", "--seed", "1").out != first
+
+
+@pytest.mark.parametrize("config", [{}, {"hidden_size": 64}])
+def test_a_terminal_gets_a_bar_and_its_cursor_back(
+    ostro, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Text, config: dict[str, int]
+) -> None:
+    folder = make_model(tmp_path / "m", **config)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    ran = ostro("run", "-m", str(folder), *GREEDY, "-i", "hello")
+    assert ran.out == ("" if config else said(model, "hello") + "\n")
+    assert "loading" in ran.err and ran.err.count("\x1b[?25l") == ran.err.count("\x1b[?25h") == 1
+    assert ran.code == (5 if config else 0)
+
+
+def test_an_answer_comes_piece_by_piece(
+    ostro, tiny: str, monkeypatch: pytest.MonkeyPatch, model: Text
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(
+        "builtins.print", lambda *words, **_: written.append("".join(map(str, words)))
+    )
+    ostro("run", "-m", tiny, *GREEDY, "-i", "hello")
+    assert "".join(written) == said(model, "hello")
+    assert len([piece for piece in written if piece]) > 5
+
+
+def test_a_conversation_is_remembered(chat, model: Text) -> None:
+    ran = chat(["hello", "", "good morning"])
+    first = said(model, "hello")
+    second = said(model, "hello", first, "good morning")
+    assert ran.code == 0
+    assert ran.out == f"{first}\n{second}\n"
+    assert second != said(model, "good morning")
+    assert "tiny, ready in" in ran.err
+
+
+def test_clear_forgets_and_exit_leaves(chat, model: Text) -> None:
+    ran = chat(["hello", "/clear", "good morning", "/exit", "never said"])
+    assert ran.code == 0
+    assert ran.out == f"{said(model, 'hello')}\n{said(model, 'good morning')}\n"
+
+
+def test_a_system_message_can_be_set_and_taken_away(chat, model: Text) -> None:
+    ran = chat(["/system be brief", "hello", "/clear", "/system", "hello"])
+    assert ran.out == f"{said(model, 'hello', system='be brief')}\n{said(model, 'hello')}\n"
+
+
+@pytest.mark.parametrize("line", ["/help", "/sing"])
+def test_other_commands_get_help(chat, line: str) -> None:
+    ran = chat([line])
+    assert ran.code == 0 and "/clear" in ran.err and not ran.out
+
+
+def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: Text) -> None:
+    ran = chat(["hello " * 30, "/clear", "hello"], "--context", "64")
+    assert ran.code == 0
+    assert ran.out == said(model, "hello") + "\n"
+    assert "the context 64" in ran.err and "/clear forgets" in ran.err
+
+
+def test_an_interrupt_ends_the_answer_only(
+    chat, model: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, stream = said(model, "hello"), Text.stream
+
+    def interrupted(self: Text, *args: object, **kwargs: object) -> Iterator[Piece]:
+        monkeypatch.setattr(Text, "stream", stream)
+        try:
+            for i, piece in enumerate(stream(self, *args, **kwargs)):
+                if i == 5:
+                    raise KeyboardInterrupt
+                yield piece
+        finally:
+            assert not self.engine.live or self.engine.abort(next(iter(self.engine.live))) is None
+
+    monkeypatch.setattr(Text, "stream", interrupted)
+    ran = chat(["hello", "good morning"])
+    first, second = ran.out.split("\n", 1)
+    assert ran.code == 0 and whole.startswith(first) and 0 < len(first) < len(whole)
+    assert second == said(model, "hello", first, "good morning") + "\n"
+
+
+def until(stream: io.BufferedReader, enough, seconds: float = 120) -> bytes:
+    """Read until `enough(what came)`."""
+    came, end = b"", time.monotonic() + seconds
+    while not enough(came):
+        assert select.select([stream], [], [], max(0, end - time.monotonic()))[0], came
+        piece = os.read(stream.fileno(), 4096)
+        assert piece, f"it left after {came!r}"
+        came += piece
+    return came
+
+
+def test_ctrl_c_in_a_terminal_ends_the_answer_and_not_the_program(tmp_path: Path) -> None:
+    """The terminal sends the signal to the whole group, the process that renders included."""
+    folder = make_model(tmp_path / "m", max_position_embeddings=200_000)
+    words = ["run", "-m", str(folder), "--temperature", "0", "-n", "199000", "--max-seqs", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "ostro", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as child:
+        try:
+            until(child.stderr, lambda came: b"ready in" in came)
+            for _ in range(2):
+                child.stdin.write(b"hello\n")
+                child.stdin.flush()
+                until(child.stdout, lambda came: len(came) > 40)
+                os.killpg(child.pid, signal.SIGINT)
+                until(child.stdout, lambda came: came.endswith(b"\n"))
+            child.stdin.write(b"/exit\n")
+            child.stdin.flush()
+            assert child.wait(60) == 0
+        finally:
+            child.kill()

@@ -1,0 +1,172 @@
+"""A server on a real socket, in a thread, before an echo engine in another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "echo"))
+
+from echo_engine import EchoEngine
+from echo_model import END_ID, make_model
+
+from ostro.core.chat import load_template
+from ostro.core.engine.client import ThreadEngine
+from ostro.core.plugins import PluginManager
+from ostro.core.records import resolve
+from ostro.core.tokenizer import load_tokenizer
+from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.http.listener import listen, url_of
+from ostro.entrypoints.http.server import Web
+from ostro.entrypoints.http.service import Service
+
+
+@dataclass
+class Running:
+    """A server under test; `echo` is its engine, `service` its state."""
+
+    url: str
+    echo: EchoEngine
+    service: Service
+    plugins: PluginManager
+    http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(base_url=self.url, timeout=20)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """Post JSON."""
+        return self.http.post(path, json=body)
+
+    def chat(self, text: str = "hi", **body: Any) -> httpx.Response:
+        """Ask a chat whose only message is `text`, unless `messages` are given."""
+        return self.post("/v1/chat/completions", **{"messages": [said(text)], **body})
+
+    def complete(self, prompt: Any = "hello", **body: Any) -> httpx.Response:
+        """Ask a completion."""
+        return self.post("/v1/completions", prompt=prompt, **body)
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a stream, parsed; comments are left out."""
+        events = []
+        with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    events.append(line.removeprefix("data: "))
+        assert events.pop() == "[DONE]"
+        return [json.loads(event) for event in events]
+
+
+def said(text: str, role: str = "user") -> dict[str, Any]:
+    """A message."""
+    return {"role": role, "content": text}
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start servers.
+
+    `options` are those of `make_app`, `limit` that of the engine; `send_buffer` is in bytes.
+    """
+    folder = make_model(tmp_path_factory.mktemp("models") / "echo")
+    ends: list[Callable[[], None]] = []
+
+    def begin(
+        *, limit: int = 64, loading: bool = False, send_buffer: int = 0, **options: Any
+    ) -> Running:
+        up, servers, failed = threading.Event(), [], []
+        stop: dict[str, Callable[[], None]] = {}
+
+        async def main() -> None:
+            listener = listen("127.0.0.1", 0, ())
+            if send_buffer:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            echo, plugins = EchoEngine([END_ID]), PluginManager()
+            plugins.load()
+            release = threading.Event()
+            if not loading:
+                release.set()
+
+            def build(report: Any) -> EchoEngine:
+                release.wait(20)
+                return echo
+
+            engine = ThreadEngine(build)
+            engine.limit = limit
+            service = Service(engine, "echo")
+            web = Web.of(make_app(service, plugins, **options))
+            serving = asyncio.ensure_future(web.serve(sockets=[listener]))
+            starting = asyncio.ensure_future(engine.start())
+            if not loading:
+                info = await starting
+                tokenizer = load_tokenizer(folder)
+                service.text = resolve(plugins.get("pipelines", "text").pipeline)(
+                    engine,
+                    tokenizer,
+                    load_template(tokenizer),
+                    name="echo",
+                    context=info.context,
+                    vocab=info.vocab,
+                )
+            while not web.started:
+                await asyncio.sleep(0.01)
+            servers.append(Running(url_of(listener), echo, service, plugins))
+            loop = asyncio.get_running_loop()
+
+            def end() -> None:
+                release.set()
+                web.should_exit = True
+
+            stop["now"] = lambda: loop.call_soon_threadsafe(end)
+            up.set()
+            await serving
+            await starting
+            await engine.close()
+            listener.close()
+
+        def run() -> None:
+            try:
+                asyncio.run(main())
+            except BaseException as error:
+                failed.append(error)
+                up.set()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        up.wait(30)
+        if failed:
+            raise failed[0]
+
+        def end() -> None:
+            servers[0].http.close()
+            stop["now"]()
+            thread.join(20)
+            if failed:
+                raise failed[0]
+
+        ends.append(end)
+        return servers[0]
+
+    yield begin
+    for end in ends:
+        end()
+
+
+@pytest.fixture(scope="module")
+def server(start: Start) -> Running:
+    """A server without a key."""
+    return start()

@@ -1,0 +1,208 @@
+"""Keys, hosts, origins, request ids, health, plugins' routes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from ostro.core.errors import UsageError
+from ostro.core.hooks import hookimpl
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Route
+from ostro.entrypoints.http.app import plugin_routes
+from ostro.entrypoints.http.listener import listen, url_of
+from ostro.entrypoints.http.middleware import Door
+
+PATHS = ["/ready", "/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/"]
+
+
+@pytest.fixture(scope="module")
+def locked(start: Any) -> Any:
+    return start(keys=["secret", "clé"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "secret"},
+        {"authorization": "Basic secret"},
+        {"authorization": "Bearer secre"},
+        {"authorization": "Bearer secret2"},
+        {"authorization": "Bearer"},
+        {"authorization": b"Bearer \xff\xfe"},
+        {"authorization": "Bearer " + "x" * 20_000},
+    ],
+)
+def test_wrong_keys(locked: Any, path: str, headers: Any) -> None:
+    for response in (
+        locked.http.get(path, headers=headers),
+        locked.http.get(path + "?api_key=secret", headers=headers),
+        locked.http.post(path, headers=headers),
+    ):
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("key", [b"secret", "clé".encode()])
+def test_right_keys(locked: Any, key: bytes) -> None:
+    headers = {"authorization": b"Bearer " + key}
+    assert locked.http.get("/v1/models", headers=headers).status_code == 200
+    assert locked.http.get("/nowhere", headers=headers).status_code == 404
+
+
+def test_health_needs_no_key(locked: Any) -> None:
+    assert locked.http.get("/health").status_code == 200
+
+
+def test_hosts(start: Any) -> None:
+    server = start(hosts=["box.lan"])
+    for host in ("evil.example", "localhost.evil.example", "1.2.3.4.evil.example", "a:b"):
+        response = server.http.get("/health", headers={"host": host})
+        assert response.status_code == 403 and response.json()["error"]["code"] == "forbidden"
+    for host in ("localhost:1", "LOCALHOST", "127.0.0.1:99", "[::1]:5", "[::1]", "BOX.lan:80"):
+        assert server.http.get("/health", headers={"host": host}).status_code == 200
+
+
+def test_no_cross_origin_by_default(server: Any) -> None:
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    response = server.http.options("/v1/chat/completions", headers=asked)
+    assert response.status_code == 405
+    response = server.http.get("/health", headers={"origin": "https://a.example"})
+    assert not any(name.startswith("access-control") for name in response.headers)
+
+
+def test_allowed_origins(start: Any) -> None:
+    server = start(origins=["https://a.example"], keys=["secret"])
+    for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        response = server.http.options("/v1/chat/completions", headers=asked)
+        assert (response.headers.get("access-control-allow-origin") == origin) == allowed
+        assert "access-control-allow-credentials" not in response.headers
+    refused = server.http.get("/v1/models", headers={"origin": "https://a.example"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_request_ids(server: Any) -> None:
+    mine = server.http.get("/nowhere", headers={"x-request-id": "trace-1"})
+    assert mine.headers["x-request-id"] == "trace-1"
+    for bad in ("a b", "x" * 200, "é", "<script>"):
+        given = server.http.get("/health", headers={"x-request-id": bad.encode()})
+        assert given.headers["x-request-id"] not in ("", bad)
+    answer = server.http.post(
+        "/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "trace-2"}
+    )
+    assert answer.json()["id"] == "cmpl-trace-2"
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere", "/v1", "/v1/chat/completions/", "/docs", "/%00"])
+def test_unknown_routes(server: Any, path: str) -> None:
+    response = server.http.get(path)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "unknown_url"
+    assert server.http.get("/health").status_code == 200
+
+
+def test_wrong_methods(server: Any) -> None:
+    response = server.http.get("/v1/chat/completions")
+    assert response.status_code == 405 and "error" in response.json()
+    assert server.http.post("/health").status_code == 405
+
+
+def test_while_loading(start: Any) -> None:
+    server = start(loading=True)
+    assert server.http.get("/health").status_code == 200
+    ready = server.http.get("/ready")
+    assert ready.status_code == 503 and ready.json()["status"] == "loading"
+    response = server.complete("a")
+    assert response.status_code == 503 and response.headers["retry-after"]
+    assert response.json()["error"]["code"] == "overloaded"
+
+
+def test_draining(start: Any) -> None:
+    server = start()
+    assert server.http.get("/ready").status_code == 200
+    server.service.engine.draining = True
+    assert server.http.get("/ready").json()["status"] == "draining"
+    assert server.complete("a").status_code == 503
+    assert server.http.get("/health").status_code == 200
+
+
+def test_engine_bug(start: Any) -> None:
+    """An exception in the engine's thread fails what is under way and shows in /health."""
+    server = start()
+    begin = time.monotonic()
+    response = server.complete("a", cache_salt="crash")
+    assert response.status_code == 503 and time.monotonic() - begin < 5
+    assert response.json()["error"]["code"] == "engine_unavailable"
+    assert "bug" not in response.text
+    for path in ("/health", "/ready"):
+        assert server.http.get(path).status_code == 503
+    assert server.complete("a").status_code == 503
+
+
+def test_bug_in_a_route(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+    monkeypatch.setattr(type(server.service), "check_name", lambda *_: 1 / 0)
+    response = server.http.get("/v1/models/echo")
+    assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+    assert "ZeroDivision" not in response.text and "division" not in response.text
+
+
+class Hello:
+    """A plugin with a route that works and two that must not."""
+
+    @hookimpl
+    def ostro_routes(self, engine: Any) -> list[Route]:
+        async def hello(request: Any) -> PlainTextResponse:
+            return PlainTextResponse(f"ready: {engine.ready}")
+
+        names = ("GET /hello", "GET /health", "GET /v1/models/mine", "nonsense")
+        return [Route(name=name, endpoint=hello) for name in names]
+
+
+def test_plugin_routes(server: Any) -> None:
+    plugins = PluginManager()
+    plugins.register(Hello(), "hello")
+    routes = plugin_routes(plugins, server.service, {"/health", "/ready"})
+    assert [route.path for route in routes] == ["/hello"]
+
+
+def test_outside_needs_a_key() -> None:
+    for host in ("0.0.0.0", "::"):
+        with pytest.raises(UsageError, match="--api-key"):
+            listen(host, 0, ()).close()
+    listen("0.0.0.0", 0, ("key",)).close()
+    listen("localhost", 0, ()).close()
+
+
+def test_port_in_use() -> None:
+    first = listen("127.0.0.1", 0, ())
+    try:
+        port = first.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} .* in use.*--port"):
+            listen("127.0.0.1", port, ())
+        assert url_of(first) == f"http://127.0.0.1:{port}"
+    finally:
+        first.close()
+    with pytest.raises(UsageError, match="no such address"):
+        listen("no.such.host.invalid", 0, ())
+
+
+def test_host_names() -> None:
+    door = Door(lambda *_: None, keys=(), hosts=())  # type: ignore[arg-type]
+    assert door.knows_host("") and door.knows_host("10.0.0.7:1234") and door.knows_host("[fe80::1]")
+    assert not door.knows_host("localhost@evil.example") and not door.knows_host("[::1].evil")
+
+
+def test_connections_are_reused(server: Any) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        for _ in range(3):
+            assert client.get("/health").status_code == 200

@@ -1,0 +1,321 @@
+"""`serve` as a user runs it: processes, signals, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from echo_model import make_model
+
+from ostro.core.errors import UsageError
+from ostro.core.records import Settings
+from ostro.entrypoints.http.model import name_of, suggested
+from ostro.entrypoints.http.server import serve
+
+SCRIPT = """
+import sys, json
+from ostro.core.errors import OstroError
+from ostro.core.records import Settings
+from ostro.entrypoints.http.server import serve
+settings, options = json.loads(sys.argv[1])
+def heavy():
+    return sorted({"torch", "transformers", "fastapi", "pydantic"} & set(sys.modules))
+import atexit
+atexit.register(lambda: print("heavy", heavy(), flush=True))
+try:
+    code = serve(Settings(**settings), **options, ready=lambda url: print("ready", url, flush=True))
+except OstroError as error:
+    print(f"ostro: {error}", file=sys.stderr)
+    code = error.exit_code
+sys.exit(code)
+"""
+LONG = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True}
+
+
+class Process:
+    """A server process; `url` once it is ready."""
+
+    def __init__(self, model: Path, environment: dict[str, str], **options: Any) -> None:
+        options = {"engine": "echo_engine:open_engine", "port": 0, **options}
+        paths = os.pathsep.join(filter(None, sys.path))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, json.dumps([{"reference": str(model)}, options])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths, **environment},
+        )
+        self.url = ""
+
+    def wait(self) -> None:
+        """Wait until the server is ready, or has given up."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.url = line.split()[1] if line.startswith("ready") else ""
+
+    def children(self) -> list[int]:
+        """Process ids: the engine and the template renderer."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def engine(self) -> int:
+        """The engine's process id."""
+        for pid in self.children():
+            if b"ostro.core.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        raise AssertionError("there is no engine process")
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code and output, when the process ends by itself."""
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out, err
+
+
+Launch = Callable[..., Process]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "echo")
+
+
+@pytest.fixture
+def launch(model: Path) -> Iterator[Launch]:
+    """Start servers; none is left behind."""
+    started: list[Process] = []
+
+    def begin(
+        step: float = 0.0, loading: float = 0.0, fail: str = "", wait: bool = True, **options: Any
+    ) -> Process:
+        environment = {"ECHO_STEP": str(step), "ECHO_START": str(loading), "ECHO_FAIL": fail}
+        started.append(server := Process(model, environment, **options))
+        if wait:
+            server.wait()
+        return server
+
+    yield begin
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.communicate()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def check_gone(pids: list[int]) -> None:
+    """No process is left a moment later."""
+    deadline = time.monotonic() + 5
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, "a child outlives the server"
+        time.sleep(0.05)
+
+
+class Background:
+    """A request under way in a thread: its status, and the lines that have come."""
+
+    def __init__(self, url: str, **body: Any) -> None:
+        self.url, self.body = f"{url}/v1/completions", body
+        self.status = 0
+        self.lines: list[str] = []
+        self.begun = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self) -> None:
+        with httpx.stream("POST", self.url, json=self.body, timeout=60) as response:
+            self.status = response.status_code
+            for line in response.iter_lines():
+                self.lines += [line] if line else []
+                self.begun.set()
+
+    def text(self) -> str:
+        """The text of a stream's first choice."""
+        events = [json.loads(line[6:]) for line in self.lines if line.startswith("data: {")]
+        return "".join(c["text"] for event in events for c in event["choices"])
+
+
+def begin(url: str, streams: int = 1, **body: Any) -> tuple[Background, list[Background]]:
+    """A whole request and some streams, all under way."""
+    whole = Background(url, **body)
+    streamed = [Background(url, **body, stream=True) for _ in range(streams)]
+    for request in streamed:
+        assert request.begun.wait(20)
+    time.sleep(0.2)
+    return whole, streamed
+
+
+def test_serve(launch: Launch) -> None:
+    server = launch()
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi"}).json()
+    assert answer["choices"][0]["text"] == "hi"
+    chat = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": "hi"}).json()
+    assert chat["choices"][0]["message"]["content"] == "user\nhi\nassistant\n"
+    children = server.children()
+    server.process.send_signal(signal.SIGTERM)
+    code, out, err = server.end()
+    assert code == 0 and "heavy []" in out, out
+    assert re.search(r"echo at http://127.0.0.1:\d+/v1, ready in \d+\.\d s", err)
+    assert "Traceback" not in err
+    check_gone(children)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_drain(launch: Launch, number: signal.Signals) -> None:
+    server = launch(step=0.02)
+    whole, streams = begin(server.url, 3, prompt="abc", max_tokens=100, ignore_eos=True)
+    server.process.send_signal(number)
+    time.sleep(0.1)
+    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "late"})
+    assert refused.status_code == 503 and refused.headers["retry-after"]
+    assert httpx.get(f"{server.url}/ready").status_code == 503
+    for request in (whole, *streams):
+        request.thread.join()
+        assert request.status == 200
+    assert json.loads(whole.lines[0])["usage"]["completion_tokens"] == 100
+    for request in streams:
+        assert request.lines[-1] == "data: [DONE]" and len(request.text()) == 100
+    assert server.end()[0] == 0
+
+
+def test_drain_timeout(launch: Launch) -> None:
+    server = launch(step=0.02, drain_timeout=0.3)
+    whole, streams = begin(server.url, **LONG)
+    start = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    code, _, err = server.end()
+    assert code == 0 and time.monotonic() - start < 5
+    assert "2 requests did not finish in time" in err
+    for request in (whole, *streams):
+        request.thread.join()
+    assert whole.status == 503
+    assert "cut off" in streams[0].lines[-2] and streams[0].lines[-1] == "data: [DONE]"
+
+
+def test_second_signal_ends_at_once(launch: Launch) -> None:
+    server = launch(step=0.02)
+    address = server.url.removeprefix("http://").split(":")
+    body = json.dumps({**LONG, "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((address[0], int(address[1]))) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert client.recv(100)
+        children = server.children()
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end()[0] == 128 + signal.SIGTERM
+        assert time.monotonic() - start < 3
+    check_gone(children)
+
+
+def test_signal_while_loading(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = launch(loading=60, port=port, wait=False)
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 40
+    while True:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(httpx.TransportError):
+            ready = httpx.get(f"{url}/ready").json()
+            if ready["progress"]["what"] == "reading weights":
+                break
+        time.sleep(0.05)
+    assert ready["status"] == "loading" and ready["progress"]["total"] == 2
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
+    start = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    code, _, err = server.end()
+    assert code == 0 and time.monotonic() - start < 5, err
+
+
+def test_engine_killed(launch: Launch) -> None:
+    server = launch(step=0.02)
+    whole, streams = begin(server.url, **LONG)
+    start = time.monotonic()
+    os.kill(server.engine(), signal.SIGKILL)
+    for request in (whole, *streams):
+        request.thread.join()
+    assert time.monotonic() - start < 5
+    lines = streams[0].lines
+    assert "engine_unavailable" in lines[-2] and lines[-1] == "data: [DONE]"
+    assert whole.status == 503 and "engine_unavailable" in whole.lines[0]
+    code, _, err = server.end()
+    assert code == 1 and "SIGKILL" in err and "Traceback" not in err
+
+
+def test_engine_is_restarted(launch: Launch) -> None:
+    server = launch(restart=True)
+    first = server.engine()
+    os.kill(first, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{server.url}/ready").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert server.engine() != first
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "again"}).json()
+    assert answer["choices"][0]["text"] == "again"
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("ConfigError", 4), ("InsufficientMemory", 9), ("PluginError", 7)]
+)
+def test_failing_start(launch: Launch, kind: str, code: int) -> None:
+    server = launch(fail=kind)
+    assert server.url == ""
+    found, _, err = server.end()
+    assert found == code and err.splitlines()[-1] == f"ostro: loading fails: {kind}"
+
+
+def test_missing_model(launch: Launch, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="nowhere") as raised:
+        serve(
+            Settings(reference=str(tmp_path / "nowhere")), port=0, engine="echo_engine:open_engine"
+        )
+    assert getattr(raised.value, "exit_code", 0) == 3
+
+
+def test_port_in_use(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(UsageError, match="in use"):
+            serve(Settings(reference=str(model)), port=taken.getsockname()[1])
+
+
+def test_names(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (tmp_path / "m.Q4_K.gguf").touch()
+    assert name_of(Settings(reference=str(folder))) == "my-model"
+    assert name_of(Settings(reference=str(tmp_path / "m.Q4_K.gguf"))) == "m.Q4_K"
+    assert name_of(Settings(reference="org/name")) == "org/name"
+    assert name_of(Settings(reference=str(folder), name="mine")) == "mine"
+
+
+def test_suggested_sampling() -> None:
+    assert suggested({}) == {}
+    assert suggested({"do_sample": False, "temperature": 0.6}) == {"temperature": 0.0}
+    found = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": 7, "top_p": None}
+    assert suggested(found) == {"temperature": 0.6, "top_k": 20}

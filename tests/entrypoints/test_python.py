@@ -1,0 +1,287 @@
+"""`import ostro`: load, generate, stream, look at logits, and be told what is wrong by name."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_model import TEMPLATE, make_gguf, make_model, make_weights
+
+import ostro
+from ostro.core.engine.request import Sampling
+from ostro.core.errors import ContextLengthExceeded, RequestError, TokenizerError, UsageError
+from ostro.core.records import Settings
+from ostro.core.testing.parity import BAR, deviation
+from ostro.entrypoints.python import Text, load_text
+
+GREEDY = {"temperature": 0, "max_tokens": 12}
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Iterator[Text]:
+    with ostro.load(tiny, dtype=torch.float32) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def truth(tiny: Path) -> Any:
+    """transformers' model of the same folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import LlamaForCausalLM
+
+        return LlamaForCausalLM.from_pretrained(tiny).eval()
+
+
+@torch.inference_mode()
+def continued(truth: Any, prompt: list[int], count: int) -> list[int]:
+    """What transformers says greedily, each token from scratch."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(truth(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@torch.inference_mode()
+def test_logits_are_those_of_transformers(model: Text, truth: Any) -> None:
+    tokens = model.encode("the time of the year and the way of the people") * 6
+    logits = model.logits(tokens)
+    assert logits.shape == (len(tokens), 320) and logits.dtype == torch.float32
+    assert deviation(logits, truth(torch.tensor([tokens])).logits[0]) <= BAR
+    assert model.engine.stats().blocks_used == 0
+
+
+def test_an_answer_is_that_of_transformers(model: Text, truth: Any) -> None:
+    tokens = model.encode("good morning")
+    wanted = model.tokenizer.decode(continued(truth, tokens, 12))
+    assert model.generate("good morning", **GREEDY) == wanted
+    assert model.generate(tokens, **GREEDY) == wanted
+    assert model.generate(tuple(np.array(tokens)), **GREEDY) == wanted
+
+
+def test_messages_go_through_the_template(model: Text, truth: Any) -> None:
+    text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    tokens = model.tokenizer.encode(text, parse_special=True)
+    assert model.encode(HELLO) == tokens
+    wanted = model.tokenizer.decode(continued(truth, tokens, 12))
+    assert model.generate(HELLO, **GREEDY) == wanted != model.generate("hello", **GREEDY)
+
+
+def test_a_stream_has_one_item_per_token(model: Text, truth: Any) -> None:
+    *pieces, last = model.stream("hello", **GREEDY)
+    assert [p.token for p in pieces] == continued(truth, model.encode("hello"), 12)
+    assert (last.token, last.finish) == (None, "length")
+    assert all(piece.finish is None and piece.logprobs is None for piece in pieces)
+    assert "".join(p.text for p in (*pieces, last)) == model.generate("hello", **GREEDY)
+
+
+def test_a_stream_can_carry_logprobs(model: Text) -> None:
+    prompt = model.encode("hello")
+    *pieces, _ = model.stream(prompt, logprobs=2, **GREEDY)
+    tokens = [piece.token for piece in pieces]
+    every = model.logits([*prompt, *tokens]).log_softmax(-1)
+    for i, piece in enumerate(pieces):
+        row = every[len(prompt) + i - 1]
+        assert piece.logprobs.token == piece.token == piece.logprobs.top[0][0]
+        assert piece.logprobs.logprob == pytest.approx(float(row[piece.token]), abs=1e-3)
+        assert len(piece.logprobs.top) == 2
+
+
+def test_leaving_a_stream_frees_its_blocks(model: Text) -> None:
+    stream = model.stream("hello", max_tokens=500, ignore_eos=True)
+    for _ in range(3):
+        next(stream)
+    assert model.engine.stats().blocks_used > 0 and model.engine.busy
+    stream.close()
+    assert model.engine.stats().blocks_used == 0 and not model.engine.live
+    for _ in model.stream("hello", max_tokens=500, ignore_eos=True):
+        break
+    assert not model.engine.live and not model.waiting
+    assert model.generate("hello", **GREEDY) == model.generate("hello", **GREEDY)
+
+
+def test_streams_may_run_at_once(model: Text) -> None:
+    prompts = ["hello", "good morning", "the time of the year"]
+    alone = [model.generate(prompt, **GREEDY) for prompt in prompts]
+    streams = [model.stream(prompt, **GREEDY) for prompt in prompts]
+    said = ["", "", ""]
+    for pieces in zip(*streams, strict=True):
+        said = [text + piece.text for text, piece in zip(said, pieces, strict=True)]
+    assert said == alone
+    first, second = (model.stream(prompt, **GREEDY) for prompt in prompts[:2])
+    next(first), next(second)
+    first.close()
+    assert len([piece for piece in second if piece.token is not None]) == 11
+
+
+def test_a_stop_string_ends_an_answer_and_stays_out(model: Text) -> None:
+    whole = model.generate("hello", **GREEDY)
+    stop = whole[5:7]
+    for given in (stop, [stop], ("never said", stop)):
+        *_, last = pieces = list(model.stream("hello", stop=given, **GREEDY))
+        assert "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
+        assert last.finish == "stop"
+    assert not model.engine.live
+    least = model.generate("hello", stop=stop, min_tokens=12, **GREEDY)
+    assert least == whole, "a stop string counts after min_tokens only"
+
+
+def test_an_end_of_text_is_not_said(tiny: Path, model: Text) -> None:
+    end = [p.token for p in model.stream("hello", **GREEDY)][3]
+    *pieces, last = model.stream("hello", stop_ids=[end], **GREEDY)
+    assert len(pieces) == 3 and last.finish == "stop"
+
+
+def test_sampling_is_refused_by_name(model: Text) -> None:
+    good = model.generate("hello", **GREEDY)
+    with pytest.raises(UsageError, match=r"no sampling parameter heat; there are temperature, top"):
+        model.generate("hello", heat=1)
+    with pytest.raises(UsageError, match=r"temperature"):
+        model.generate("hello", temperature="hot")
+    with pytest.raises(UsageError, match=r"stop"):
+        model.generate("hello", stop=5)
+    with pytest.raises(UsageError, match=r"n=2"):
+        model.generate("hello", n=2)
+    with pytest.raises(UsageError, match=r"prompt_logprobs"):
+        model.generate("hello", prompt_logprobs=1)
+    with pytest.raises(RequestError, match=r"top_p=1.5 is not within 0..1"):
+        model.generate("hello", top_p=1.5)
+    assert model.generate("hello", **GREEDY) == good
+
+
+def test_every_sampling_parameter_has_its_name(model: Text) -> None:
+    neutral = Sampling(temperature=0, max_tokens=3)
+    skipped = {"n", "prompt_logprobs"}
+    given = {f: getattr(neutral, f) for f in Sampling.__struct_fields__ if f not in skipped}
+    assert model.generate("hello", **given) == model.generate(
+        "hello", **{**GREEDY, "max_tokens": 3}
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ("", RequestError, "the prompt is empty"),
+        ([], RequestError, "the prompt is empty"),
+        ([1, "a"], UsageError, "text, messages or token ids"),
+        ([1, 2.5], UsageError, "text, messages or token ids"),
+        (5, UsageError, "text, messages or token ids"),
+        ([1, 320], RequestError, r"token id 320 is not within 0\.\.319"),
+        ([-1], RequestError, r"token id -1 is not within 0\.\.319"),
+        ([5] * 1024, ContextLengthExceeded, "1024 tokens and the context 1024"),
+        (["hello", "you"], UsageError, "text, messages or token ids"),
+        ([*HELLO, "and you"], RequestError, r"messages\[1\] is not an object"),
+        ([{"content": "hello"}], RequestError, r"messages\[0\].role"),
+        ([{"role": "user", "content": 5}], RequestError, r"messages\[0\].content"),
+    ],
+)
+def test_a_prompt_that_is_none(
+    model: Text, prompt: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        model.generate(prompt, **GREEDY)
+    if not isinstance(prompt, str | int) and not any(isinstance(x, dict) for x in prompt):
+        with pytest.raises(error, match=message):
+            model.logits(prompt)
+    assert not model.engine.live and model.generate("hello", max_tokens=1) is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"contxt": 5}, "no setting contxt; there are reference, arch"),
+        ({"context": "long"}, r"`int \| null`, got `str` - at `\$\.context`"),
+        ({"context": 0}, "--context 0"),
+        ({"max_seqs": 0}, "--max-seqs 0"),
+        ({"max_seqs": 10**9}, "--max-seqs 1000000000"),
+        ({"threads": 0}, "threads=0"),
+        ({"threads": -2}, "threads=-2"),
+        ({"memory": 5}, r"\$\.memory"),
+        ({"allow_config": "rope"}, r"\$\.allow_config"),
+        ({"dtype": torch.int8}, "--dtype 'int8'"),
+        ({"device": "toaster"}, "--device 'toaster'"),
+        ({"plugins": ["/no/such/plugin"]}, "is no plugin"),
+    ],
+)
+def test_settings_are_refused_by_name(tiny: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ostro.load(tiny, **settings)
+
+
+def test_settings_are_kept(tiny: Path) -> None:
+    with ostro.load(str(tiny), context=100, dtype="bfloat16", device=torch.device("cpu")) as model:
+        assert model.engine.context == 100 and model.loaded.dtype == torch.bfloat16
+        assert model.name == "tiny"
+        assert any("attention" in line for line in model.explain)
+        assert model.generate("hello", **GREEDY)
+
+
+def test_other_words_from_elsewhere(tiny: Path, tmp_path: Path) -> None:
+    bare = make_model(tmp_path / "bare", template=None)
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match="--tokenizer"):
+        ostro.load(bare)
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE.replace("user", "you"))
+    with ostro.load(bare, tokenizer=tiny, chat_template=template) as model:
+        assert model.tokenizer.encode("hello") and model.encode(HELLO)
+
+
+def test_a_closed_model_says_so(tiny: Path) -> None:
+    model = ostro.load(tiny)
+    stream = model.stream("hello", max_tokens=100, ignore_eos=True)
+    next(stream)
+    model.close()
+    model.close()
+    assert not model.engine.live
+    for call in (lambda: next(stream), lambda: model.generate("x"), lambda: model.logits([1])):
+        with pytest.raises(UsageError, match="tiny is closed"):
+            call()
+    with ostro.load(tiny) as again:
+        assert again.logits([1]).isfinite().all()
+
+
+def test_a_gguf_file_says_the_same(model: Text, tmp_path: Path) -> None:
+    with ostro.load(make_gguf(tmp_path / "tiny.gguf"), dtype="float32") as other:
+        assert other.generate(HELLO, **GREEDY) == model.generate(HELLO, **GREEDY)
+        tokens = model.encode("hello world")
+        assert deviation(other.logits(tokens), model.logits(tokens)) < 1e-5
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_progress_is_told_to_the_end(tmp_path: Path, tied: bool) -> None:
+    """A head that is tied is not read, though the file holds one."""
+    told: list[tuple[int, int]] = []
+    folder = make_model(tmp_path / "m", tie_word_embeddings=tied)
+    load_text(Settings(reference=str(folder)), progress=lambda *news: told.append(news)).close()
+    done, totals = [x for x, _ in told], {total for _, total in told}
+    assert done == sorted(done) and done[-1] == totals.pop() and not totals
+    assert done[-1] == sum(
+        w.nbytes for n, w in make_weights().items() if not tied or "head" not in n
+    )
+
+
+def test_a_tokenizer_comes_alone(tiny: Path, tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "tiny.gguf")
+    for reference in (tiny, str(tiny), tiny / "tokenizer.json", file):
+        words = ostro.tokenizer(reference)
+        ids = words.encode("hello <|im_end|> world")
+        assert words.decode(ids) == "hello <|im_end|> world"
+        assert words.vocab_size == 302 and words.eos_ids
+    with pytest.raises(UsageError, match="no setting offlin"):
+        ostro.tokenizer(tiny, offlin=True)

@@ -1,0 +1,112 @@
+"""Make the environments of the other engines that `speed.py` and the parity checks compare with.
+
+    python tests/peers/environments.py [--root DIR] [NAME ...]
+
+Each peer gets a virtual environment of its own under DIR (default: $OSTRO_PEERS, else
+~/.cache/ostro/peers), because they ask for different versions of the same packages, and ours must
+stay as it is. An environment that answers its check is left alone. llama.cpp is built here for
+this CPU (a C++ compiler and cmake, about three minutes on two cores); the others come as wheels.
+torch is taken from wherever pip is configured to look: let PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS
+name a place with CPU wheels, or its CUDA build and 3 GB of libraries will come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+TORCH = "torch==2.13.0"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine: what to install, what must go again, and the import that proves it works."""
+
+    name: str
+    install: tuple[str, ...]
+    check: str
+    remove: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+PEERS = (
+    Peer(
+        name="llama_cpp",
+        install=("--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36"),
+        check="import llama_cpp; print(llama_cpp.llama_print_system_info().decode())",
+        environment=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),),
+    ),
+    Peer(name="mistralrs", install=("mistralrs==0.9.5",), check="import mistralrs"),
+    Peer(
+        name="transformers",
+        install=(TORCH, "transformers==5.23.0"),
+        check="from transformers import Qwen3ForCausalLM",
+    ),
+    # The registry's torchvision wheel does not fit a CPU build of torch and breaks transformers.
+    Peer(
+        name="openvino",
+        install=(TORCH, "optimum-intel[openvino]==2.2.0", "openvino-genai==2026.4.1"),
+        check="import openvino_genai; from optimum.intel import OVModelForCausalLM",
+        remove=("torchvision",),
+    ),
+)
+
+
+def default_root() -> Path:
+    return Path(os.environ.get("OSTRO_PEERS", Path.home() / ".cache/ostro/peers"))
+
+
+def python_of(root: Path, name: str) -> Path:
+    return root / name / "bin" / "python"
+
+
+def answers(root: Path, peer: Peer) -> bool:
+    """Whether the environment exists and its engine can be imported."""
+    python = python_of(root, peer.name)
+    if not python.exists():
+        return False
+    return subprocess.run([python, "-c", peer.check], capture_output=True).returncode == 0
+
+
+def make(root: Path, peer: Peer) -> None:
+    """Create the environment and install the peer. Raises CalledProcessError where pip fails."""
+    venv.create(root / peer.name, with_pip=True)
+    pip = [python_of(root, peer.name), "-m", "pip"]
+    environment = {**os.environ, **dict(peer.environment)}
+    subprocess.run([*pip, "install", "-q", *peer.install], check=True, env=environment)
+    if peer.remove:
+        subprocess.run([*pip, "uninstall", "-q", "-y", *peer.remove], check=True)
+
+
+def main() -> int:
+    names = [peer.name for peer in PEERS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--root", type=Path, default=default_root())
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(names):
+        parser.error(f"no such peer: {', '.join(sorted(unknown))} (there are {', '.join(names)})")
+    failed = False
+    for peer in PEERS:
+        if args.names and peer.name not in args.names:
+            continue
+        if not answers(args.root, peer):
+            try:
+                make(args.root, peer)
+            except subprocess.CalledProcessError as error:
+                print(f"{peer.name}: {error}", file=sys.stderr)
+        works = answers(args.root, peer)
+        failed |= not works
+        print(
+            f"{peer.name}: {'ready' if works else 'FAILED'} ({args.root / peer.name})", flush=True
+        )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

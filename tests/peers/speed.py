@@ -1,0 +1,276 @@
+"""Compare the speed of ostro with other engines on one checkpoint, side by side on this machine.
+
+    python tests/peers/speed.py CHECKPOINT [--gguf FILE] [--runs 5] [--prompt 512] [--tokens 64]
+
+CHECKPOINT is a Hugging Face folder; llama.cpp takes FILE, the same weights as GGUF. Every peer
+runs in a process of its own under the python of its environment (`environments.py`), loads once,
+warms up once, and then all take turns: in each round one after the other prefills the prompt and
+decodes, so that whatever else the machine does meets all of them alike. Decode is greedy, at batch
+1, after that prompt. What is printed are medians over the rounds in tokens per second, and as JSON
+with --json. A peer that is not installed, or fails, is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+Turn = Callable[[list[int]], tuple[float, float]]  # prompt -> seconds to prefill, to decode
+
+
+def main() -> int:
+    args = arguments()
+    if args.worker:
+        return serve(args)
+    rng = random.Random(0)
+    workers = start(args)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
+    for turn in range(args.runs + 1):
+        prompt = [rng.randrange(1000, 100_000) for _ in range(args.prompt)]
+        for name, worker in list(workers.items()):
+            seconds = ask(name, worker, prompt)
+            if seconds is None:
+                del workers[name], times[name]
+            elif turn:
+                times[name].append(seconds)
+    for worker in workers.values():
+        worker.stdin.close()
+        worker.wait()
+    rows = [figures(name, seconds, args) for name, seconds in times.items()]
+    report(rows, args)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("checkpoint", type=Path)
+    add("--gguf", type=Path, help="the same weights for llama.cpp")
+    add("--openvino", type=Path, help="folder of the converted model, made there if it is missing")
+    add("--root", type=Path, help="where environments.py put the peers")
+    add("--only", help="names with commas, ostro among them")
+    add("--runs", type=int, default=5)
+    add("--prompt", type=int, default=512)
+    add("--tokens", type=int, default=64)
+    add("--threads", type=int, default=os.cpu_count() or 1)
+    add("--json", type=Path, help="write the figures of every round here")
+    add("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def start(args: argparse.Namespace) -> dict[str, subprocess.Popen[str]]:
+    """A process per peer that can run here; says why others cannot."""
+    from environments import PEERS, default_root, python_of
+
+    root = args.root or default_root()
+    pythons = {"ostro": Path(sys.executable)}
+    pythons |= {peer.name: python_of(root, peer.name) for peer in PEERS}
+    wanted = args.only.split(",") if args.only else list(pythons)
+    workers = {}
+    for name in wanted:
+        reason = None
+        if name not in pythons:
+            reason = f"no such peer (there are {', '.join(pythons)})"
+        elif not pythons[name].exists():
+            reason = f"no environment in {root}: run environments.py {name}"
+        elif name == "llama_cpp" and args.gguf is None:
+            reason = "needs --gguf FILE"
+        if reason:
+            print(f"{name}: left out, {reason}", file=sys.stderr)
+            continue
+        command = [pythons[name], __file__, *sys.argv[1:], "--worker", name]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
+        workers[name] = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    return workers
+
+
+def ask(name: str, worker: Any, prompt: list[int]) -> tuple[float, float] | None:
+    """Let a worker take its turn; None, and a word about it, if it died."""
+    try:
+        worker.stdin.write(json.dumps(prompt) + "\n")
+        worker.stdin.flush()
+    except BrokenPipeError:
+        pass
+    # Engines print to stdout what they like; an answer is a line of its own with a mark.
+    for line in worker.stdout:
+        if line.startswith("seconds "):
+            prefill, decode = json.loads(line.removeprefix("seconds "))
+            return prefill, decode
+    print(f"{name}: left out, it ended with code {worker.wait()}", file=sys.stderr)
+    return None
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Be a worker: load, then answer each prompt read from stdin with its two times."""
+    turn: Turn = ENGINES[args.worker](args)
+    for line in sys.stdin:
+        print("\nseconds", json.dumps(turn(json.loads(line))), flush=True)
+    return 0
+
+
+def figures(
+    name: str, seconds: list[tuple[float, float]], args: argparse.Namespace
+) -> dict[str, Any]:
+    prefill = [args.prompt / first for first, _ in seconds]
+    decode = [args.tokens / rest for _, rest in seconds]
+    return {
+        "engine": name,
+        "prefill": round(median(prefill), 1),
+        "decode": round(median(decode), 2),
+        "prefill_runs": [round(x, 1) for x in prefill],
+        "decode_runs": [round(x, 2) for x in decode],
+    }
+
+
+def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    print(f"prefill {args.prompt}, decode {args.tokens}, batch 1, {args.threads} threads, tokens/s")
+    print(f"{'engine':14}{'prefill':>10}{'decode':>10}   prefill range   decode range")
+    for row in sorted(rows, key=lambda row: -row["prefill"]):
+        low, high = min(row["prefill_runs"]), max(row["prefill_runs"])
+        least, most = min(row["decode_runs"]), max(row["decode_runs"])
+        print(
+            f"{row['engine']:14}{row['prefill']:10.1f}{row['decode']:10.2f}"
+            f"   {low:.0f}-{high:.0f}   {least:.1f}-{most:.1f}"
+        )
+    if args.json:
+        facts = {"load": os.getloadavg(), "prompt": args.prompt, "tokens": args.tokens}
+        args.json.write_text(json.dumps({**facts, "rows": rows}, indent=2))
+
+
+def ostro(args: argparse.Namespace) -> Turn:
+    from ostro.core.engine.build import warm_up
+    from ostro.core.records import Settings
+    from ostro.entrypoints.bench.local import run
+    from ostro.entrypoints.python import load_text
+
+    need = args.prompt + args.tokens + 2
+    model = load_text(Settings(reference=str(args.checkpoint), context=need, max_seqs=1), [])
+    warm_up(model.engine)
+
+    def turn(prompt: list[int]) -> tuple[float, float]:
+        (trace,) = run(model.engine, [prompt], args.tokens, cache=False)
+        return trace.ttft, trace.times[-1] - trace.times[0]
+
+    return turn
+
+
+def llama_cpp(args: argparse.Namespace) -> Turn:
+    from llama_cpp import Llama
+
+    model = Llama(
+        str(args.gguf),
+        n_ctx=args.prompt + args.tokens + 8,
+        n_batch=args.prompt,
+        n_ubatch=args.prompt,
+        n_threads=args.threads,
+        n_threads_batch=args.threads,
+        verbose=False,
+    )
+
+    def turn(prompt: list[int]) -> tuple[float, float]:
+        model.reset()
+        began = perf_counter()
+        model.eval(prompt)
+        token = model.sample(temp=0.0)
+        first = perf_counter()
+        for _ in range(args.tokens):
+            model.eval([token])
+            token = model.sample(temp=0.0)
+        return first - began, perf_counter() - first
+
+    return turn
+
+
+def mistralrs(args: argparse.Namespace) -> Turn:
+    from mistralrs import CompletionRequest, Runner, Which
+
+    # The dtype it chooses by itself: its bf16 took three times as long on a CPU with AMX.
+    which = Which.Plain(model_id=str(args.checkpoint))
+    runner = Runner(which=which, max_seqs=1, prefix_cache_n=0, token_source="none")
+
+    def turn(prompt: list[int]) -> tuple[float, float]:
+        request = CompletionRequest(
+            prompt=runner.detokenize_text(prompt, False),
+            model="default",
+            max_tokens=args.tokens + 1,
+            temperature=0.0,
+            ignore_eos=True,
+        )
+        usage = runner.send_completion_request(request).usage
+        # Random tokens do not survive text: its own rates, scaled to the lengths asked for.
+        prefill = args.prompt / usage.avg_prompt_tok_per_sec
+        return prefill, args.tokens / usage.avg_compl_tok_per_sec
+
+    return turn
+
+
+def transformers(args: argparse.Namespace) -> Turn:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(args.threads)
+    model = AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=torch.bfloat16).eval()
+
+    @torch.inference_mode()
+    def turn(prompt: list[int]) -> tuple[float, float]:
+        began = perf_counter()
+        out = model(torch.tensor([prompt]), logits_to_keep=1)
+        token = out.logits[:, -1].argmax(-1, keepdim=True)
+        first = perf_counter()
+        for _ in range(args.tokens):
+            out = model(token, past_key_values=out.past_key_values)
+            token = out.logits[:, -1].argmax(-1, keepdim=True)
+        return first - began, perf_counter() - first
+
+    return turn
+
+
+def openvino(args: argparse.Namespace) -> Turn:
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    folder = args.openvino or args.checkpoint / "openvino"
+    if not (folder / "openvino_model.xml").exists():
+        export = ["export", "openvino", "--model", args.checkpoint, "--weight-format", "fp16"]
+        task = ["--task", "text-generation-with-past"]
+        subprocess.run(
+            [Path(sys.executable).with_name("optimum-cli"), *export, *task, folder],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+        )
+    # Weights kept as fp16 run as bf16 where the CPU multiplies that natively.
+    pipe = genai.LLMPipeline(str(folder), "CPU", INFERENCE_NUM_THREADS=args.threads)
+    rules = genai.GenerationConfig(max_new_tokens=args.tokens + 1, ignore_eos=True, do_sample=False)
+
+    def turn(prompt: list[int]) -> tuple[float, float]:
+        ids = np.array([prompt], dtype=np.int64)
+        inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
+        metrics = pipe.generate(inputs, rules).perf_metrics
+        return metrics.get_ttft().mean / 1e3, args.tokens * metrics.get_tpot().mean / 1e3
+
+    return turn
+
+
+ENGINES: dict[str, Callable[[argparse.Namespace], Turn]] = {
+    "ostro": ostro,
+    "llama_cpp": llama_cpp,
+    "mistralrs": mistralrs,
+    "transformers": transformers,
+    "openvino": openvino,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""The text pipeline between a request and an engine, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "echo"))
+
+from echo_engine import EchoEngine
+from echo_model import make_model
+
+from ostro.core.chat import load_template
+from ostro.core.engine.client import ThreadEngine
+from ostro.core.engine.request import TokenLogprobs, TokenOutput
+from ostro.core.errors import RequestError, TemplateError, Unsupported
+from ostro.core.plugins import PluginManager
+from ostro.core.stop import Stop
+from ostro.core.text import ChatRequest, CompletionRequest, Delta, Message, parse
+from ostro.core.tokenizer import Tokenizer, load_tokenizer
+from ostro.plugins.pipelines.text.choice import Choice
+from ostro.plugins.pipelines.text.pipeline import Text
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_tokenizer(make_model(tmp_path_factory.mktemp("models") / "echo"))
+
+
+def with_text(
+    tokenizer: Tokenizer, test: Callable[[Text, EchoEngine], Awaitable[None]], **options: Any
+) -> None:
+    """Run a test with a pipeline before an echo engine."""
+
+    async def main() -> None:
+        echo = EchoEngine()
+        engine = ThreadEngine(lambda report: echo)
+        info = await engine.start()
+        given = {"template": load_template(tokenizer), "name": "echo", **options}
+        text = Text(engine, tokenizer, context=info.context, vocab=info.vocab, **given)
+        try:
+            await test(text, echo)
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def completion(prompt: Any = "hello", **fields: Any) -> CompletionRequest:
+    return parse({"prompt": prompt, **fields}, CompletionRequest)
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse({"messages": [{"role": "user", "content": "hi"}], **fields}, ChatRequest)
+
+
+def test_it_is_the_text_pipeline() -> None:
+    plugins = PluginManager()
+    plugins.load()
+    record = plugins.get("pipelines", "text")
+    assert record.task == "text" and record.pipeline.endswith("pipeline:Text")
+
+
+def test_deltas_and_usage(tokenizer: Tokenizer) -> None:
+    async def test(text: Text, echo: EchoEngine) -> None:
+        answer = await text.complete(completion(["héé", "b"], n=2))
+        assert answer.choices == 4 and answer.usage.prompt == 6
+        found: dict[int, list[Delta]] = {}
+        async for delta in answer:
+            found.setdefault(delta.index, []).append(delta)
+        joined = {index: "".join(d.text for d in deltas) for index, deltas in found.items()}
+        assert joined == {0: "héé", 1: "héé", 2: "b", 3: "b"}
+        assert all(deltas[-1].finish == "stop" for deltas in found.values())
+        assert not any("\ufffd" in d.text for deltas in found.values() for d in deltas)
+        assert answer.usage.completion == 12 and answer.usage.cached == 2
+        assert len({request.id for request in echo.seen}) == 2
+
+    with_text(tokenizer, test)
+
+
+def test_closing_an_answer_aborts_all_its_requests(tokenizer: Tokenizer) -> None:
+    async def test(text: Text, echo: EchoEngine) -> None:
+        answer = await text.complete(completion(["aa", "bb", "cc"], ignore_eos=True))
+        async for _ in answer:
+            break
+        assert text.engine.requests == 3
+        await answer.aclose()
+        assert text.engine.requests == 0
+        await text.engine.stats()
+        assert not echo.live
+
+    with_text(tokenizer, test)
+
+
+def test_an_error_in_one_prompt_ends_the_others(tokenizer: Tokenizer) -> None:
+    async def test(text: Text, echo: EchoEngine) -> None:
+        answer = await text.complete(completion(["a", "b"], cache_salt="refuse me"))
+        with pytest.raises(RequestError, match="refuses"):
+            async for _ in answer:
+                pass
+        assert text.engine.requests == 0
+
+    with_text(tokenizer, test)
+
+
+def test_chat_without_a_template(tokenizer: Tokenizer) -> None:
+    async def test(text: Text, echo: EchoEngine) -> None:
+        with pytest.raises(TemplateError, match="--chat-template"):
+            await text.chat(chat())
+        assert await text.complete(completion())
+
+    with_text(tokenizer, test, template=None)
+
+
+def test_suggested_sampling_gives_way(tokenizer: Tokenizer) -> None:
+    async def test(text: Text, echo: EchoEngine) -> None:
+        for asked in (completion(), completion(temperature=0.9)):
+            async for _ in await text.complete(asked):
+                pass
+        first, second = (request.sampling for request in echo.seen)
+        assert (first.temperature, first.top_k) == (0.6, 20)
+        assert (second.temperature, second.top_k) == (0.9, 20)
+
+    with_text(tokenizer, test, defaults={"temperature": 0.6, "top_k": 20})
+
+
+def choice_of(tokenizer: Tokenizer, *stops: str, **options: Any) -> Choice:
+    return Choice(0, tokenizer.detokenizer(), Stop(stops), **options)
+
+
+def told(text: str) -> TokenOutput:
+    """An output of the tokens of a text, with logprobs."""
+    ids = list(text.encode())
+    return TokenOutput(id="a", tokens=ids, logprobs=[TokenLogprobs(id, -float(id)) for id in ids])
+
+
+def test_logprobs_come_with_their_text(tokenizer: Tokenizer) -> None:
+    choice = choice_of(tokenizer, "xyz", logprobs=True)
+    deltas = [choice.add(told("a")), choice.add(told("bx")), choice.add(told("y"))]
+    assert [delta.text for delta in deltas] == ["a", "b", ""]
+    assert [delta.offsets for delta in deltas] == [[0], [1], []]
+    assert deltas[2].logprobs is None
+    last = choice.add(told("-"))
+    assert (last.text, last.offsets, last.tokens) == ("xy-", [2, 3, 4], list(b"xy-"))
+
+
+def test_logprobs_of_a_character_in_pieces(tokenizer: Tokenizer) -> None:
+    choice = choice_of(tokenizer, logprobs=True)
+    first, *rest = told("é").tokens
+    held = choice.add(TokenOutput(id="a", tokens=[first], logprobs=[TokenLogprobs(first, -1.0)]))
+    assert held.text == "" and held.logprobs is None
+    done = choice.add(TokenOutput(id="a", tokens=rest, logprobs=[TokenLogprobs(rest[0], -2.0)]))
+    assert done.text == "é" and done.offsets == [0, 0] and len(done.logprobs or []) == 2
+
+
+def test_the_end_flushes(tokenizer: Tokenizer) -> None:
+    choice = choice_of(tokenizer, "lone")
+    assert choice.add(told("hello")).text == "hel"
+    end = choice.add(TokenOutput(id="a", finish="length"))
+    assert (end.text, end.finish, choice.done) == ("lo", "length", True)
+    cut = choice_of(tokenizer)
+    assert cut.add(TokenOutput(id="a", tokens=[0xC3], finish="length")).text == "\ufffd"
+
+
+def test_a_stop_string_in_the_last_piece(tokenizer: Tokenizer) -> None:
+    choice = choice_of(tokenizer, "end")
+    output = told("the end")
+    output.finish = "length"
+    delta = choice.add(output)
+    assert (delta.text, delta.finish, delta.stopped_by) == ("the ", "stop", "end")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        ({}, RequestError, "prompt"),
+        ({"prompt": "a", "temprature": 1}, RequestError, "temprature"),
+        ({"prompt": "a", "max_tokens": "5"}, RequestError, "max_tokens"),
+        ({"prompt": "a", "logit_bias": {"1": "x"}}, RequestError, "logit_bias[...]"),
+        ({"prompt": "a", "guided_json": {}}, Unsupported, "guided_json"),
+        ({"prompt": "a", "suffix": "b"}, Unsupported, "suffix"),
+    ],
+)
+def test_parse_refuses(body: dict[str, Any], kind: type[Exception], param: str) -> None:
+    with pytest.raises(kind) as raised:
+        parse(body, CompletionRequest)
+    assert getattr(raised.value, "param", None) == param
+
+
+def test_parse_takes_what_clients_send() -> None:
+    request = parse(
+        {
+            "messages": [{"role": "assistant", "content": None, "refusal": None, "audio": None}],
+            "user": "u",
+            "store": False,
+            "guided_json": None,
+            "temperature": 1,
+            "stop": None,
+        },
+        ChatRequest,
+    )
+    assert request.messages == [Message(role="assistant")] and request.temperature == 1.0
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, ostro.plugins.pipelines.text.pipeline, ostro.entrypoints.http.server\n"
+        "sys.exit(' '.join({'torch', 'transformers', 'fastapi'} & set(sys.modules)) or 0)"
+    )
+    environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,299 @@
+"""The hub source: references, selections, tokens, and connections that break."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from huggingface_hub import constants
+
+from ostro.core.errors import ModelNotFound, PickleRefused, UsageError
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings
+from ostro.plugins.sources.hub import Reference, parse
+from ostro.plugins.sources.hub.download import token_from
+
+if TYPE_CHECKING:
+    from tests.plugins.sources.conftest import Hub
+
+LLAMA = {
+    "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
+    "tokenizer.json": b"{}",
+    "tokenizer.model": b"x",
+    "README.md": b"# no",
+    "pytorch_model.bin": b"pickle",
+    "original/consolidated.00.pth": b"pickle",
+    "modeling_llama.py": b"print('never fetched')",
+    "model.safetensors.index.json": json.dumps(
+        {
+            "weight_map": {
+                "a": "model-00001-of-00002.safetensors",
+                "b": "model-00002-of-00002.safetensors",
+            }
+        }
+    ).encode(),
+    "model-00001-of-00002.safetensors": bytes(range(256)) * 256,
+    "model-00002-of-00002.safetensors": b"b" * 1000,
+}
+NEEDED = {
+    "config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+}
+GGUF = {
+    "README.md": b"x",
+    "llama-Q4_K_M.gguf": b"GGUF q4km",
+    "llama-Q8_0.gguf": b"GGUF q80",
+    "mmproj-llama-Q8_0.gguf": b"GGUF proj",
+    "big/llama-BF16-00001-of-00002.gguf": b"GGUF bf 1",
+    "big/llama-BF16-00002-of-00002.gguf": b"GGUF bf 2",
+}
+
+
+@pytest.fixture(autouse=True)
+def models(hub: Hub) -> None:
+    hub.models["org/llama"] = dict(LLAMA)
+    hub.models["org/llama-GGUF"] = dict(GGUF)
+
+
+@pytest.fixture
+def manager() -> PluginManager:
+    manager = PluginManager()
+    manager.load()
+    return manager
+
+
+def names(folder: Path) -> set[str]:
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("org/name", Reference(id="org/name")),
+        ("org/name@v1", Reference(id="org/name", revision="v1")),
+        (
+            "org/name@refs/pr/1:Q4_K_M",
+            Reference(id="org/name", revision="refs/pr/1", selector="Q4_K_M"),
+        ),
+        ("o.r-g/na.me:dir/x.gguf", Reference(id="o.r-g/na.me", selector="dir/x.gguf")),
+        ("name", None),
+        ("org/name/more", None),
+        ("../name", None),
+        ("s3://org/name", None),
+        ("org/na me", None),
+        ("", None),
+    ],
+)
+def test_references_are_parsed(text: str, parsed: Reference | None) -> None:
+    assert parse(text) == parsed
+
+
+def test_only_what_is_needed_is_fetched_and_only_once(hub: Hub, manager: PluginManager) -> None:
+    folder = manager.locate("org/llama", Settings())
+    assert names(folder) == NEEDED == hub.fetched()
+    for name in NEEDED:
+        assert (folder / name).read_bytes() == LLAMA[name]
+    hub.asked.clear()
+    assert manager.locate("org/llama@main", Settings()) == folder
+    assert not hub.fetched()
+
+
+def test_a_selector_names_a_format_or_a_file(hub: Hub, manager: PluginManager) -> None:
+    file = manager.locate("org/llama-GGUF:q4_k_m", Settings())
+    assert file.read_bytes() == b"GGUF q4km"
+    assert hub.fetched() == {"llama-Q4_K_M.gguf"}
+    file = manager.locate("org/llama-GGUF:llama-Q8_0.gguf", Settings())
+    assert file.read_bytes() == b"GGUF q80"
+    file = manager.locate("org/llama-GGUF:BF16", Settings())
+    assert file.name == "llama-BF16-00001-of-00002.gguf"
+    assert (file.parent / "llama-BF16-00002-of-00002.gguf").read_bytes() == b"GGUF bf 2"
+    with pytest.raises(ModelNotFound, match=r"several models: .*name one"):
+        manager.locate("org/llama-GGUF", Settings())
+    with pytest.raises(ModelNotFound, match=r"no 'Q4_K_X'; .*offers.*llama-Q4_K_M.gguf"):
+        manager.locate("org/llama-GGUF:Q4_K_X", Settings())
+
+
+def test_the_only_gguf_needs_no_selector(hub: Hub, manager: PluginManager) -> None:
+    hub.models["org/one"] = {"one.gguf": b"GGUF", "mmproj.gguf": b"GGUF", "config.json": b"{}"}
+    assert manager.locate("org/one", Settings()).name == "one.gguf"
+
+
+def test_pickles_are_refused_before_they_are_fetched(hub: Hub, manager: PluginManager) -> None:
+    hub.models["org/old"] = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    with pytest.raises(PickleRefused, match="safetensors or GGUF"):
+        manager.locate("org/old", Settings())
+    hub.models["org/data"] = {"train.csv": b"x"}
+    with pytest.raises(ModelNotFound, match=r"it holds train\.csv"):
+        manager.locate("org/data", Settings())
+    assert not hub.fetched()
+
+
+def test_an_adapter_is_fetched_as_a_folder(hub: Hub, manager: PluginManager) -> None:
+    hub.models["org/lora"] = {
+        "adapter_config.json": b"{}",
+        "adapter_model.safetensors": b"x",
+        "README.md": b"x",
+    }
+    folder = manager.locate("org/lora", Settings(), kind="adapter")
+    assert names(folder) == {"adapter_config.json", "adapter_model.safetensors"}
+    hub.models["org/old"] = {"adapter_config.json": b"{}", "adapter_model.bin": b"x"}
+    with pytest.raises(PickleRefused):
+        manager.locate("org/old", Settings(), kind="adapter")
+
+
+def test_second_copies_are_left_where_they_are(hub: Hub, manager: PluginManager) -> None:
+    hub.models["org/image"] = {
+        "model_index.json": b"{}",
+        "image.safetensors": b"all in one",
+        "unet/config.json": b"{}",
+        "unet/diffusion_pytorch_model.safetensors": b"x",
+        "unet/diffusion_pytorch_model.fp16.safetensors": b"y",
+        "vae/diffusion_pytorch_model.bf16.safetensors": b"only this",
+        "onnx/model.json": b"{}",
+    }
+    assert names(manager.locate("org/image", Settings())) == {
+        "model_index.json",
+        "unet/config.json",
+        "unet/diffusion_pytorch_model.safetensors",
+        "vae/diffusion_pytorch_model.bf16.safetensors",
+    }
+
+
+def test_revisions_come_from_the_reference_or_the_settings(
+    hub: Hub, manager: PluginManager
+) -> None:
+    assert manager.locate("org/llama@v1", Settings()).is_dir()
+    with pytest.raises(ModelNotFound, match=r"has no revision 'v9'; .*lists its branches"):
+        manager.locate("org/llama", Settings(revision="v9"))
+
+
+def test_what_is_not_there_is_explained(hub: Hub, manager: PluginManager) -> None:
+    with pytest.raises(ModelNotFound, match=r"org/lama does not exist .*or is private"):
+        manager.locate("org/lama", Settings())
+    Path("org").mkdir()
+    with pytest.raises(ModelNotFound, match="nor is there a folder org/lama here"):
+        manager.locate("org/lama", Settings())
+    assert not manager.broken
+
+
+@pytest.mark.parametrize("source", [None, "literal:wrong"])
+def test_a_gated_model_says_how_to_get_in(
+    hub: Hub, manager: PluginManager, source: str | None
+) -> None:
+    hub.gated.add("org/llama")
+    with pytest.raises(ModelNotFound, match=r"is gated: accept its terms at .*hf auth login") as e:
+        manager.locate("org/llama", Settings(token_source=source))
+    assert "--token-source" in str(e.value) and "wrong" not in str(e.value)
+    assert manager.locate("org/llama", Settings(token_source="literal:open")).is_dir()
+
+
+def test_tokens_come_from_where_they_are_said_to_be(
+    hub: Hub, manager: PluginManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "from-env")
+    (tmp_path / "token").write_text("from-file\n")
+    assert token_from("env:MY_TOKEN") == "from-env"
+    assert token_from(f"file:{tmp_path / 'token'}") == "from-file"
+    assert token_from(f"path:{tmp_path / 'token'}") == "from-file"
+    assert token_from("literal:a:b") == "a:b"
+    assert token_from("cache") is None and token_from(None) is None
+    assert token_from("none") is False
+    for wrong in ("env:ABSENT", "env:", "file:/no/such", "literal:", "vault:x", "none:x"):
+        with pytest.raises(UsageError, match="token"):
+            token_from(wrong)
+    monkeypatch.setenv("HF_TOKEN", "from-hf")
+    manager.locate("org/llama-GGUF:Q8_0", Settings(token_source="env:MY_TOKEN"))
+    assert hub.tokens == {"Bearer from-env"}
+    hub.tokens.clear()
+    manager.locate("org/llama", Settings(token_source="none"))
+    assert hub.tokens == {None}
+
+
+def test_a_connection_that_breaks_off_is_taken_up_again(hub: Hub, manager: PluginManager) -> None:
+    name = "model-00001-of-00002.safetensors"
+    hub.broken_off[name] = 2
+    folder = manager.locate("org/llama", Settings())
+    assert (folder / name).read_bytes() == LLAMA[name]
+    assert any(n == name and span for _, n, span in hub.asked), "it went on where it stopped"
+
+
+def test_half_a_download_is_never_used(hub: Hub, manager: PluginManager) -> None:
+    name = "model-00001-of-00002.safetensors"
+    hub.broken_off[name] = 1000
+    with pytest.raises(ModelNotFound, match=r"could not be fetched .*run the same command again"):
+        manager.locate("org/llama", Settings())
+    with pytest.raises(ModelNotFound, match=rf"partly in the cache \(without .*{name}.*offline"):
+        manager.locate("org/llama", Settings(offline=True))
+    hub.broken_off.clear()
+    hub.asked.clear()
+    folder = manager.locate("org/llama", Settings())
+    assert (folder / name).read_bytes() == LLAMA[name]
+    assert name in hub.fetched() and "config.json" not in hub.fetched()
+    assert manager.locate("org/llama", Settings(offline=True)) == folder
+
+
+def test_half_a_split_file_is_never_used(hub: Hub, manager: PluginManager) -> None:
+    second = "big/llama-BF16-00002-of-00002.gguf"
+    hub.broken_off[second] = 1000
+    with pytest.raises(ModelNotFound, match="could not be fetched"):
+        manager.locate("org/llama-GGUF:BF16", Settings())
+    with pytest.raises(ModelNotFound, match=r"without .*00002-of-00002"):
+        manager.locate("org/llama-GGUF:BF16", Settings(offline=True))
+
+
+def test_offline_uses_the_cache_and_asks_nobody(hub: Hub, manager: PluginManager) -> None:
+    with pytest.raises(ModelNotFound, match="not in the cache, and this is offline mode"):
+        manager.locate("org/llama", Settings(offline=True))
+    folder = manager.locate("org/llama", Settings())
+    file = manager.locate("org/llama-GGUF:Q8_0", Settings())
+    hub.asked.clear()
+    hub.tokens.clear()
+    assert manager.locate("org/llama", Settings(offline=True)) == folder
+    assert manager.locate("org/llama-GGUF:Q8_0", Settings(offline=True)) == file
+    with pytest.raises(ModelNotFound, match="has no 'Q4_K_M'"):
+        manager.locate("org/llama-GGUF:Q4_K_M", Settings(offline=True))
+    with pytest.raises(ModelNotFound, match="not in the cache"):
+        manager.locate("org/llama@v1", Settings(offline=True))
+    assert not hub.asked and not hub.tokens
+
+
+@pytest.mark.parametrize("how", ["refused", "error 503"])
+def test_a_hub_out_of_reach_is_replaced_by_the_cache_aloud(
+    how: str,
+    hub: Hub,
+    manager: PluginManager,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = manager.locate("org/llama", Settings())
+    if how == "refused":
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    else:
+        hub.down = 503
+    assert manager.locate("org/llama", Settings()) == folder
+    assert any("cannot be reached; org/llama is used as cached" in m for m in caplog.messages)
+    with pytest.raises(ModelNotFound, match=r"not in the cache, and .* cannot be reached"):
+        manager.locate("org/other", Settings())
+
+
+@pytest.mark.parametrize("index", [b"{", b"[]", b'{"weight_map": {"a": 1}}', b"[" * 100_000])
+def test_a_malformed_index_is_left_to_whoever_reads_it(
+    hub: Hub, manager: PluginManager, index: bytes
+) -> None:
+    hub.models["org/llama"]["model.safetensors.index.json"] = index
+    folder = manager.locate("org/llama", Settings())
+    assert manager.locate("org/llama", Settings(offline=True)) == folder
+    assert not manager.broken
+
+
+def test_a_listing_that_leads_outside_is_refused(hub: Hub, manager: PluginManager) -> None:
+    for name in ("../evil.json", "/etc/evil.json", "a\\..\\evil.json"):
+        hub.models["org/evil"] = {**LLAMA, name: b"{}"}
+        with pytest.raises(ModelNotFound, match="unsafe name"):
+            manager.locate("org/evil", Settings())
