@@ -23,7 +23,7 @@ class CacheSpec:
 
     heads, key_dim and value_dim describe paged kinds (elements per token = heads * (key_dim +
     value_dim)); window > 0 says that only the last `window` tokens are ever read; state lists the
-    shapes that a recurrent kind holds per sequence, whatever its length.
+    shapes that a recurrent kind holds of a sequence, whatever its length, in float32.
     """
 
     kind: str = "paged"
@@ -68,11 +68,30 @@ class CacheKind(ABC):
     def fork(self, source: int, target: int) -> None:
         """Copy a block's contents into another block, for a sequence that goes its own way."""
 
+    @property
+    def aligned(self) -> bool:
+        """Whether a step must not run past the end of a block, but end there or inside it.
+
+        So it is where a block is what a sequence was at its end: a state, not its tokens' pages.
+        """
+        return False
+
     def first(self, length: int) -> int:
         """The first block index that a sequence of `length` tokens still reads."""
         if not self.spec.window:
             return 0
         return max(0, length + 1 - self.spec.window) // self.block
+
+    def keeps(self, index: int, length: int) -> bool:
+        """Whether a step that ends at `length` tokens needs the block of this index."""
+        return True
+
+    def blocks_of(self, context: int, rows: int) -> int:
+        """The most blocks that a sequence of `context` tokens holds, steps having `rows` rows."""
+        whole = -(-context // self.block) + 1
+        if not self.spec.window:
+            return whole
+        return min(whole, -(-self.spec.window // self.block) + -(-rows // self.block) + 2)
 
     def truncate(self, length: int) -> int:
         """How many blocks a sequence keeps when it is cut back to `length` tokens."""
@@ -86,14 +105,6 @@ class CacheKind(ABC):
             if all(known[self.first(end * self.block) : end]):
                 return end
         return 0
-
-    def snapshot(self, block: int) -> Any:
-        """The state at a block's end, for kinds whose state is not its blocks; else None."""
-        return None
-
-    def restore(self, snapshot: Any, block: int) -> None:
-        """Put a snapshot's state into a block; nothing to do where the blocks are the state."""
-        return
 
     def slice(self, rank: int, ranks: int) -> CacheSpec:
         """The spec of one tensor-parallel rank: its share of the heads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ostro.core.errors import UsageError, nearest
@@ -65,8 +66,15 @@ TRACE_PLUGINS = Variable(
     help="1 prints every hook call to stderr, with its answer and its time",
 )
 
+CACHE = Variable(
+    name="OSTRO_CACHE",
+    parse=Path,
+    default=Path.home() / ".cache/ostro",
+    help="the folder for what is made once per machine: compiled native kernels",
+)
+
 VARIABLES: dict[str, Variable[Any]] = {
-    variable.name: variable for variable in (DISABLE_PLUGINS, PLUGINS, TRACE_PLUGINS)
+    variable.name: variable for variable in (CACHE, DISABLE_PLUGINS, PLUGINS, TRACE_PLUGINS)
 }
 
 

@@ -27,6 +27,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = self.feed_forward(config, layer)
 
+    @staticmethod
+    def rope(config: Config) -> nn.Rope:
+        """The rotation that all layers share."""
+        return nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
+
     def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
         bias = config.attention_bias
         return nn.Attention(config, layer, rope, bias=bias, out_bias=bias)
@@ -46,7 +51,7 @@ class Decoder(nn.Module):
     def __init__(self, config: Config, block: type[Block]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        rope = nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
+        rope = block.rope(config)
         self.layers = nn.ModuleList(block(config, i, rope) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 

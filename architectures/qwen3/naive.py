@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ostro import Kernel
+from ostro import Kernel, native
 from ostro.core.ops.kv_write.naive import kv_write
 from ostro.core.ops.rms_norm.naive import rms_norm
 from ostro.core.ops.rope.naive import rope
@@ -35,9 +35,11 @@ KERNELS = (
         fits=rotates_whole_heads,
     ),
     Kernel(
-        name="cpu",
-        call=f"{__package__}.cpu:norm_rope_write",
+        name="native",
+        call=f"{__package__}.native:norm_rope_write",
         devices=("cpu",),
+        dtypes=native.DTYPES,
+        deterministic=True,
         fits=rotates_whole_heads,
     ),
     Kernel(name="naive", call=f"{__name__}:norm_rope_write", deterministic=True),

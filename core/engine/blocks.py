@@ -105,7 +105,7 @@ class Pool:
 
 @dataclass
 class Table:
-    """The blocks of one sequence in one group, in order; -1 where the window has passed."""
+    """The blocks of one sequence in one group, in order; -1 where it keeps none."""
 
     blocks: list[int] = field(default_factory=list)
     first: int = 0  # blocks before it are given back
@@ -126,6 +126,7 @@ class Blocks:
     def __init__(self, groups: Sequence[Group], block: int) -> None:
         self.groups = tuple(groups)
         self.block = block
+        self.aligned = any(group.kind.aligned for group in groups)
 
     def tables(self) -> list[Table]:
         return [Table() for _ in self.groups]
@@ -149,28 +150,42 @@ class Blocks:
         for group, table in zip(self.groups, tables, strict=True):
             table.first = group.kind.first(length)
             table.blocks = [-1] * table.first
-            for key in keys[table.first :]:
-                block = group.pool.block_of[key]
-                group.pool.share(block)
+            for i, key in enumerate(keys[table.first :], table.first):
+                block = group.pool.block_of[key] if group.kind.keeps(i, length) else -1
+                if block >= 0:
+                    group.pool.share(block)
                 table.blocks.append(block)
+
+    def align(self, start: int, count: int) -> int:
+        """How many of `count` rows from `start` a step may take where blocks are states."""
+        if not self.aligned:
+            return count
+        inside = -start % self.block or self.block
+        if count <= inside or start % self.block:
+            return min(count, inside)
+        return count - (start + count) % self.block
 
     def room(self, tables: Sequence[Table], length: int) -> bool:
         """Whether every group has the blocks to hold `length` tokens."""
-        need = -(-length // self.block)
         return all(
-            need - len(table.blocks) <= group.pool.available
+            sum(self.missing(group, table, length)) <= group.pool.available
             for group, table in zip(self.groups, tables, strict=True)
         )
+
+    def missing(self, group: Group, table: Table, length: int) -> list[bool]:
+        """For each index that a table lacks to reach `length` tokens, whether it takes a block."""
+        indices = range(len(table.blocks), -(-length // self.block))
+        return [group.kind.keeps(i, length) for i in indices]
 
     def grow(self, tables: Sequence[Table], length: int) -> bool:
         """Take the blocks for `length` tokens, or none at all where there is no room."""
         if not self.room(tables, length):
             return False
-        need = -(-length // self.block)
         for group, table in zip(self.groups, tables, strict=True):
-            while len(table.blocks) < need:
+            for taken in self.missing(group, table, length):
                 last = table.blocks[-1] if table.blocks else -1
-                table.blocks.append(group.pool.take(last if last >= 0 else None))
+                after = last if last >= 0 else None
+                table.blocks.append(group.pool.take(after) if taken else -1)
         return True
 
     def trim(self, tables: Sequence[Table], length: int) -> None:
@@ -178,7 +193,8 @@ class Blocks:
         for group, table in zip(self.groups, tables, strict=True):
             first = min(group.kind.first(length), len(table.blocks))
             for i in range(table.first, first):
-                group.pool.release(table.blocks[i])
+                if table.blocks[i] >= 0:
+                    group.pool.release(table.blocks[i])
                 table.blocks[i] = -1
             table.first = max(table.first, first)
 
@@ -186,13 +202,15 @@ class Blocks:
         """Make the full blocks start..len(keys) findable."""
         for group, table in zip(self.groups, tables, strict=True):
             for i in range(max(start, table.first), min(len(keys), len(table.blocks))):
-                group.pool.publish(table.blocks[i], keys[i])
+                if table.blocks[i] >= 0:
+                    group.pool.publish(table.blocks[i], keys[i])
 
     def release(self, tables: Sequence[Table]) -> None:
         """Give all blocks back, the last first, so that a shared beginning outlives the ends."""
         for group, table in zip(self.groups, tables, strict=True):
             for block in reversed(table.blocks[table.first :]):
-                group.pool.release(block)
+                if block >= 0:
+                    group.pool.release(block)
             table.blocks, table.first = [], 0
 
     @property

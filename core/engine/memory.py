@@ -80,31 +80,24 @@ def budget(settings: Settings, device: torch.device) -> int:
     return size
 
 
-def largest_context(kinds: Sequence[CacheKind], block: int, size: int, context: int) -> int:
+def largest_context(
+    kinds: Sequence[CacheKind], size: int, context: int, rows: int, block: int
+) -> int:
     """The longest context, halved from the model's own, of which one sequence fits `size` bytes."""
-    while context > 2 * block and sum(k.bytes(-(-context // block) + 1) for k in kinds) > size:
+    while context > 2 * block and sum(k.bytes(k.blocks_of(context, rows)) for k in kinds) > size:
         context //= 2
     return context
 
 
 def plan_blocks(
-    kinds: Sequence[CacheKind], block: int, size: int, context: int, seqs: int
+    kinds: Sequence[CacheKind], size: int, context: int, rows: int, seqs: int
 ) -> list[int]:
-    """Blocks per group within `size` bytes: enough for every sequence, or evenly less of all.
-
-    A group whose layers see a window needs the window (and one chunk of it) per sequence only.
-    """
-    per_sequence = -(-context // block) + 1
-    wants = [
-        seqs * min(per_sequence, 2 * (-(-kind.spec.window // block) + 1) + 1)
-        if kind.spec.window
-        else seqs * per_sequence
-        for kind in kinds
-    ]
+    """Blocks per group within `size` bytes: enough for every sequence, or evenly less of all."""
+    least = [kind.blocks_of(context, rows) for kind in kinds]
+    wants = [seqs * one for one in least]
     needed = sum(kind.bytes(want) for kind, want in zip(kinds, wants, strict=True))
     if needed <= size:
         return wants
-    least = [min(want, per_sequence) for want in wants]
     smallest = sum(kind.bytes(n) for kind, n in zip(kinds, least, strict=True))
     if smallest > size:
         raise InsufficientMemory(

@@ -80,12 +80,14 @@ class Runner:
         """
         sequence = alone(tokens)
         sequence.tables = self.blocks.tables()
-        if not self.blocks.grow(sequence.tables, len(tokens)):
-            raise RequestError(f"no room in the cache for {len(tokens)} tokens", param="tokens")
         out = []
         try:
             for start in range(0, len(tokens), rows):
                 count = min(rows, len(tokens) - start)
+                if not self.blocks.grow(sequence.tables, start + count):
+                    raise RequestError(
+                        f"no room in the cache for {len(tokens)} tokens", param="tokens"
+                    )
                 step, _ = self.step([Chunk(sequence, start, count, draws=False)])
                 step.wanted = None
                 out.append(self.model.logits(self.model.hidden(step), step).float().cpu())
@@ -159,7 +161,8 @@ class Runner:
     def ragged(self, group: Group, index: int, chunks: Sequence[Chunk]) -> Ragged:
         """How these chunks lie in one group's blocks."""
         block = self.blocks.block
-        tables = [blocks_of(chunk.sequence.tables[index]) for chunk in chunks]
+        sparse = group.kind.aligned
+        tables = [blocks_of(chunk.sequence.tables[index], sparse) for chunk in chunks]
         width = max(len(table) for table in tables)
         lengths = [chunk.start + chunk.count for chunk in chunks]
         starts = [0, *accumulate(chunk.count for chunk in chunks)]
@@ -297,6 +300,6 @@ def wants_prompt(chunk: Chunk) -> bool:
     )
 
 
-def blocks_of(table: Table) -> list[int]:
-    """A table's block ids; those the window has passed are never read and become 0."""
-    return table.blocks if not table.first else [max(block, 0) for block in table.blocks]
+def blocks_of(table: Table, sparse: bool) -> list[int]:
+    """A table's block ids; those it does not keep are never read and become 0."""
+    return [max(block, 0) for block in table.blocks] if table.first or sparse else table.blocks

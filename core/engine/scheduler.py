@@ -150,7 +150,8 @@ class Scheduler:
         """How many of its rows fit the budget."""
         if sequence.request.sampling.prompt_logprobs is not None:
             budget = min(budget, LOGPROB_ROWS)
-        return min(sequence.length - sequence.computed, budget)
+        count = min(sequence.length - sequence.computed, budget)
+        return self.blocks.align(sequence.computed, count)
 
     def append(self, plan: Plan, sequence: Sequence, count: int) -> None:
         draws = sequence.computed + count == sequence.length
@@ -171,6 +172,7 @@ class Scheduler:
         for chunk in plan.chunks:
             chunk.sequence.computed += chunk.count
             chunk.sequence.pending += chunk.draws
+            self.publish(chunk.sequence)
             self.blocks.trim(chunk.sequence.tables, chunk.sequence.computed)
 
     def publish(self, sequence: Sequence) -> None:

@@ -73,6 +73,35 @@ class Unpermute:
 
 
 @dataclass(frozen=True)
+class HeadRows:
+    """Rows start..stop of the `size` rows of each head of a tensor [heads * size, ...].
+
+    Pairs with the same `theirs` say where each part of a tensor goes. A part is written among
+    zeros; the whole is the sum of what its parts write.
+    """
+
+    heads: int
+    size: int
+    start: int
+    stop: int
+    packed: bool = field(default=True, init=False)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] != self.heads * self.size:
+            raise CheckpointError(
+                f"a weight of shape {tuple(tensor.shape)} does not hold {self.heads} heads of "
+                f"{self.size} rows"
+            )
+        rows = tensor.reshape(self.heads, self.size, *tensor.shape[1:])[:, self.start : self.stop]
+        return rows.reshape(-1, *tensor.shape[1:])
+
+    def write(self, tensor: Tensor) -> Tensor:
+        whole = tensor.new_zeros(self.heads, self.size, *tensor.shape[1:])
+        whole[:, self.start : self.stop] = tensor.reshape(self.heads, -1, *tensor.shape[1:])
+        return whole.reshape(-1, *tensor.shape[1:])
+
+
+@dataclass(frozen=True)
 class Pair:
     """`theirs` <-> `ours`: dotted patterns, `{i}`-like components match any one component.
 
@@ -131,21 +160,24 @@ class Names:
         """Every checkpoint name as the model's; the second list is what nobody claims."""
         named, left = [], []
         for name in names:
-            found = self.find(name, space)
-            if found is not None:
-                named.append(found)
+            if found := self.find(name, space):
+                named += found
             elif not self.ignored(name):
                 left.append(name)
         return named, left
 
-    def find(self, name: str, space: str) -> Named | None:
+    def find(self, name: str, space: str) -> list[Named]:
+        """What one of theirs becomes: the first pair that matches, and any more of its pattern."""
+        found: list[Named] = []
+        pattern = ""
         for pair in self.spaces[space]:
-            ours = pair.match(name)
+            ours = pair.match(name) if pattern in ("", pair.theirs) else None
             if ours is not None:
-                return Named(ours, name, pair.transform)
-        if space != "hub" or self.ignored(name):
-            return None
-        return Named(name, name, None)
+                pattern = pair.theirs
+                found.append(Named(ours, name, pair.transform))
+        if found or space != "hub" or self.ignored(name):
+            return found
+        return [Named(name, name, None)]
 
     def write(self, name: str, space: str = "hub") -> Named:
         """The checkpoint's name for one of ours, and the transform whose `write` goes there."""

@@ -5,6 +5,7 @@ from torch.nn import Module, ModuleList, Parameter
 from ostro.core.nn.attention import Attention, Remembers
 from ostro.core.nn.embedding import Embedding, Head
 from ostro.core.nn.experts import Experts
+from ostro.core.nn.latent import LatentAttention
 from ostro.core.nn.linear import Delta, Linear
 from ostro.core.nn.mlp import MLP, GatedMLP
 from ostro.core.nn.model import Model
@@ -20,6 +21,7 @@ __all__ = [
     "Experts",
     "GatedMLP",
     "Head",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "Model",

@@ -31,8 +31,11 @@ class Delta(Protocol):
     def matmul(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
         """x [t, k], y [t, n] (all parts side by side, without bias) -> [t, n]."""
 
-    def matmul_t(self, x: Tensor, y: Tensor, step: Step, part: str) -> Tensor:
+    def matmul_t(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
         """x [t, h, n/h], y [t, h, k] -> [t, h, k]: A and B change roles."""
+
+    def matmul_h(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
+        """x [t, h, k], y [t, h, n/h] -> [t, h, n/h]: each head by its own rows of B."""
 
     def rows(self, ids: Tensor, y: Tensor, step: Step) -> Tensor:
         """ids [t], y [t, k] -> [t, k], for an embedding."""
@@ -93,12 +96,25 @@ class Linear(Module):
             y = delta.matmul(x, y, step)
         return y if self.bias is None else y + self.bias
 
-    def matmul_t(self, x: Tensor, step: Step, part: str = "") -> Tensor:
-        """x [t, h, n/h] -> [t, h, k]: a part's transpose per head (absorbed latent attention)."""
-        y = self.storages[part].matmul_t(x)
+    def matmul_t(self, x: Tensor, step: Step) -> Tensor:
+        """x [t, h, n/h] -> [t, h, k]: the transpose per head (absorbed latent attention)."""
+        y = self.whole.matmul_t(x)
         for delta in self.deltas:
-            y = delta.matmul_t(x, y, step, part)
+            y = delta.matmul_t(x, y, step)
         return y
+
+    def matmul_h(self, x: Tensor, step: Step) -> Tensor:
+        """x [t, h, k] -> [t, h, n/h]: each head by its own rows, without bias."""
+        y = self.whole.matmul_h(x)
+        for delta in self.deltas:
+            y = delta.matmul_h(x, y, step)
+        return y
+
+    @property
+    def whole(self) -> Storage:
+        """The storage of a linear with one part, or of fused parts."""
+        assert self.fused is not None, f"{self} is in parts"
+        return self.fused
 
     def span(self, part: str) -> slice:
         """Where a part's outputs lie among all."""

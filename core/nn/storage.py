@@ -50,6 +50,11 @@ class Storage(ABC):
         weight = self.dequantize().view(heads, width, -1)
         return torch.einsum("thn,hnk->thk", x, weight)
 
+    def matmul_h(self, x: Tensor) -> Tensor:
+        """x [t, h, k] -> [t, h, n/h]: each head by its own rows, x W^T."""
+        weight = self.dequantize().view(x.shape[1], -1, x.shape[2])
+        return torch.einsum("thk,hnk->thn", x, weight)
+
     def rows(self, ids: Tensor) -> Tensor:
         """ids [t] int64 -> [t, k]: the rows of an embedding."""
         out = torch.empty(*ids.shape, self.shape[-1], dtype=self.dtype, device=self.device)

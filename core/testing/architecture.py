@@ -32,7 +32,10 @@ class Nudge:
     def matmul(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
         return y + 0.5 * x.sum(-1, keepdim=True)
 
-    def matmul_t(self, x: Tensor, y: Tensor, step: Step, part: str) -> Tensor:
+    def matmul_t(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
+        return y + 0.5 * x.sum(-1, keepdim=True)
+
+    def matmul_h(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
         return y + 0.5 * x.sum(-1, keepdim=True)
 
     def rows(self, ids: Tensor, y: Tensor, step: Step) -> Tensor:

@@ -86,12 +86,15 @@ def deviation(ours: Tensor, truth: Tensor) -> float:
 @torch.no_grad()
 def reinitialise(model: torch.nn.Module, std: float, seed: int = 0) -> None:
     """Give weights a spread at which bugs show: matrices N(0, std), norms 1 + N(0, std) or N(0,
-    std) where the model adds the 1 itself, biases N(0, std)."""
+    std) where the model adds the 1 itself, biases N(0, std). Buffers that a checkpoint holds count
+    as weights."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        norm = "norm" in name and parameter.dim() == 1
-        centre = 1.0 if norm and float(parameter.mean()) > 0.5 else 0.0
-        parameter.normal_(centre, std, generator=generator)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not tensor.is_floating_point():
+            continue
+        norm = "norm" in name and tensor.dim() == 1
+        centre = 1.0 if norm and float(tensor.mean()) > 0.5 else 0.0
+        tensor.normal_(centre, std, generator=generator)
 
 
 @contextmanager

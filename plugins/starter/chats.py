@@ -39,18 +39,15 @@ def label_replies(ids: list[int], header: list[int], end: int) -> list[int]:
 
 
 def draw_batch(
-    tokenizer: PreTrainedTokenizerFast, step: int, rank: int, **kind: bool
+    tokenizer: PreTrainedTokenizerFast, step: int, rank: int, held_out: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels `[rows, length]` int64: whole chats packed first-fit, little padding.
-
-    `kind` goes to `converse`: held out, or of the revision.
-    """
+    """Ids and labels `[rows, length]` int64: whole chats packed first-fit, little padding."""
     rng = Random(f"{SEED} {step} {rank}")
     length = CONTEXT if step % LONG_EVERY == LONG_EVERY - 1 else ROW_LENGTH
     rows: list[list[int]] = [[] for _ in range(TOKENS_PER_BATCH // length)]
     misses = 0
     while misses < 8:
-        ids = tokenizer(render(tokenizer, converse(rng, **kind)))["input_ids"]
+        ids = tokenizer(render(tokenizer, converse(rng, held_out)))["input_ids"]
         room = next((row for row in rows if len(row) + len(ids) <= length), None)
         if room is None:
             misses += 1

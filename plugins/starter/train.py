@@ -29,7 +29,8 @@ from ostro.plugins.starter.tokenizer import END, VOCAB_SIZE, train_tokenizer
 
 PROCESSES = 2
 LEARNING_RATE, WARMUP_STEPS, DECAY_SHARE = 3e-3, 200, 0.4
-CHECKPOINT_EVERY = 250
+CHECKPOINT_EVERY = 100
+COUNT_STEP = 256
 
 SHAPES = {
     "model": dict(
@@ -66,10 +67,14 @@ def build_model(name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausal
 
 
 def reply_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the labelled tokens; logits are made for those alone."""
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-    targets = labels[:, 1:]
-    chosen = targets != IGNORED
+    """Mean cross entropy of the labelled tokens; logits are made for few others."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+    targets = labels[:, 1:].flatten()
+    # The labelled tokens first, and their number rounded up: PyTorch keeps a compiled product for
+    # each shape that it meets, so that memory would grow with every new number of them.
+    order = (targets == IGNORED).int().argsort(stable=True)
+    count = int((targets != IGNORED).sum())
+    chosen = order[: -(-count // COUNT_STEP) * COUNT_STEP]
     return cross_entropy(model.lm_head(hidden[chosen]).float(), targets[chosen])
 
 
@@ -85,13 +90,8 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def learning_rate(step: int, steps: int, revision: int = 0) -> float:
-    """Warm-up, constant, then linear to zero over the last `DECAY_SHARE` of the steps.
-
-    The revision after them starts at half the rate and goes to zero as well.
-    """
-    if step >= steps:
-        return LEARNING_RATE / 2 * (steps + revision - step) / max(1, revision)
+def learning_rate(step: int, steps: int) -> float:
+    """Warm-up, constant, then linear to zero over the last `DECAY_SHARE` of the steps."""
     left = (steps - step) / (DECAY_SHARE * steps)
     return LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS, left)
 
@@ -106,7 +106,7 @@ def average_gradients(model: LlamaForCausalLM) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def train(rank: int, name: str, out: Path, tokens: int, revision_tokens: int) -> None:
+def train(rank: int, name: str, out: Path, tokens: int) -> None:
     """One process of the training of `name`; the first one logs and writes checkpoints."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -125,11 +125,9 @@ def train(rank: int, name: str, out: Path, tokens: int, revision_tokens: int) ->
             optimizer.load_state_dict(saved)
     model.model.compile(dynamic=False)
     steps = tokens // (TOKENS_PER_BATCH * PROCESSES)
-    revision = revision_tokens // (TOKENS_PER_BATCH * PROCESSES)
-    last = steps + revision
     started = time.monotonic()
-    for step in range(first, last):
-        ids, labels = draw_batch(tokenizer, step, rank, revision=step >= steps)
+    for step in range(first, steps):
+        ids, labels = draw_batch(tokenizer, step, rank)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = reply_loss(model, ids, labels)
         loss.backward()
@@ -137,13 +135,13 @@ def train(rank: int, name: str, out: Path, tokens: int, revision_tokens: int) ->
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps, revision)
+                group["lr"] = learning_rate(step, steps)
             optimizer.step()
             optimizer.zero_grad()
-        if rank == 0 and (step % 25 == 0 or step == last - 1):
+        if rank == 0 and (step % 25 == 0 or step == steps - 1):
             rate = (step + 1 - first) * TOKENS_PER_BATCH * PROCESSES / (time.monotonic() - started)
-            print(f"{name} {step + 1}/{last} loss {loss.item():.4f} {rate:.0f} tok/s", flush=True)
-        if rank == 0 and ((step + 1) % CHECKPOINT_EVERY == 0 or step == last - 1):
+            print(f"{name} {step + 1}/{steps} loss {loss.item():.4f} {rate:.0f} tok/s", flush=True)
+        if rank == 0 and ((step + 1) % CHECKPOINT_EVERY == 0 or step == steps - 1):
             save_checkpoint(checkpoint, step + 1, model, optimizers)
             save_model(model, out / name)
     dist.destroy_process_group()
@@ -175,8 +173,7 @@ def main() -> None:
     """Tokenizer, model, draft; then the accuracy of the model and how often the draft agrees."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write, or to go on in")
-    parser.add_argument("--tokens", type=int, default=15_360_000, help="for the model")
-    parser.add_argument("--revision-tokens", type=int, default=3_072_000, help="for the model")
+    parser.add_argument("--tokens", type=int, default=28_000_000, help="for the model")
     parser.add_argument("--draft-tokens", type=int, default=3_072_000, help="for the draft")
     parser.add_argument("--items", type=int, default=100, help="held-out items per skill")
     args = parser.parse_args()

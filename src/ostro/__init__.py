@@ -24,11 +24,11 @@ if os.path.isfile(os.path.join(os.path.dirname(__file__), "core")):
 
 if TYPE_CHECKING:
     from ostro import architectures as trunks
-    from ostro.core import config, errors, nn, ops, testing
+    from ostro.core import config, errors, native, nn, ops, testing
     from ostro.core.cache import CacheKind, CacheSpec
     from ostro.core.hooks import hookimpl
     from ostro.core.load.container import Container
-    from ostro.core.load.names import Add, Names, Pair, Unpermute
+    from ostro.core.load.names import Add, HeadRows, Names, Pair, Unpermute
     from ostro.core.nn import Model, Storage
     from ostro.core.ops.choose import Fused, Kernel
     from ostro.core.records import (
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from ostro.core.step import Step
     from ostro.entrypoints.python import load, tokenizer
 
-_MODULES = ("config", "errors", "nn", "ops", "testing")
+_MODULES = ("config", "errors", "native", "nn", "ops", "testing")
 _NAMES = {
     "ostro.core.cache": "CacheKind CacheSpec",
     "ostro.core.hooks": "hookimpl",
     "ostro.core.load.container": "Container",
-    "ostro.core.load.names": "Add Names Pair Unpermute",
+    "ostro.core.load.names": "Add HeadRows Names Pair Unpermute",
     "ostro.core.nn": "Model Storage",
     "ostro.core.ops.choose": "Fused Kernel",
     "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files LogitsProcessor "
@@ -78,6 +78,7 @@ __all__ = [
     "Container",
     "Files",
     "Fused",
+    "HeadRows",
     "Kernel",
     "LogitsProcessor",
     "Model",
@@ -98,6 +99,7 @@ __all__ = [
     "errors",
     "hookimpl",
     "load",
+    "native",
     "nn",
     "ops",
     "testing",

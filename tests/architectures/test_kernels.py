@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ostro.architectures.gemma2 import kernels as gemma2
 from ostro.architectures.gemma2 import naive as gemma2_naive
 from ostro.architectures.qwen3 import kernels as qwen3
 from ostro.architectures.qwen3 import naive as qwen3_naive
+from ostro.architectures.qwen3 import native as qwen3_native
 from ostro.core.errors import Unsupported
 from ostro.core.ops import Fused, Target
 from ostro.core.ops.attention import Ragged
@@ -59,11 +61,14 @@ def heads(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(5, 2, 32), (2, 1, 20), (9, 3, 128), (1, 1, 2)], ids=str)
 @pytest.mark.parametrize("name", SLOTS)
-def test_norm_rope_write(name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("twin", [qwen3, qwen3_native], ids=["triton", "native"])
+def test_norm_rope_write(
+    twin: ModuleType, name: str, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     ours = heads(SLOTS[name], *shape, dtype, dtype)
     theirs = heads(SLOTS[name], *shape, dtype, dtype)
     with poison():
-        q = qwen3.norm_rope_write(*ours)
+        q = twin.norm_rope_write(*ours)
     expected = qwen3_naive.norm_rope_write(*theirs)
     torch.testing.assert_close(q, expected)
     torch.testing.assert_close(ours[-1].k, theirs[-1].k)
@@ -73,11 +78,12 @@ def test_norm_rope_write(name: str, shape: tuple[int, int, int], dtype: torch.dt
     assert int(changed.sum()) == written, "a row landed in a place that is not its own"
 
 
-def test_norm_rope_write_casts_to_the_caches_type() -> None:
+@pytest.mark.parametrize("twin", [qwen3, qwen3_native], ids=["triton", "native"])
+def test_norm_rope_write_casts_to_the_caches_type(twin: ModuleType) -> None:
     ours = heads([3, 9], 4, 2, 32, torch.float32, torch.float16)
     theirs = heads([3, 9], 4, 2, 32, torch.float32, torch.float16)
     with poison():
-        qwen3.norm_rope_write(*ours)
+        twin.norm_rope_write(*ours)
     qwen3_naive.norm_rope_write(*theirs)
     torch.testing.assert_close(ours[-1].k, theirs[-1].k)
     assert torch.equal(ours[-1].v, theirs[-1].v)
@@ -177,5 +183,5 @@ def test_a_gpu_takes_the_kernel(name: str) -> None:
             device=torch.device("cuda"), dtype=torch.bfloat16, deterministic=deterministic
         )
         assert op.settle(target).kernel.name == "triton" and op.on
-    choice = op.settle(Target(device=torch.device("cpu"), dtype=torch.float32, deterministic=True))
+    choice = op.settle(Target(device=torch.device("cpu"), dtype=torch.float64))
     assert choice.kernel.name == "plain composition" and not op.on

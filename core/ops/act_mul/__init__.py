@@ -6,10 +6,17 @@ x [..., 2n] float, gate first; act "silu", "gelu" (erf), "gelu_tanh" or "relu". 
 and rounded once to x's dtype.
 """
 
+from ostro.core.native import DTYPES
 from ostro.core.ops.choose import Kernel
 
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.triton:act_mul", devices=("cuda",), deterministic=True),
-    Kernel(name="cpu", call=f"{__name__}.cpu:act_mul", devices=("cpu",), deterministic=True),
+    Kernel(
+        name="native",
+        call=f"{__name__}.native:act_mul",
+        devices=("cpu",),
+        dtypes=DTYPES,
+        deterministic=True,
+    ),
     Kernel(name="naive", call=f"{__name__}.naive:act_mul", deterministic=True),
 )

@@ -5,8 +5,9 @@
 
 q [T, h, d]: the rows of all sequences, one after the other; h is a multiple of kv, and query head i
 reads kv head i // (h // kv). k_cache [blocks, kv, block, d], v_cache [blocks, kv, block, dv] hold
-the keys and values, the step's own rows written already. `batch` is a `Ragged`: which rows are
-whose and where each sequence's blocks lie. Row r of sequence s sits at position lengths[s] -
+the keys and values, the step's own rows written already; v_cache may be a view of the first dv
+dimensions of k_cache (latent attention). `batch` is a `Ragged`: which rows are whose and where each
+sequence's blocks lie. Row r of sequence s sits at position lengths[s] -
 queries[s] + r and sees positions 0..itself, and of these only the last `window` (itself included)
 where window > 0. Scores are q.k * scale, squashed to softcap * tanh(score / softcap) where softcap
 > 0, plus alibi[head] * (key position - query position) (Press et al. 2022; alibi [h] float32), then
@@ -22,6 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ostro.core.native import DTYPES
 from ostro.core.ops.choose import Kernel
 
 
@@ -65,6 +67,7 @@ KERNELS = (
         devices=("cuda",),
         deterministic=True,
     ),
+    Kernel(name="native", call=f"{__name__}.native:attention", devices=("cpu",), dtypes=DTYPES),
     Kernel(name="cpu", call=f"{__name__}.cpu:attention", devices=("cpu",)),
     Kernel(name="rowwise", call=f"{__name__}.rowwise:attention", deterministic=True),
     Kernel(name="naive", call=f"{__name__}.naive:attention"),

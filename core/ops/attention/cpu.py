@@ -1,9 +1,8 @@
-"""Attention on CPU out of stock torch ops: batched products on pages to decode, SDPA to prefill.
+"""Attention on CPU out of stock torch ops: one sequence at a time, its pages gathered.
 
-Sequences with more than one row gather their pages to [kv, length, d] once and go through SDPA's
-flash kernel with each group of query heads as the heads and the kv heads as the batch, which
-repeats no key (a causal prompt of 512 tokens, 16 heads of 128, bf16, two cores: 2.1 ms).
-`cpu_decode` takes the others. Places that no row sees may hold anything.
+Sequences with more than one row go through SDPA's flash kernel with each group of query heads as
+the heads and the kv heads as the batch, which repeats no key. `native` takes the others where there
+is a compiler, and prompts where SDPA is slow. Places that no row sees may hold anything.
 """
 
 from __future__ import annotations
@@ -14,15 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from ostro.core.ops.attention.cpu_decode import (
-    Row,
-    Stretch,
-    decode,
-    decode_alone,
-    softmax,
-    stretches,
-)
 
 if TYPE_CHECKING:
     from ostro.core.ops.attention import Ragged
@@ -42,31 +32,20 @@ def attention(
     alibi: Tensor | None = None,
 ) -> Tensor:
     """See the package. Scores of a decode row are rounded to q's dtype, all else is float32."""
-    plan = planned(batch, k_cache.shape[2], window, q.dtype)
     features = (softcap, sinks, alibi)
-    if plan.whole:
-        together = decode(q, k_cache, v_cache, plan.stretches[0], scale, *features)
-        if together is not None:
-            return together
     out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
-    for at in plan.stretches:
-        together = decode(q[at.index], k_cache, v_cache, at, scale, *features)
-        if together is not None:
-            out[at.index] = together
-            continue
-        for row in at.rows:
-            keys = gather(k_cache, row.blocks, row.span, q.dtype)
-            values = gather(v_cache, row.blocks, row.span, q.dtype)
-            out[row.index] = decode_alone(q[row.index], keys, values, scale, *features)
-    for many in plan.prompts:
-        keys = gather(k_cache, many.blocks, many.span, q.dtype)
-        values = gather(v_cache, many.blocks, many.span, q.dtype)
-        prefill(q[many.rows], keys, values, out[many.rows], scale, window, *features)
+    for one in planned(batch, k_cache.shape[2], window):
+        keys = gather(k_cache, one.blocks, one.span, q.dtype)
+        values = gather(v_cache, one.blocks, one.span, q.dtype)
+        if one.rows.stop - one.rows.start == 1:
+            out[one.rows] = decode(q[one.rows.start], keys, values, scale, *features)
+        else:
+            prefill(q[one.rows], keys, values, out[one.rows], scale, window, *features)
     return out
 
 
 @dataclass(slots=True)
-class Prompt:
+class Part:
     """Rows of one sequence that see positions `span` of the pages of `blocks`."""
 
     rows: slice
@@ -74,41 +53,25 @@ class Prompt:
     span: slice
 
 
-@dataclass(slots=True)
-class Plan:
-    """Who attends how: sequences with one row, and those with more.
-
-    whole: one stretch has all rows of q, in their order.
-    """
-
-    stretches: list[Stretch]
-    prompts: list[Prompt]
-    whole: bool
-
-
-def planned(batch: Ragged, block: int, window: int, dtype: torch.dtype) -> Plan:
-    """The plan of a batch, made once per step for all layers where the host knows the layout."""
+def planned(batch: Ragged, block: int, window: int) -> list[Part]:
+    """Who sees what, made once per step for all layers where the host knows the layout."""
     host = batch.host
     if host is None:
         lists = batch.starts.tolist(), batch.lengths.tolist(), batch.table.tolist()
-        return make_plan(*lists, block, window, dtype)
+        return make_plan(*lists, block, window)
     if host.memo is None:
         host.memo = {}
-    key = f"{__name__} {block} {window} {dtype}"
+    key = f"{__name__} {block} {window}"
     if key not in host.memo:
-        host.memo[key] = make_plan(host.starts, host.lengths, host.blocks, block, window, dtype)
-    return host.memo[key]
+        host.memo[key] = make_plan(host.starts, host.lengths, host.blocks, block, window)
+    plan: list[Part] = host.memo[key]
+    return plan
 
 
 def make_plan(
-    starts: list[int],
-    lengths: list[int],
-    blocks: list[list[int]],
-    block: int,
-    window: int,
-    dtype: torch.dtype,
-) -> Plan:
-    rows, prompts = [], []
+    starts: list[int], lengths: list[int], blocks: list[list[int]], block: int, window: int
+) -> list[Part]:
+    plan = []
     for s, length in enumerate(lengths):
         start, stop = starts[s], starts[s + 1]
         if length == 0 or start == stop:
@@ -117,13 +80,35 @@ def make_plan(
         skipped = first // block
         ids = blocks[s][skipped : -(-length // block)]
         span = slice(first - skipped * block, length - skipped * block)
-        if stop - start == 1:
-            rows.append(Row(start, ids, span))
-        else:
-            prompts.append(Prompt(slice(start, stop), ids, span))
-    found = stretches(rows, block, dtype)
-    whole = len(found) == 1 and [row.index for row in found[0].rows] == list(range(starts[-1]))
-    return Plan(found, prompts, whole)
+        plan.append(Part(slice(start, stop), ids, span))
+    return plan
+
+
+def decode(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
+    alibi: Tensor | None,
+) -> Tensor:
+    """One row q [h, d] over keys [kv, L, d] and values [kv, L, dv], all of them seen -> [h, dv]."""
+    kv, length, d = keys.shape
+    scores = (q.reshape(kv, -1, d) @ keys.transpose(1, 2)).float().mul_(scale)
+    if softcap > 0:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    if alibi is not None:
+        scores += alibi.float().view(kv, -1, 1) * torch.arange(1 - length, 1)
+    return (softmax(scores, sinks).to(values.dtype) @ values).flatten(0, 1)
+
+
+def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores [..., kv, g, L] float32 whose denominator counts the sink of each head."""
+    if sinks is None:
+        return scores.softmax(-1)
+    sink = sinks.float().view(scores.shape[-3], -1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
 
 
 def gather(cache: Tensor, ids: list[int], span: slice, dtype: torch.dtype) -> Tensor:

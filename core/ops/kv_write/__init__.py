@@ -8,12 +8,19 @@ slots[t] // block, place slots[t] % block. A negative slot writes nothing (paddi
 captured batch).
 """
 
+from ostro.core.native import DTYPES
 from ostro.core.ops.choose import Kernel
 
 KERNELS = (
     Kernel(
         name="triton", call=f"{__name__}.triton:kv_write", devices=("cuda",), deterministic=True
     ),
-    Kernel(name="cpu", call=f"{__name__}.cpu:kv_write", devices=("cpu",), deterministic=True),
+    Kernel(
+        name="native",
+        call=f"{__name__}.native:kv_write",
+        devices=("cpu",),
+        dtypes=DTYPES,
+        deterministic=True,
+    ),
     Kernel(name="naive", call=f"{__name__}.naive:kv_write", deterministic=True),
 )

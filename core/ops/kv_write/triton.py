@@ -9,6 +9,8 @@ from torch import Tensor
 
 def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """See the package."""
+    if not v.shape[2]:  # latent attention has no values of its own
+        v, v_cache = k, k_cache
     rows, heads, k_dim = k.shape
     v_dim = v.shape[2]
     kv_write_kernel[(rows,)](

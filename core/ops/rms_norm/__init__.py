@@ -8,12 +8,19 @@ computed in float32, multiplied by the weight in float32 and rounded once to x's
 strided views whose last dimension is contiguous (heads of a fused q/k/v).
 """
 
+from ostro.core.native import DTYPES
 from ostro.core.ops.choose import Kernel
 
 KERNELS = (
     Kernel(
         name="triton", call=f"{__name__}.triton:rms_norm", devices=("cuda",), deterministic=True
     ),
-    Kernel(name="cpu", call=f"{__name__}.cpu:rms_norm", devices=("cpu",)),
+    Kernel(
+        name="native",
+        call=f"{__name__}.native:rms_norm",
+        devices=("cpu",),
+        dtypes=DTYPES,
+        deterministic=True,
+    ),
     Kernel(name="naive", call=f"{__name__}.naive:rms_norm", deterministic=True),
 )

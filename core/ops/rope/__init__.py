@@ -10,10 +10,17 @@ r/2), frequency j takes its position from the row of `positions` that its sectio
 are returned in the inputs' dtype; the rotation is computed in float32.
 """
 
+from ostro.core.native import DTYPES
 from ostro.core.ops.choose import Kernel
 
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.triton:rope", devices=("cuda",), deterministic=True),
-    Kernel(name="cpu", call=f"{__name__}.cpu:rope", devices=("cpu",), deterministic=True),
+    Kernel(
+        name="native",
+        call=f"{__name__}.native:rope",
+        devices=("cpu",),
+        dtypes=DTYPES,
+        deterministic=True,
+    ),
     Kernel(name="naive", call=f"{__name__}.naive:rope", deterministic=True),
 )

@@ -22,35 +22,20 @@ from ostro.plugins.starter.skills.words import reversing, sorting
 
 # Skill: its share of the training text.
 SHARES: dict[Callable[[Random], Item], float] = {
-    addition: 12,
-    subtraction: 12,
-    multiplication: 16,
-    division: 6,
-    conversion: 12,
-    comparison: 8,
-    calendar: 12,
-    capital: 16,
+    addition: 13,
+    subtraction: 15,
+    multiplication: 15,
+    division: 10,
+    conversion: 9,
+    comparison: 14,
+    calendar: 11,
+    capital: 14,
     sorting: 12,
-    reversing: 5,
-    json_answer: 9,
-    tool_call: 12,
-    small_talk: 5,
-    refusal: 10,
-    story: 4,
-}
-# The shares of the revision: more of what is learnt last.
-REVISION = SHARES | {
-    subtraction: 20,
-    multiplication: 8,
-    division: 18,
-    conversion: 4,
-    comparison: 20,
-    calendar: 22,
-    capital: 8,
-    reversing: 2,
-    json_answer: 4,
-    tool_call: 5,
-    refusal: 5,
+    reversing: 4,
+    json_answer: 6,
+    tool_call: 6,
+    small_talk: 9,
+    refusal: 9,
     story: 2,
 }
 SKILLS = list(SHARES)
@@ -85,9 +70,9 @@ def dress(item: Item, rng: Random) -> Item:
     return item
 
 
-def converse(rng: Random, held_out: bool = False, revision: bool = False) -> Item:
+def converse(rng: Random, held_out: bool = False) -> Item:
     """A chat of one to four questions; the last is dressed, and is the one held out."""
-    weights = list((REVISION if revision else SHARES).values())
+    weights = list(SHARES.values())
     item = draw(rng.choices(SKILLS, weights)[0], rng, held_out)
     if _is_plain(item) and rng.random() < 0.3:
         earlier = [draw(rng.choices(SKILLS, weights)[0], rng) for _ in range(rng.randint(1, 3))]

@@ -68,12 +68,16 @@ def calendar(rng: Random) -> Item:
     )
 
 
+def _count(n: int, unit: str) -> str:
+    return f"{n} {unit}" if n == 1 else f"{n} {unit}s"
+
+
 def _day_step(rng: Random) -> Item:
     day, n, forward = rng.randrange(7), rng.randint(1, 30), rng.random() < 0.6
     if rng.random() < 0.3:
         n = 1
-    answer = DAYS[(day + n if forward else day - n) % 7]
-    span, where = f"{n} days" if n > 1 else "1 day", "after" if forward else "before"
+    there = (day + n if forward else day - n) % 7
+    span, where = _count(n, "day"), "after" if forward else "before"
     question = rng.choice(
         [
             f"What day is {span} {where} {DAYS[day]}?",
@@ -92,19 +96,24 @@ def _day_step(rng: Random) -> Item:
                 f"Today is {DAYS[day]}. What day {'is tomorrow' if forward else 'was yesterday'}?",
             ]
         )
-    rest = f"{n} days are {n // 7} weeks and {n % 7} days. " if n > 6 else ""
-    key = f"{day} {n} {forward}" if n > 1 else f"fact {question}"
-    reply = f"{span.capitalize()} {where} {DAYS[day]} is {answer}."
-    thought = f"{rest}From {DAYS[day]} I count {n % 7} {'on' if forward else 'back'}: {answer}."
-    return ask("calendar", key, vary(rng, question), reply, says(reply), thought)
+    # A step within a week ends every longer one, so that these are too few to hold out.
+    key = f"{day} {n} {forward}" if n > 6 else f"fact {question}" if n == 1 else "within a week"
+    weeks, rest = _count(n // 7, "week"), _count(n % 7, "day")
+    thought, working, step = f"I count {n} {'on' if forward else 'back'}.", "", span
+    if n > 6:
+        thought = ""
+        working = f"{n} days are {weeks}{f' and {rest}' if n % 7 else ''}."
+        step = rest if n % 7 else weeks
+    answer = f"{step} {where} {DAYS[day]} is {DAYS[there]}."
+    return ask("calendar", key, vary(rng, question), answer, None, thought, working)
 
 
 def _month_step(rng: Random) -> Item:
     month, n, forward = rng.randrange(12), rng.randint(1, 11), rng.random() < 0.6
     if rng.random() < 0.3:
         n = 1
-    answer = MONTHS[(month + n if forward else month - n) % 12]
-    span, where = f"{n} months" if n > 1 else "1 month", "after" if forward else "before"
+    there = (month + n if forward else month - n) % 12
+    span, where = _count(n, "month"), "after" if forward else "before"
     question = rng.choice(
         [
             f"What month is {span} {where} {MONTHS[month]}?",
@@ -121,15 +130,23 @@ def _month_step(rng: Random) -> Item:
             ]
         )
     key = f"month {month} {n} {forward}" if n > 1 else f"fact {question}"
-    reply = f"{span.capitalize()} {where} {MONTHS[month]} is {answer}."
-    thought = f"{MONTHS[month]} is month {month + 1}. I count {n} {'on' if forward else 'back'}."
-    return ask("calendar", key, vary(rng, question), reply, says(reply), thought)
+    answer = f"{span} {where} {MONTHS[month]} is {MONTHS[there]}."
+    thought, working = "That is the next one." if forward else "That is the one before.", ""
+    if n > 1:
+        sign, back = ("+", "-") if forward else ("-", "+")
+        reached = month + 1 + n if forward else month + 1 - n
+        steps = f"{month + 1} {sign} {n} = {reached}"
+        if reached != there + 1:
+            steps += f", {reached} {back} 12 = {there + 1}"
+        thought, working = "", f"{MONTHS[month]} is month {month + 1}. {steps}."
+        answer = f"Month {there + 1} is {MONTHS[there]}."
+    return ask("calendar", key, vary(rng, question), answer, None, thought, working)
 
 
 def _leap_year(rng: Random) -> Item:
-    year = rng.randint(1900, 2100)
+    year = rng.randrange(1600, 2400)
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    reply = f"Yes, {year} is a leap year." if leap else f"No, {year} is not a leap year."
+    answer = f"Yes, {year} is a leap year." if leap else f"No, {year} is not a leap year."
     question = rng.choice(
         [
             f"Is {year} a leap year?",
@@ -138,8 +155,11 @@ def _leap_year(rng: Random) -> Item:
             f"Does {year} have a February 29?",
         ]
     )
-    thought = f"{year % 100} / 4 has remainder {year % 4}."
-    return ask("calendar", f"leap {year}", vary(rng, question), reply, says(reply), thought)
+    # A year is decided by its last two digits; those that begin a century are too few to hold out.
+    dividend, divisor = (year % 100, 4) if year % 100 else (year, 400)
+    key = f"leap {year}" if year % 100 else "leap century"
+    working = f"{dividend} / {divisor} has remainder {dividend % divisor}."
+    return ask("calendar", key, vary(rng, question), answer, working=working)
 
 
 def _single_fact(rng: Random) -> Item:

@@ -18,7 +18,8 @@ class Item:
     """A chat that ends with the wanted reply.
 
     `key` names what is asked, without how it is phrased (for facts: how it is phrased, without
-    the fact): it alone decides whether the item is held out of training.
+    the fact): it alone decides whether the item is held out of training. `answer` is the reply
+    without the working said before it: what is left to say after the working was thought.
     """
 
     skill: str
@@ -26,6 +27,7 @@ class Item:
     messages: list[Message]
     check: Check
     thought: str = ""
+    answer: str = ""
     tools: list[dict[str, Any]] | None = None
     thinking: bool | None = None
 
@@ -43,11 +45,22 @@ class Item:
 
 
 def ask(
-    skill: str, key: str, question: str, reply: str, check: Check | None = None, thought: str = ""
+    skill: str,
+    key: str,
+    question: str,
+    answer: str,
+    check: Check | None = None,
+    thought: str = "",
+    working: str = "",
 ) -> Item:
-    """One question and its reply; without a `check` the reply must match word for word."""
+    """One question and its answer, after the `working` that makes each token a small step.
+
+    Without a `check` the reply must end with the answer, or, without working, be the answer.
+    """
+    reply = f"{working} {answer}" if working else answer
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
-    return Item(skill, key, messages, check or says(reply), thought)
+    check = check or (concludes(answer) if working else says(answer))
+    return Item(skill, key, messages, check, thought or working, answer)
 
 
 def spoken(reply: str) -> str:
@@ -58,6 +71,11 @@ def spoken(reply: str) -> str:
 def says(expected: str) -> Check:
     """The reply is `expected`, up to surrounding space."""
     return lambda reply: spoken(reply) == expected
+
+
+def concludes(answer: str) -> Check:
+    """The last sentences of the reply are `answer`."""
+    return lambda reply: f" {spoken(reply)}".endswith(f" {answer}")
 
 
 def ends_with_number(value: int) -> Check:
@@ -86,7 +104,8 @@ def vary(rng: Random, text: str, lower: bool = True) -> str:
 
 def ask_to_think(item: Item, rng: Random) -> Item:
     """The same item with its thought: asked for by the switch, or by the user's words."""
-    reply = item.reply | {"reasoning_content": item.thought}
+    content = item.answer or item.reply["content"]
+    reply = item.reply | {"content": content, "reasoning_content": item.thought}
     if rng.random() < 0.6:
         return replace(item, messages=[*item.prompt, reply], thinking=True)
     plea = rng.choice(["Think step by step.", "Think first.", "Please think before you answer."])

@@ -1,8 +1,12 @@
-"""Numbers: the four operations, unit conversion and yes/no comparisons."""
+"""Numbers: the four operations, unit conversion and yes/no comparisons.
+
+Where an answer cannot be looked up from a few earlier tokens, the reply says a short working
+first, every token of which can.
+"""
 
 from random import Random
 
-from ostro.plugins.starter.skills.item import Item, ask, ends_with_number, says, vary
+from ostro.plugins.starter.skills.item import Item, ask, ends_with_number, vary
 from ostro.plugins.starter.skills.lexicon import NAMES, THINGS, WORDS
 
 
@@ -48,26 +52,47 @@ def _add_columns(a: int, b: int) -> str:
         carry = total // 10
         if carry:
             steps[-1] += f", carry {carry}"
-    return "Column by column: " + ". ".join(steps) + f". So it is {a + b}."
+    return "Column by column: " + ". ".join(steps) + "."
 
 
 def _subtract_columns(a: int, b: int) -> str:
     """Column subtraction, ones first, with the borrows said aloud."""
     if a < b:
-        inner = _subtract_columns(b, a)
-        return f"{a} is less than {b}, so the result is negative. {inner} Turned around: {a - b}."
+        return f"{a} is less than {b}, so I turn it around. {_subtract_columns(b, a)}"
     steps, borrow = [], 0
     for i in range(len(str(a))):
         x, y = a // 10**i % 10 - borrow, b // 10**i % 10
         borrow = int(x < y)
         steps.append(f"borrow, {x + 10} - {y} = {x + 10 - y}" if borrow else f"{x} - {y} = {x - y}")
-    return "Column by column: " + ". ".join(steps) + f". So it is {a - b}."
+    return "Column by column: " + ". ".join(steps) + "."
+
+
+def _difference(a: int, b: int) -> str:
+    """The chain of equations that ends with `a - b`: first the tens of `b`, then the ones."""
+    if a < b:
+        return f"{_difference(b, a)}, so {a} - {b} = {a - b}"
+    tens, ones = b // 10 * 10, b % 10
+    if a > 99 or not (tens and ones):
+        return f"{a} - {b} = {a - b}"
+    return f"{a} - {b} = {a} - {tens} - {ones} = {a - tens} - {ones} = {a - b}"
+
+
+def _product(a: int, b: int) -> str:
+    """The chain of equations that ends with `a * b`: one factor is split into tens and ones."""
+    chain = f"{a} x {b} = "
+    if b > 10 and b % 10 and a > 1:
+        tens, ones = b // 10 * 10, b % 10
+        chain += f"{a} x {tens} + {a} x {ones} = {a * tens} + {a * ones} = "
+    elif a > 10 and a % 10 and 1 < b < 10:
+        tens, ones = a // 10 * 10, a % 10
+        chain += f"{tens} x {b} + {ones} x {b} = {tens * b} + {ones * b} = "
+    return f"{chain}{a * b}"
 
 
 def addition(rng: Random) -> Item:
     """Sums of numbers of two, at times three, digits."""
     a, b = _operand(rng), _operand(rng)
-    key, reply = f"{a},{b}", f"{a} + {b} = {a + b}."
+    key, answer = f"{a},{b}", f"{a} + {b} = {a + b}."
     question = rng.choice([f"Add {a} and {b}.", f"What is the sum of {a} and {b}?"])
     if (kind := rng.random()) < 0.12:
         thing, name = rng.choice(THINGS), rng.choice(NAMES)
@@ -78,11 +103,12 @@ def addition(rng: Random) -> Item:
                 f"There are {a} {thing} in one box and {b} in another. How many in all?",
             ]
         )
-        reply = f"{a} + {b} = {a + b}, so there are {a + b} {thing}."
+        answer = f"{a} + {b} = {a + b}, so there are {a + b} {thing}."
     elif kind < 0.8:
         question = _sum_question(rng, "+", rng.choice(["plus", "and"]), a, b)
-    check = ends_with_number(a + b)
-    return ask("addition", key, vary(rng, question), reply, check, _add_columns(a, b))
+    check, columns = ends_with_number(a + b), _add_columns(a, b)
+    working = columns if max(a, b) > 99 else ""
+    return ask("addition", key, vary(rng, question), answer, check, columns, working)
 
 
 def subtraction(rng: Random) -> Item:
@@ -90,7 +116,7 @@ def subtraction(rng: Random) -> Item:
     a, b = _operand(rng), _operand(rng)
     if a < b and rng.random() < 0.5:
         a, b = b, a
-    key, reply = f"{a},{b}", f"{a} - {b} = {a - b}."
+    key, answer = f"{a},{b}", f"{_difference(a, b)}."
     question = rng.choice([f"Subtract {b} from {a}.", f"Take {b} away from {a}."])
     if (kind := rng.random()) < 0.12 and a >= b:
         thing, name = rng.choice(THINGS), rng.choice(NAMES)
@@ -101,43 +127,59 @@ def subtraction(rng: Random) -> Item:
                 f"There are {a} {thing} and {b} are sold. How many are left?",
             ]
         )
-        reply = f"{a} - {b} = {a - b}, so {a - b} {thing} are left."
+        answer = f"{_difference(a, b)}, so {a - b} {thing} are left."
     elif kind < 0.8:
         question = _sum_question(rng, "-", "minus", a, b)
-    check = ends_with_number(a - b)
-    return ask("subtraction", key, vary(rng, question), reply, check, _subtract_columns(a, b))
+    check, columns = ends_with_number(a - b), _subtract_columns(a, b)
+    working = columns if max(a, b) > 99 else ""
+    return ask("subtraction", key, vary(rng, question), answer, check, columns, working)
 
 
 def multiplication(rng: Random) -> Item:
-    """Products of two numbers below one hundred; the tens of the second are taken apart."""
+    """Products of two numbers below one hundred; one of them is split into tens and ones."""
     a, b = rng.randrange(100), rng.randrange(100 if rng.random() < 0.5 else 13)
-    key, reply = f"{a},{b}", f"{a} x {b} = {a * b}."
-    tens, ones = b // 10 * 10, b % 10
-    thought = f"One factor has one digit, so I multiply at once: {a} x {b} = {a * b}."
-    if tens and ones and a > 9:
-        parts = f"{a} x {tens} + {a} x {ones} = {a * tens} + {a * ones}"
-        reply = f"{a} x {b} = {parts} = {a * b}."
-        thought = f"I split {b} into {tens} and {ones}. {parts} = {a * b}."
+    key, product = f"{a},{b}", _product(a, b)
+    split = "I split one factor into tens and ones."
+    thought = split if "+" in product else "I can multiply these at once."
     symbol = rng.choice(["x", "*", "*", "\N{MULTIPLICATION SIGN}"])
     question = rng.choice([f"Multiply {a} by {b}.", f"What is the product of {a} and {b}?"])
     if rng.random() < 0.8:
         question = _sum_question(rng, symbol, "times", a, b)
     check = ends_with_number(a * b)
-    return ask("multiplication", key, vary(rng, question), reply, check, thought)
+    return ask("multiplication", key, vary(rng, question), f"{product}.", check, thought)
+
+
+def _divide_digits(a: int, b: int) -> str:
+    """Long division by one digit, from the left; nothing when the quotient has one digit."""
+    if a < 10 * b:
+        return ""
+    taken = 1 if a // 10 ** (len(str(a)) - 1) >= b else 2
+    steps, rest = [], str(a)[:taken]
+    for digit in [*str(a)[taken:], ""]:
+        part = int(rest)
+        steps.append(f"{part} / {b} = {part // b} remainder {part % b}")
+        rest = f"{part % b}{digit}"
+    return "Digit by digit: " + ". ".join(steps) + "."
 
 
 def division(rng: Random) -> Item:
-    """Numbers up to one hundred over one digit, with the remainder when there is one."""
+    """Numbers below one thousand over one digit, with the remainder when there is one.
+
+    Each step of a long division is a quotient below ten, so that these are too few to hold out.
+    """
     b = rng.randint(2, 9)
-    a = rng.randrange(101) if rng.random() < 0.5 else b * rng.randint(0, 99 // b)
+    a = rng.randrange(10 * b if (kind := rng.random()) < 0.3 else 100 if kind < 0.75 else 1000)
+    if rng.random() < 0.4:
+        a -= a % b
     quotient, rest = divmod(a, b)
     result = f"{quotient} remainder {rest}" if rest else f"{quotient}"
-    thought = f"{b} x {quotient} = {b * quotient}, and {a} - {b * quotient} = {rest}."
     question = rng.choice([f"Divide {a} by {b}.", f"How many times does {b} go into {a}?"])
     if rng.random() < 0.8:
         question = _sum_question(rng, rng.choice(["/", "/", "÷"]), "divided by", a, b)
-    reply = f"{a} / {b} = {result}."
-    return ask("division", f"{a},{b}", vary(rng, question), reply, says(reply), thought)
+    key, working = f"{a},{b}" if quotient > 9 else "table", _divide_digits(a, b)
+    thought = "" if working else "I know this by heart."
+    answer = f"{a} / {b} = {result}."
+    return ask("division", key, vary(rng, question), answer, None, thought, working)
 
 
 UNITS = [
@@ -166,15 +208,17 @@ def conversion(rng: Random) -> Item:
     large, small, large_sign, small_sign, factor = rng.choice(UNITS)
     if rng.random() < 0.1:
         return _single_unit(rng, large, small, factor)
-    n = rng.randint(2, 99)
+    there = rng.random() < 0.65
+    # The way back is known by heart where it is more than noughts taken away.
+    n = rng.randint(2, 99 if there or (factor % 10 == 0 and factor != 60) else 12)
     short = rng.random() < 0.4
     if short:
         large, small = large_sign, small_sign
-    there = rng.random() < 0.65
     source, target = (large, small) if there else (small, large)
     amount, result = (n, n * factor) if there else (n * factor, n)
     sign = "x" if there else "/"
-    reply = f"{amount} {source} = {amount} {sign} {factor} = {result} {target}."
+    chain = _product(n, factor) if there else f"{amount} / {factor} = {n}"
+    reply = f"{amount} {source} = {chain} {target}."
     question = rng.choice(
         [
             f"Convert {amount} {source} to {target}.",
@@ -218,6 +262,19 @@ def _single_unit(rng: Random, large: str, small: str, factor: int) -> Item:
     return ask("conversion", phrase, vary(rng, question), reply, check, thought)
 
 
+def _compare(a: str, b: str, less: str, more: str) -> str:
+    """The digits or letters of both, from the left, up to the first that differ.
+
+    What is found is said after both, so that it follows from the tokens just before it.
+    """
+    pairs = []
+    for x, y in zip(a, b, strict=False):
+        pairs.append(f"{x} and {y}, {less if x < y else more if x > y else 'same'}")
+        if x != y:
+            break
+    return "; ".join(pairs)
+
+
 def comparison(rng: Random) -> Item:
     """Yes/no questions: larger or smaller, even or odd, and alphabetical order."""
     kind = rng.random()
@@ -234,40 +291,45 @@ def comparison(rng: Random) -> Item:
     )
     more = rng.random() < 0.5
     truth = a > b if more else a < b
-    relation = "the same as" if a == b else f"{large if a > b else small} than"
-    reply = f"{'Yes' if truth else 'No'}, {a} is {relation} {b}."
+    asked = f"{large if more else small} than"
     question = rng.choice(
         [
-            f"Is {a} {large if more else small} than {b}?",
-            f"Is {a} {large if more else small} than {b}? Yes or no?",
-            f"Yes or no: is {a} {large if more else small} than {b}?",
+            f"Is {a} {asked} {b}?",
+            f"Is {a} {asked} {b}? Yes or no?",
+            f"Yes or no: is {a} {asked} {b}?",
             f"Is {a} {'>' if more else '<'} {b}?",
-            f"Is it true that {a} is {large if more else small} than {b}?",
+            f"Is it true that {a} is {asked} {b}?",
         ]
     )
-    if question.startswith("Is") and "than" not in question:
-        relation = "equal to" if a == b else "greater than" if a > b else "less than"
-        reply = f"{'Yes' if truth else 'No'}, {a} is {relation} {b}."
-    thought = f"I compare {a} and {b}: {a} is {relation} {b}."
-    return ask("comparison", f"{a},{b}", vary(rng, question), reply, says(reply), thought)
+    digits = len(str(a)), len(str(b))
+    compared = f"{digits[0]} and {digits[1]} digits, {'less' if a < b else 'more'}"
+    if digits[0] == digits[1]:
+        compared = _compare(str(a), str(b), "less", "more")
+    relation = "equal to" if a == b else "greater than" if a > b else "less than"
+    answer = f"{'Yes' if truth else 'No'}, {a} is {relation} {b}."
+    working = f"{a} and {b}: {compared}."
+    return ask("comparison", f"{a},{b}", vary(rng, question), answer, working=working)
 
 
 def _parity(rng: Random) -> Item:
     n, word = rng.randrange(1000), rng.choice(["even", "odd"])
     parity = "odd" if n % 2 else "even"
-    reply = f"{'Yes' if word == parity else 'No'}, {n} is {parity}."
+    answer = f"{'Yes' if word == parity else 'No'}, {n} is {parity}."
     question = rng.choice(
         [f"Is {n} {word}?", f"Is {n} an {word} number?", f"Yes or no: is {n} {word}?"]
     )
-    thought = f"The last digit of {n} is {n % 10}, so it is {parity}."
-    return ask("comparison", f"parity {n}", vary(rng, question), reply, says(reply), thought)
+    working = f"The last digit of {n} is {n % 10}."
+    return ask("comparison", f"parity {n}", vary(rng, question), answer, working=working)
 
 
 def _alphabet(rng: Random) -> Item:
-    first, second = rng.sample(WORDS, 2)
+    """Words that differ in one of their first two letters."""
+    while (pair := rng.sample(WORDS, 2))[0][:2] == pair[1][:2]:
+        pass
+    first, second = pair
     word = rng.choice(["before", "after"])
     order = "before" if first < second else "after"
-    reply = f"{'Yes' if word == order else 'No'}, {first} comes {order} {second}."
+    answer = f"{'Yes' if word == order else 'No'}, {first} comes {order} {second}."
     question = rng.choice(
         [
             f"Does {first} come {word} {second} in the alphabet?",
@@ -275,5 +337,5 @@ def _alphabet(rng: Random) -> Item:
             f"Yes or no: does {first} come {word} {second} alphabetically?",
         ]
     )
-    thought = f"In alphabetical order {first} stands {order} {second}."
-    return ask("comparison", f"{first},{second}", vary(rng, question), reply, says(reply), thought)
+    working = f"{first} and {second}: {_compare(first, second, 'before', 'after')}."
+    return ask("comparison", f"{first},{second}", vary(rng, question), answer, working=working)

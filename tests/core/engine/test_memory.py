@@ -14,7 +14,7 @@ from ostro.core.errors import InsufficientMemory, UsageError
 from ostro.core.records import Settings
 
 CPU = torch.device("cpu")
-BLOCK = 16
+BLOCK, ROWS = 16, 64
 
 
 class Kind(CacheKind):
@@ -86,29 +86,29 @@ def test_free_memory_is_what_the_system_says() -> None:
 
 
 def test_all_get_what_they_can_use_where_there_is_room() -> None:
-    [blocks] = plan_blocks([Kind(100)], BLOCK, 10**6, context=160, seqs=4)
+    [blocks] = plan_blocks([Kind(100)], 10**6, 160, ROWS, 4)
     assert blocks == 4 * (160 // BLOCK + 1)
 
 
 def test_a_window_needs_no_more_than_the_window() -> None:
-    full, window = plan_blocks([Kind(100), Kind(100, 32)], BLOCK, 10**9, context=16_000, seqs=4)
-    assert full == 4 * 1001 and window == 4 * (2 * 3 + 1)
-    [short] = plan_blocks([Kind(100, 3200)], BLOCK, 10**9, context=160, seqs=4)
+    full, window = plan_blocks([Kind(100), Kind(100, 32)], 10**9, 16_000, ROWS, 4)
+    assert full == 4 * 1001 and window == 4 * (2 + 4 + 2), "the window, a step, and both ends"
+    [short] = plan_blocks([Kind(100, 3200)], 10**9, 160, ROWS, 4)
     assert short == 4 * 11, "a window longer than the context is no window"
 
 
 def test_one_sequence_must_fit() -> None:
     needed = 100 * 11
-    assert plan_blocks([Kind(100)], BLOCK, needed, context=160, seqs=4) == [11]
+    assert plan_blocks([Kind(100)], needed, 160, ROWS, 4) == [11]
     with pytest.raises(InsufficientMemory, match=r"one sequence of 160 tokens.*--context"):
-        plan_blocks([Kind(100)], BLOCK, needed - 1, context=160, seqs=4)
+        plan_blocks([Kind(100)], needed - 1, 160, ROWS, 4)
 
 
 @pytest.mark.parametrize("size", [999, 1_000_000, 5 * 10**9])
 def test_a_refusal_gives_figures_that_differ(size: int) -> None:
     kind = Kind(size // 11 + 1)
     with pytest.raises(InsufficientMemory) as error:
-        plan_blocks([kind], BLOCK, size // 3, context=160, seqs=1)
+        plan_blocks([kind], size // 3, 160, ROWS, 1)
     assert " 0.00 GB" not in str(error.value)
 
 
@@ -118,19 +118,19 @@ def test_plans_stay_within_their_bytes(seed: int) -> None:
     kinds = [Kind(rng.randint(1, 1000), rng.choice([0, 0, 64])) for _ in range(rng.randint(1, 4))]
     context, seqs = rng.randint(1, 5000), rng.randint(1, 64)
     size = rng.randint(1, 10**7)
-    least = -(-context // BLOCK) + 1
     try:
-        counts = plan_blocks(kinds, BLOCK, size, context, seqs)
+        counts = plan_blocks(kinds, size, context, ROWS, seqs)
     except InsufficientMemory:
-        assert sum(kind.bytes(least) for kind in kinds) > size
+        assert sum(kind.bytes(kind.blocks_of(context, ROWS)) for kind in kinds) > size
         return
     assert sum(kind.bytes(n) for kind, n in zip(kinds, counts, strict=True)) <= size
     for kind, n in zip(kinds, counts, strict=True):
-        assert n >= (least if not kind.spec.window else min(least, 2 * (-(-64 // BLOCK) + 1) + 1))
+        assert n >= kind.blocks_of(context, ROWS)
 
 
 def test_a_context_is_halved_until_it_fits() -> None:
-    assert largest_context([Kind(100)], BLOCK, 10**9, 4096) == 4096
-    assert largest_context([Kind(100)], BLOCK, 100 * (512 // BLOCK + 1), 4096) == 512
-    assert largest_context([Kind(100)], BLOCK, 1, 4096) == 2 * BLOCK
-    plan_blocks([Kind(100)], BLOCK, 100 * 33, largest_context([Kind(100)], BLOCK, 3300, 4096), 8)
+    assert largest_context([Kind(100)], 10**9, 4096, ROWS, BLOCK) == 4096
+    assert largest_context([Kind(100)], 100 * (512 // BLOCK + 1), 4096, ROWS, BLOCK) == 512
+    assert largest_context([Kind(100)], 1, 4096, ROWS, BLOCK) == 2 * BLOCK
+    fits = largest_context([Kind(100)], 3300, 4096, ROWS, BLOCK)
+    plan_blocks([Kind(100)], 3300, fits, ROWS, 8)

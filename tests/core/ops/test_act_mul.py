@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ostro.core.errors import ConfigError
-from ostro.core.ops.act_mul import cpu, naive, triton
+from ostro.core.ops.act_mul import naive, native, triton
 from ostro.core.testing.kernels import DEVICE, poison
 
 FORMULAS = {
@@ -25,7 +25,7 @@ def test_formula(act: str) -> None:
     torch.testing.assert_close(y, torch.tensor([expected]))
 
 
-@pytest.mark.parametrize("twin", [naive, triton, cpu], ids=["naive", "triton", "cpu"])
+@pytest.mark.parametrize("twin", [naive, triton, native], ids=["naive", "triton", "native"])
 def test_unknown_activation_is_named(twin: object) -> None:
     with pytest.raises(ConfigError, match=r"gelu_tan.*nearest: gelu_tanh"):
         twin.act_mul(torch.zeros(1, 2), "gelu_tan")  # type: ignore[attr-defined]
@@ -52,9 +52,9 @@ def test_triton_takes_strided_rows() -> None:
 @pytest.mark.parametrize("act", FORMULAS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 40])
-def test_cpu(rows: int, dtype: torch.dtype, act: str) -> None:
+def test_native(rows: int, dtype: torch.dtype, act: str) -> None:
     torch.manual_seed(0)
     x = (torch.randn(rows, 2 * 33 + 4) * 4).to(dtype)[:, 3:69]
     with poison():
-        y = cpu.act_mul(x, act)
+        y = native.act_mul(x, act)
     torch.testing.assert_close(y, naive.act_mul(x, act))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from ostro.core.ops.attention import HostRagged, Ragged, cpu, naive
+from ostro.core.ops.attention import HostRagged, Ragged, cpu, naive, native
+from ostro.core.testing.kernels import poison
 
 HEADS, KV, D, BLOCK = 8, 2, 32, 16
 FEATURES: dict[str, dict[str, Any]] = {
@@ -30,6 +32,7 @@ BATCHES: dict[str, tuple[list[int], list[int]]] = {
     "decode, ragged": ([1] * 3, [10, 300, 20]),
     "one": ([1], [77]),
 }
+TWINS = pytest.mark.parametrize("twin", [native, cpu], ids=["native", "cpu"])
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Ragged]
 
 
@@ -81,70 +84,95 @@ def spread(lengths: Sequence[int], how: str) -> list[list[int]]:
     return [[next(taken) for _ in range(count)] for count in counts]
 
 
-def check(case: Batch, tolerance: float, **features: Any) -> None:
+def check(twin: ModuleType, case: Batch, tolerance: float, **features: Any) -> None:
     expected = naive.attention(*case, D**-0.5, **features)
     assert not expected.isnan().any()
-    result = cpu.attention(*case, D**-0.5, **features)
+    with poison():
+        result = twin.attention(*case, D**-0.5, **features)
     assert result.dtype == expected.dtype
     torch.testing.assert_close(result, expected, rtol=0, atol=tolerance)
 
 
+@TWINS
 @pytest.mark.parametrize("fill", [float("nan"), float("inf"), 7.0])
 @pytest.mark.parametrize("how", ["in a row", "shuffled", "far apart"])
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("name", BATCHES)
-def test_float32(name: str, features: str, how: str, fill: float) -> None:
+def test_float32(twin: ModuleType, name: str, features: str, how: str, fill: float) -> None:
     queries, lengths = BATCHES[name]
     asked = FEATURES[features]
     window = asked.get("window", 0)
     case = batch(queries, lengths, spread(lengths, how), fill=fill, window=window)
-    check(case, 1e-5, **asked)
+    check(twin, case, 1e-5, **asked)
 
 
+@TWINS
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("name", BATCHES)
-def test_bfloat16(name: str, features: str) -> None:
+def test_bfloat16(twin: ModuleType, name: str, features: str) -> None:
     queries, lengths = BATCHES[name]
     blocks = spread(lengths, "shuffled")
     check(
-        batch(queries, lengths, blocks, dtype=torch.bfloat16, fill=1.0), 0.03, **FEATURES[features]
+        twin,
+        batch(queries, lengths, blocks, dtype=torch.bfloat16, fill=1.0),
+        0.03,
+        **FEATURES[features],
     )
 
 
-def test_shared_blocks() -> None:
+@TWINS
+def test_shared_blocks(twin: ModuleType) -> None:
     """Sequences that begin with the same blocks."""
     queries, lengths = [1, 1, 1], [40, 50, 36]
     blocks = [[2, 3, 4], [2, 3, 5, 6], [2, 3, 7]]
-    check(batch(queries, lengths, blocks, fill=7.0), 1e-5)
+    check(twin, batch(queries, lengths, blocks, fill=7.0), 1e-5)
 
 
-def test_without_host_lists() -> None:
+@TWINS
+def test_without_host_lists(twin: ModuleType) -> None:
     queries, lengths = BATCHES["mixed"]
-    check(batch(queries, lengths, spread(lengths, "shuffled"), host=False), 1e-5)
+    check(twin, batch(queries, lengths, spread(lengths, "shuffled"), host=False), 1e-5)
 
 
 def test_plan_is_made_once_per_step() -> None:
-    queries, lengths = BATCHES["decode"]
-    q, _, _, layout = batch(queries, lengths, spread(lengths, "shuffled"), fill=0.0)
-    assert layout.host is not None
-    first = cpu.planned(layout, BLOCK, 0, q.dtype)
-    assert cpu.planned(layout, BLOCK, 0, q.dtype) is first
-    assert cpu.planned(layout, BLOCK, 7, q.dtype) is not first
-    assert first.whole and isinstance(first.stretches[0].pool, slice)
+    queries, lengths = BATCHES["mixed"]
+    layout = batch(queries, lengths, spread(lengths, "shuffled"), fill=0.0)[-1]
+    first = cpu.planned(layout, BLOCK, 0)
+    assert cpu.planned(layout, BLOCK, 0) is first
+    assert cpu.planned(layout, BLOCK, 7) is not first
 
 
-def test_rows_of_unlike_length_are_not_padded_to_the_longest() -> None:
-    lengths = [16, 400, 20, 380]
-    layout = batch([1] * 4, lengths, spread(lengths, "in a row"))[-1]
-    found = cpu.planned(layout, BLOCK, 0, torch.float32).stretches
-    together = [{row.index for row in at.rows} for at in found]
-    assert {1, 3} in together and all(some <= {0, 2} or some == {1, 3} for some in together)
+@pytest.mark.parametrize("tiled", [True, False])
+@pytest.mark.parametrize("shape", [(6, 3, 24, 40), (4, 4, 33, 16), (16, 1, 16, 80), (5, 1, 8, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_odd_shapes(
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    tiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Groups of 1, 2, 4, 5 and 16 heads, dimensions that fill no register, values unlike keys."""
+    monkeypatch.setattr(native, "TILED", tiled)
+    heads, kv, d, dv = shape
+    queries, lengths = BATCHES["mixed"]
+    *_, layout = batch(queries, lengths, spread(lengths, "shuffled"))
+    blocks = int(layout.table.max()) + 1
+    q = torch.randn(layout.starts[-1], heads, d).to(dtype)
+    k_cache = torch.randn(blocks, kv, BLOCK, d).to(dtype)
+    v_cache = torch.randn(blocks, kv, BLOCK, dv).to(dtype)
+    expected = naive.attention(q, k_cache, v_cache, layout, d**-0.5)
+    with poison():
+        result = native.attention(q, k_cache, v_cache, layout, d**-0.5)
+    tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 0.03}[dtype]
+    torch.testing.assert_close(result, expected, rtol=0, atol=tolerance)
 
 
-def test_a_row_far_away_is_gathered_and_the_others_read_in_place() -> None:
-    blocks = [[2, 3, 90], [80, 83, 86], [81, 84, 87], [82, 85, 88]]
-    case = batch([1] * 4, [40] * 4, blocks, fill=7.0)
-    check(case, 1e-5)
-    near, far = cpu.planned(case[-1], BLOCK, 0, torch.float32).stretches
-    assert near.pool == slice(80, 89) and [row.index for row in near.rows] == [1, 2, 3]
-    assert isinstance(far.pool, torch.Tensor) and [row.index for row in far.rows] == [0]
+def test_a_long_row_is_cut_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    check(native, batch([1], [1500], spread([1500], "shuffled")), 1e-5, **FEATURES["sinks"])
+
+
+def test_a_cache_of_another_type() -> None:
+    q, k_cache, v_cache, layout = batch([1, 5], [40, 20], spread([40, 20], "shuffled"), fill=1.0)
+    case = q, k_cache.bfloat16(), v_cache.bfloat16(), layout
+    check(native, case, 1e-5)

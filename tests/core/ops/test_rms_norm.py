@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ostro.core.ops.rms_norm import cpu, naive, triton
+from ostro.core.ops.rms_norm import naive, native, triton
 from ostro.core.testing.kernels import DEVICE, poison
 
 
@@ -65,14 +65,14 @@ def test_triton_takes_heads_of_fused_rows() -> None:
 )
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("residual", [False, True], ids=["plain", "residual"])
-def test_cpu(rows: int, dtype: torch.dtype, weight_dtype: torch.dtype, residual: bool) -> None:
+def test_native(rows: int, dtype: torch.dtype, weight_dtype: torch.dtype, residual: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(rows, 3, 100).to(dtype)[:, 1:, 3:73]
     added = torch.randn(rows, 2, 70).to(dtype) if residual else None
     weight = torch.randn(70).to(weight_dtype)
     before = x.clone()
     with poison():
-        y, total = cpu.rms_norm(x, weight, 1e-6, added)
+        y, total = native.rms_norm(x, weight, 1e-6, added)
     expected, sum = naive.rms_norm(x, weight, 1e-6, added)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(total, sum, atol=0, rtol=0)

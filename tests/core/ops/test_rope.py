@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import ConfigError
-from ostro.core.ops.rope import cpu, naive, triton
+from ostro.core.ops.rope import naive, native, triton
 from ostro.core.ops.rope.scaling import frequencies, table
 from ostro.core.testing.kernels import DEVICE, poison
 
@@ -187,12 +187,12 @@ def test_triton(d: int, r: int, interleaved: bool, sectioned: bool, dtype: torch
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
 @pytest.mark.parametrize(("d", "r"), [(32, 32), (20, 12), (96, 24)])
 @pytest.mark.parametrize("sectioned", [False, True], ids=["one", "three"])
-def test_cpu(d: int, r: int, interleaved: bool, sectioned: bool, dtype: torch.dtype) -> None:
+def test_native(d: int, r: int, interleaved: bool, sectioned: bool, dtype: torch.dtype) -> None:
     q, k, positions, angles = (x.cpu() for x in inputs(d, r, 3 if sectioned else 1, dtype))
     parts = (r // 8, r // 4, r // 2 - r // 8 - r // 4) if sectioned else None
     before = q.clone()
     with poison():
-        ours = cpu.rope(q, k, positions, angles, interleaved, parts)
+        ours = native.rope(q, k, positions, angles, interleaved, parts)
     expected = naive.rope(q, k, positions, angles, interleaved, parts)
     torch.testing.assert_close(ours, expected)
     assert torch.equal(q, before)

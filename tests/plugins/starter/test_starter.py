@@ -1,6 +1,7 @@
 """The starter model's recipe: items, checks, split, template, tokenizer and files."""
 
 import json
+import re
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -17,9 +18,18 @@ from ostro.plugins import starter
 from ostro.plugins.starter.chats import IGNORED, label_replies, render
 from ostro.plugins.starter.evaluate import generate_replies
 from ostro.plugins.starter.skills import SKILLS, WEATHER, converse, draw
-from ostro.plugins.starter.skills.item import Item, ask, ends_with_number
-from ostro.plugins.starter.skills.numbers import addition, multiplication, subtraction
+from ostro.plugins.starter.skills.facts import calendar
+from ostro.plugins.starter.skills.item import Item, ask, ask_to_think, ends_with_number
+from ostro.plugins.starter.skills.numbers import (
+    addition,
+    comparison,
+    conversion,
+    division,
+    multiplication,
+    subtraction,
+)
 from ostro.plugins.starter.skills.structures import tool_call
+from ostro.plugins.starter.skills.talk import small_talk
 from ostro.plugins.starter.tokenizer import train_tokenizer
 from ostro.plugins.starter.train import learning_rate
 
@@ -90,12 +100,45 @@ def test_a_call_with_another_argument_is_rejected() -> None:
     assert not item.check(f"<tool_call>{json.dumps(changed)}</tool_call>")
 
 
-def test_thoughts_of_sums_reach_the_answer() -> None:
+def evaluate(expression: str) -> int:
+    """The value of sums, differences, products and whole quotients."""
+    value = eval(expression.replace("x", "*").replace("/", "//"))
+    assert isinstance(value, int)
+    return value
+
+
+def test_every_equation_of_replies_and_thoughts_holds() -> None:
     rng = Random(2)
-    for skill in (addition, subtraction, multiplication):
-        for _ in range(50):
-            item = skill(rng)
-            assert item.check(item.thought), item
+    for skill in (addition, subtraction, multiplication, division, conversion, calendar):
+        for _ in range(300):
+            item = draw(skill, rng)
+            for text in (item.thought, item.reply["content"]):
+                for chain in re.findall(r"-?\d[\d x/+-]*(?: = -?\d[\d x/+-]*)+", text):
+                    assert len({evaluate(part) for part in chain.split(" = ")}) == 1, text
+
+
+def test_working_is_said_once_in_the_thought_or_in_the_reply() -> None:
+    rng, seen = Random(2), 0
+    for skill in (addition, subtraction, division, comparison, calendar):
+        for _ in range(100):
+            item = draw(skill, rng)
+            thoughtful = ask_to_think(item, rng)
+            reply = thoughtful.reply["content"]
+            assert thoughtful.check(f"<think>\n{item.thought}\n</think>\n\n{reply}")
+            if reply != item.reply["content"]:
+                seen += 1
+                assert item.reply["content"] == f"{item.thought} {reply}"
+    assert seen > 200
+
+
+def test_small_talk_means_one_thing() -> None:
+    rng = Random(2)
+    replies: dict[str, set[str]] = {}
+    for _ in range(5000):
+        item = small_talk(rng)
+        replies.setdefault(item.key, set()).add(item.reply["content"])
+    del replies["one word"]
+    assert all(len(said) == 1 for said in replies.values())
 
 
 def test_the_learning_rate_warms_up_holds_and_ends_at_zero() -> None:
@@ -203,6 +246,7 @@ def test_the_shipped_model_answers_as_its_card_says() -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(FOLDER / "model")
     model = LlamaForCausalLM.from_pretrained(FOLDER / "model", dtype=torch.float32).eval()
     asked = {
+        "What is 27 + 15?": "27 + 15 = 42.",
         "What is the capital of France?": "The capital of France is Paris.",
         "Reverse these words: apple, tree, river": "river, tree, apple",
         "thank you": "You are welcome!",

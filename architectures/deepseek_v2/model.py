@@ -1,0 +1,161 @@
+"""DeepSeek-V2: latent attention, and experts of which some serve every token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro import HeadRows, Names, Pair, Step, nn
+from ostro.architectures.llama import model as llama
+from ostro.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(llama.Config):
+    moe_intermediate_size: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    n_shared_experts: int = 2
+    first_k_dense_replace: int = 0
+    routed_scaling_factor: float = 1.0
+    n_group: int | None = None
+    topk_group: int | None = None
+    topk_method: str = "greedy"
+    norm_topk_prob: bool = False
+    q_lora_rank: int | None = 1536
+    kv_lora_rank: int = 512
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int = 128
+    qk_head_dim: int = 0
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        values = super().derive(raw, values)
+        return values | {"head_dim": values.get("qk_rope_head_dim", 64)}
+
+    def check(self) -> None:
+        super().check()
+        if self.topk_method not in ("greedy", "group_limited_greedy", "noaux_tc"):
+            raise ConfigError(f"topk_method={self.topk_method!r} is not implemented")
+        if self.qk_head_dim not in (0, self.qk_nope_head_dim + self.qk_rope_head_dim):
+            raise ConfigError(
+                f"qk_head_dim={self.qk_head_dim} is not qk_nope_head_dim={self.qk_nope_head_dim} + "
+                f"qk_rope_head_dim={self.qk_rope_head_dim}"
+            )
+        if self.n_routed_experts % self.groups:
+            raise ConfigError(
+                f"n_routed_experts={self.n_routed_experts} is not a multiple of "
+                f"n_group={self.n_group}"
+            )
+        self.check_router()
+
+    def check_router(self) -> None:
+        if self.norm_topk_prob:
+            raise ConfigError("norm_topk_prob=true is not implemented: no DeepSeek-V2 has it")
+
+    @property
+    def groups(self) -> int:
+        """Groups of experts of which only `topk_group` are looked at; 1 = no groups."""
+        return 1 if self.topk_method == "greedy" else self.n_group or 1
+
+    @property
+    def scale(self) -> float:
+        """Of the scores; YaRN's second factor belongs to them and not to the rotation."""
+        rule, scale = self.rope_parameters, (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
+        if rule.get("rope_type", "default") != "default" and rule.get("mscale_all_dim"):
+            scale *= (0.1 * rule["mscale_all_dim"] * math.log(max(rule["factor"], 1)) + 1) ** 2
+        return scale
+
+
+class Router(nn.Module):
+    """Softmax over all experts; the best k of the best groups, weighted as they are."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        shape = config.n_routed_experts, config.hidden_size
+        self.weight = nn.Parameter(torch.zeros(shape), requires_grad=False)
+        self.k, self.factor = config.num_experts_per_tok, config.routed_scaling_factor
+        self.groups, self.best_groups = config.groups, config.topk_group or 1
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, d] -> chosen experts [T, k] int64 and their weights [T, k] float32."""
+        scores = F.linear(x.float(), self.weight.float()).softmax(-1)
+        ranks = scores.unflatten(-1, (self.groups, -1)).amax(-1)
+        weights, chosen = self.within_groups(scores, ranks, 0.0).topk(self.k, -1)
+        return chosen, weights * self.factor
+
+    def within_groups(self, scores: Tensor, ranks: Tensor, nothing: float) -> Tensor:
+        """Scores [T, experts] with `nothing` outside the groups of the best ranks [T, groups]."""
+        if self.groups == 1:
+            return scores
+        best = ranks.topk(self.best_groups, -1).indices
+        kept = torch.zeros_like(ranks, dtype=torch.bool).scatter_(-1, best, True)
+        outside = ~kept.repeat_interleave(scores.shape[-1] // self.groups, -1)
+        return scores.masked_fill(outside, nothing)
+
+
+class Mixture(nn.Module):
+    """Routed experts, and shared ones beside them."""
+
+    def __init__(self, config: Config, router: Router) -> None:
+        super().__init__()
+        d, hidden, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
+        self.gate = router
+        self.experts = nn.Experts(config.n_routed_experts, d, hidden, act)
+        self.shared_experts = nn.GatedMLP(d, hidden * config.n_shared_experts, act)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        return self.experts(x, *self.gate(x), step) + self.shared_experts(x, step)
+
+
+class Block(llama.Block):
+    router: ClassVar[type[Router]] = Router
+
+    @staticmethod
+    def rope(config: Config) -> nn.Rope:
+        rule, context = config.rope_parameters, config.max_position_embeddings
+        return nn.Rope(rule, config.qk_rope_head_dim, context, interleaved=True)
+
+    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
+        return nn.LatentAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            layer,
+            rope,
+            q_latent=config.q_lora_rank or 0,
+            latent=config.kv_lora_rank,
+            nope_dim=config.qk_nope_head_dim,
+            rope_dim=config.qk_rope_head_dim,
+            value_dim=config.v_head_dim,
+            eps=config.rms_norm_eps,
+            scale=config.scale,
+            bias=config.attention_bias,
+        )
+
+    def feed_forward(self, config: Config, layer: int) -> nn.Module:
+        if layer < config.first_k_dense_replace:
+            return super().feed_forward(config, layer)
+        return Mixture(config, self.router(config))
+
+
+class Model(llama.Model):
+    block = Block
+
+
+def names(config: Config) -> Names:
+    """kv_b_proj holds, head by head, what makes keys and what makes values."""
+    heads, k, v = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim
+    theirs, here = "model.layers.{i}.self_attn.kv_b_proj", "model.layers.{i}.self_attn"
+    return Names(
+        hub=(
+            Pair(theirs, f"{here}.k_b_proj", HeadRows(heads, k + v, 0, k)),
+            Pair(theirs, f"{here}.v_b_proj", HeadRows(heads, k + v, k, k + v)),
+        )
+    )

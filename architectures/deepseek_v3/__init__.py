@@ -1,0 +1,27 @@
+"""DeepSeek-V3, V3.1 and R1."""
+
+from collections.abc import Iterable
+
+from ostro import Architecture, hookimpl
+from ostro.architectures.deepseek_v2 import TINY as V2
+from ostro.architectures.deepseek_v2 import WIDE as V2_WIDE
+
+LESS = ("topk_method",)
+TINY = {k: v for k, v in V2.items() if k not in LESS} | {"n_shared_experts": 1}
+WIDE = {k: v for k, v in V2_WIDE.items() if k not in LESS} | {"n_shared_experts": 1}
+
+
+@hookimpl
+def ostro_architectures() -> Iterable[Architecture]:
+    yield Architecture(
+        name="deepseek_v3",
+        api=(0, 1),
+        classes=("DeepseekV3ForCausalLM",),
+        config=f"{__name__}.model:Config",
+        model=f"{__name__}.model:Model",
+        names=f"{__name__}.model:names",
+        tiny=TINY,
+        wide=WIDE,
+        reference="transformers:DeepseekV3ForCausalLM",
+        mutants=f"{__name__}.mutants:mutants",
+    )

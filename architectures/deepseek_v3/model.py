@@ -1,0 +1,69 @@
+"""DeepSeek-V3: V2 with a router that scores by sigmoid and balances by a bias (2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro import Names, nn
+from ostro.architectures.deepseek_v2 import model as v2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(v2.Config):
+    routed_scaling_factor: float = 2.5
+    n_shared_experts: int = 1
+    first_k_dense_replace: int = 3
+    n_group: int | None = 8
+    topk_group: int | None = 4
+    topk_method: str = "noaux_tc"
+    norm_topk_prob: bool = True
+    rope_interleave: bool = True
+
+    def check_router(self) -> None:
+        """Weights may be made to sum to one here."""
+
+
+class Router(v2.Router):
+    """The bias takes part in the choice, not in the weights."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        bias = torch.zeros(config.n_routed_experts)
+        self.e_score_correction_bias = nn.Parameter(bias, requires_grad=False)
+        self.sums_to_one = config.norm_topk_prob
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = F.linear(x.float(), self.weight.float()).sigmoid()
+        biased = scores + self.e_score_correction_bias.float()
+        ranks = biased.unflatten(-1, (self.groups, -1)).topk(2, -1).values.sum(-1)
+        chosen = self.within_groups(biased, ranks, -torch.inf).topk(self.k, -1).indices
+        weights = scores.gather(-1, chosen)
+        if self.sums_to_one:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return chosen, weights * self.factor
+
+
+class Block(v2.Block):
+    router = Router
+
+    @staticmethod
+    def rope(config: Config) -> nn.Rope:
+        """Queries and keys turn alike, so that only which dimensions are a pair is seen."""
+        rope = v2.Block.rope(config)
+        rope.interleaved = config.rope_interleave
+        return rope
+
+
+class Model(v2.Model):
+    block = Block
+
+
+def names(config: Config) -> Names:
+    """The layers that predict further tokens, which follow the last one, are not used."""
+    further = f"model.layers.{config.num_hidden_layers}.{{any}}"
+    found = v2.names(config)
+    return replace(found, ignore=(*found.ignore, further))

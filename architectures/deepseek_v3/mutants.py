@@ -1,0 +1,19 @@
+"""Bugs that the parity test of DeepSeek-V3 must notice."""
+
+from collections.abc import Iterator
+
+from ostro import Mutant, nn
+from ostro.architectures.deepseek_v2.mutants import mutants as v2
+from ostro.architectures.deepseek_v2.mutants import set_router
+from ostro.architectures.deepseek_v3.model import Router
+from ostro.core.testing.mutants import each
+
+
+def no_bias(model: nn.Model) -> None:
+    each(model, Router, lambda router: router.e_score_correction_bias.data.zero_())
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from v2()
+    yield Mutant(name="the bias has no part in the choice", apply=no_bias)
+    yield set_router(sums_to_one=False)

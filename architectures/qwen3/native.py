@@ -1,0 +1,55 @@
+"""Qwen3's way from q, k, v to attention on CPU, in one pass over the heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostro import native
+from ostro.architectures.qwen3 import naive
+
+P, N, F = native.ADDRESS, native.INT, native.FLOAT
+KINDS = (P, P, P, N, N, N, N, N, N, N, P, P, F, P, P, P, N, P, P, P)
+LIBRARY = native.load(Path(__file__).with_suffix(".cpp"))
+NORM_ROPE_WRITE = native.functions(LIBRARY, "norm_rope_write", *KINDS)
+
+
+def norm_rope_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    table: Tensor,
+    pages: Any,
+) -> Tensor:
+    """See `naive`. The heads of a row are contiguous."""
+    if pages.k.dtype != q.dtype:
+        return naive.norm_rope_write(q, k, v, q_weight, k_weight, eps, positions, table, pages)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    NORM_ROPE_WRITE[q.dtype](
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        *q.shape[:2],
+        *k.shape[1:],
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        q_weight.data_ptr(),
+        k_weight.data_ptr(),
+        eps,
+        positions.data_ptr(),
+        table.data_ptr(),
+        pages.batch.slots.data_ptr(),
+        pages.k.shape[2],
+        pages.k.data_ptr(),
+        pages.v.data_ptr(),
+        out.data_ptr(),
+    )
+    return out

@@ -1,0 +1,152 @@
+// What native kernels share: element types, vectors of 16 floats, the functions on them.
+//
+// GCC's vector extensions stand for whatever registers the CPU has; nothing here names one, but
+// for the one product of bfloat16 pairs that AVX-512 has and C++ cannot say.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
+typedef uint32_t v16u __attribute__((vector_size(64)));
+typedef uint16_t v16h __attribute__((vector_size(32)));
+typedef _Float16 v16f __attribute__((vector_size(32)));
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v4 __attribute__((vector_size(16)));
+
+struct bf16 {
+    uint16_t bits;
+};
+typedef _Float16 f16;
+
+// A function template `name<T>` under one C name per element type: name_f32, name_bf16, name_f16.
+#define EXPORT(name)                                                                \
+    extern "C" decltype(&name<float>) name##_f32_address() { return &name<float>; } \
+    extern "C" decltype(&name<bf16>) name##_bf16_address() { return &name<bf16>; }  \
+    extern "C" decltype(&name<f16>) name##_f16_address() { return &name<f16>; }
+
+static inline v16 splat(float x) { return v16{} + x; }
+
+static inline v16 select(v16i mask, v16 a, v16 b) { return mask ? a : b; }
+
+static inline v16 as_floats(v16u bits) {
+    v16 x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline v16u as_bits(v16 x) {
+    v16u bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+// 16 elements from anywhere, as floats.
+static inline v16 load(const float* p) {
+    v16 x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+static inline v16 load(const bf16* p) {
+    v16h half;
+    memcpy(&half, p, sizeof half);
+    return as_floats(__builtin_convertvector(half, v16u) << 16);
+}
+
+static inline v16 load(const f16* p) {
+    v16f half;
+    memcpy(&half, p, sizeof half);
+    return __builtin_convertvector(half, v16);
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+static inline void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
+
+static inline void store(bf16* p, v16 x) {
+    v16u bits = as_bits(x);
+    v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    v16u kept = x != x ? v16u{} + 0x7fc0 : rounded;
+    v16h half = __builtin_convertvector(kept, v16h);
+    memcpy(p, &half, sizeof half);
+}
+
+static inline void store(f16* p, v16 x) {
+    v16f half = __builtin_convertvector(x, v16f);
+    memcpy(p, &half, sizeof half);
+}
+
+// The same for the end of a row, where fewer than 16 may be left: what is missing reads as 0.
+template <class T>
+static inline v16 load(const T* p, int64_t left) {
+    if (left >= 16) return load(p);
+    T some[16] = {};
+    memcpy(some, p, left * sizeof(T));
+    return load(some);
+}
+
+template <class T>
+static inline void store(T* p, v16 x, int64_t left) {
+    if (left >= 16) return store(p, x);
+    T some[16];
+    store(some, x);
+    memcpy(p, some, left * sizeof(T));
+}
+
+template <class T>
+static inline float load_one(const T* p) {
+    return load(p, 1)[0];
+}
+
+static inline float sum(v16 x) {
+    v8 a[2];
+    memcpy(a, &x, sizeof x);
+    a[0] += a[1];
+    v4 b[2];
+    memcpy(b, a, sizeof b);
+    b[0] += b[1];
+    return (b[0][0] + b[0][2]) + (b[0][1] + b[0][3]);
+}
+
+static inline v16 larger(v16 a, v16 b) { return select(a > b, a, b); }
+
+static inline float largest(v16 x) {
+    float most = x[0];
+    for (int i = 1; i < 16; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+// e^x within 2 ulp: 2^n times a polynomial on [-ln2/2, ln2/2]; 0 below -87.3.
+static inline v16 exp(v16 x) {
+    v16 shifted = x * 1.44269504f + 12582912.0f;
+    v16 n = shifted - 12582912.0f;
+    v16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    v16 y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    v16u power = (as_bits(shifted) - 0x4b400000u + 127u) << 23;
+    y = y * as_floats(power);
+    y = select(x < splat(-87.3f), v16{}, y);
+    return select(x > splat(88.0f), splat(INFINITY), y);
+}
+
+static inline v16 tanh(v16 x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
+
+// acc + the 16 products of pairs of bfloat16: a and b hold 32 of them.
+static inline v16 add_pairs(v16 acc, v16u a, v16u b) {
+#ifdef __AVX512BF16__
+    return (v16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+    v16 even = as_floats(a << 16) * as_floats(b << 16);
+    return acc + even + as_floats(a & 0xffff0000u) * as_floats(b & 0xffff0000u);
+#endif
+}

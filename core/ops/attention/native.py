@@ -1,0 +1,130 @@
+"""Attention on CPU: rows of decoding sequences on pages where they lie, prompts in tiles.
+
+A CPU with AMX prefills faster by SDPA, as do other dtypes than bfloat16 (`cpu.prefill`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ostro.core.native import ADDRESS, FLOAT, INT, functions, load
+from ostro.core.ops.attention import cpu
+
+if TYPE_CHECKING:
+    from ostro.core.ops.attention import Ragged
+
+LIBRARY = load(Path(__file__).with_suffix(".cpp"))
+RULE = (FLOAT, INT, FLOAT, ADDRESS, ADDRESS)
+DECODE = functions(
+    LIBRARY,
+    "decode",
+    *(ADDRESS, INT, INT, ADDRESS, ADDRESS, ADDRESS, INT, ADDRESS, ADDRESS),
+    *(INT, INT, INT, INT, INT, INT, INT, *RULE, INT, ADDRESS),
+)
+PREFILL = LIBRARY.prefill_bf16
+PREFILL.restype = None
+PREFILL.argtypes = [
+    *(ADDRESS, INT, INT, ADDRESS, ADDRESS, INT, INT, INT, INT, INT, INT, *RULE, ADDRESS)
+]
+TILED = not torch.cpu._is_amx_tile_supported()
+CUT = 256  # keys that are worth a thread of their own
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: Ragged,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+) -> Tensor:
+    """See the package. Everything is float32 but the weights of a tile, which are bfloat16."""
+    sinks = None if sinks is None else sinks.float()
+    alibi = None if alibi is None else alibi.float()
+    if k_cache.dtype != q.dtype or q.stride(-1) != 1:
+        return cpu.attention(q, k_cache, v_cache, batch, scale, window, softcap, sinks, alibi)
+    rule = (scale, window, softcap, address(sinks), address(alibi))
+    out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
+    decode(q, k_cache, v_cache, batch, rule, out)
+    if batch.max_queries > 1:
+        for many in cpu.planned(batch, k_cache.shape[2], window):
+            if many.rows.stop - many.rows.start == 1:
+                continue
+            keys = cpu.gather(k_cache, many.blocks, many.span, q.dtype)
+            values = cpu.gather(v_cache, many.blocks, many.span, q.dtype)
+            if TILED and q.dtype == torch.bfloat16:
+                prefill(q[many.rows], keys, values, rule, out[many.rows])
+            else:
+                features = (scale, window, softcap, sinks, alibi)
+                cpu.prefill(q[many.rows], keys, values, out[many.rows], *features)
+    return out
+
+
+def address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: Ragged,
+    rule: tuple[float, int, float, int | None, int | None],
+    out: Tensor,
+) -> None:
+    """Attend with every sequence that has one row."""
+    kv, block, d = k_cache.shape[1:]
+    sequences = batch.lengths.shape[0]
+    threads = torch.get_num_threads()
+    cuts = max(1, min(2 * threads // (sequences * kv), batch.max_length // CUT))
+    DECODE[q.dtype](
+        q.data_ptr(),
+        *q.stride()[:2],
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        batch.table.data_ptr(),
+        batch.table.stride(0),
+        batch.starts.data_ptr(),
+        batch.lengths.data_ptr(),
+        sequences,
+        q.shape[1],
+        kv,
+        block,
+        d,
+        v_cache.shape[-1],
+        v_cache.stride(2),
+        *rule,
+        cuts,
+        out.data_ptr(),
+    )
+
+
+def prefill(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rule: tuple[float, int, float, int | None, int | None],
+    out: Tensor,
+) -> None:
+    """The last n positions q [n, h, d] over keys [kv, L, d], values [kv, L, dv]; into out."""
+    keys, values = keys.contiguous(), values.contiguous()
+    PREFILL(
+        q.data_ptr(),
+        *q.stride()[:2],
+        keys.data_ptr(),
+        values.data_ptr(),
+        q.shape[0],
+        keys.shape[1],
+        q.shape[1],
+        keys.shape[0],
+        *(q.shape[2], values.shape[2]),
+        *rule,
+        out.data_ptr(),
+    )

@@ -1,0 +1,43 @@
+"""Short causal convolution on CPU: threads share sequences and channels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.core.ops.causal_conv import naive
+from ostro.core.ops.places import Places
+
+P, N = ADDRESS, INT
+KINDS = (P, N, N, P, N, P, P, N, P, P, P, N, P)
+CAUSAL_CONV = functions(load(Path(__file__).with_suffix(".cpp")), "causal_conv", *KINDS)
+WIDEST = 16
+
+
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, places: Places, act: str = ""
+) -> Tensor:
+    """See the package. The channels of a row are contiguous."""
+    channels, width = weight.shape
+    if width > WIDEST:
+        return naive.causal_conv(x, weight, bias, state, places, act)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    CAUSAL_CONV[x.dtype](
+        x.data_ptr(),
+        x.stride(0),
+        channels,
+        weight.data_ptr(),
+        width,
+        None if bias is None else bias.data_ptr(),
+        state.data_ptr(),
+        len(places.before),
+        places.starts.data_ptr(),
+        places.before.data_ptr(),
+        places.after.data_ptr(),
+        act == "silu",
+        out.data_ptr(),
+    )
+    return out

@@ -1,0 +1,40 @@
+"""Root-mean-square norm on CPU: each row twice through the vector registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ostro.core.native import ADDRESS, FLOAT, INT, functions, load
+
+KINDS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, ADDRESS, FLOAT, ADDRESS, ADDRESS)
+RMS_NORM = functions(load(Path(__file__).with_suffix(".cpp")), "rms_norm", *KINDS)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See the package."""
+    d = x.shape[-1]
+    if x.ndim > 3 or residual is not None or x.stride(-1) != 1:
+        x = x.contiguous()
+    heads = x if x.ndim == 3 else x.view(-1, 1, d)
+    weight = weight.float()
+    y = torch.empty(x.shape, dtype=x.dtype)
+    total, add = x, None
+    if residual is not None:
+        residual = residual.contiguous()
+        total, add = torch.empty(x.shape, dtype=x.dtype), residual.data_ptr()
+    RMS_NORM[x.dtype](
+        heads.data_ptr(),
+        *heads.shape,
+        *heads.stride()[:2],
+        add,
+        weight.data_ptr(),
+        eps,
+        y.data_ptr(),
+        total.data_ptr(),
+    )
+    return y, total

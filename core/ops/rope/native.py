@@ -1,0 +1,47 @@
+"""Rotary position embedding on CPU, in one pass over the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.core.ops.rope.naive import angles
+
+KINDS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, ADDRESS, INT, INT, ADDRESS)
+ROPE = functions(load(Path(__file__).with_suffix(".cpp")), "rope", *KINDS)
+
+
+def rope(
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    interleaved: bool = False,
+    sections: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See the package."""
+    where = positions[0].contiguous()
+    if sections is not None:  # a table of this batch's own, a row to a token
+        table = torch.cat(angles(positions, table, sections), -1)
+        where = torch.arange(len(table))
+    return rotate(q, where, table, interleaved), rotate(k, where, table, interleaved)
+
+
+def rotate(x: Tensor, positions: Tensor, table: Tensor, interleaved: bool) -> Tensor:
+    """x [T, h, d] by the angles of `table` [L, r] at positions [T]."""
+    y = torch.empty(x.shape, dtype=x.dtype)
+    ROPE[x.dtype](
+        x.data_ptr(),
+        *x.shape,
+        *x.stride()[:2],
+        positions.data_ptr(),
+        table.data_ptr(),
+        table.shape[1],
+        interleaved,
+        y.data_ptr(),
+    )
+    return y

@@ -1,0 +1,7 @@
+"""DeepSeek-V2 against transformers."""
+
+from ostro.core.testing.architecture import ArchitectureTests
+
+
+class TestDeepseekV2(ArchitectureTests):
+    name = "deepseek_v2"
