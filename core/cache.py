@@ -37,6 +37,9 @@ class CacheSpec:
 class CacheKind(ABC):
     """The memory of one group of `layers` layers with equal specs, in blocks of `block` tokens."""
 
+    spare = 0
+    """Blocks per sequence that are worth having beyond those that one must have."""
+
     def __init__(
         self,
         spec: CacheSpec,
@@ -87,7 +90,7 @@ class CacheKind(ABC):
         return True
 
     def blocks_of(self, context: int, rows: int) -> int:
-        """The most blocks that a sequence of `context` tokens holds, steps having `rows` rows."""
+        """The blocks that a sequence of `context` tokens must have, steps having `rows` rows."""
         whole = -(-context // self.block) + 1
         if not self.spec.window:
             return whole

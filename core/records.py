@@ -94,7 +94,7 @@ class Architecture(Record):
     api: tuple[int, int]
     config: Import
     model: Import
-    tasks: tuple[str, ...] = ("text",)
+    tasks: tuple[str, ...] = ("text", "embed")
     classes: tuple[str, ...] = ()
     gguf: tuple[str, ...] = ()
     claims: Callable[[Files, Mapping[str, Any]], bool] | None = None

@@ -33,7 +33,8 @@ class Step:
     tokens [T] int64; positions [c, T] int64, c = 1, or 3 for multimodal rope; caches: per layer
     what its cache kind's `view` gives; mixture [T] int32: which row of the adapters' mixture table
     applies (0 = base alone), or None when no row has any; features: see `Features`; wanted [W]
-    int64: the rows whose logits or hidden states are asked for, or None for all.
+    int64: the rows whose logits or hidden states are asked for, or None for all; bounds: for models
+    without a cache, whose rows see all of their sequence: where each sequence begins, and T.
     """
 
     tokens: Tensor
@@ -42,6 +43,7 @@ class Step:
     mixture: Tensor | None = None
     features: Features | None = None
     wanted: Tensor | None = None
+    bounds: Sequence[int] = ()
 
     def rows(self, index: Tensor) -> Step:
         """The step as seen by other rows: those of `index` [R] int64, in that order.
@@ -59,6 +61,7 @@ class Step:
             caches=(),
             features=None,
             wanted=None,
+            bounds=(),
         )
 
 

@@ -21,6 +21,7 @@ from ostro.core.plugins import PluginManager
 from ostro.core.records import STARTER, Settings
 from ostro.core.stop import Stop
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
+from ostro.entrypoints.vectors import Encoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,17 +53,20 @@ class Text:
     """A loaded text model and its engine, in this process. Close it, or use it in a `with`."""
 
     def __init__(
-        self, loaded: LoadedModel, engine: Engine, tokenizer: Tokenizer, template: Path | None
+        self,
+        loaded: LoadedModel,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        template: Path | None = None,
+        name: str | None = None,
     ) -> None:
         self.loaded, self.engine, self.tokenizer = loaded, engine, tokenizer
         self.template_file = template
+        self.name = name or loaded.path.resolve().name
         self.ids = (f"python-{i}" for i in count())
         self.waiting: dict[str, deque[TokenOutput]] = {}
         self.closed = False
-
-    @property
-    def name(self) -> str:
-        return self.loaded.path.resolve().name
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -141,7 +145,8 @@ class Text:
         """Logits [T, vocab] float32 of every position of a token sequence."""
         self.check_open()
         tokens = self.encode(token_ids)
-        self.engine.check(TokenRequest(id="logits", tokens=tokens))
+        nothing = Sampling(max_tokens=0, prompt_logprobs=0)
+        self.engine.check(TokenRequest(id="logits", tokens=tokens, sampling=nothing))
         return self.engine.runner.logits(tokens)
 
     def close(self) -> None:
@@ -190,8 +195,11 @@ def load(
     quant: str | None = None,
     plugins: Sequence[str | Path] = (),
     **settings: Any,
-) -> Text:
-    """Load a text model: a folder, a .gguf file, "org/name[@revision][:selector]", or the starter.
+) -> Text | Encoder:
+    """Load a model: a folder, a .gguf file, "org/name[@revision][:selector]", or the starter.
+
+    What it gives generates text (`Text`) or reads it (`Encoder`), as the model was made for, or as
+    `task` says.
 
     `settings` are further fields of `Settings` (context, max_seqs, memory, kv_dtype, offline...).
     Raises an OstroError that says what is wrong and what to do.
@@ -205,7 +213,7 @@ def load(
             **settings,
         }
     )
-    return load_text(asked, plugins)
+    return open_model(asked, plugins)
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
@@ -225,12 +233,23 @@ def load_text(
     plugins: Sequence[str | Path] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Text:
-    """Load what the settings say. `progress` is told (bytes done, bytes in all)."""
-    from ostro.core.engine.build import build_engine, set_threads
+    """Load the text model that the settings name. `progress` is told (bytes done, bytes in all)."""
+    model = open_model(settings, plugins, progress)
+    if isinstance(model, Text):
+        return model
+    model.close()
+    raise UsageError(f"{model.name} makes no text: it does {', '.join(model.tasks)}")
+
+
+def open_model(
+    settings: Settings,
+    plugins: Sequence[str | Path] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Text | Encoder:
+    """Load what the settings say, for the task they name or the model was made for."""
+    from ostro.core.engine.build import build_engine, make_ready, set_threads
     from ostro.core.load.model import load_model
 
-    if settings.threads is not None and settings.threads < 1:
-        raise UsageError(f"threads={settings.threads} is not a positive number")
     manager = PluginManager()
     manager.load(settings, plugins)
     set_threads(settings.threads)
@@ -240,8 +259,20 @@ def load_text(
     words.check(int(loaded.config.vocab_size))
     engine = build_engine(loaded, settings, manager, words.eos_ids)
     manager.hook.ostro_model_loaded(model=loaded)
+    if task_of(settings, loaded) != "text":
+        return Encoder(loaded, engine, words, name=settings.name)
+    make_ready(engine, loaded)
     template = Path(settings.chat_template) if settings.chat_template else None
-    return Text(loaded, engine, words, template)
+    return Text(loaded, engine, words, template=template, name=settings.name)
+
+
+def task_of(settings: Settings, loaded: LoadedModel) -> str:
+    """The task asked for, or what the folder says, or the first that the architecture does."""
+    tasks = loaded.architecture.tasks
+    if settings.task is not None:
+        return settings.task
+    sentences = "embed" in tasks and (loaded.path / "modules.json").is_file()
+    return "embed" if sentences else tasks[0]
 
 
 def tokenizer(reference: str | Path, **settings: Any) -> Tokenizer:

@@ -25,4 +25,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:Qwen3ForCausalLM",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )

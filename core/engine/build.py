@@ -15,7 +15,7 @@ from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.runner import Runner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Scheduler
-from ostro.core.errors import UsageError
+from ostro.core.errors import CheckpointError, Unsupported, UsageError
 from ostro.core.load.model import DTYPES, LoadedModel, describe
 from ostro.core.nn import Remembers
 from ostro.core.ops import Target
@@ -24,6 +24,11 @@ from ostro.core.records import Settings, resolve
 
 ROWS = {"cuda": 4096, "cpu": 512}
 """Rows of one step: enough for the device's matmuls, few enough that decodes do not wait long."""
+
+MAX_THREADS = 1024
+
+KV_LATER = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
+"""Types of the K/V cache that other engines know and this one will."""
 
 
 def build_engine(
@@ -44,12 +49,13 @@ def build_engine(
     seqs = settings.max_seqs
     if seqs < 1:
         raise UsageError(f"--max-seqs {seqs}: at least one sequence must run")
+    rows = rows or ROWS[device.type]
     counts = [blocks] * len(kinds) if blocks else None
     if counts is None:
         size, only = budget(settings, device), [kind for kind, _ in kinds]
         if settings.context is None:
-            loaded.context = largest_context(only, block, size, loaded.context)
-        counts = plan_blocks(only, block, size, loaded.context, seqs)
+            loaded.context = largest_context(only, size, loaded.context, rows, block)
+        counts = plan_blocks(only, size, loaded.context, rows, seqs)
     groups = []
     for (kind, layers), count in zip(kinds, counts, strict=True):
         kind.allocate(count)
@@ -61,11 +67,12 @@ def build_engine(
     loaded.explain += [describe(choice) for choice in sampler.choices]
     captured = device.type == "cuda" or settings.replay
     held = Blocks(groups, block)
-    context = min(loaded.context, min(group.pool.size for group in groups) * block)
+    short = [g for g in groups if g.pool.size < g.kind.blocks_of(loaded.context, rows)]
+    context = min([loaded.context, *(group.pool.size * block for group in short)])
     runner = Runner(loaded.model, held, sampler, context=context, captured=seqs if captured else 0)
     return Engine(
         runner,
-        Scheduler(held, max_rows=rows or ROWS[device.type], max_seqs=seqs),
+        Scheduler(held, max_rows=rows, max_seqs=seqs),
         vocab=vocab,
         context=context,
         eos_ids=eos,
@@ -85,7 +92,10 @@ def cache_kinds(
             specs.setdefault(module.spec, []).append(module.layer)
     dtype = loaded.dtype if settings.kv_dtype == "auto" else DTYPES.get(settings.kv_dtype)
     if dtype is None:
-        raise UsageError(f"--kv-dtype {settings.kv_dtype!r}: write auto, {', '.join(DTYPES)}")
+        known = f"write auto, {', '.join(DTYPES)}"
+        if settings.kv_dtype in KV_LATER:
+            raise Unsupported(f"--kv-dtype {settings.kv_dtype} is not implemented yet; {known}")
+        raise UsageError(f"--kv-dtype {settings.kv_dtype!r}: {known}")
     kinds = []
     for spec, layers in specs.items():
         kind = resolve(plugins.get("caches", spec.kind).kind)
@@ -94,19 +104,44 @@ def cache_kinds(
     return kinds
 
 
-def warm_up(engine: Engine) -> None:
-    """Compile and capture: draw one token from a prompt of each shape that the loop knows."""
+def make_ready(engine: Engine, loaded: LoadedModel) -> None:
+    """Capture the decode steps of a model that computes numbers.
+
+    Raises CheckpointError where it does not: its weights are damaged, or float16 is too narrow.
+    """
+    logits = engine.runner.logits([middle(engine)])
+    if not logits.isfinite().all():
+        cause = "its weights are damaged: fetch its files again"
+        if loaded.dtype == torch.float16:
+            cause = f"float16 is too narrow for it (try --dtype bfloat16 or float32), or {cause}"
+        raise CheckpointError(f"{loaded.path.name}: what the model computes is no number; {cause}")
     with torch.inference_mode():
         engine.runner.capture()
-    for length in {2, min(17, engine.context - 2)}:
-        rules = Sampling(temperature=0, max_tokens=2, ignore_eos=True)
-        engine.submit(
-            TokenRequest(id=f"warm-up {length}", tokens=[0] * length, sampling=rules, cache=False)
-        )
-        engine.drain()
+
+
+def warm_up(engine: Engine) -> None:
+    """Compile: draw one token from a prompt of each shape that the loop knows."""
+    rules = Sampling(temperature=0, max_tokens=2, ignore_eos=True)
+    for length in (2, 17):
+        if length < engine.context:
+            prompt = [middle(engine)] * length
+            engine.submit(
+                TokenRequest(id=f"warm-up {length}", tokens=prompt, sampling=rules, cache=False)
+            )
+            engine.drain()
     engine.counters = type(engine.counters)()
 
 
+def middle(engine: Engine) -> int:
+    """A token that every text may hold: the ends of a vocabulary are often never trained."""
+    return engine.vocab // 2
+
+
 def set_threads(threads: int | None) -> None:
-    """Threads of CPU kernels: what is asked for, else one per core this process may use."""
+    """Threads of CPU kernels: what is asked for, else one per core this process may use.
+
+    Raises UsageError for a number that no machine has.
+    """
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"--threads {threads} is not within 1..{MAX_THREADS}")
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))

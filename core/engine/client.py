@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -25,12 +26,18 @@ from ostro.core.engine.request import Stats, TokenOutput, TokenRequest
 from ostro.core.engine.stream import Stream
 from ostro.core.errors import EngineDied, OstroError, Overloaded
 
+PULSE = 5.0
+"""Seconds from one sign of life of an engine to the question for the next."""
+PATIENCE = 120.0
+"""Seconds that one pass of an engine's loop may take: a slow CPU needs long for many rows."""
+
 
 class AsyncEngine(ABC):
     """An engine behind messages. All methods belong to one event loop.
 
     `info` is None until the engine is ready, `progress` tells how far loading has come, and `fault`
     why the engine is gone. No more than `limit` requests may be under way, waiting ones included.
+    An engine that owes a sign of life for longer than `patience` seconds is `hung`.
     """
 
     def __init__(self) -> None:
@@ -39,17 +46,31 @@ class AsyncEngine(ABC):
         self.fault: OstroError | None = None
         self.draining = False
         self.limit = 1024
+        self.patience = PATIENCE
         self._streams: dict[str, Stream] = {}
         self._asked: deque[asyncio.Future[Stats]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
         self._settled = asyncio.Event()
         self._gone = asyncio.Event()
+        self._watching: asyncio.Future[None] | None = None
+        self._owed: float | None = None
 
     @property
     def ready(self) -> bool:
         """Whether a request would be taken now."""
-        return self.info is not None and self.fault is None and not self.draining
+        up = self.info is not None and self.fault is None
+        return up and not self.draining and not self.hung
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the engine has owed a sign of life."""
+        return 0.0 if self._owed is None else time.monotonic() - self._owed
+
+    @property
+    def hung(self) -> bool:
+        """Whether a pass of the loop takes so long that it may never end."""
+        return self.silence > self.patience
 
     @property
     def requests(self) -> int:
@@ -93,13 +114,15 @@ class AsyncEngine(ABC):
                 self._idle.set()
 
     def check(self) -> None:
-        """Raise Overloaded before the engine is ready and while it drains, EngineDied later."""
+        """Raise EngineDied when the engine is gone, Overloaded when it takes no request now."""
         if self.fault is not None:
             raise EngineDied(str(self.fault))
         if self.draining:
             raise Overloaded("the server is shutting down")
         if self.info is None:
             raise Overloaded("the model is still loading; see /ready")
+        if self.hung:
+            raise Overloaded(f"the engine has given no sign of life for {self.silence:.0f} s")
 
     def admit(self) -> None:
         """Raise what one more request would be refused with now."""
@@ -107,10 +130,16 @@ class AsyncEngine(ABC):
         if len(self._streams) >= self.limit:
             raise Overloaded(f"{self.limit} requests are under way; try again later")
 
-    def abort(self, id: str) -> None:
-        """Drop a request; whoever iterates it sees Overloaded. Unknown ids are ignored."""
+    def abort(self, id: str, index: int | None = None) -> None:
+        """Drop a request; whoever iterates it sees Overloaded. Unknown ids are ignored.
+
+        With an index only that choice is dropped; its last output says so.
+        """
         if stream := self._streams.get(id):
-            stream.fail(Overloaded("the request was aborted"))
+            if index is None:
+                stream.fail(Overloaded("the request was aborted"))
+            else:
+                self._send(Abort(id, index))
 
     def abort_all(self, error: OstroError) -> None:
         """Drop every request; whoever iterates one sees the error."""
@@ -120,10 +149,21 @@ class AsyncEngine(ABC):
     async def stats(self) -> Stats:
         """The engine's counters, taken between two passes of its loop."""
         self.check()
+        return await self._ask()
+
+    def _ask(self) -> asyncio.Future[Stats]:
         asked: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         self._send(Ask())
-        return await asked
+        return asked
+
+    async def _watch(self) -> None:
+        """Ask for a sign of life, again and again; the engine answers between two passes."""
+        while True:
+            self._owed = time.monotonic()
+            await self._ask()
+            self._owed = None
+            await asyncio.sleep(PULSE)
 
     async def drain(self, seconds: float) -> bool:
         """Take no more requests and wait for those under way; say whether all have finished."""
@@ -160,6 +200,9 @@ class AsyncEngine(ABC):
     def _lose(self, error: OstroError) -> None:
         """The engine is gone: everything that waits for it fails."""
         self.fault = self.fault or error
+        if self._watching is not None:
+            self._watching.cancel()
+        self._owed = None
         fault = EngineDied(str(self.fault))
         for stream in self._streams.values():
             stream.fail(fault)
@@ -175,6 +218,7 @@ class AsyncEngine(ABC):
         if self.fault is not None:
             raise self.fault
         assert self.info is not None
+        self._watching = asyncio.ensure_future(self._watch())
         return self.info
 
 

@@ -89,6 +89,10 @@ class Engine:
         self.counters.prompt_tokens += len(request.tokens)
 
     def check(self, request: TokenRequest) -> None:
+        """Raise RequestError for what can never run.
+
+        A context of N holds N tokens, prompt and reply together; a longer reply is cut short.
+        """
         if not request.tokens:
             raise RequestError("the prompt is empty", param="prompt")
         for token in request.tokens:
@@ -98,19 +102,33 @@ class Engine:
                 )
         if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None:
             raise RequestError("max_tokens=0 asks for nothing", param="max_tokens")
-        asked = len(request.tokens) + (request.sampling.max_tokens or 1)
-        if len(request.tokens) >= self.context:
+        length, replies = len(request.tokens), request.sampling.max_tokens != 0
+        if length + replies > self.context:
+            asked = length + (request.sampling.max_tokens or replies)
             raise ContextLengthExceeded(
-                f"the prompt has {len(request.tokens)} tokens and the context {self.context}: "
+                f"the prompt has {length} tokens and the context {self.context}: "
                 f"{asked} would be needed; shorten it, or load with a larger --context",
                 param="prompt",
             )
 
-    def abort(self, id: str) -> None:
-        """Drop a request; its blocks are free when this returns."""
-        for sequence in self.live.pop(id, ()):
-            sequence.finish = sequence.finish or "abort"
-            self.scheduler.remove(sequence)
+    def abort(self, id: str, index: int | None = None) -> list[TokenOutput]:
+        """Drop a request, or one choice of it; gives the last output of each choice dropped.
+
+        Its blocks are free when this returns. What is unknown or has finished is ignored.
+        """
+        outputs = []
+        for sequence in self.live.get(id, ()):
+            if sequence.finish is None and index in (None, sequence.index):
+                sequence.finish = "abort"
+                self.scheduler.remove(sequence)
+                outputs.append(TokenOutput(id=id, index=sequence.index, finish="abort"))
+        self.forget(id)
+        return outputs
+
+    def forget(self, id: str) -> None:
+        """Let go of a request once all its choices have finished."""
+        if all(sequence.finish is not None for sequence in self.live.get(id, ())):
+            self.live.pop(id, None)
 
     def step(self) -> list[TokenOutput]:
         """One pass of the loop: launch a step if there is one, read the oldest if it is due."""
@@ -176,9 +194,7 @@ class Engine:
         sequence.finish = output.finish = finish
         self.scheduler.publish(sequence)
         self.scheduler.remove(sequence)
-        id = sequence.request.id
-        if all(s.finish is not None for s in self.live[id]):
-            del self.live[id]
+        self.forget(sequence.request.id)
         return output
 
     def note_prompt(self, sequence: Sequence, start: int, logits: torch.Tensor) -> None:

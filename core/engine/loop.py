@@ -30,7 +30,7 @@ class Steps(Protocol):
 
     def submit(self, request: TokenRequest) -> None: ...
 
-    def abort(self, id: str) -> None: ...
+    def abort(self, id: str, index: int | None = None) -> list[TokenOutput]: ...
 
     def step(self) -> list[TokenOutput]: ...
 
@@ -61,6 +61,7 @@ def answer(engine: Steps, message: ToEngine, send: Send) -> None:
         except OstroError as error:
             send(Failed.of(error, message.id))
     elif isinstance(message, Abort):
-        engine.abort(message.id)
+        if outputs := engine.abort(message.id, message.index):
+            send(Outputs(outputs))
     elif isinstance(message, Ask):
         send(replace(engine.stats()))

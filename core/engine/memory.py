@@ -94,7 +94,7 @@ def plan_blocks(
 ) -> list[int]:
     """Blocks per group within `size` bytes: enough for every sequence, or evenly less of all."""
     least = [kind.blocks_of(context, rows) for kind in kinds]
-    wants = [seqs * one for one in least]
+    wants = [seqs * (n + kind.spare) for kind, n in zip(kinds, least, strict=True)]
     needed = sum(kind.bytes(want) for kind, want in zip(kinds, wants, strict=True))
     if needed <= size:
         return wants

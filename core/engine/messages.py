@@ -74,9 +74,10 @@ class Failed(msgspec.Struct, kw_only=True, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    """Drop a request and free what it holds."""
+    """Drop a request, or the choice `index` of it, and free what it holds."""
 
     id: str
+    index: int | None = None
 
 
 class Ask(msgspec.Struct, tag=True):

@@ -95,6 +95,32 @@ class Runner:
             self.blocks.release(sequence.tables)
         return torch.cat(out)
 
+    @torch.inference_mode()
+    def hidden(
+        self, inputs: Sequence[Sequence[int]], kinds: Sequence[Sequence[int]] | None = None
+    ) -> tuple[Tensor, Step]:
+        """The last hidden states [T, d] of whole inputs, one after the other, in one step.
+
+        `kinds` say of every token which kind of text it belongs to, for encoders that ask. Takes
+        blocks for the length of the call where the model has a cache. Raises RequestError where
+        they do not suffice.
+        """
+        chunks = [Chunk(alone(tokens), 0, len(tokens), draws=False) for tokens in inputs]
+        try:
+            for chunk in chunks:
+                chunk.sequence.tables = self.blocks.tables()
+                if not self.blocks.grow(chunk.sequence.tables, chunk.count):
+                    raise RequestError("no room in the cache for this batch", param="input")
+            step, _ = self.step(chunks)
+            step.wanted = None
+            if kinds is not None:
+                row = self.int64([kind for mine in kinds for kind in mine])
+                step.positions = torch.cat((step.positions, row[None]))
+            return self.model.hidden(step), step
+        finally:
+            for chunk in chunks:
+                self.blocks.release(chunk.sequence.tables)
+
     def bucket(self, plan: Plan) -> Bucket | None:
         """The smallest bucket that holds a decode step."""
         if not plan.decodes or any(wants_prompt(chunk) for chunk in plan.chunks):
@@ -143,6 +169,7 @@ class Runner:
             positions=self.int64(positions)[None],
             caches=self.views([self.ragged(group, i, chunks) for i, group in self.groups]),
             wanted=None if all_rows else self.int64(wanted),
+            bounds=[0, *accumulate(chunk.count for chunk in chunks)],
         )
         return step, spans
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ostro.core.engine.build import build_engine, set_threads, warm_up
+from ostro.core.engine.build import build_engine, make_ready, set_threads, warm_up
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.loop import Report
 from ostro.core.load.model import load_model
@@ -28,5 +28,6 @@ def open_engine(
     engine = build_engine(loaded, settings, plugins, eos_ids)
     plugins.hook.ostro_model_loaded(model=loaded)
     report("warming up", 0, 0)
+    make_ready(engine, loaded)
     warm_up(engine)
     return engine, loaded.explain

@@ -32,6 +32,8 @@ SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = tuple(SUFFIXES)
 
 Function = Callable[..., Any]
+FAILED: dict[Path, str] = {}
+"""What would not compile, and why: it is not tried again by this process."""
 
 
 def load(source: Path) -> ctypes.CDLL:
@@ -40,8 +42,14 @@ def load(source: Path) -> ctypes.CDLL:
     for part in (source.read_bytes(), (HEADERS / "ostro.h").read_bytes(), machine()):
         key.update(part)
     place = cache_folder() / f"{source.parent.name}-{key.hexdigest()[:20]}.so"
+    if place in FAILED:
+        raise ImportError(FAILED[place])
     if not place.exists():
-        build(source, place)
+        try:
+            build(source, place)
+        except ImportError as error:
+            FAILED[place] = str(error)
+            raise
     return ctypes.CDLL(str(place))
 
 

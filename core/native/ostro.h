@@ -1,24 +1,81 @@
 // What native kernels share: element types, vectors of 16 floats, the functions on them.
 //
-// GCC's vector extensions stand for whatever registers the CPU has; nothing here names one, but
-// for the one product of bfloat16 pairs that AVX-512 has and C++ cannot say.
+// A vector is one AVX-512 register, or two halves of eight for the compiler to place: GCC keeps a
+// vector that is wider than the CPU's registers in memory. Intrinsics stand only where C++ cannot
+// say what the CPU can do, each with plain code beside it.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef uint32_t v8u __attribute__((vector_size(32)));
+typedef uint16_t v8h __attribute__((vector_size(16)));
+typedef float v4 __attribute__((vector_size(16)));
+
+#ifdef __AVX512F__
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
 typedef uint32_t v16u __attribute__((vector_size(64)));
 typedef uint16_t v16h __attribute__((vector_size(32)));
-typedef _Float16 v16f __attribute__((vector_size(32)));
-typedef float v8 __attribute__((vector_size(32)));
-typedef float v4 __attribute__((vector_size(16)));
+
+static inline v16 select(v16i mask, v16 a, v16 b) { return mask ? a : b; }
+static inline v16u select(v16i mask, v16u a, v16u b) { return mask ? a : b; }
+
+#else
+
+template <class V, class E>
+struct Two {
+    V low, high;
+    E& operator[](int i) { return reinterpret_cast<E*>(this)[i]; }
+    E operator[](int i) const { return reinterpret_cast<const E*>(this)[i]; }
+};
+typedef Two<v8, float> v16;
+typedef Two<v8i, int32_t> v16i;
+typedef Two<v8u, uint32_t> v16u;
+
+#define OPERATOR(op)                                                        \
+    template <class V, class E>                                             \
+    static inline Two<V, E> operator op(Two<V, E> a, Two<V, E> b) {         \
+        return {a.low op b.low, a.high op b.high};                          \
+    }                                                                       \
+    template <class V, class E>                                             \
+    static inline Two<V, E> operator op(Two<V, E> a, E b) {                 \
+        return {a.low op b, a.high op b};                                   \
+    }                                                                       \
+    template <class V, class E>                                             \
+    static inline Two<V, E> operator op(E a, Two<V, E> b) {                 \
+        return {a op b.low, a op b.high};                                   \
+    }                                                                       \
+    template <class V, class E, class B>                                    \
+    static inline Two<V, E>& operator op##=(Two<V, E>& a, B b) {            \
+        return a = a op b;                                                  \
+    }
+OPERATOR(+) OPERATOR(-) OPERATOR(*) OPERATOR(/) OPERATOR(&) OPERATOR(|)
+#undef OPERATOR
+
+static inline v16 operator-(v16 a) { return {-a.low, -a.high}; }
+static inline v16u operator<<(v16u a, int n) { return {a.low << n, a.high << n}; }
+static inline v16u operator>>(v16u a, int n) { return {a.low >> n, a.high >> n}; }
+static inline v16i operator>(v16 a, v16 b) { return {a.low > b.low, a.high > b.high}; }
+static inline v16i operator<(v16 a, v16 b) { return {a.low < b.low, a.high < b.high}; }
+static inline v16i operator!=(v16 a, v16 b) { return {a.low != b.low, a.high != b.high}; }
+
+static inline v16 select(v16i mask, v16 a, v16 b) {
+    return {mask.low ? a.low : b.low, mask.high ? a.high : b.high};
+}
+static inline v16u select(v16i mask, v16u a, v16u b) {
+    return {mask.low ? a.low : b.low, mask.high ? a.high : b.high};
+}
+
+#endif
 
 struct bf16 {
     uint16_t bits;
@@ -32,8 +89,6 @@ typedef _Float16 f16;
     extern "C" decltype(&name<f16>) name##_f16_address() { return &name<f16>; }
 
 static inline v16 splat(float x) { return v16{} + x; }
-
-static inline v16 select(v16i mask, v16 a, v16 b) { return mask ? a : b; }
 
 static inline v16 as_floats(v16u bits) {
     v16 x;
@@ -54,6 +109,8 @@ static inline v16 load(const float* p) {
     return x;
 }
 
+#ifdef __AVX512F__
+
 static inline v16 load(const bf16* p) {
     v16h half;
     memcpy(&half, p, sizeof half);
@@ -61,25 +118,55 @@ static inline v16 load(const bf16* p) {
 }
 
 static inline v16 load(const f16* p) {
-    v16f half;
-    memcpy(&half, p, sizeof half);
-    return __builtin_convertvector(half, v16);
+    return (v16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
+
+#else
+
+static inline v16 load(const bf16* p) {
+    v8h half[2];
+    memcpy(half, p, sizeof half);
+    v16u wide = {__builtin_convertvector(half[0], v8u), __builtin_convertvector(half[1], v8u)};
+    return as_floats(wide << 16);
+}
+
+static inline v16 load(const f16* p) {
+    v16 x;
+#ifdef __F16C__
+    x.low = (v8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+    x.high = (v8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)));
+#else
+    for (int i = 0; i < 16; i++) x[i] = (float)p[i];
+#endif
+    return x;
+}
+
+#endif
 
 // To the nearest, ties to even; NaN stays NaN.
 static inline void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
 
 static inline void store(bf16* p, v16 x) {
     v16u bits = as_bits(x);
-    v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    v16u kept = x != x ? v16u{} + 0x7fc0 : rounded;
+    v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    v16u kept = select(x != x, v16u{} + 0x7fc0u, rounded);
+#ifdef __AVX512F__
     v16h half = __builtin_convertvector(kept, v16h);
+#else
+    v8h half[2] = {__builtin_convertvector(kept.low, v8h), __builtin_convertvector(kept.high, v8h)};
+#endif
     memcpy(p, &half, sizeof half);
 }
 
 static inline void store(f16* p, v16 x) {
-    v16f half = __builtin_convertvector(x, v16f);
-    memcpy(p, &half, sizeof half);
+#ifdef __AVX512F__
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)x.low, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph((__m256)x.high, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < 16; i++) p[i] = (f16)x[i];
+#endif
 }
 
 // The same for the end of a row, where fewer than 16 may be left: what is missing reads as 0.

@@ -2,9 +2,9 @@
 
 from torch.nn import Module, ModuleList, Parameter
 
-from ostro.core.nn.attention import Attention, Remembers
+from ostro.core.nn.attention import Attention, EncoderAttention, Remembers
 from ostro.core.nn.embedding import Embedding, Head
-from ostro.core.nn.experts import Experts
+from ostro.core.nn.experts import Experts, Router
 from ostro.core.nn.latent import LatentAttention
 from ostro.core.nn.linear import Delta, Linear
 from ostro.core.nn.mlp import MLP, GatedMLP
@@ -18,6 +18,7 @@ __all__ = [
     "Attention",
     "Delta",
     "Embedding",
+    "EncoderAttention",
     "Experts",
     "GatedMLP",
     "Head",
@@ -31,5 +32,6 @@ __all__ = [
     "RMSNorm",
     "Remembers",
     "Rope",
+    "Router",
     "Storage",
 ]

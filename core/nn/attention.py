@@ -13,7 +13,7 @@ from ostro.core.config import TextConfig
 from ostro.core.nn.linear import Linear
 from ostro.core.nn.norm import RMSNorm
 from ostro.core.nn.rope import Rope
-from ostro.core.ops import Op, attention, kv_write
+from ostro.core.ops import Op, attention, kv_write, varlen_attention
 from ostro.core.step import Step
 
 
@@ -101,4 +101,24 @@ class Attention(Remembers):
             softcap=self.softcap,
             sinks=self.sinks,
         )
+        return self.o_proj(y.flatten(1), step)
+
+
+class EncoderAttention(Module):
+    """Attention of every row to all of its sequence, without a cache: encoders and towers."""
+
+    def __init__(
+        self, d: int, heads: int, *, bias: bool = True, scale: float | None = None
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear(d, {"q_proj": d, "k_proj": d, "v_proj": d}, bias=bias)
+        self.o_proj = Linear(d, d, bias=bias, shard="rowwise")
+        self.scale = (d // heads) ** -0.5 if scale is None else scale
+        self.attend = Op(varlen_attention.KERNELS)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """x [T, d] -> [T, d]; `step.bounds` says which rows belong together."""
+        q, k, v = self.qkv(x, step).view(len(x), 3, self.heads, -1).unbind(1)
+        y = self.attend(q, k, v, step.bounds, self.scale)
         return self.o_proj(y.flatten(1), step)

@@ -1,89 +1,141 @@
-"""Experts: many gated MLPs, stacked, of which each row takes a few."""
+"""Experts: many gated MLPs, stacked; each row takes a few of them, and a router says which."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ParameterDict
 
-from ostro.core.nn.linear import Delta, Slot
+from ostro.core.errors import CheckpointError
+from ostro.core.nn.linear import Delta, Linear, Slot
 from ostro.core.nn.mlp import activation
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Op, act_mul
 from ostro.core.step import Step
 
 
-class Stack(Module):
-    """The same linear of every expert: weights [experts, n, k], one storage per part or a fused
-    one.
+class Router(Linear):
+    """Which `top` experts a row takes, and how much of each.
+
+    Their weights are the softmax over all experts; where `renormalise` is set, over the chosen
+    ones, which is the same as dividing by their sum.
     """
 
-    def __init__(self, experts: int, n_in: int, parts: dict[str, int]) -> None:
+    def __init__(
+        self, d: int, experts: int, top: int, *, renormalise: bool = True, bias: bool = False
+    ) -> None:
+        super().__init__(d, experts, bias=bias)
+        self.top, self.renormalise = top, renormalise
+
+    def choose(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """x [T, d] -> (experts [T, k] int64, best first, their weights [T, k] float32)."""
+        scores = self(x, step).float()
+        if self.renormalise:
+            best, chosen = scores.topk(self.top)
+            return chosen, best.softmax(-1)
+        weights, chosen = scores.softmax(-1).topk(self.top)
+        return chosen, weights
+
+
+class Stack(Module):
+    """The same linear of every expert: weights [experts, n, k] whose n rows are one or several
+    named parts, in one storage where the formats agree; biases [experts, n].
+    """
+
+    def __init__(
+        self, experts: int, n_in: int, parts: dict[str, int], *, bias: bool = False
+    ) -> None:
         super().__init__()
         self.experts, self.n_in, self.parts = experts, n_in, parts
         self.n_out = sum(parts.values())
         self.read: dict[tuple[int, str], Storage] = {}
-        self.storages: dict[str, Storage] = {}
+        self.storages: list[Any] = []
+        zeros = {part: torch.zeros(experts, n) for part, n in parts.items() if bias}
+        self.biases = ParameterDict(zeros).requires_grad_(False)
+        self.bias: Tensor | None = None
         self.deltas: list[Delta] = []
 
     def forward(self, x: Tensor, expert_of_row: Tensor, step: Step) -> Tensor:
-        """x [t, k], expert_of_row [t] int64 -> [t, n]."""
-        y = torch.cat([s.grouped(x, expert_of_row) for s in self.storages.values()], -1)
+        """x [t, k], expert_of_row [t] int64, ascending -> [t, n], the parts side by side."""
+        found = [storage.grouped(x, expert_of_row) for storage in self.storages]
+        y = found[0] if len(found) == 1 else torch.cat(found, -1)
         for delta in self.deltas:
             y = delta.grouped(x, y, expert_of_row, step)
-        return y
+        return y if self.bias is None else y + self.bias[expert_of_row]
 
     def slots(self, path: str) -> Iterator[Slot]:
         parent = path.rpartition(".")[0]
         for expert in range(self.experts):
             for part, size in self.parts.items():
-                yield Slot(
-                    f"{parent}.{expert}.{part}", "storage", (size, self.n_in), self, part, expert
-                )
+                name = f"{parent}.{expert}.{part}"
+                yield Slot(name, "storage", (size, self.n_in), self, part, expert)
+        for part, bias in self.biases.items():
+            yield Slot(f"{parent}.{part}.bias", "tensor", tuple(bias.shape), self.biases, part)
 
     def fill(self, slot: Slot, value: Storage) -> None:
         assert slot.expert is not None, f"{slot = } names no expert"
         self.read[slot.expert, slot.part] = value
 
     def settle(self, deterministic: bool = False) -> str:
-        reasons = []
-        for part in self.parts:
-            singles = [self.read.pop((e, part)) for e in range(self.experts)]
-            stacked = type(singles[0]).stack(singles)
-            assert stacked is not None, f"experts of formats {[s.format for s in singles][:3]}"
-            self.storages[part] = stacked
-            reasons.append(stacked.settle(deterministic))
+        """Stack the experts, their parts fused where formats agree; say what was chosen."""
+        rows = [self.take(expert) for expert in range(self.experts)]
+        formats = sorted({" and ".join(storage.format for storage in row) for row in rows})
+        columns = zip(*rows, strict=True) if len(formats) == 1 else ()
+        self.storages = [type(column[0]).stack(column) for column in columns]
+        if not self.storages or None in self.storages:
+            raise CheckpointError(
+                f"the experts of a layer are stored as {', '.join(formats)}, which cannot be "
+                "stacked; use a checkpoint whose experts all have the same format"
+            )
+        if self.biases:
+            both = torch.cat(list(self.biases.values()), -1)
+            self.bias = both.to(self.storages[0].device, self.storages[0].dtype)
+        reasons = [storage.settle(deterministic) for storage in self.storages]
         return "; ".join(dict.fromkeys(reasons))
+
+    def take(self, expert: int) -> list[Any]:
+        """What was read of one expert: its parts fused, or each for itself; forgotten here."""
+        parts = [self.read.pop((expert, part)) for part in self.parts]
+        fused = None if len(parts) == 1 else type(parts[0]).fuse(parts)
+        return parts if fused is None else [fused]
 
     @property
     def nbytes(self) -> int:
-        return sum(storage.nbytes for storage in self.storages.values())
+        return sum(storage.nbytes for storage in self.storages)
+
+    def extra_repr(self) -> str:
+        return f"{self.experts} x ({self.n_in} -> {self.parts})"
 
 
 class Experts(Module):
     """Gated MLPs of which row t uses chosen[t], weighted by weights[t] (Shazeer et al. 2017).
 
-    Checkpoint names are `{path}.{expert}.gate_proj.weight` and so on; an architecture's name rules
-    bring others to these.
+    Checkpoint names are `{path}.{expert}.gate_proj.weight` and so on, and `{path}.gate_proj.bias`
+    [experts, n] where there are biases; an architecture's name rules bring others to these. A
+    family with another activation overrides `activate`.
     """
 
-    def __init__(self, experts: int, d: int, hidden: int, act: str) -> None:
+    def __init__(self, experts: int, d: int, hidden: int, act: str, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate_up = Stack(experts, d, {"gate_proj": hidden, "up_proj": hidden})
-        self.down = Stack(experts, hidden, {"down_proj": d})
+        self.gate_up = Stack(experts, d, {"gate_proj": hidden, "up_proj": hidden}, bias=bias)
+        self.down = Stack(experts, hidden, {"down_proj": d}, bias=bias)
         self.act = activation(act)
         self.act_mul = Op(act_mul.KERNELS)
 
+    def activate(self, gate_up: Tensor) -> Tensor:
+        """[t, 2n], gates first -> [t, n]."""
+        y: Tensor = self.act_mul(gate_up, self.act)
+        return y
+
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, step: Step) -> Tensor:
         """x [T, d], chosen [T, k] int64, weights [T, k] -> [T, d]; sums in float32."""
-        rows, k = chosen.shape
         expert_of_row, order = chosen.flatten().sort(stable=True)
-        row_of_copy = order // k
+        row_of_copy = order // chosen.shape[1]
         routed = step.rows(row_of_copy)
         y = self.gate_up(x[row_of_copy], expert_of_row, routed)
-        y = self.down(self.act_mul(y, self.act), expert_of_row, routed)
-        y = y.float() * weights.flatten()[order].float()[:, None]
-        out = torch.zeros(rows, x.shape[-1], dtype=torch.float32, device=x.device)
-        return out.index_add_(0, row_of_copy, y).to(x.dtype)
+        y = self.down(self.activate(y), expert_of_row, routed)
+        y = torch.empty_like(y).index_copy_(0, order, y).view(*chosen.shape, y.shape[-1])
+        return (y.float() * weights.float()[..., None]).sum(1).to(x.dtype)

@@ -30,7 +30,7 @@ class RMSNorm(Module):
 
 
 class LayerNorm(Module):
-    """Layer norm over the last dimension, with a bias or without."""
+    """Layer norm over the last dimension, with a bias or without, in float32."""
 
     def __init__(self, d: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
@@ -39,4 +39,5 @@ class LayerNorm(Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        weight, bias = self.weight.float(), None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), x.shape[-1:], weight, bias, self.eps).to(x.dtype)

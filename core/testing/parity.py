@@ -92,7 +92,7 @@ def reinitialise(model: torch.nn.Module, std: float, seed: int = 0) -> None:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not tensor.is_floating_point():
             continue
-        norm = "norm" in name and tensor.dim() == 1
+        norm = "norm" in name.lower() and tensor.dim() == 1
         centre = 1.0 if norm and float(tensor.mean()) > 0.5 else 0.0
         tensor.normal_(centre, std, generator=generator)
 

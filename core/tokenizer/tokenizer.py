@@ -73,6 +73,20 @@ class Tokenizer:
                 ids = self._encode_plain(self._plain if start else self._inner, text)
         return [*self.prefix, *ids, *self.suffix] if special else ids
 
+    def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
+        """Turn a text, or two that belong together, into ids and the kind of text of each.
+
+        Special tokens go around them as the model's own rules say; those written in the texts are
+        text. Raises RequestError for text that is not Unicode.
+        """
+        _check_unicode(first + (second or ""))
+        with guard(f"{self.source}: cannot encode"):
+            texts = [first] if second is None else [first, second]
+            parts = [self._plain.encode(text, add_special_tokens=False) for text in texts]
+            pair = parts[1] if len(parts) > 1 else None
+            whole = self.backend.post_process(parts[0], pair, True)
+        return list(whole.ids), list(whole.type_ids)
+
     def split(self, text: str) -> list[str | int]:
         """Cut text at the control tokens written in it: their ids, and the texts between."""
         parts: list[str | int] = []

@@ -1,4 +1,4 @@
-"""The command line: `ostro run`, `serve`, `bench`, `inspect`, `models`, `plugins`, `doctor`.
+"""The command line: `ostro run`, `serve`, `embed`, `rerank`, `bench`, `inspect`, ...
 
 Each command is a module with `HELP`, `add_arguments(parser)` and `run(args)`; what is heavy is
 imported when the command runs, so that `--help` answers at once. Plugins add commands of their own.
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "chat with a model here in the terminal",
     "serve": "serve a model over HTTP, as OpenAI's API",
+    "embed": "turn texts into vectors",
+    "rerank": "order documents by how well they answer a query",
     "bench": "measure prefill, decode, latency and cache of a model or a server",
     "inspect": "show a checkpoint's config, names, shapes and types, from its headers only",
     "models": "list the architectures and formats at hand",

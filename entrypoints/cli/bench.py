@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
-from ostro.core.records import STARTER
+from ostro.core.records import STARTER, Settings
 from ostro.entrypoints.cli.options import add_model_options, settings
+
+if TYPE_CHECKING:
+    from ostro.core.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shared-prefix", type=int, default=0, metavar="N", help="tokens all prompts begin with")
     add("--prompts", metavar="FILE", help="one prompt per line, or JSONL with a field 'prompt'")
     add("--no-prefix-cache", action="store_true", help="compute every prompt anew")
-    add("--url", metavar="URL", help="measure the OpenAI server there instead")
+    add("--url", metavar="URL", help="measure the OpenAI server there; -m is its name of a model")
     add("--api-key", metavar="KEY", help="that server's key")
     add("--json", action="store_true", help="print JSON")
 
@@ -38,16 +41,37 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-p, -n and -r must be positive")
     if not 0 <= args.shared_prefix <= args.prompt_tokens:
         raise UsageError(f"--shared-prefix {args.shared_prefix} is not within the prompt")
-    if args.url and args.no_prefix_cache:
-        raise UsageError("--no-prefix-cache: start the server at --url without its cache instead")
-    if args.api_key and not args.url:
-        raise UsageError("--api-key is for the server at --url, which is not given")
+    check_place(args)
     rows = remote(args, counts) if args.url else local(args, counts)
     if args.json:
-        print(json.dumps([row.plain() for row in rows], indent=2))
+        print(json.dumps([{"model": name_of(args), **row.plain()} for row in rows], indent=2))
     else:
-        show(rows)
+        show(rows, name_of(args))
     return 0
+
+
+def name_of(args: argparse.Namespace) -> str:
+    return str(args.name or args.model or args.dummy_weights or STARTER)
+
+
+def check_place(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that mean nothing where the model is: here, or at --url."""
+    if not args.url:
+        if args.api_key:
+            raise UsageError("--api-key is for the server at --url, which is not given")
+        for option in ("tokenizer", "chat_template"):
+            if getattr(args, option) and not args.prompts:
+                shown = "--" + option.replace("_", "-")
+                raise UsageError(f"{shown} is for the texts of --prompts, which are not given")
+        return
+    if args.no_prefix_cache:
+        raise UsageError("--no-prefix-cache: start the server at --url without its cache instead")
+    asked = settings(args)
+    plain = Settings(reference=asked.reference, name=asked.name)
+    unused = [f.name for f in fields(Settings) if getattr(asked, f.name) != getattr(plain, f.name)]
+    if unused or args.plugin:
+        option = "--" + (unused or ["plugin"])[0].replace("_", "-")
+        raise UsageError(f"{option} is for a model that is loaded here, not for one at --url")
 
 
 def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
@@ -62,7 +86,7 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
         asked = replace(asked, max_seqs=max(counts))
     texts = read_prompts(args.prompts)
     words = tokenizer(args.tokenizer or args.model or STARTER) if texts else None
-    prompts = [words.encode(text) for text in texts] if words else []
+    prompts = encode(words, texts, args.chat_template) if words else []
     plugins = PluginManager()
     plugins.load(asked, args.plugin)
     engine, explain = open_engine(asked, plugins, (), lambda *news: None)
@@ -88,13 +112,23 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
         engine.close()
 
 
+def encode(words: Tokenizer, texts: list[str], template: str | None) -> list[list[int]]:
+    """Texts as they are, or as a user's messages where a chat template is given."""
+    if template is None:
+        return [words.encode(text) for text in texts]
+    from ostro.core.chat import load_template, prompt_tokens
+
+    found = load_template(words, file=Path(template))
+    return [prompt_tokens(found, words, [{"role": "user", "content": text}]) for text in texts]
+
+
 def remote(args: argparse.Namespace, counts: list[int]) -> list[Any]:
     from ostro.entrypoints.bench.remote import measure
 
     return [
         measure(
             args.url.rstrip("/").removesuffix("/v1"),
-            model=args.name or args.model or "default",
+            model=args.model or "default",
             key=args.api_key,
             prompt=args.prompt_tokens,
             tokens=args.tokens,
@@ -123,12 +157,13 @@ def read_prompts(file: str | None) -> list[str]:
     return found
 
 
-def show(rows: list[Any]) -> None:
+def show(rows: list[Any], name: str) -> None:
     from rich.table import Table
 
     from ostro.entrypoints.cli import console
 
-    table = Table("test", "streams", "prefill t/s", "decode t/s", "total t/s", "TTFT p50/p95 ms")
+    columns = ("test", "streams", "prefill t/s", "decode t/s", "total t/s", "TTFT p50/p95 ms")
+    table = Table(*columns, title=name)
     table.add_column("ITL p50/p95 ms")
     table.add_column("peak K/V")
     table.add_column("cached")

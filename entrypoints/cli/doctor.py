@@ -42,7 +42,7 @@ def system() -> Iterator[Line]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield "cores", str(cores), ""
     compiler = shutil.which("g++") or shutil.which("clang++")
-    advice = "" if compiler else "install g++: without it torch compiles nothing on CPU"
+    advice = "" if compiler else "install g++: without it models run slower on the CPU"
     yield "C++ compiler", compiler or "none", advice
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
+from pathlib import Path
 
+from ostro.core.errors import UsageError
 from ostro.core.records import STARTER, Settings
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-def positive(text: str) -> int:
-    """A count of one or more, as argparse's `type`."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -32,15 +28,15 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, default="auto", help="what to compute in")
     add("--device", default="auto", help="cpu, cuda, cuda:1")
     add("--quant", metavar="FORMAT", help="quantize at load")
-    add("--threads", type=positive, metavar="N", help="threads on CPU (default: one per core)")
+    add("--threads", type=int, metavar="N", help="threads on CPU (default: one per core)")
     add("--context", type=int, metavar="N", help="tokens of prompt and answer together")
-    add("--max-seqs", type=positive, default=32, metavar="N", help="sequences that run at once")
+    add("--max-seqs", type=int, default=32, metavar="N", help="sequences that run at once")
     add("--memory", metavar="SIZE", help="room for the K/V cache: 6GB, or a share such as 0.5")
     add("--kv-dtype", default="auto", metavar="TYPE", help="type of the K/V cache")
     add("--revision", metavar="REV", help="branch, tag or commit on the hub")
     add("--token-source", metavar="SRC", help="the hub's token: env:NAME, file:PATH, cache, none")
     add("--offline", action="store_true", help="never ask the hub; use what is cached")
-    add("--name", metavar="NAME", help="the name it is served under")
+    add("--name", metavar="NAME", help="what to call the model")
     add("--deterministic", action="store_true", help="row by row reproducible kernels only; slower")
     add("--replay", action="store_true", help="run the loop of captured graphs on any device")
     add("--allow-config", action="append", default=[], metavar="KEY", help="let a config key pass")
@@ -50,28 +46,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(args: argparse.Namespace) -> Settings:
-    """The settings that parsed options say."""
-    return Settings(
-        reference=args.model or STARTER,
-        arch=args.arch,
-        task=args.task,
-        tokenizer=args.tokenizer,
-        chat_template=args.chat_template,
-        dtype=args.dtype,
-        device=args.device,
-        quant=args.quant,
-        threads=args.threads,
-        context=args.context,
-        max_seqs=args.max_seqs,
-        memory=args.memory,
-        kv_dtype=args.kv_dtype,
-        revision=args.revision,
-        token_source=args.token_source,
-        offline=args.offline,
-        name=args.name,
-        deterministic=args.deterministic,
-        replay=args.replay,
-        allow_config=tuple(args.allow_config),
-        dummy_weights=args.dummy_weights,
-        explain=args.explain,
-    )
+    """The settings that parsed options say; those that a command does not have keep defaults.
+
+    Raises UsageError for an access token where nothing is fetched.
+    """
+    reference = args.model or STARTER
+    here = args.dummy_weights or reference == STARTER or Path(reference).exists()
+    if args.token_source and here:
+        raise UsageError("--token-source: files on this machine need no token; leave it out")
+    known = {field.name for field in fields(Settings)}
+    given = {name: value for name, value in vars(args).items() if name in known}
+    return Settings(**{**given, "reference": reference, "allow_config": tuple(args.allow_config)})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import ContextLengthExceeded
+from ostro.core.errors import ContextLengthExceeded, UsageError
 from ostro.entrypoints.cli.options import add_model_options, settings
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import load_text
 
+    check_raw(args)
     start = time.perf_counter()
     with progress() as told:
         model = load_text(settings(args), args.plugin, progress=told)
@@ -59,6 +60,18 @@ def run(args: argparse.Namespace) -> int:
         return chat(model, args)
     finally:
         model.close()
+
+
+def check_raw(args: argparse.Namespace) -> None:
+    """Raise UsageError where --raw leaves nothing that another option could be said with."""
+    given = {
+        "--system": args.system is not None,
+        "--think": args.think is not None,
+        "--chat-template": args.chat_template is not None,
+    }
+    for option, used in given.items():
+        if args.raw and used:
+            raise UsageError(f"--raw uses no chat template, which {option} is for; leave one out")
 
 
 @contextmanager
@@ -117,6 +130,8 @@ def command(line: str, args: argparse.Namespace, history: list[dict[str, str]]) 
     name, _, rest = line.partition(" ")
     if name == "/clear":
         history.clear()
+    elif name == "/system" and args.raw:
+        print("ostro: --raw uses no chat template, so there is no system message", file=sys.stderr)
     elif name == "/system":
         args.system = rest or None
     else:

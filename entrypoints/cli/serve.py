@@ -20,6 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-host", action="append", default=[], metavar="NAME", help="a name it goes by")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="let its pages call")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="seconds to finish in")
+    add(
+        "--hang-timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="seconds without a sign of life after which the engine counts as hung (/health)",
+    )
     add("--restart", action="store_true", help="start the engine again when it dies")
     add("--access-log", action="store_true", help="log each request's line, never its body")
 
@@ -28,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     from ostro.entrypoints.http.server import serve
 
+    if not args.hang_timeout > 0:
+        raise UsageError(f"--hang-timeout {args.hang_timeout}: write a positive number of seconds")
     return serve(
         settings(args),
         host=args.host,
@@ -36,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         allow_hosts=args.allow_host,
         cors_origins=args.cors_origin,
         drain_timeout=args.drain_timeout,
+        hang_timeout=args.hang_timeout,
         restart=args.restart,
         access_log=args.access_log,
         plugin_paths=args.plugin,

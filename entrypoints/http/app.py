@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ostro.core.engine.client import AsyncEngine
 from ostro.core.errors import EngineDied
 from ostro.core.plugins import PluginManager
 from ostro.entrypoints.http import openai
@@ -24,11 +25,19 @@ log = logging.getLogger(__name__)
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 while the engine lives, or is being started."""
+    """GET /health: 200 while the engine lives, or is being started; 503 if it is gone or hangs."""
     service: Service = request.app.state.service
-    if service.engine.fault is not None:
-        return respond_to(EngineDied(str(service.engine.fault)))
-    return respond(200, {"status": "ok"})
+    return trouble(service.engine) or respond(200, {"status": "ok"})
+
+
+def trouble(engine: AsyncEngine) -> Response | None:
+    """What to answer for an engine that is gone, or gives no sign of life."""
+    if engine.fault is not None:
+        return respond_to(EngineDied(str(engine.fault)))
+    if engine.hung:
+        reason = f"the engine has given no sign of life for {engine.silence:.0f} s"
+        return respond(503, body(503, f"{reason}; restart the server", "engine_hung"))
+    return None
 
 
 async def ready(request: Request) -> Response:
@@ -37,8 +46,8 @@ async def ready(request: Request) -> Response:
     engine = service.engine
     if service.ready:
         return respond(200, {"status": "ready", "model": service.name})
-    if engine.fault is not None:
-        return respond_to(EngineDied(str(engine.fault)))
+    if response := trouble(engine):
+        return response
     status = "draining" if engine.draining else "loading"
     step = engine.progress
     content = body(503, f"{status}: {step.what}" if status == "loading" else status, "not_ready")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import uvicorn
 from starlette.applications import Starlette
 
+from ostro.core.engine.client import PATIENCE
 from ostro.core.engine.process import ENGINE, ProcessEngine
 from ostro.core.errors import EngineDied, Overloaded
 from ostro.core.plugins import PluginManager
@@ -49,6 +50,7 @@ class Options:
     allow_hosts: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     drain_timeout: float = 30.0
+    hang_timeout: float = PATIENCE
     restart: bool = False
     access_log: bool = False
     plugin_paths: Sequence[str] = ()
@@ -97,6 +99,7 @@ class Server:
         self.plugins.load(self.settings, self.options.plugin_paths)
         self.engine.registry = self.plugins.registry()
         self.engine.limit = QUEUE * self.settings.max_seqs
+        self.engine.patience = self.options.hang_timeout
         self.service = Service(self.engine, name_of(self.settings))
         app = make_app(
             self.service,
@@ -146,7 +149,9 @@ class Server:
     async def load(self) -> None:
         """Make ready what both processes need; ours is the tokenizer, the child's the model."""
         found = await in_thread(lambda: find(self.settings, self.plugins))
-        self.settings = replace(self.settings, reference=str(found.path))
+        self.settings = replace(
+            self.settings, reference=str(found.path), revision=None, token_source=None
+        )
         self.eos_ids = found.tokenizer.eos_ids
         info = await self.engine.load(self.settings, self.eos_ids)
         found.tokenizer.check(info.vocab)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro.core.nn.storage import Storage
+from ostro.core.ops import Op, Target, grouped
 from ostro.core.records import TensorInfo
 from ostro.quant.dense import cpu
 
@@ -26,7 +27,7 @@ class Dense(Storage):
         self.weight = weight
         self.shape = tuple(weight.shape)
         self.dtype, self.device = weight.dtype, weight.device
-        self.times: Callable[[Tensor, Tensor], Tensor] = F.linear
+        self.times: Callable[..., Tensor] = Op(grouped.KERNELS) if weight.dim() == 3 else F.linear
         self.table: Tensor | None = None
 
     @classmethod
@@ -55,8 +56,15 @@ class Dense(Storage):
         heads, width = x.shape[-2:]
         return torch.einsum("thn,hnk->thk", x, self.plain().view(heads, width, -1))
 
+    def matmul_h(self, x: Tensor) -> Tensor:
+        return torch.einsum("thk,hnk->thn", x, self.plain().view(x.shape[1], -1, x.shape[2]))
+
     def rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.plain() if self.table is None else self.table)
+
+    def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
+        """x [t, k], expert_of_row [t] int64, ascending -> [t, n]."""
+        return self.times(x, self.weight, expert_of_row)
 
     def slice(self, axis: int, start: int, stop: int) -> Dense:
         return Dense(self.plain().narrow(axis, start, stop - start).contiguous())
@@ -77,9 +85,15 @@ class Dense(Storage):
 
     @classmethod
     def stack(cls, storages: Sequence[Dense]) -> Dense | None:
+        if len({(type(s), s.dtype) for s in storages}) > 1:
+            return None
         return cls(torch.stack([s.plain() for s in storages]))
 
     def settle(self, deterministic: bool = False, rows: bool = False) -> str:
+        if isinstance(self.times, Op):
+            target = Target(device=self.device, dtype=self.dtype, deterministic=deterministic)
+            choice = self.times.settle(target)
+            return f"grouped by {choice.kernel.name} ({choice.reason})"
         if deterministic:
             self.times = matmul_fixed
             return f"each row alone in a tile of {TILE}"

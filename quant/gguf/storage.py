@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Self
 
 import torch
@@ -12,14 +13,15 @@ from ostro.core.errors import Unsupported
 from ostro.core.load.ggml import BY_NAME
 from ostro.core.nn.storage import Storage
 from ostro.core.records import TensorInfo
-from ostro.quant.gguf import cpu, naive
+from ostro.quant.gguf import naive
 from ostro.quant.gguf.planes import PLANES, Int8
 
 
 class Packed(Storage):
     """A weight [n, k], or [experts, n, k], of which every row is a run of `format`'s blocks.
 
-    `data` is uint8 [..., n, bytes per row] until `settle` takes it apart, `planes` what it then is.
+    `data` is uint8 [..., n, bytes per row] until `settle` takes it apart, `planes` what it then is,
+    and `native` the kernels for planes, where the machine has them.
     """
 
     def __init__(self, format: str, data: Tensor, dtype: torch.dtype) -> None:
@@ -29,7 +31,7 @@ class Packed(Storage):
         self.dtype, self.device = dtype, data.device
         self.data: Tensor | None = data
         self.planes: Int8 | None = None
-        self.loops: cpu.Loops | None = None
+        self.native: ModuleType | None = None
         self.alone = False
 
     @classmethod
@@ -53,22 +55,27 @@ class Packed(Storage):
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         if self.planes is not None:
-            return self.planes.take(slice(start, stop)).dequantize(self.dtype)
+            return self.floats(self.planes.take(slice(start, stop)))
         rows = self.raw().flatten(0, -2)[start:stop]
         return naive.dequantize(self.format, rows).to(self.dtype)
 
-    def matmul(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        times = super().matmul if self.loops is None else self.times
-        y = torch.cat([times(row) for row in torch.split(flat, 1)]) if self.alone else times(flat)
-        return y.view(*x.shape[:-1], self.shape[-2])
+    def floats(self, planes: Int8) -> Tensor:
+        kernels = self.native
+        return kernels.dequantize(planes, self.dtype) if kernels else planes.dequantize(self.dtype)
 
-    def times(self, x: Tensor) -> Tensor:
-        return self.loops.matmul(x, self.planes)  # type: ignore[union-attr, arg-type]
+    def matmul(self, x: Tensor) -> Tensor:
+        flat, times = x.reshape(-1, x.shape[-1]), super().matmul
+        if self.native and (self.alone or len(flat) <= self.native.FEW):
+            y = self.native.product(flat, self.planes)
+        elif self.alone:
+            y = torch.cat([times(row) for row in torch.split(flat, 1)])
+        else:
+            y = times(flat)
+        return y.view(*x.shape[:-1], self.shape[-2])
 
     def rows(self, ids: Tensor) -> Tensor:
         if self.planes is not None:
-            return self.planes.take(ids).dequantize(self.dtype)
+            return self.floats(self.planes.take(ids))
         return naive.dequantize(self.format, self.raw()[ids]).to(self.dtype)
 
     def slice(self, axis: int, start: int, stop: int) -> Packed:
@@ -114,5 +121,11 @@ class Packed(Storage):
             self.planes, self.data = PLANES[self.format].pack(self.raw()), None
         if self.device.type != "cpu":
             return f"{self.format} in planes: {how}dequantized in blocks of rows"
-        self.loops, reason = cpu.prepare(self.planes, self.dtype)
-        return f"{self.format} in planes: {how}{reason}"
+        try:
+            from ostro.quant.gguf import native
+        except ImportError as error:
+            return f"{self.format} in planes: {how}dequantized in blocks of rows (native: {error})"
+        self.native = native
+        if deterministic:
+            return f"{self.format} in planes: {how}native product"
+        return f"{self.format} in planes: native product up to {native.FEW} rows, then blocks"

@@ -75,25 +75,43 @@ def test_a_tensor_of_a_type_that_nobody_reads(house: House) -> None:
     house.refused(CheckpointError, "layers.0.mlp.up_proj", "I8", "`ostro models`")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_told(
+    house: House, caplog: pytest.LogCaptureFixture, value: float
+) -> None:
+    """Only texts with that token are noise: the others are answered."""
+    assert house.run()[0] == 0 and not caplog.text
+    weight = make_weights()["model.embed_tokens.weight"]
+    weight[0] = value
+    change_weights(house.folder, model__embed_tokens__weight=weight)
+    assert house.run()[0] == 0
+    assert "m: what the model says will be noise: 1 of its tensors" in caplog.text
+    assert "first: model.embed_tokens.weight;" in caplog.text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
     ("tensor", "row"),
     [
         ("model__norm__weight", 7),
-        ("model__embed_tokens__weight", 0),
-        ("model__layers__1__mlp__down_proj__weight", -1),
+        ("lm_head__weight", 150),
+        ("model__layers__1__mlp__down_proj__weight", 5),
+        ("model__layers__0__self_attn__v_proj__weight", -1),
     ],
 )
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_told(
-    house: House, caplog: pytest.LogCaptureFixture, tensor: str, row: int, value: float
-) -> None:
-    assert house.run()[0] == 0 and not caplog.text
+def test_weights_that_spoil_every_answer(house: House, tensor: str, row: int, value: float) -> None:
     weight = make_weights()[tensor.replace("__", ".")]
     weight[row] = value
     change_weights(house.folder, **{tensor: weight})
-    assert house.run()[0] == 0
-    assert "m: what the model says will be noise: 1 of its tensors" in caplog.text
-    assert f"first: {tensor.replace('__', '.')};" in caplog.text
+    house.refused(CheckpointError, "m: ", "no number", "fetch its files again")
+
+
+def test_a_model_that_is_too_wide_for_float16(house: House) -> None:
+    weight = make_weights()["model.layers.0.mlp.down_proj.weight"] * 1e5
+    change_weights(house.folder, model__layers__0__mlp__down_proj__weight=weight)
+    assert house.run("--dtype", "float32")[0] == 0
+    said = ("m: ", "no number", "float16 is too narrow", "--dtype bfloat16 or float32")
+    house.refused(CheckpointError, *said, words=("--dtype", "float16"))
 
 
 def test_a_head_that_is_said_to_be_the_embedding_and_is_not(

@@ -45,8 +45,14 @@ class EchoEngine:
         self.live[request.id] = (request, [0] * request.sampling.n)
         self.counters.prompt_tokens += len(request.tokens)
 
-    def abort(self, id: str) -> None:
-        self.live.pop(id, None)
+    def abort(self, id: str, index: int | None = None) -> list[TokenOutput]:
+        _, counts = self.live.get(id, (None, []))
+        dropped = [i for i, n in enumerate(counts) if n is not None and index in (None, i)]
+        for i in dropped:
+            counts[i] = None
+        if all(count is None for count in counts):
+            self.live.pop(id, None)
+        return [TokenOutput(id=id, index=i, finish="abort") for i in dropped]
 
     def step(self) -> list[TokenOutput]:
         time.sleep(self.step_seconds)

@@ -183,7 +183,7 @@ def test_every_sampling_parameter_has_its_name(model: Text) -> None:
         (5, UsageError, "text, messages or token ids"),
         ([1, 320], RequestError, r"token id 320 is not within 0\.\.319"),
         ([-1], RequestError, r"token id -1 is not within 0\.\.319"),
-        ([5] * 1024, ContextLengthExceeded, "1024 tokens and the context 1024"),
+        ([5] * 1025, ContextLengthExceeded, "1025 tokens and the context 1024"),
         (["hello", "you"], UsageError, "text, messages or token ids"),
         ([*HELLO, "and you"], RequestError, r"messages\[1\] is not an object"),
         ([{"content": "hello"}], RequestError, r"messages\[0\].role"),
@@ -209,8 +209,9 @@ def test_a_prompt_that_is_none(
         ({"context": 0}, "--context 0"),
         ({"max_seqs": 0}, "--max-seqs 0"),
         ({"max_seqs": 10**9}, "--max-seqs 1000000000"),
-        ({"threads": 0}, "threads=0"),
-        ({"threads": -2}, "threads=-2"),
+        ({"threads": 0}, "--threads 0"),
+        ({"threads": -2}, "--threads -2 is not within 1..1024"),
+        ({"threads": 10**9}, "--threads 1000000000"),
         ({"memory": 5}, r"\$\.memory"),
         ({"allow_config": "rope"}, r"\$\.allow_config"),
         ({"dtype": torch.int8}, "--dtype 'int8'"),
@@ -221,6 +222,23 @@ def test_a_prompt_that_is_none(
 def test_settings_are_refused_by_name(tiny: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ostro.load(tiny, **settings)
+
+
+def test_a_context_is_filled_to_its_last_token(tiny: Path) -> None:
+    with ostro.load(tiny, context=20) as model:
+        for length, said in ((16, 4), (19, 1)):
+            pieces = list(model.stream([5] * length, max_tokens=said, ignore_eos=True))
+            assert sum(piece.token is not None for piece in pieces) == said
+        with pytest.raises(ContextLengthExceeded, match="20 tokens and the context 20: 21"):
+            model.generate([5] * 20, max_tokens=1)
+        assert model.logits([5] * 20).shape == (20, 320)
+        with pytest.raises(ContextLengthExceeded, match="21 tokens and the context 20"):
+            model.logits([5] * 21)
+
+
+def test_the_captured_loop_works_here(model: Text, tiny: Path) -> None:
+    with ostro.load(tiny, replay=True, max_seqs=2) as captured:
+        assert captured.generate("hello", **GREEDY) == model.generate("hello", **GREEDY)
 
 
 def test_settings_are_kept(tiny: Path) -> None:

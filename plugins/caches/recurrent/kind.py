@@ -18,31 +18,27 @@ from ostro.core.cache import CacheKind
 from ostro.core.ops.attention import Ragged
 from ostro.core.ops.places import Places
 
-SNAPSHOTS = 5  # blocks per sequence beyond those it works on: prefixes to come back to
-
 
 @dataclass(slots=True)
 class States:
     """What a recurrent layer finds in its step: tensors [blocks, *shape] float32, one per shape of
-    its spec, and where the states of each sequence lie.
+    its spec, and where the states of each sequence lie. `first` is what the group's first layer
+    finds.
     """
 
     tensors: tuple[Tensor, ...]
     batch: Ragged
     block: int
+    first: States | None = None
+    found: Places | None = None
 
     @property
     def places(self) -> Places:
-        host = self.batch.host
-        if host is None:
-            return self.find()
-        if host.memo is None:
-            host.memo = {}
-        key = f"{__name__} {self.block}"
-        if key not in host.memo:
-            host.memo[key] = self.find()
-        found: Places = host.memo[key]
-        return found
+        """Found anew whenever the first layer asks, for all: once in a step or a captured graph."""
+        if self.first is not None and self.first.found is not None:
+            return self.first.found
+        self.found = self.find()
+        return self.found
 
     def find(self) -> Places:
         starts, lengths = self.batch.starts.long(), self.batch.lengths.long()
@@ -59,19 +55,27 @@ class States:
 
 
 class Recurrent(CacheKind):
-    """One block per sequence, a new one where it passes the end of the last."""
+    """One block per sequence, a new one where it passes the end of the last; snapshots besides."""
+
+    spare = 5
 
     def bytes(self, blocks: int) -> int:
         return blocks * self.layers * sum(prod(shape) for shape in self.spec.state) * 4
 
     def allocate(self, blocks: int) -> None:
+        self.leader: States | None = None
         self.states = [
             torch.zeros(self.layers, blocks, *shape, device=self.device)
             for shape in self.spec.state
         ]
 
     def view(self, layer: int, batch: Ragged) -> States:
-        return States(tuple(state[layer] for state in self.states), batch, self.block)
+        states = States(tuple(state[layer] for state in self.states), batch, self.block)
+        if layer == 0:
+            self.leader = states
+        elif self.leader is not None and self.leader.batch is batch:
+            states.first = self.leader
+        return states
 
     def fork(self, source: int, target: int) -> None:
         for state in self.states:
@@ -89,7 +93,7 @@ class Recurrent(CacheKind):
         return index == (length - 1) // self.block
 
     def blocks_of(self, context: int, rows: int) -> int:
-        return min(-(-context // self.block) + 1, 3 + SNAPSHOTS)
+        return min(-(-context // self.block) + 1, 3)
 
     def hit(self, known: Sequence[bool]) -> int:
         return next((end for end in range(len(known), 0, -1) if known[end - 1]), 0)

@@ -167,6 +167,8 @@ class Answer:
                     yield delta
                 if all(choice.done for choice in choices):
                     return
+                if choice.done and output.finish is None:  # the engine knows no stop strings
+                    self._text.engine.abort(work.request.id, output.index)
         finally:
             await outputs.aclose()
 

@@ -127,7 +127,7 @@ def room_for(sampling: Sampling, prompt: int, context: int) -> int:
     """
     room = context - prompt
     wanted = sampling.max_tokens
-    if room < 1:
+    if room < (wanted != 0):
         raise ContextLengthExceeded(
             f"the context is {context} tokens and the prompt has {prompt}; shorten the prompt",
             param="prompt",

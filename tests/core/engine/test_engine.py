@@ -105,6 +105,25 @@ def test_abort_frees_every_block_at_once(llama: Subject, engine_of: Build) -> No
     )
 
 
+def test_abort_of_one_choice_leaves_the_others(llama: Subject, engine_of: Build) -> None:
+    rules = Sampling(n=3, seed=7, max_tokens=40, ignore_eos=True)
+    wanted = run(engine_of(llama), ask("a", llama.prompt, rules))
+    engine = engine_of(llama)
+    engine.submit(ask("a", llama.prompt, rules))
+    outputs = [output for _ in range(6) for output in engine.step()]
+    held = engine.stats().blocks_used
+    dropped = engine.abort("a", 1)
+    assert [(o.id, o.index, o.finish) for o in dropped] == [("a", 1, "abort")]
+    assert engine.stats().running == 2 and engine.stats().blocks_used < held
+    assert engine.abort("a", 1) == [], "it has ended already"
+    outputs += engine.drain()
+    said = answers(outputs)
+    assert said["a", 0] == wanted["a", 0] and said["a", 2] == wanted["a", 2]
+    assert 0 < len(said["a", 1]) < 8 and said["a", 1] == wanted["a", 1][: len(said["a", 1])]
+    assert engine.stats().generated_tokens == sum(map(len, said.values()))
+    assert engine.stats().blocks_used == 0 and not engine.live
+
+
 def test_priority_goes_first_and_preempts(llama: Subject, engine_of: Build) -> None:
     engine = engine_of(llama, max_seqs=1)
     engine.submit(ask("late", llama.prompt[:20], priority=5))
@@ -242,6 +261,20 @@ def test_bad_requests_leave_the_engine_as_it_was(
         engine.submit(ask("bad", tokens, rules))
     assert not engine.busy
     assert len(run(engine, ask("good", llama.prompt))["good", 0]) == 16
+
+
+def test_a_context_holds_prompt_and_reply_together(llama: Subject, engine_of: Build) -> None:
+    engine = engine_of(llama)
+    for prompt, asked, said in ((240, 16, 16), (255, 1, 1), (250, 50, 6), (255, None, 1)):
+        engine.submit(ask("a", [5] * prompt, Sampling(max_tokens=asked, ignore_eos=True)))
+        outputs = engine.drain()
+        assert len(answers(outputs)["a", 0]) == said and outputs[-1].finish == "length"
+    scored = Sampling(max_tokens=0, prompt_logprobs=0)
+    engine.submit(ask("a", [5] * 256, scored))
+    assert len(engine.drain()[0].prompt_logprobs or ()) == 256
+    for prompt, rules in ((256, GREEDY), (257, scored)):
+        with pytest.raises(ContextLengthExceeded, match=f"{prompt} tokens and the context 256"):
+            engine.submit(ask("a", [5] * prompt, rules))
 
 
 def test_deterministic_logits_do_not_depend_on_the_batch(llama: Subject) -> None:

@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[2] / "echo"))
 from echo_engine import EchoEngine
 
 from ostro.core import errors
+from ostro.core.engine import client
 from ostro.core.engine.client import AsyncEngine, ThreadEngine
 from ostro.core.engine.messages import Failed, Frames, Hello, Outputs, frame, to_engine
 from ostro.core.engine.process import ProcessEngine
@@ -124,6 +125,27 @@ def test_abort(make: Callable[[], AsyncEngine]) -> None:
 
 
 @both
+def test_abort_of_one_choice(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        rules = Sampling(n=3, max_tokens=1000, ignore_eos=True)
+        told: dict[int, int] = {}
+        finish: dict[int, str] = {}
+        async for output in engine.generate(ask(sampling=rules)):
+            if not told:
+                engine.abort("a", 1)
+                engine.abort("nobody", 1)
+            told[output.index] = told.get(output.index, 0) + len(output.tokens)
+            if output.finish:
+                finish[output.index] = output.finish
+        assert finish == {0: "length", 1: "abort", 2: "length"}
+        assert told[0] == told[2] == 1000 > told[1]
+        stats = await engine.stats()
+        assert stats.running == 0 and stats.generated_tokens < 3000
+
+    run(make(), test)
+
+
+@both
 def test_drain(make: Callable[[], AsyncEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_STEP", "0.05")
 
@@ -150,6 +172,32 @@ def test_close_fails_what_is_under_way(make: Callable[[], AsyncEngine]) -> None:
                 pass
 
     run(make(), test)
+
+
+def test_a_hung_child_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PULSE", 0.05)
+
+    async def until(hung: bool) -> None:
+        begin = time.monotonic()
+        while engine.hung is not hung:
+            assert time.monotonic() - begin < 10
+            await asyncio.sleep(0.01)
+
+    async def test(engine: AsyncEngine) -> None:
+        assert isinstance(engine, ProcessEngine) and engine.pid
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+        os.kill(engine.pid, signal.SIGSTOP)
+        await until(True)
+        assert not engine.ready and engine.silence > 0.5
+        with pytest.raises(Overloaded, match="no sign of life"):
+            await collect(engine, ask())
+        os.kill(engine.pid, signal.SIGCONT)
+        await until(False)
+        assert engine.ready and await collect(engine, ask()) == {0: [5, 6, 7]}
+
+    engine = make_process()
+    engine.patience = 0.5
+    run(engine, test)
 
 
 def test_not_before_it_is_ready() -> None:

@@ -40,10 +40,16 @@ def tensors(record: Architecture) -> tuple[Names, dict[str, tuple[int, ...]]]:
     return resolve(record.names)(config), shapes
 
 
+def stacked(names: Names, ours: str) -> bool:
+    """Whether a tensor may lie in a stack of all experts, which is read and not written."""
+    pairs = getattr(names, "stacks", ())
+    return any(Pair("x", p.ours.replace("*", "{e}")).match(ours, write=True) for p in pairs)
+
+
 @pytest.mark.parametrize(("record", "space"), SPACES)
 def test_every_name_reads_back(record: Architecture, space: str) -> None:
     names, shapes = tensors(record)
-    written = {ours: names.write(ours, space) for ours in shapes}
+    written = {o: names.write(o, space) for o in shapes if not stacked(names, o)}
     whole = [n.theirs for n in written.values() if not isinstance(n.transform, HeadRows)]
     assert len(set(whole)) == len(whole), "two tensors have one name"
     theirs = {named.theirs for named in written.values()}
@@ -59,6 +65,7 @@ def test_every_name_reads_back(record: Architecture, space: str) -> None:
 @pytest.mark.parametrize(("record", "space"), SPACES)
 def test_every_transform_reads_back(record: Architecture, space: str) -> None:
     names, shapes = tensors(record)
+    shapes = {ours: shape for ours, shape in shapes.items() if not stacked(names, ours)}
     generator = torch.Generator().manual_seed(0)
     for ours, shape in shapes.items():
         transform = names.write(ours, space).transform
@@ -74,9 +81,7 @@ def same(transform: Transform | None, tensor: Tensor) -> None:
         return
     written = transform.write(tensor).contiguous()
     torch.testing.assert_close(apply(transform, written), tensor)
-    if isinstance(transform, HeadRows):
-        return
-    torch.testing.assert_close(transform.write(apply(transform, tensor)), tensor)
+    torch.testing.assert_close(transform.write(apply(transform, written)), written)
 
 
 def test_transforms_do_something() -> None:

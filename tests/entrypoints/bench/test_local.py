@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ostro.entrypoints.cli import main
+from ostro.entrypoints.cli.bench import encode
+from ostro.entrypoints.python import tokenizer
 
 SMALL = ("-p", "200", "-n", "6", "-r", "2")
 FIGURES = ("prefill", "decode", "total", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
@@ -71,6 +74,20 @@ def test_people_get_a_table(bench, tiny: str) -> None:
     assert "attention: " in err
 
 
+def test_the_name_is_in_the_table_and_in_the_json(bench, rows, tiny: str) -> None:
+    assert [row["model"] for row in rows("--name", "little")] == ["little"]
+    assert [row["model"] for row in rows()] == [tiny]
+    assert "little" in bench("-m", tiny, *SMALL, "--name", "little")[1]
+
+
+def test_prompts_go_through_a_chat_template(tiny: str, tmp_path: Path) -> None:
+    words, template = tokenizer(tiny), tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].role }}: {{ messages[0].content }}")
+    assert encode(words, ["hello"], None) == [words.encode("hello")]
+    through = encode(words, ["hello"], str(template))
+    assert [words.decode(ids) for ids in through] == ["user: hello"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -86,6 +103,9 @@ def test_people_get_a_table(bench, tiny: str) -> None:
         (["--context", "100"], "the context holds 100"),
         (["--prompts", "/no/such/file"], "--prompts /no/such/file"),
         (["--api-key", "k"], "--api-key is for the server at --url"),
+        (["--tokenizer", "x"], "--tokenizer is for the texts of --prompts"),
+        (["--chat-template", "x"], "--chat-template is for the texts of --prompts"),
+        (["--token-source", "none"], "--token-source: files on this machine"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

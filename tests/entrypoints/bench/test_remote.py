@@ -36,7 +36,7 @@ def test_a_server_is_measured(serve, bench) -> None:
 
 
 def test_people_get_a_table(serve, bench) -> None:
-    code, out, _ = bench("--url", serve().url, "-p", "8", "-n", "2", "-r", "1", "--name", "m")
+    code, out, _ = bench("--url", serve().url, "-p", "8", "-n", "2", "-r", "1", "-m", "m")
     row = next(line for line in out.splitlines() if "pp8+tg2" in line)
     assert code == 0 and row.split("│")[-2].strip() == "4"
 
@@ -91,4 +91,7 @@ def test_what_the_server_decides_is_not_asked_here(serve) -> None:
     fake = serve()
     with pytest.raises(OstroError, match="without its cache"):
         main(["bench", "--url", fake.url, "--no-prefix-cache", "--debug"])
+    for words in (["--dtype", "float16"], ["--max-seqs", "4"], ["--explain"], ["--plugin", "x"]):
+        with pytest.raises(UsageError, match=f"{words[0]} is for a model that is loaded here"):
+            main(["bench", "--url", fake.url, *words, "--debug"])
     assert not fake.asked

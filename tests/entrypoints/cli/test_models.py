@@ -24,7 +24,7 @@ def test_architectures_and_formats_are_listed(ostro) -> None:
     rows = {row["name"]: row for row in found["architectures"]}
     assert rows["llama"] == {
         "name": "llama",
-        "tasks": ["text"],
+        "tasks": ["text", "embed"],
         "classes": ["LlamaForCausalLM"],
         "gguf": ["llama"],
         "body": "ostro",

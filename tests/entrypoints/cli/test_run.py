@@ -146,6 +146,12 @@ def test_a_system_message_can_be_set_and_taken_away(chat, model: Text) -> None:
     assert ran.out == f"{said(model, 'hello', system='be brief')}\n{said(model, 'hello')}\n"
 
 
+def test_raw_text_has_no_system_message(chat, model: Text) -> None:
+    ran = chat(["/system be brief", "hello"], "--raw")
+    assert ran.out == model.generate("hello", temperature=0, max_tokens=12) + "\n"
+    assert "--raw uses no chat template" in ran.err
+
+
 @pytest.mark.parametrize("line", ["/help", "/sing"])
 def test_other_commands_get_help(chat, line: str) -> None:
     ran = chat([line])
@@ -172,7 +178,8 @@ def test_an_interrupt_ends_the_answer_only(
                     raise KeyboardInterrupt
                 yield piece
         finally:
-            assert not self.engine.live or self.engine.abort(next(iter(self.engine.live))) is None
+            for id in list(self.engine.live):
+                self.engine.abort(id)
 
     monkeypatch.setattr(Text, "stream", interrupted)
     ran = chat(["hello", "good morning"])

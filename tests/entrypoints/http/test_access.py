@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
+from ostro.core.engine import client
 from ostro.core.errors import UsageError
 from ostro.core.hooks import hookimpl
 from ostro.core.plugins import PluginManager
@@ -146,6 +148,37 @@ def test_engine_bug(start: Any) -> None:
     for path in ("/health", "/ready"):
         assert server.http.get(path).status_code == 503
     assert server.complete("a").status_code == 503
+
+
+def test_a_hung_engine(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow steps are no reason to worry; a step that does not end is, until it does."""
+    monkeypatch.setattr(client, "PULSE", 0.05)
+    server, release = start(), threading.Event()
+    engine, echo = server.service.engine, server.echo
+    engine.patience = 1.0
+    echo.step_seconds = 0.1
+    assert server.complete("x" * 15).status_code == 200 and not engine.hung
+    assert server.http.get("/health").json() == {"status": "ok"}
+    step = echo.step
+    echo.step = lambda: (release.wait(20), step())[1]
+    asking = threading.Thread(target=server.complete, args=("abc",))
+    asking.start()
+    try:
+        deadline = time.monotonic() + 10
+        while (health := server.http.get("/health")).status_code == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert health.json()["error"]["code"] == "engine_hung"
+        assert "no sign of life for" in health.text and health.headers["retry-after"]
+        assert server.http.get("/ready").json()["error"]["code"] == "engine_hung"
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 503
+    finally:
+        release.set()
+        asking.join()
+    while engine.hung:
+        assert time.monotonic() < deadline
+    assert server.http.get("/health").status_code == 200
+    assert server.complete("ok").json()["choices"][0]["text"] == "ok"
 
 
 def test_bug_in_a_route(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -294,6 +295,9 @@ def test_context(server: Any) -> None:
     assert "4097" in response.json()["error"]["message"]
     whole = server.complete("x" * 4000, max_tokens=96, ignore_eos=True)
     assert whole.json()["usage"]["completion_tokens"] == 96
+    scored = server.complete("x" * 4096, max_tokens=0, echo=True, logprobs=0)
+    assert scored.json()["usage"]["total_tokens"] == 4096
+    check_refused(server.complete("x" * 4097, max_tokens=0, echo=True, logprobs=0), 400, "prompt")
     rest = server.complete("x" * 4000, ignore_eos=True).json()
     assert rest["usage"]["completion_tokens"] == 96
     assert rest["choices"][0]["finish_reason"] == "length"
@@ -448,24 +452,22 @@ def test_engine_refusal(server: Any) -> None:
     check_good(server)
 
 
-@pytest.mark.xfail(
-    reason="tokenizers' encode holds the interpreter's lock; encode_batch_fast does not"
-)
 def test_long_prompts_leave_the_event_loop_free(server: Any) -> None:
-    """While much text is tokenised, /health answers."""
-    body = {"prompt": "word " * 80_000}
+    """While much text is tokenised, /health answers: it waits for no more than a part of that."""
+    body = {"prompt": "word " * 400_000}
     refused: list[int] = []
 
     def ask() -> None:
-        refused.append(httpx.post(server.url + COMPLETE, json=body, timeout=60).status_code)
+        refused.append(client.post(COMPLETE, json=body).status_code)
 
-    big = threading.Thread(target=ask)
-    big.start()
-    worst = 0.0
-    while big.is_alive():
-        begin = time.monotonic()
-        assert server.http.get("/health").status_code == 200
-        worst = max(worst, time.monotonic() - begin)
-    big.join()
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        big = threading.Thread(target=ask)
+        times = [time.monotonic()]
+        big.start()
+        while big.is_alive():
+            assert server.http.get("/health").status_code == 200
+            times.append(time.monotonic())
+        big.join()
     assert refused == [400]
-    assert worst < 0.5, f"{worst = }"
+    worst, whole = max(b - a for a, b in pairwise(times)), times[-1] - times[0]
+    assert worst < whole / 2, f"{worst = }, {whole = }"

@@ -15,6 +15,8 @@ from echo_model import END_ID, make_tokenizer
 from echo_model import make_model as make_tokenizer_files
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ostro.entrypoints.cli import main
+
 COMMAND = "import sys; from ostro.entrypoints.cli import main; sys.exit(main(sys.argv[1:]))"
 PROMPTS = ["Hello", "a somewhat longer prompt, so that lengths differ", "é"]
 
@@ -53,7 +55,7 @@ def expected(folder: Path, prompt: str, count: int) -> list[int]:
 def test_served_tokens_are_those_of_the_reference(folder: Path) -> None:
     paths = os.pathsep.join(filter(None, sys.path))
     options = ["-m", str(folder), "--port", "0", "--dtype", "float32", "--threads", "1"]
-    options += ["--max-seqs", "4", "--memory", "64MB"]
+    options += ["--max-seqs", "4", "--memory", "64MB", "--name", "little", "--hang-timeout", "90"]
     with subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", *options],
         stderr=subprocess.PIPE,
@@ -63,7 +65,7 @@ def test_served_tokens_are_those_of_the_reference(folder: Path) -> None:
         assert server.stderr is not None
         try:
             seen = []
-            while not (line := server.stderr.readline()).startswith("ostro: tiny at "):
+            while not (line := server.stderr.readline()).startswith("ostro: little at "):
                 seen.append(line)
                 assert line, "".join(seen)
             url = line.split()[3].rstrip(",")
@@ -84,3 +86,9 @@ def test_served_tokens_are_those_of_the_reference(folder: Path) -> None:
     assert [choice["text"] for choice in whole["choices"]] == wanted
     assert texts == wanted
     assert len(set(wanted)) == len(PROMPTS) and all(wanted)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_a_hang_timeout_that_cannot_be(capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    assert main(["serve", "--hang-timeout", seconds]) == 2
+    assert "--hang-timeout" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from echo_model import make_model
 
 from ostro.core.chat import load_template
 from ostro.core.engine.client import ThreadEngine
-from ostro.core.engine.request import TokenLogprobs, TokenOutput
+from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import RequestError, TemplateError, Unsupported
 from ostro.core.plugins import PluginManager
 from ostro.core.stop import Stop
@@ -94,6 +94,28 @@ def test_closing_an_answer_aborts_all_its_requests(tokenizer: Tokenizer) -> None
         assert text.engine.requests == 0
         await text.engine.stats()
         assert not echo.live
+
+    with_text(tokenizer, test)
+
+
+def test_a_stop_string_in_one_choice_ends_its_drawing(tokenizer: Tokenizer) -> None:
+    async def test(text: Text, echo: EchoEngine) -> None:
+        draw, echo.step_seconds = echo.draw, 0.002
+
+        def varied(request: TokenRequest, index: int, count: int) -> TokenOutput:
+            output = draw(request, index, count)
+            output.tokens = [ord("x") if index == 1 else token for token in output.tokens]
+            return output
+
+        echo.draw = varied  # type: ignore[method-assign]
+        asked = completion("ab", n=3, stop="xx", ignore_eos=True, max_tokens=200)
+        found: dict[int, str] = {}
+        answer = await text.complete(asked)
+        async for delta in answer:
+            found[delta.index] = found.get(delta.index, "") + delta.text
+        assert found == {0: "ab" * 100, 1: "", 2: "ab" * 100}
+        assert answer.usage.completion == 402
+        assert echo.counters.generated_tokens < 500, "without the abort they would be 600"
 
     with_text(tokenizer, test)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from itertools import product
 from typing import Any
 
 import gguf
@@ -21,7 +19,7 @@ from ostro.core.records import TensorInfo
 from ostro.core.step import ROWS
 from ostro.quant import gguf as plugin
 from ostro.quant.dense.storage import Dense
-from ostro.quant.gguf import cpu, naive
+from ostro.quant.gguf import naive
 from ostro.quant.gguf.storage import Packed
 
 FLOATS = {"F32", "F16", "BF16"}
@@ -167,51 +165,3 @@ def test_each_row_alone_does_not_depend_on_the_batch() -> None:
     x = torch.from_numpy(weights(9, 512)).bfloat16()
     together = storage.matmul(x)
     assert all(torch.equal(storage.matmul(x[i : i + 1])[0], together[i]) for i in range(9))
-
-
-@pytest.fixture
-def all_are_worth_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "WORTH", 0)
-    monkeypatch.setattr(cpu, "BLOCK", dict.fromkeys((True, False), 1 << 12))
-    cpu.compile_loops.cache_clear()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.usefixtures("all_are_worth_compiling")
-def test_compiled_loops_say_the_same(dtype: torch.dtype) -> None:
-    """For several shapes and modes; nothing is compiled after the first `settle`."""
-    from torch._dynamo.utils import counters
-
-    for n, k in ((N, K), (129, 64), (129, 256), (33, 32), (2, 64)):
-        storage, truth = packed(n, k, dtype=dtype)
-        assert "compiled" in storage.settle() or k == 32
-        for rows, inference in product((0, 1, 2, 3, 40), (True, False)):
-            with torch.inference_mode(inference):
-                x = torch.from_numpy(weights(rows, k, seed=1)).to(dtype)
-                y = storage.matmul(x)
-            assert y.dtype == dtype and y.shape == (rows, n) and y.is_inference() == inference
-            if not rows:
-                continue
-            share = (y.float() - x.float() @ truth.t()).abs().max() / truth.norm(dim=1).max()
-            assert share < (1e-5 if dtype == torch.float32 else 2e-2)
-        if (n, k) != (N, K):
-            assert not counters["stats"]["unique_graphs"], f"{n = } {k = }"
-        counters.clear()
-
-
-@pytest.mark.usefixtures("all_are_worth_compiling")
-def test_without_a_compiler_the_blocks_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        def call(*args: Any) -> Any:
-            raise RuntimeError("no g++ here:\nnot on the PATH\n\nand a page of more")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", broken)
-    storage, truth = packed(129, K)
-    assert storage.settle().endswith("rows (torch.compile: no g++ here: not on the PATH)")
-    x = torch.from_numpy(weights(3, K))
-    torch.testing.assert_close(storage.matmul(x), x @ truth.t())
-    cpu.compile_loops.cache_clear()

@@ -1,0 +1,44 @@
+"""BERT, and the sentence encoders, rerankers and classifiers made of it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ostro import Architecture, hookimpl
+
+TINY = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+    "layer_norm_eps": 1e-5,
+}
+WIDE = {**TINY, "hidden_size": 256, "intermediate_size": 512}
+
+
+@hookimpl
+def ostro_architectures() -> Iterable[Architecture]:
+    encoder = Architecture(
+        name="bert",
+        api=(0, 1),
+        tasks=("embed",),
+        classes=("BertModel", "BertForMaskedLM"),
+        config=f"{__name__}.model:Config",
+        model=f"{__name__}.model:Model",
+        names=f"{__name__}.model:names",
+        tiny=TINY,
+        wide=WIDE,
+        reference="transformers:BertModel",
+        mutants=f"{__name__}.mutants:mutants",
+    )
+    yield encoder
+    yield replace(
+        encoder,
+        name="bert_classifier",
+        tasks=("classify", "rerank"),
+        classes=("BertForSequenceClassification",),
+        model=f"{__name__}.model:Classifier",
+        names=f"{__name__}.model:classifier_names",
+        reference="transformers:BertForSequenceClassification",
+    )

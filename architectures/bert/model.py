@@ -1,0 +1,131 @@
+"""BERT: a post-norm encoder with learned positions (Devlin et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro import Names, Pair, Step, nn
+from ostro.core.config import TextConfig
+from ostro.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TextConfig):
+    hidden_act: str = "gelu"
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    position_embedding_type: str = "absolute"
+    labels: int = 2
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        labels = raw.get("num_labels") or len(raw.get("id2label") or (0, 1))
+        return super().derive(raw, values) | {"labels": labels}
+
+    def check(self) -> None:
+        super().check()
+        if self.position_embedding_type != "absolute":
+            kind = self.position_embedding_type
+            raise ConfigError(f"position_embedding_type={kind!r} is not implemented")
+        if self.hidden_act not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
+            raise ConfigError(f"hidden_act={self.hidden_act!r} is not implemented")
+
+
+class Embeddings(nn.Module):
+    """Of tokens, places and kinds of text: positions [1 or 2, T] hold the kinds in a second row."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        d = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, d)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, d)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, d)
+        self.LayerNorm = nn.LayerNorm(d, config.layer_norm_eps)
+
+    def forward(self, step: Step) -> Tensor:
+        places, *kinds = step.positions
+        kind = kinds[0] if kinds else torch.zeros_like(places)
+        x = self.word_embeddings(step.tokens, step) + self.position_embeddings(places, step)
+        return self.LayerNorm(x + self.token_type_embeddings(kind, step))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        d, eps = config.hidden_size, config.layer_norm_eps
+        tanh = "none" if config.hidden_act == "gelu" else "tanh"
+        self.attention = nn.EncoderAttention(d, config.num_attention_heads)
+        self.attention_norm = nn.LayerNorm(d, eps)
+        self.mlp = nn.MLP(d, config.intermediate_size, approximate=tanh)
+        self.mlp_norm = nn.LayerNorm(d, eps)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        x = self.attention_norm(x + self.attention(x, step))
+        return self.mlp_norm(x + self.mlp(x, step))
+
+
+class Model(nn.Model):
+    layers = ("encoder.layer",)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.encoder = nn.Module()
+        self.encoder.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+
+    def embed(self, step: Step) -> Tensor:
+        return self.embeddings(step)
+
+    def hidden(self, step: Step) -> Tensor:
+        x = self.embed(step)
+        for layer in self.encoder.layer:
+            x = layer(x, step)
+        return x
+
+
+class Classifier(Model):
+    """Scores of labels from the first token, through BERT's pooler."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size, bias=True)
+        self.classifier = nn.Linear(config.hidden_size, config.labels, bias=True)
+
+    def scores(self, hidden: Tensor, step: Step) -> Tensor:
+        first = torch.tensor(step.bounds[:-1], device=hidden.device)
+        rows = step.rows(first)
+        return self.classifier(F.tanh(self.pooler(hidden[first], rows)), rows)
+
+
+def names(config: Config) -> Names:
+    """The encoder's names; checkpoints with a head of their own put "bert." before them."""
+    layer = "encoder.layer.{i}"
+    tables = "word_embeddings position_embeddings token_type_embeddings LayerNorm".split()
+    pairs = (
+        *(Pair(f"embeddings.{table}", f"embeddings.{table}") for table in tables),
+        Pair(f"{layer}.attention.self.query", f"{layer}.attention.q_proj"),
+        Pair(f"{layer}.attention.self.key", f"{layer}.attention.k_proj"),
+        Pair(f"{layer}.attention.self.value", f"{layer}.attention.v_proj"),
+        Pair(f"{layer}.attention.output.dense", f"{layer}.attention.o_proj"),
+        Pair(f"{layer}.attention.output.LayerNorm", f"{layer}.attention_norm"),
+        Pair(f"{layer}.intermediate.dense", f"{layer}.mlp.fc1"),
+        Pair(f"{layer}.output.dense", f"{layer}.mlp.fc2"),
+        Pair(f"{layer}.output.LayerNorm", f"{layer}.mlp_norm"),
+    )
+    prefixed = tuple(Pair(f"bert.{pair.theirs}", pair.ours) for pair in pairs)
+    unused = ("embeddings.position_ids", "pooler.{any}", "cls.{any}")
+    return Names(hub=pairs + prefixed, ignore=unused + tuple(f"bert.{name}" for name in unused))
+
+
+def classifier_names(config: Config) -> Names:
+    """As `names`, with the pooler that a classifier looks through."""
+    found = names(config)
+    pooler = (Pair("bert.pooler.dense", "pooler"),)
+    return replace(found, hub=found.hub[len(found.hub) // 2 :] + pooler)

@@ -1,0 +1,82 @@
+"""gpt-oss: experts with a clamped activation, a sink in every softmax, a window in every other
+layer, biases throughout (OpenAI 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ostro import Step, nn
+from ostro.architectures.llama import model as llama
+from ostro.architectures.mixtral import model as mixtral
+from ostro.core.config import WindowConfig
+from ostro.core.errors import Unsupported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(mixtral.ExpertsConfig, WindowConfig, llama.Config):
+    head_dim: int = 64
+    num_local_experts: int = 128
+    num_experts_per_tok: int = 4
+    attention_bias: bool = True
+    rms_norm_eps: float = 1e-5
+    sliding_window: int | None = 128
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        quantization = raw.get("quantization_config")
+        if isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4":
+            raise Unsupported(
+                "config.json: the experts of this checkpoint are stored as MXFP4, which is not "
+                "read yet; use a copy of the model in bfloat16"
+            )
+        return super().derive(raw, values)
+
+    def slides(self, layer: int) -> bool:
+        return layer % 2 == 0
+
+
+class Experts(nn.Experts):
+    def __init__(self, config: Config) -> None:
+        experts, d, hidden = config.num_local_experts, config.hidden_size, config.intermediate_size
+        super().__init__(experts, d, hidden, config.hidden_act, bias=True)
+        self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
+
+    def activate(self, gate_up: Tensor) -> Tensor:
+        """(up + 1) * gate * sigmoid(alpha * gate), gate and up clamped (GptOssExperts)."""
+        gate, up = gate_up.float().chunk(2, -1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return ((up + 1) * gate * (self.alpha * gate).sigmoid()).to(gate_up.dtype)
+
+
+class SparseMLP(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        experts, top = config.num_local_experts, config.num_experts_per_tok
+        self.router = nn.Router(config.hidden_size, experts, top, bias=True)
+        self.experts = Experts(config)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        chosen, weights = self.router.choose(x, step)
+        return self.experts(x, chosen, weights, step)
+
+
+class Block(llama.Block):
+    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
+        bias, window = config.attention_bias, config.window(layer)
+        return nn.Attention(
+            config, layer, rope, bias=bias, out_bias=bias, window=window, sinks=True
+        )
+
+    def feed_forward(self, config: Config, layer: int) -> nn.Module:
+        return SparseMLP(config)
+
+
+class Model(llama.Model):
+    block = Block

@@ -1,0 +1,58 @@
+"""Bugs that the parity test of gpt_oss must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ostro import Mutant, nn
+from ostro.architectures.gpt_oss.model import Experts
+from ostro.architectures.mixtral.mutants import DENSE, experts
+from ostro.core.nn.experts import Router, Stack
+from ostro.core.testing.mutants import decoder, each, no_bias, retable, windowed
+
+PLAIN = "another activation of the experts"
+
+
+def no_sinks(model: nn.Model) -> None:
+    each(model, nn.Attention, lambda a: setattr(a, "sinks", None))
+
+
+def windows_shifted(model: nn.Model) -> None:
+    attentions = [m for m in model.modules() if isinstance(m, nn.Attention)]
+    widths = [attention.window for attention in attentions]
+    for attention, width in zip(attentions, widths[1:] + widths[:1], strict=True):
+        attention.window = width
+
+
+def truncated(model: nn.Model) -> None:
+    each(model, nn.Rope, lambda rope: retable(rope, truncate=True))
+
+
+def no_clamp(model: nn.Model) -> None:
+    each(model, Experts, lambda e: setattr(e, "limit", float("inf")))
+
+
+def alpha(model: nn.Model) -> None:
+    each(model, Experts, lambda e: setattr(e, "alpha", 1.0))
+
+
+def no_expert_biases(model: nn.Model) -> None:
+    each(model, Stack, lambda s: setattr(s, "bias", None))
+
+
+def no_router_bias(model: nn.Model) -> None:
+    each(model, Router, lambda r: setattr(r, "bias", None))
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from (mutant for mutant in decoder() if mutant.name not in DENSE)
+    yield from windowed()
+    yield from (mutant for mutant in experts() if mutant.name != PLAIN)
+    yield Mutant(name="no sinks", apply=no_sinks)
+    yield Mutant(name="windows on other layers", apply=windows_shifted)
+    yield Mutant(name="the bounds of yarn truncated", apply=truncated)
+    yield Mutant(name="gate and up unclamped", apply=no_clamp)
+    yield Mutant(name="a plain sigmoid in the activation", apply=alpha)
+    yield Mutant(name="no biases", apply=no_bias)
+    yield Mutant(name="no biases of the experts", apply=no_expert_biases)
+    yield Mutant(name="no bias of the router", apply=no_router_bias)

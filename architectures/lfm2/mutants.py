@@ -1,0 +1,54 @@
+"""Bugs that the parity test of lfm2 must notice."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ostro import Mutant, Step, nn
+from ostro.architectures.lfm2.model import Filters, ShortConv
+from ostro.core.testing.mutants import decoder, each, no_bias, no_head_norms
+
+
+def parts(order: tuple[int, int, int]) -> Callable[[nn.Model], None]:
+    """Take B, C and x out of the linear in another order."""
+
+    def change(conv: ShortConv) -> None:
+        forward = conv.in_proj.forward
+
+        def swapped(x: Tensor, step: Step) -> Tensor:
+            chunks = forward(x, step).chunk(3, -1)
+            return torch.cat([chunks[i] for i in order], -1)
+
+        conv.in_proj.forward = swapped  # type: ignore[method-assign]
+
+    return lambda model: each(model, ShortConv, change)
+
+
+def backwards(model: nn.Model) -> None:
+    each(model, Filters, lambda f: setattr(f.weight, "data", f.weight.data.flip(-1).contiguous()))
+
+
+def no_filter_bias(model: nn.Model) -> None:
+    each(model, Filters, lambda f: setattr(f, "bias", None))
+
+
+def activated(model: nn.Model) -> None:
+    """The convolution of the mamba family ends in silu; this one has nothing there."""
+
+    def change(conv: ShortConv) -> None:
+        plain = conv.convolve.kernel
+        conv.convolve.kernel = lambda *args: plain(*args, "silu")
+
+    each(model, ShortConv, change)
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from decoder()
+    yield Mutant(name="no norms on the heads", apply=no_head_norms)
+    yield Mutant(name="no biases on the linears", apply=no_bias)
+    yield Mutant(name="no biases on the filters", apply=no_filter_bias)
+    yield Mutant(name="B and C exchanged", apply=parts((1, 0, 2)))
+    yield Mutant(name="C and x exchanged", apply=parts((0, 2, 1)))
+    yield Mutant(name="filters backwards", apply=backwards)
+    yield Mutant(name="silu after the convolution", apply=activated)

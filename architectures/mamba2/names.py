@@ -1,0 +1,105 @@
+"""Mamba 2's names in GGUF files, and the shapes that llama.cpp's converter gives its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ostro import Container, Names, Pair
+from ostro.architectures.llama.names import dtype, quotient, under
+from ostro.architectures.mamba2.model import Config
+
+LAYER = "backbone.layers.{i}"
+
+
+@dataclass(frozen=True)
+class Filters:
+    """GGUF files hold the filters of a convolution [c, 1, w] without their middle dimension."""
+
+    packed: bool = field(default=False, init=False)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return tensor.float().unsqueeze(1)
+
+    def write(self, tensor: Tensor) -> Tensor:
+        return tensor.squeeze(1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """GGUF files lay a vector out in rows of `width`."""
+
+    width: int
+    packed: bool = field(default=False, init=False)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return tensor.flatten()
+
+    def write(self, tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (-1, self.width))
+
+
+@dataclass(frozen=True)
+class Rate:
+    """GGUF files hold -exp(A_log), one to a row."""
+
+    packed: bool = field(default=False, init=False)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return (-tensor.float()).log().flatten()
+
+    def write(self, tensor: Tensor) -> Tensor:
+        return -tensor.float().exp()[:, None]
+
+
+def names(config: Config) -> Names:
+    return Names(
+        gguf=(
+            Pair("token_embd", "backbone.embeddings"),
+            Pair("output_norm", "backbone.norm_f"),
+            Pair("output", "lm_head"),
+            Pair("blk.{i}.attn_norm", f"{LAYER}.norm"),
+            Pair("blk.{i}.ssm_in", f"{LAYER}.mixer.in_proj"),
+            Pair("blk.{i}.ssm_conv1d.weight", f"{LAYER}.mixer.conv1d.weight", Filters()),
+            Pair("blk.{i}.ssm_conv1d.bias", f"{LAYER}.mixer.conv1d.bias"),
+            Pair("blk.{i}.ssm_dt.bias", f"{LAYER}.mixer.dt_bias"),
+            Pair("blk.{i}.ssm_a", f"{LAYER}.mixer.A_log", Rate()),
+            Pair("blk.{i}.ssm_d", f"{LAYER}.mixer.D", Rows(1)),
+            Pair(
+                "blk.{i}.ssm_norm.weight",
+                f"{LAYER}.mixer.norm.weight",
+                Rows(config.intermediate_size // config.n_groups),
+            ),
+            Pair("blk.{i}.ssm_out", f"{LAYER}.mixer.out_proj"),
+        )
+    )
+
+
+def gguf_config(container: Container) -> dict[str, Any]:
+    """A config.json out of a GGUF file (gguf-py's constants.py lists its keys)."""
+    tensors = container.tensors
+    get = under("mamba2", container.metadata)
+    inner, heads = get("ssm.inner_size"), get("ssm.time_step_rank")
+    raw = {
+        "hidden_size": get("embedding_length"),
+        "num_hidden_layers": get("block_count"),
+        "max_position_embeddings": get("context_length"),
+        "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
+        "conv_kernel": get("ssm.conv_kernel"),
+        "state_size": get("ssm.state_size"),
+        "n_groups": get("ssm.group_count"),
+        "num_heads": heads,
+        "head_dim": quotient(inner, heads),
+        "expand": quotient(inner, get("embedding_length")),
+    }
+    raw = {key: value for key, value in raw.items() if value is not None}
+    if "token_embd.weight" in tensors:
+        raw["vocab_size"] = tensors["token_embd.weight"].shape[0]
+    return raw | {
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "use_bias": "blk.0.ssm_in.bias" in tensors,
+        "use_conv_bias": "blk.0.ssm_conv1d.bias" in tensors,
+        "dtype": dtype(tensors.values()),
+    }

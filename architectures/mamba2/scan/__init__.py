@@ -1,0 +1,32 @@
+"""The scan of Mamba 2 over the rows of many sequences (Dao & Gu 2024, transformers' Mamba2Mixer).
+
+    scan(x, dt, a, b, c, d, dt_bias, limit, state, places) -> [T, h, p]
+
+x [T, h, p], dt [T, h], b and c [T, g, n] are rows of all sequences, one after the other, in one
+float type (views of wider rows, all but the first dimension contiguous); head i reads group
+i // (h // g). a, d and dt_bias [h] float32; limit: the least and the most that a time step may be.
+state [blocks, h, p, n] float32: `places` (a `Places`) finds the state S before a sequence's first
+row, zeros where it begins; the state after its last row is put into its new block, which may be the
+same. Row by row, in float32:
+
+    step = softplus(dt + dt_bias), clamped to limit
+    S = exp(step * a) * S + step * x b^T
+    y = S c + d * x
+
+y is rounded once to x's type; rows of a sequence without a new block give zeros.
+"""
+
+from ostro import Kernel
+from ostro.core.native import DTYPES
+
+KERNELS = (
+    Kernel(name="triton", call=f"{__name__}.kernels:scan", devices=("cuda",), deterministic=True),
+    Kernel(
+        name="native",
+        call=f"{__name__}.native:scan",
+        devices=("cpu",),
+        dtypes=DTYPES,
+        deterministic=True,
+    ),
+    Kernel(name="naive", call=f"{__name__}.naive:scan", deterministic=True),
+)

@@ -1,0 +1,40 @@
+"""The scan of Mamba 2 in plain torch, one row after the other."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro.core.ops.places import Places
+
+
+def scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    limit: tuple[float, float],
+    state: Tensor,
+    places: Places,
+) -> Tensor:
+    """See the package."""
+    heads = x.shape[1]
+    step = F.softplus(dt.float() + dt_bias).clamp(*limit)
+    b, c = (each.float().repeat_interleave(heads // each.shape[1], 1) for each in (b, c))
+    out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    starts = places.starts.tolist()
+    ends = zip(places.before.tolist(), places.after.tolist(), strict=True)
+    for s, (before, after) in enumerate(ends):
+        if after < 0:
+            continue
+        now = state[before].clone() if before >= 0 else torch.zeros_like(state[after])
+        for t in range(starts[s], starts[s + 1]):
+            taken = (step[t, :, None] * x[t])[:, :, None] * b[t, :, None]
+            now = torch.exp(step[t] * a)[:, None, None] * now + taken
+            out[t] = (now * c[t, :, None]).sum(-1) + d[:, None] * x[t]
+        state[after] = now
+    return out

@@ -1,0 +1,64 @@
+"""Mixtral: Llama whose feed-forward is a sparse mixture of experts (Jiang et al. 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ostro import Step, nn
+from ostro.architectures.llama import model as llama
+from ostro.core.config import TextConfig, WindowConfig
+from ostro.core.errors import ConfigError
+
+MOST = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(TextConfig):
+    """What families with a mixture of experts state; the last three matter in training alone."""
+
+    num_local_experts: int = 8
+    num_experts_per_tok: int = 2
+    output_router_logits: bool = False
+    router_aux_loss_coef: float = 0.0
+    router_jitter_noise: float = 0.0
+
+    def check(self) -> None:
+        super().check()
+        experts, chosen = self.num_local_experts, self.num_experts_per_tok
+        if not 0 < experts <= MOST:
+            raise ConfigError(f"the number of experts, {experts}, is not within 1..{MOST}")
+        if not 0 < chosen <= experts:
+            raise ConfigError(f"num_experts_per_tok={chosen} is not within 1..{experts}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ExpertsConfig, WindowConfig, llama.Config):
+    rms_norm_eps: float = 1e-5
+
+
+class SparseMLP(nn.Module):
+    """Each row goes through the experts that the gate chooses for it."""
+
+    def __init__(self, config: ExpertsConfig, hidden: int, *, renormalise: bool = True) -> None:
+        super().__init__()
+        d, experts, top = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
+        self.gate = nn.Router(d, experts, top, renormalise=renormalise)
+        self.experts = nn.Experts(experts, d, hidden, config.hidden_act)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        chosen, weights = self.gate.choose(x, step)
+        return self.experts(x, chosen, weights, step)
+
+
+class Block(llama.Block):
+    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
+        return nn.Attention(config, layer, rope, window=config.window(layer))
+
+    def feed_forward(self, config: Config, layer: int) -> nn.Module:
+        return SparseMLP(config, config.intermediate_size)
+
+
+class Model(llama.Model):
+    block = Block

@@ -1,0 +1,38 @@
+"""The gated delta rule over the rows of many sequences (Yang et al. 2024, transformers'
+Qwen3NextGatedDeltaNet).
+
+    delta_rule(q, k, v, b, a, rate, dt_bias, state, places) -> [T, hv, dv]
+
+q and k [T, hk, dk], v [T, hv, dv], b and a [T, hv] are rows of all sequences, one after the other,
+in one float type (views of wider rows, all but the first dimension contiguous); value head i reads
+key head i // (hv // hk). rate (negative) and dt_bias [hv] float32. state [blocks, hv, dk, dv]
+float32: `places` (a `Places`) finds the state S before a sequence's first row, zeros where it
+begins; the state after its last row is put into its new block, which may be the same. Row by row,
+in float32, with q and k brought to length 1 (1e-6 under the root) and q then divided by sqrt(dk):
+
+    S = exp(rate * softplus(a + dt_bias)) * S
+    S = S + k (sigmoid(b) * (v - k^T S))^T
+    y = q^T S
+
+y is rounded once to v's type; rows of a sequence without a new block give zeros.
+"""
+
+from ostro import Kernel
+from ostro.core.native import DTYPES
+
+KERNELS = (
+    Kernel(
+        name="triton",
+        call=f"{__name__}.kernels:delta_rule",
+        devices=("cuda",),
+        deterministic=True,
+    ),
+    Kernel(
+        name="native",
+        call=f"{__name__}.native:delta_rule",
+        devices=("cpu",),
+        dtypes=DTYPES,
+        deterministic=True,
+    ),
+    Kernel(name="naive", call=f"{__name__}.naive:delta_rule", deterministic=True),
+)

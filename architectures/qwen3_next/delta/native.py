@@ -1,0 +1,49 @@
+"""The gated delta rule on CPU: threads share sequences and heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ostro import native
+from ostro.architectures.qwen3_next.delta import naive
+from ostro.core.ops.places import Places
+
+P, N = native.ADDRESS, native.INT
+KINDS = (*[P] * 5, *[N] * 9, P, P, P, N, P, P, P, P)
+LIBRARY = native.load(Path(__file__).with_suffix(".cpp"))
+DELTA_RULE = native.functions(LIBRARY, "delta_rule", *KINDS)
+WIDEST = 512
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    a: Tensor,
+    rate: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    places: Places,
+) -> Tensor:
+    """See the package."""
+    key_heads, dk = k.shape[1:]
+    if dk > WIDEST:
+        return naive.delta_rule(q, k, v, b, a, rate, dt_bias, state, places)
+    out = torch.empty(v.shape, dtype=v.dtype)
+    DELTA_RULE[v.dtype](
+        *(each.data_ptr() for each in (q, k, v, b, a)),
+        *(each.stride(0) for each in (q, k, v, b, a)),
+        key_heads,
+        v.shape[1],
+        dk,
+        v.shape[2],
+        *(each.data_ptr() for each in (rate, dt_bias, state)),
+        len(places.before),
+        *(each.data_ptr() for each in (places.starts, places.before, places.after)),
+        out.data_ptr(),
+    )
+    return out

@@ -1,0 +1,176 @@
+"""Qwen3-Next: gated delta nets, every fourth layer gated attention, experts beside a shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro import CacheSpec, Step, nn
+from ostro.architectures.llama import model as llama
+from ostro.architectures.mixtral import model as mixtral
+from ostro.architectures.qwen3_next import delta
+from ostro.core.errors import ConfigError
+from ostro.core.ops import Op, causal_conv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(mixtral.ExpertsConfig, llama.Config):
+    """Layers attend as layer_types says, else every full_attention_interval-th."""
+
+    intermediate_size: int = 5632
+    max_position_embeddings: int = 32768
+    head_dim: int = 256
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_conv_kernel_dim: int = 4
+    full_attention_interval: int = 4
+    layer_types: tuple[str, ...] | None = None
+    num_experts: int = 512
+    num_experts_per_tok: int = 10
+    norm_topk_prob: bool = True
+    moe_intermediate_size: int = 512
+    shared_expert_intermediate_size: int = 512
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] = ()
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        values = super().derive({"partial_rotary_factor": 0.25, **raw}, values)
+        values["num_local_experts"] = values.get("num_experts", cls.num_experts)
+        return values
+
+    def check(self) -> None:
+        super().check()
+        for name in (
+            "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
+            "linear_conv_kernel_dim full_attention_interval moe_intermediate_size "
+            "shared_expert_intermediate_size decoder_sparse_step"
+        ).split():
+            if not 1 <= getattr(self, name) <= 65536:
+                raise ConfigError(f"{name}={getattr(self, name)} is not within 1..65536")
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            raise ConfigError(
+                f"linear_num_value_heads={self.linear_num_value_heads} is not a multiple of "
+                f"linear_num_key_heads={self.linear_num_key_heads}"
+            )
+        types = self.layer_types
+        if types is not None and len(types) != self.num_hidden_layers:
+            raise ConfigError(
+                f"layer_types lists {len(types)} layers, num_hidden_layers={self.num_hidden_layers}"
+            )
+        for kind in types or ():
+            if kind not in ("full_attention", "linear_attention"):
+                raise ConfigError(f"layer_types names {kind!r:.80}, which this family has not")
+
+    def attends(self, layer: int) -> bool:
+        if self.layer_types is not None:
+            return self.layer_types[layer] == "full_attention"
+        return (layer + 1) % self.full_attention_interval == 0
+
+    def sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+
+class Attention(nn.Attention):
+    """A head's queries come with a gate on what it says."""
+
+    def __init__(self, config: Config, layer: int, rope: nn.Rope) -> None:
+        bias, d = config.attention_bias, config.head_dim
+        super().__init__(config, layer, rope, bias=bias, out_bias=bias, qk_norm=True)
+        parts = {"q_proj": 2 * self.heads * d, "k_proj": self.kv_heads * d}
+        parts["v_proj"] = parts["k_proj"]
+        self.qkv = nn.Linear(config.hidden_size, parts, bias=bias)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        heads = self.qkv(x, step).view(x.shape[0], -1, self.head_dim)
+        q, k, v = heads.split((2 * self.heads, self.kv_heads, self.kv_heads), 1)
+        q, gate = q.unflatten(1, (-1, 2)).unbind(2)
+        q = self.place(q.contiguous(), k, v, step)
+        pages = step.caches[self.layer]
+        y = self.attend(q, pages.k, pages.v, pages.batch, self.scale)
+        return self.o_proj((y * gate.sigmoid()).flatten(1), step)
+
+
+class Filters(nn.Module):
+    """One filter per channel, as checkpoints hold them: weight [c, 1, w]."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(channels, 1, width), requires_grad=False)
+
+
+class DeltaNet(nn.Remembers):
+    """q, k, v, a gate z and two numbers per head; convolve q, k, v; the delta rule; norm; gate."""
+
+    def __init__(self, config: Config, layer: int) -> None:
+        super().__init__()
+        d, self.layer = config.hidden_size, layer
+        self.key_heads, self.heads = config.linear_num_key_heads, config.linear_num_value_heads
+        self.dk, self.dv = config.linear_key_head_dim, config.linear_value_head_dim
+        self.keys, self.values = self.key_heads * self.dk, self.heads * self.dv
+        self.in_proj_qkvz = nn.Linear(d, 2 * (self.keys + self.values))
+        self.in_proj_ba = nn.Linear(d, 2 * self.heads)
+        self.conv1d = Filters(2 * self.keys + self.values, config.linear_conv_kernel_dim)
+        self.A_log = nn.Parameter(torch.zeros(self.heads), requires_grad=False)
+        self.dt_bias = nn.Parameter(torch.zeros(self.heads), requires_grad=False)
+        self.norm = nn.RMSNorm(self.dv, config.rms_norm_eps)
+        self.out_proj = nn.Linear(self.values, d, shard="rowwise")
+        self.convolve = Op(causal_conv.KERNELS)
+        self.rule = Op(delta.KERNELS)
+
+    @property
+    def spec(self) -> CacheSpec:
+        c, _, w = self.conv1d.weight.shape
+        return CacheSpec(kind="recurrent", state=((c, w - 1), (self.heads, self.dk, self.dv)))
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """x [T, d] -> [T, d]. The linears' rows go by key heads: each with its value heads."""
+        share = self.heads // self.key_heads
+        qkvz = self.in_proj_qkvz(x, step).unflatten(-1, (self.key_heads, -1))
+        q, k, v, z = qkvz.split((self.dk, self.dk, share * self.dv, share * self.dv), -1)
+        ba = self.in_proj_ba(x, step).unflatten(-1, (self.key_heads, 2, share))
+        b, a = (each.flatten(1) for each in ba.unbind(2))
+        states = step.caches[self.layer]
+        (past, memory), places = states.tensors, states.places
+        x = torch.cat([each.flatten(1) for each in (q, k, v)], -1)
+        x = self.convolve(x, self.conv1d.weight[:, 0], None, past, places, "silu")
+        q, k, v = x.split((self.keys, self.keys, self.values), -1)
+        q, k = (each.unflatten(-1, (self.key_heads, self.dk)) for each in (q, k))
+        v, rate = v.unflatten(-1, (self.heads, self.dv)), -self.A_log.exp()
+        y = self.norm(self.rule(q, k, v, b, a, rate, self.dt_bias, memory, places))[0]
+        y = y * F.silu(z.reshape(y.shape).float())
+        return self.out_proj(y.to(x.dtype).flatten(1), step)
+
+
+class SharedMLP(mixtral.SparseMLP):
+    """Beside those that the router chooses, one expert that all rows go through, with a gate."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, config.moe_intermediate_size, renormalise=config.norm_topk_prob)
+        d, hidden = config.hidden_size, config.shared_expert_intermediate_size
+        self.shared_expert = nn.GatedMLP(d, hidden, config.hidden_act)
+        self.shared_expert_gate = nn.Linear(d, 1)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        gate = self.shared_expert_gate(x, step).sigmoid()
+        return super().forward(x, step) + gate * self.shared_expert(x, step)
+
+
+class Block(llama.Block):
+    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
+        return Attention(config, layer, rope) if config.attends(layer) else DeltaNet(config, layer)
+
+    def feed_forward(self, config: Config, layer: int) -> nn.Module:
+        return SharedMLP(config) if config.sparse(layer) else super().feed_forward(config, layer)
+
+
+class Model(llama.Model):
+    block = Block

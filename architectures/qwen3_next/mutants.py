@@ -1,0 +1,88 @@
+"""Bugs that the parity test of qwen3_next must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ostro import Mutant, nn
+from ostro.architectures.mixtral.mutants import experts
+from ostro.architectures.qwen3_next.model import Attention, DeltaNet, Filters, SharedMLP
+from ostro.core.testing.mutants import decoder, each, no_head_norms
+
+ARGUMENTS = ("q", "k", "v", "b", "a", "rate", "dt_bias")
+
+
+def ruled(**changes: Callable[[dict[str, Any]], Any]) -> Callable[[nn.Model], None]:
+    """The delta rule with other arguments: each named one is made of all."""
+
+    def change(net: DeltaNet) -> None:
+        plain = net.rule.kernel
+
+        def other(*args: Any) -> Tensor:
+            held = dict(zip(ARGUMENTS, args, strict=False))
+            made = {name: make(held) for name, make in changes.items()}
+            return plain(*(held | made).values(), *args[len(ARGUMENTS) :])
+
+        net.rule.kernel = other
+
+    return lambda model: each(model, DeltaNet, change)
+
+
+def backwards(model: nn.Model) -> None:
+    each(model, Filters, lambda f: setattr(f.weight, "data", f.weight.data.flip(-1).contiguous()))
+
+
+def no_activation(model: nn.Model) -> None:
+    def change(net: DeltaNet) -> None:
+        plain = net.convolve.kernel
+        net.convolve.kernel = lambda *args: plain(*args[:-1], "")
+
+    each(model, DeltaNet, change)
+
+
+def open_gates(linear: str) -> Callable[[Any], None]:
+    """Gates of 0, which let a half through whatever is asked."""
+
+    def change(module: Any) -> None:
+        forward = getattr(module, linear).forward
+        getattr(module, linear).forward = lambda x, step: forward(x, step) * 0
+
+    return change
+
+
+def queries_for_gates(attention: Attention) -> None:
+    forward, n = attention.qkv.forward, 2 * attention.heads * attention.head_dim
+
+    def swapped(x: Tensor, step: Any) -> Tensor:
+        y = forward(x, step)
+        y[:, :n] = y[:, :n].unflatten(1, (-1, 2, attention.head_dim)).flip(2).flatten(1)
+        return y
+
+    attention.qkv.forward = swapped  # type: ignore[method-assign]
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from decoder()
+    yield from experts()
+    yield Mutant(name="no norms on the heads", apply=no_head_norms)
+    yield Mutant(name="filters backwards", apply=backwards)
+    yield Mutant(name="no silu after the convolution", apply=no_activation)
+    yield Mutant(name="q and k exchanged", apply=ruled(q=lambda a: a["k"], k=lambda a: a["q"]))
+    yield Mutant(name="b and a exchanged", apply=ruled(b=lambda a: a["a"], a=lambda a: a["b"]))
+    yield Mutant(name="no bias on the time step", apply=ruled(dt_bias=lambda a: a["rate"] * 0))
+    yield Mutant(name="A without its exponential", apply=ruled(rate=lambda a: (-a["rate"]).log()))
+    yield Mutant(
+        name="key heads in another order",
+        apply=ruled(k=lambda a: a["k"].flip(1).contiguous()),
+    )
+    yield Mutant(
+        name="queries and gates exchanged",
+        apply=lambda model: each(model, Attention, queries_for_gates),
+    )
+    yield Mutant(
+        name="no gate on the shared expert",
+        apply=lambda model: each(model, SharedMLP, open_gates("shared_expert_gate")),
+    )

@@ -1,0 +1,121 @@
+"""Grouped matmul in Triton: tiles of rows, cut where the expert changes.
+
+Rows lie sorted, so a tile of BLOCK_M of them is a few runs of one expert each, and the products of
+all runs of all tiles are at most t / BLOCK_M + experts. The grid follows from shapes alone. Where
+rows are few, every row has a program, which ends at once unless a run begins there: all weights
+are then read side by side. Where they are many, a tile has one program that walks its runs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ostro.core.ops.attention.tiles import target_family
+
+
+class Tile(NamedTuple):
+    """rows and columns of a program's output, bytes of a row read at a time, rows it starts at."""
+
+    rows: int
+    columns: int
+    depth: int
+    starts: int
+    warps: int
+    stages: int
+
+
+FEW = Tile(rows=16, columns=32, depth=128, starts=1, warps=4, stages=4)
+MANY = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=3)
+
+
+def grouped(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
+    """See the package."""
+    many = x.shape[0] >= FEW.rows * weight.shape[0]
+    # Without tensor cores, or loading one number at a time, the large tile spills registers.
+    fits = x.dtype.itemsize == 2 and x.shape[1] % 16 == 0 and target_family() != "sm_75"
+    return launch(x, weight, expert_of_row, MANY if many and fits else FEW)
+
+
+def grouped_fixed(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
+    """See the package; a row's result has the same bits whatever other rows there are."""
+    return launch(x, weight, expert_of_row, FEW)
+
+
+def launch(x: Tensor, weight: Tensor, expert_of_row: Tensor, tile: Tile) -> Tensor:
+    rows, (_, n, k) = x.shape[0], weight.shape
+    y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(rows, tile.starts), triton.cdiv(n, tile.columns))
+    grouped_kernel[grid](
+        x,
+        weight,
+        expert_of_row,
+        y,
+        rows,
+        n,
+        k,
+        x.stride(0),
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.depth // x.dtype.itemsize,
+        STARTS=tile.starts,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return y
+
+
+@triton.jit
+def grouped_kernel(
+    x,
+    weight,
+    expert_of_row,
+    y,
+    rows,
+    n,
+    k,
+    x_row,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STARTS: tl.constexpr,
+):
+    """The runs that begin among STARTS rows of a tile, for BLOCK_N columns."""
+    row = tl.program_id(0) * STARTS
+    last = tl.minimum(row + STARTS, rows)
+    tile = row // BLOCK_M * BLOCK_M
+    lane = (tile + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    experts = tl.load(expert_of_row + lane, mask=lane < rows, other=1 << 30)
+    while row < last:
+        expert = tl.load(expert_of_row + row)
+        start = tile + tl.sum((experts < expert).to(tl.int32))
+        end = tile + tl.sum((experts <= expert).to(tl.int32))
+        if row == start:
+            mine = (lane >= start) & (lane < end)
+            matrix = weight + expert * n * k
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for at in range(0, k, BLOCK_K):
+                depth = at + tl.arange(0, BLOCK_K)
+                inside = depth < k
+                a = tl.load(
+                    x + lane[:, None] * x_row + depth[None, :],
+                    mask=mine[:, None] & inside[None, :],
+                    other=0.0,
+                )
+                b = tl.load(
+                    matrix + column[None, :] * k + depth[:, None],
+                    mask=(column < n)[None, :] & inside[:, None],
+                    other=0.0,
+                )
+                acc = tl.dot(a, b, acc, input_precision="ieee")
+            tl.store(
+                y + lane[:, None] * n + column[None, :],
+                acc.to(y.dtype.element_ty),
+                mask=mine[:, None] & (column < n)[None, :],
+            )
+        row = end

@@ -1,0 +1,146 @@
+"""From hidden states to one vector per input, as a folder of sentence-transformers describes it.
+
+`modules.json` lists what follows the model: a pooling, perhaps dense layers, a normalisation, each
+with a folder of its own. A folder without it gives the mean of an encoder's states or the last of a
+decoder's, normalised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ostro.core.errors import CheckpointError, ConfigError
+
+MODES = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt",
+    "pooling_mode_weightedmean_tokens": "weighted",
+}
+"""The switches of a pooling's config.json, and what they ask for."""
+
+ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": lambda x: x,
+    "torch.nn.modules.activation.Tanh": torch.tanh,
+    "torch.nn.modules.activation.GELU": F.gelu,
+}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A layer behind the pooling: weight [n, k], bias [n] or None, and an activation's name."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = ACTIVATIONS[self.activation](F.linear(x, self.weight, self.bias))
+        return y
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How rows become a vector: a mode (of MODES' values), layers, and whether it is normed.
+
+    `prompts` are texts that may go before an input, by name.
+    """
+
+    mode: str
+    layers: tuple[Dense, ...] = ()
+    normalize: bool = True
+    prompts: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, hidden: Tensor, bounds: Sequence[int]) -> Tensor:
+        """hidden [T, d] of inputs that begin at `bounds` -> [B, n] float32."""
+        rows = [hidden[start:stop].float() for start, stop in pairwise(bounds)]
+        x = torch.stack([pool(self.mode, mine) for mine in rows])
+        for layer in self.layers:
+            x = layer(x)
+        return F.normalize(x, dim=-1) if self.normalize else x
+
+
+def pool(mode: str, rows: Tensor) -> Tensor:
+    """Rows [n, d] of one input -> [d]."""
+    if mode == "first":
+        return rows[0]
+    if mode == "last":
+        return rows[-1]
+    if mode == "max":
+        return rows.amax(0)
+    if mode == "weighted":
+        weights = torch.arange(1, len(rows) + 1, dtype=rows.dtype, device=rows.device)
+        return weights @ rows / weights.sum()
+    return rows.sum(0) / (len(rows) ** 0.5 if mode == "mean_sqrt" else len(rows))
+
+
+def read_pooling(folder: Path, default: str, device: torch.device) -> Pooling:
+    """What `folder` says of pooling. Raises ConfigError or CheckpointError naming the file."""
+    listed = folder / "modules.json"
+    if not listed.is_file():
+        return Pooling(default)
+    mode, layers, normalize = default, [], False
+    for entry in read_json(listed, list):
+        kind = str(entry.get("type", "")).rpartition(".")[2]
+        place = folder / str(entry.get("path", ""))
+        if not place.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{listed}: {entry['path']!r:.80} lies outside of the folder")
+        if kind == "Pooling":
+            mode = read_mode(place / "config.json")
+        elif kind == "Dense":
+            layers.append(read_dense(place, device))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise ConfigError(f"{listed}: {entry.get('type')!r:.80} is not implemented")
+    settings = folder / "config_sentence_transformers.json"
+    prompts = read_json(settings, dict).get("prompts") if settings.is_file() else None
+    return Pooling(mode, tuple(layers), normalize, dict(prompts or {}))
+
+
+def read_mode(file: Path) -> str:
+    config = read_json(file, dict)
+    modes = [MODES[key] for key, value in config.items() if value is True and key in MODES]
+    if len(modes) != 1:
+        raise ConfigError(f"{file}: {len(modes)} pooling modes are on; one is implemented")
+    return modes[0]
+
+
+def read_dense(folder: Path, device: torch.device) -> Dense:
+    config = read_json(folder / "config.json", dict)
+    activation = str(config.get("activation_function", "torch.nn.modules.linear.Identity"))
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"{folder / 'config.json'}: {activation!r:.80} is not implemented")
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing; only safetensors are read")
+    tensors = {name: tensor.float().to(device) for name, tensor in load_file(file).items()}
+    shape = config.get("out_features"), config.get("in_features")
+    weight = tensors.get("linear.weight")
+    if weight is None or tuple(weight.shape) != shape:
+        found = None if weight is None else list(weight.shape)
+        raise CheckpointError(f"{file}: linear.weight is {found}, config.json asks for {shape}")
+    return Dense(weight, tensors.get("linear.bias"), activation)
+
+
+def read_json(file: Path, kind: type) -> Any:
+    """A JSON file that holds a list or an object. Raises ConfigError."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if not isinstance(found, kind):
+        raise ConfigError(f"{file}: not a JSON {'list' if kind is list else 'object'}")
+    return found

@@ -1,0 +1,76 @@
+"""`ostro embed`: texts to vectors, from the command line or a file, to the terminal or a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.core.errors import UsageError
+from ostro.entrypoints.cli.options import add_model_options, settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUFFIXES = (".npy", ".safetensors", ".jsonl")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_model_options(parser)
+    add = parser.add_argument_group("texts").add_argument
+    add("texts", nargs="*", metavar="TEXT", help="a text; without any, one per line of --file")
+    add("-f", "--file", type=Path, metavar="FILE", help="a text per line; - is standard input")
+    add("-o", "--output", type=Path, metavar="FILE", help=f"write to FILE ({', '.join(SUFFIXES)})")
+    add("--prompt", metavar="NAME", help="one of the model's own prompts, put before every text")
+    add("--dimensions", type=int, metavar="N", help="keep the first N, of length 1 again")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from ostro.entrypoints.python import open_model
+    from ostro.entrypoints.vectors import Encoder
+
+    texts = read_texts(args.texts, args.file)
+    if args.output is not None and args.output.suffix not in SUFFIXES:
+        raise UsageError(f"--output {args.output}: end its name with one of {', '.join(SUFFIXES)}")
+    with open_model(replace(settings(args), task="embed"), args.plugin) as model:
+        assert isinstance(model, Encoder)
+        vectors = model.embed(texts, prompt=args.prompt, dimensions=args.dimensions)
+    write(vectors, texts, args.output)
+    return 0
+
+
+def read_texts(given: list[str], file: Path | None) -> list[str]:
+    """The texts of a command. Raises UsageError where there are none, or two sources."""
+    if bool(given) == (file is not None):
+        raise UsageError("say texts, or --file with a text per line; not both")
+    if file is None:
+        return given
+    try:
+        lines = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--file {file}: {error}") from None
+    return [line for line in lines.splitlines() if line.strip()]
+
+
+def write(vectors: Tensor, texts: list[str], output: Path | None) -> None:
+    """Vectors [n, d] as the name of `output` asks, or as JSON lines on standard output."""
+    if output is not None and output.suffix == ".npy":
+        import numpy
+
+        numpy.save(output, vectors.numpy())
+    elif output is not None and output.suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        save_file({"vectors": vectors}, output)
+    else:
+        rows = zip(texts, vectors.tolist(), strict=True)
+        lines = [json.dumps({"text": t, "vector": v}, ensure_ascii=False) + "\n" for t, v in rows]
+        if output is None:
+            sys.stdout.writelines(lines)
+        else:
+            output.write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,33 @@
+"""`ostro rerank`: documents by how well they answer a query, the best first."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from ostro.entrypoints.cli.embed import read_texts
+from ostro.entrypoints.cli.options import add_model_options, settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_model_options(parser)
+    add = parser.add_argument_group("texts").add_argument
+    add("query", metavar="QUERY", help="what is looked for")
+    add("documents", nargs="*", metavar="TEXT", help="a document; or one per line of --file")
+    add("-f", "--file", type=Path, metavar="FILE", help="a document per line; - is standard input")
+    add("--top", type=int, metavar="N", help="show the best N")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ostro.entrypoints.python import open_model
+    from ostro.entrypoints.vectors import Encoder
+
+    documents = read_texts(args.documents, args.file)
+    with open_model(replace(settings(args), task="rerank"), args.plugin) as model:
+        assert isinstance(model, Encoder)
+        ranked = model.rerank(args.query, documents)
+    for item in ranked[: args.top]:
+        print(f"{item.score:.4f}\t{item.index}\t{documents[item.index]}")
+    return 0

@@ -1,0 +1,123 @@
+"""The loop over models that remember states: snapshots, preemption, choices, abort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.plugins import PluginManager
+from ostro.core.testing.parity import Subject, greedy, subject
+
+Build = Callable[..., Engine]
+BLOCK = 16
+NAMES = ("lfm2", "mamba2", "qwen3_next")
+"""Two models with both kinds of memory, and one of states alone."""
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def tiny(request: pytest.FixtureRequest, plugins: PluginManager) -> Iterator[Subject]:
+    with subject(plugins, request.param) as made:
+        yield made
+
+
+def ask(id: str, tokens: list[int], count: int = 12, **rules: object) -> TokenRequest:
+    sampling = Sampling(max_tokens=count, ignore_eos=True, **{"temperature": 0, **rules})  # type: ignore[arg-type]
+    return TokenRequest(id=id, tokens=tokens, sampling=sampling)
+
+
+def run(engine: Engine, *requests: TokenRequest) -> dict[tuple[str, int], list[int]]:
+    for request in requests:
+        engine.submit(request)
+    said: dict[tuple[str, int], list[int]] = {}
+    for output in engine.drain():
+        said.setdefault((output.id, output.index), []).extend(output.tokens)
+    return said
+
+
+@pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
+def test_what_is_said_is_what_the_reference_says(
+    tiny: Subject, engine_of: Build, length: int
+) -> None:
+    """20 tokens after the prompt, so that decoding passes the end of a block, or two."""
+    prompt = tiny.prompt[:length]
+    engine = engine_of(tiny)
+    truth = tiny.truth_tokens(prompt, 20)
+    assert greedy(engine, [prompt], 20) == [truth]
+    assert greedy(engine, [prompt], 20) == [truth], "again, out of the prefix cache"
+    assert engine.stats().blocks_used == 0
+
+
+def test_the_same_beginning_resumes_from_a_snapshot(tiny: Subject, engine_of: Build) -> None:
+    beginning = tiny.prompt[: 3 * BLOCK]
+    first, second = [*beginning, *tiny.prompt[:7]], [*beginning, *tiny.prompt[9:20]]
+    engine = engine_of(tiny)
+    run(engine, ask("first", first))
+    assert engine.stats().cached_tokens == 0
+    said = run(engine, ask("second", second))
+    assert engine.stats().cached_tokens == len(beginning)
+    assert said["second", 0] == tiny.truth_tokens(second, 12)
+
+
+def test_the_next_turn_resumes_where_the_answer_filled_a_block(
+    tiny: Subject, engine_of: Build
+) -> None:
+    prompt = tiny.prompt[: BLOCK + 3]
+    engine = engine_of(tiny)
+    said = run(engine, ask("first", prompt, 3 * BLOCK))["first", 0]
+    turn = [*prompt, *said, 5, 6, 7]
+    answer = run(engine, ask("next", turn))["next", 0]
+    assert engine.stats().cached_tokens == (len(prompt) + len(said) - 1) // BLOCK * BLOCK
+    assert answer == tiny.truth_tokens(turn, 12)
+
+
+def test_nothing_is_resumed_where_no_snapshot_is(tiny: Subject, engine_of: Build) -> None:
+    """A step of three blocks leaves one snapshot, at its end."""
+    engine = engine_of(tiny)
+    run(engine, ask("first", tiny.prompt))
+    shorter = [*tiny.prompt[: 2 * BLOCK], 5, 6, 7]
+    said = run(engine, ask("shorter", shorter))["shorter", 0]
+    assert engine.stats().cached_tokens == 0
+    assert said == tiny.truth_tokens(shorter, 12)
+
+
+@pytest.mark.parametrize("rows", [5, BLOCK, 23])
+def test_chunks_mixed_with_decodes_say_the_same(tiny: Subject, engine_of: Build, rows: int) -> None:
+    prompts = [tiny.prompt[i : i + 41] for i in range(3)]
+    alone = [tiny.truth_tokens(prompt, 8) for prompt in prompts]
+    assert greedy(engine_of(tiny, rows=rows), prompts, 8) == alone
+
+
+def test_a_crowded_pool_preempts_and_says_the_same(tiny: Subject, engine_of: Build) -> None:
+    prompts = [tiny.prompt[i : i + 30] for i in range(6)]
+    wanted = greedy(engine_of(tiny), prompts, 40)
+    crowded = engine_of(tiny, blocks=8)
+    assert greedy(crowded, prompts, 40) == wanted
+    assert crowded.stats().preemptions > 0
+    assert crowded.stats().blocks_used == 0
+
+
+def test_choices_go_on_from_one_prompt(tiny: Subject, engine_of: Build) -> None:
+    prompt = tiny.prompt[: 2 * BLOCK + 5]
+    engine = engine_of(tiny)
+    said = run(engine, ask("a", prompt, n=2, temperature=1.0, seed=7))
+    alone = engine_of(tiny)
+    for index in (0, 1):
+        other = run(alone, ask(str(index), prompt, temperature=1.0, seed=7 + index))
+        assert said["a", index] == other[str(index), 0]
+    assert said["a", 0] != said["a", 1]
+
+
+def test_abort_frees_every_block_at_once(tiny: Subject, engine_of: Build) -> None:
+    engine = engine_of(tiny, rows=20)
+    for id in "abc":
+        engine.submit(ask(id, tiny.prompt))
+    for passes in range(5):
+        engine.step()
+        assert engine.stats().blocks_used > 0, f"{passes = }"
+    for id in "abc":
+        engine.abort(id)
+    assert engine.stats().blocks_used == 0
+    assert run(engine, ask("d", tiny.prompt))["d", 0] == tiny.truth_tokens(tiny.prompt, 12)

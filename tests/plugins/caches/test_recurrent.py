@@ -1,0 +1,134 @@
+"""The recurrent cache kind: where states lie, and which of them can be come back to."""
+
+from __future__ import annotations
+
+import torch
+
+from ostro.core.cache import CacheSpec
+from ostro.core.engine.blocks import Blocks, Group, Pool, next_key, seed_key
+from ostro.core.ops.attention import Ragged
+from ostro.plugins.caches.recurrent.kind import Recurrent
+
+BLOCK = 4
+SPEC = CacheSpec(kind="recurrent", state=((3, 2), (5,)))
+
+
+def made(layers: int = 2, blocks: int = 6) -> Recurrent:
+    kind = Recurrent(SPEC, layers, block=BLOCK, dtype=torch.bfloat16, device=torch.device("cpu"))
+    kind.allocate(blocks)
+    return kind
+
+
+def ragged(table: list[list[int]], queries: list[int], lengths: list[int]) -> Ragged:
+    starts = torch.tensor([0, *queries]).cumsum(0)
+    ints = [torch.tensor(each, dtype=torch.int32) for each in (table, starts.tolist(), lengths)]
+    slots = torch.empty(0, dtype=torch.int64)
+    return Ragged(*ints, slots, max_queries=max(queries), max_length=max(lengths))
+
+
+def chain(count: int) -> list[bytes]:
+    keys, key = [], seed_key("model")
+    for i in range(count):
+        key = next_key(key, [i] * BLOCK)
+        keys.append(key)
+    return keys
+
+
+def test_every_layer_has_states_of_its_own_in_float32() -> None:
+    kind = made(layers=2)
+    batch = ragged([[0]], [1], [1])
+    first, second = kind.view(0, batch), kind.view(1, batch)
+    assert [tuple(t.shape) for t in first.tensors] == [(6, 3, 2), (6, 5)]
+    assert all(t.dtype == torch.float32 for t in first.tensors)
+    first.tensors[0][2] = 1
+    assert not second.tensors[0].any()
+    assert kind.bytes(6) == sum(state.nbytes for state in kind.states)
+
+
+def test_states_lie_in_the_blocks_of_the_tokens_before_and_of_the_last() -> None:
+    table = [[5, 0, 0], [4, 3, 0], [1, 2, 0], [0, 0, 4], [3, 0, 0], [2, 5, 0]]
+    queries = [3, 1, 4, 1, 0, 1]
+    lengths = [3, 5, 8, 0, 2, 6]  # begins, crosses, fills, is idle, has no rows, goes on inside
+    places = made().view(0, ragged(table, queries, lengths)).places
+    assert places.starts.tolist() == [0, 3, 4, 8, 9, 9, 10]
+    assert places.before.tolist() == [-1, 4, 1, -1, 3, 5]
+    assert places.after.tolist() == [5, 3, 2, -1, -1, 5]
+
+
+def test_places_are_found_once_in_a_step_and_anew_in_the_next() -> None:
+    kind, batch = made(layers=3), ragged([[5, 1]], [1], [3])
+    views = [kind.view(layer, batch) for layer in range(3)]
+    found = views[0].places
+    assert views[1].places is found and views[2].places is found
+    batch.lengths.fill_(5)
+    assert views[0].places.after.tolist() == [1]
+    assert views[2].places is views[0].found and views[0].found is not found
+    other = kind.view(1, ragged([[2, 3]], [1], [1]))
+    assert other.places.after.tolist() == [2], "another batch has other places"
+
+
+def test_fork_copies_all_states_of_all_layers() -> None:
+    kind = made()
+    for state in kind.states:
+        state[:, 3] = torch.randn(state[:, 3].shape)
+    kind.fork(3, 1)
+    for state in kind.states:
+        assert torch.equal(state[:, 1], state[:, 3]) and state[:, 1].any()
+        assert not state[:, 0].any()
+
+
+def test_the_longest_prefix_with_a_snapshot_is_resumed() -> None:
+    kind = made()
+    assert kind.hit([False, True, False]) == 2
+    assert kind.hit([True, True, False, True]) == 4
+    assert kind.hit([False, False]) == kind.hit([]) == 0
+
+
+def test_a_step_ends_at_the_end_of_a_block_or_inside_one() -> None:
+    blocks = Blocks([Group(made(), (0, 1), Pool(6))], BLOCK)
+    for start in range(9):
+        for count in range(1, 14):
+            end = start + blocks.align(start, count)
+            assert start < end <= start + count
+            inside = end <= start - start % BLOCK + BLOCK
+            assert inside or (start % BLOCK == end % BLOCK == 0), f"{start = } {count = }"
+
+
+def test_a_sequence_keeps_its_state_and_leaves_snapshots() -> None:
+    """A prompt of 11 tokens and 6 that follow, in blocks of 4: it works on two or three."""
+    pool = Pool(6)
+    blocks, keys = Blocks([Group(made(), (0, 1), pool)], BLOCK), chain(4)
+    tables, length, published = blocks.tables(), 0, 0
+    while length < 17:
+        count = blocks.align(length, 11 - length) if length < 11 else 1
+        before = tables[0].blocks[(length - 1) // BLOCK] if length else 0
+        assert before >= 0, f"the state of token {length - 1} is gone"
+        assert blocks.grow(tables, length + count)
+        length += count
+        assert tables[0].blocks[(length - 1) // BLOCK] >= 0
+        blocks.publish(tables, keys[: length // BLOCK], published)
+        published = length // BLOCK
+        blocks.trim(tables, length)
+        assert pool.used <= 2 and pool.peak <= 3
+    assert [key in pool.block_of for key in keys] == [False, True, True, True]
+    blocks.release(tables)
+    assert pool.used == 0 and pool.available == 6 and blocks.find(keys) == 4
+
+
+def test_a_snapshot_is_shared_and_not_written_again() -> None:
+    pool = Pool(6)
+    blocks, keys = Blocks([Group(made(), (0, 1), pool)], BLOCK), chain(2)
+    mine = blocks.tables()
+    assert blocks.grow(mine, 8)
+    blocks.publish(mine, keys, 0)
+    snapshot = mine[0].blocks[1]
+    others = [blocks.tables() for _ in range(2)]
+    for tables in others:
+        blocks.adopt(tables, keys)
+        assert tables[0].blocks == [-1, snapshot]
+        assert blocks.grow(tables, 9)
+        assert tables[0].blocks[2] not in (-1, snapshot)
+    assert pool.users[snapshot] == 3
+    for tables in (mine, *others):
+        blocks.release(tables)
+    assert pool.used == 0
