@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ostro import Pair
+from ostro import ExpertNames, Pair
 from ostro.architectures.gpt_oss.model import Config
-from ostro.architectures.mixtral.names import ExpertNames
 from ostro.core.errors import CheckpointError
 
 EXPERTS = "model.layers.{i}.mlp.experts"

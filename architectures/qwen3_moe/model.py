@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ostro import Container, nn
+from ostro import Container, ExpertNames, nn
 from ostro.architectures.llama import names as llama_names
 from ostro.architectures.mixtral import model as mixtral
 from ostro.architectures.mixtral import names as mixtral_names
@@ -62,9 +62,9 @@ class Model(qwen3.Model):
     block = Block
 
 
-def names(config: Config) -> mixtral_names.ExpertNames:
+def names(config: Config) -> ExpertNames:
     """The hub has each expert under its own name; the converter leaves q and k as they are."""
-    return mixtral_names.ExpertNames(
+    return ExpertNames(
         gguf=(mixtral_names.GATE, *llama_names.GGUF),
         experts=config.num_local_experts,
         stacks=mixtral_names.STACKS,

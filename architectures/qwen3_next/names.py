@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ostro import Add, Names, Pair
-from ostro.architectures.mixtral.names import STACKS, ExpertNames
+from ostro import Add, ExpertNames, Names, Pair
+from ostro.architectures.mixtral.names import STACKS
 from ostro.architectures.qwen3_next.model import Config
 
 LAYER = "model.layers.{i}"

@@ -173,7 +173,7 @@ def main() -> None:
     """Tokenizer, model, draft; then the accuracy of the model and how often the draft agrees."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write, or to go on in")
-    parser.add_argument("--tokens", type=int, default=28_000_000, help="for the model")
+    parser.add_argument("--tokens", type=int, default=26_000_000, help="for the model")
     parser.add_argument("--draft-tokens", type=int, default=3_072_000, help="for the draft")
     parser.add_argument("--items", type=int, default=100, help="held-out items per skill")
     args = parser.parse_args()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ostro.core.cache import CacheKind, CacheSpec
     from ostro.core.hooks import hookimpl
     from ostro.core.load.container import Container
+    from ostro.core.load.experts import ExpertNames, Part
     from ostro.core.load.names import Add, HeadRows, Names, Pair, Unpermute
     from ostro.core.nn import Model, Storage
     from ostro.core.ops.choose import Fused, Kernel
@@ -56,6 +57,7 @@ _NAMES = {
     "ostro.core.cache": "CacheKind CacheSpec",
     "ostro.core.hooks": "hookimpl",
     "ostro.core.load.container": "Container",
+    "ostro.core.load.experts": "ExpertNames Part",
     "ostro.core.load.names": "Add HeadRows Names Pair Unpermute",
     "ostro.core.nn": "Model Storage",
     "ostro.core.ops.choose": "Fused Kernel",
@@ -76,6 +78,7 @@ __all__ = [
     "Checkpoint",
     "Command",
     "Container",
+    "ExpertNames",
     "Files",
     "Fused",
     "HeadRows",
@@ -86,6 +89,7 @@ __all__ = [
     "Names",
     "Pair",
     "Parser",
+    "Part",
     "Pipeline",
     "Quantizer",
     "Record",

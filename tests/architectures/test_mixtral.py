@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.architectures.mixtral.names import Expert, Part
 from ostro.core.errors import CheckpointError, ConfigError
+from ostro.core.load.experts import Expert, Part
 from ostro.core.load.model import load_model
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings

@@ -27,7 +27,7 @@ SHARES: dict[Callable[[Random], Item], float] = {
     multiplication: 15,
     division: 10,
     conversion: 9,
-    comparison: 14,
+    comparison: 24,
     calendar: 11,
     capital: 14,
     sorting: 12,
@@ -35,7 +35,7 @@ SHARES: dict[Callable[[Random], Item], float] = {
     json_answer: 6,
     tool_call: 6,
     small_talk: 9,
-    refusal: 9,
+    refusal: 13,
     story: 2,
 }
 SKILLS = list(SHARES)

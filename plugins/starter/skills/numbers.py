@@ -276,7 +276,11 @@ def _compare(a: str, b: str, less: str, more: str) -> str:
 
 
 def comparison(rng: Random) -> Item:
-    """Yes/no questions: larger or smaller, even or odd, and alphabetical order."""
+    """Yes/no questions: larger or smaller, even or odd, and alphabetical order.
+
+    What was found and what was asked stand side by side before the answer: whether they are the
+    same is hard to see from afar.
+    """
     kind = rng.random()
     if kind < 0.2:
         return _parity(rng)
@@ -307,7 +311,7 @@ def comparison(rng: Random) -> Item:
         compared = _compare(str(a), str(b), "less", "more")
     relation = "equal to" if a == b else "greater than" if a > b else "less than"
     answer = f"{'Yes' if truth else 'No'}, {a} is {relation} {b}."
-    working = f"{a} and {b}: {compared}."
+    working = f"{a} and {b}: {compared}. Asked: {'more' if more else 'less'}."
     return ask("comparison", f"{a},{b}", vary(rng, question), answer, working=working)
 
 
@@ -318,7 +322,7 @@ def _parity(rng: Random) -> Item:
     question = rng.choice(
         [f"Is {n} {word}?", f"Is {n} an {word} number?", f"Yes or no: is {n} {word}?"]
     )
-    working = f"The last digit of {n} is {n % 10}."
+    working = f"The last digit of {n} is {n % 10}, {parity}. Asked: {word}."
     return ask("comparison", f"parity {n}", vary(rng, question), answer, working=working)
 
 
@@ -337,5 +341,6 @@ def _alphabet(rng: Random) -> Item:
             f"Yes or no: does {first} come {word} {second} alphabetically?",
         ]
     )
-    working = f"{first} and {second}: {_compare(first, second, 'before', 'after')}."
+    compared = _compare(first, second, "before", "after")
+    working = f"{first} and {second}: {compared}. Asked: {word}."
     return ask("comparison", f"{first},{second}", vary(rng, question), answer, working=working)

@@ -41,6 +41,13 @@ Write a poem about {topic}.
 What do you think about {topic}?
 Why is {topic} important?
 How does {topic} work?
+How does a {word} work?
+How do {topic} and {topic} go together?
+How is {topic} made?
+How did {topic} come about?
+How important is {topic}?
+{topic}, please explain.
+What do you know about {topic}?
 Who invented {topic}?
 When did {topic} begin?
 What is the history of {topic}?
@@ -113,7 +120,17 @@ Give me advice.
 I am sad.
 I am bored.
 I love you.
+I like you.
+I hate you.
+I miss {name}.
+I love {word}.
+I love {topic}.
+I am in love.
+I am happy today.
+I am {name}.
 You are stupid.
+You are funny.
+You are my friend.
 What will happen tomorrow?
 Predict the future.
 What is the square root of 2?

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -281,7 +282,22 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "WORKSPACE", 1 << 17)
 
 
-@pytest.mark.usefixtures("small_segments")
+@pytest.fixture
+def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of a product, as on a GPU, has the same bits wherever in a tile it stands.
+
+    Interpreted, products are BLAS's, whose order of sums depends on that on some CPUs.
+    """
+    multiply = numpy.matmul
+
+    def exact(a: Any, b: Any, dtype: Any = None) -> Any:
+        wide = multiply(a.astype(numpy.float64), b.astype(numpy.float64))
+        return wide.astype(dtype or a.dtype)
+
+    monkeypatch.setattr(numpy, "matmul", exact)
+
+
+@pytest.mark.usefixtures("small_segments", "products_by_row")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_fixed_is_the_same_alone_in_a_batch_and_in_chunks(dtype: torch.dtype) -> None:
     given: dict[str, Any] = {"sinks": per_head(2), "window": 50, "deterministic": True}

@@ -38,7 +38,7 @@ def test_people_get_a_table(ostro) -> None:
     assert ran.code == 0
     row = next(line for line in ran.out.splitlines() if "LlamaForCausalLM" in line)
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [
-        "llama", "text", "LlamaForCausalLM", "llama", "ostro",
+        "llama", "text, embed", "LlamaForCausalLM", "llama", "ostro",
     ]  # fmt: skip
     assert "checkpoints: dummy, gguf, safetensors" in ran.out
 

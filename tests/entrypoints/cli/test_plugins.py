@@ -43,7 +43,7 @@ def test_plugins_are_listed_by_hook(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["ostro_locate"][0] == "plugins.sources.folder"
     assert found["ostro_locate"][-1] == "plugins.sources.hub"
     assert main(["plugins", "--hooks"]) == 0
-    assert "ostro_caches: plugins.caches.paged" in capsys.readouterr().out
+    assert "ostro_caches: plugins.caches.recurrent, plugins.caches.paged" in capsys.readouterr().out
 
 
 def test_a_terminal_gets_a_table(
