@@ -92,7 +92,7 @@ class Sampler:
         wide = max((r.logprobs for r in rules if r.logprobs is not None), default=None)
         raw = None if wide is None else logits.log_softmax(-1)
         logits = self.bend(logits, sequences, rules, rows)
-        tokens, _ = self.draw(logits, self.parameters(sequences, rules, rows))
+        tokens = self.draw(logits, self.parameters(sequences, rules, rows))
         self.last[rows] = tokens
         if self.counts is not None:
             mine = self.send([int(penalized(r)) for r in rules], torch.int32)

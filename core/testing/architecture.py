@@ -53,8 +53,8 @@ def unfuse(model: nn.Module) -> None:
                 op.on = False
 
 
-class ArchitectureTests:
-    """Parity, mutants, caching, batching and deltas of the architecture called `name`."""
+class Case:
+    """The architecture called `name`, and its reference with re-initialised weights."""
 
     name: ClassVar[str]
 
@@ -70,6 +70,10 @@ class ArchitectureTests:
     def tiny(cls, plugins: PluginManager) -> Iterator[Subject]:
         with subject(plugins, cls.name) as made:
             yield made
+
+
+class ArchitectureTests(Case):
+    """Parity, mutants, caching, batching and deltas of the architecture called `name`."""
 
     def test_logits_equal_the_reference(self, tiny: Subject) -> None:
         logits = tiny.engine().runner.logits(tiny.prompt)

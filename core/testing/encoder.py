@@ -6,43 +6,27 @@ class TestBert(EncoderTests):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from ostro.core.nn import Embedding, Linear
 from ostro.core.plugins import PluginManager
-from ostro.core.records import Settings, resolve
-from ostro.core.testing.architecture import Nudge
+from ostro.core.records import resolve
+from ostro.core.testing.architecture import Case, Nudge
 from ostro.core.testing.parity import BAR, RED, STD, Subject, deviation, subject
 
 LENGTHS = (1, 2, 7, 7, 7, 33, 50)
 """Of one batch: neighbours of equal length, and others."""
 
 
-class EncoderTests:
+class EncoderTests(Case):
     """Parity, mutants, batching and deltas of the encoder called `name`.
 
     What is compared are the last hidden states, or the scores of models that make some.
     """
-
-    name: ClassVar[str]
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def plugins(cls) -> PluginManager:
-        manager = PluginManager()
-        manager.load(Settings())
-        return manager
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def tiny(cls, plugins: PluginManager) -> Iterator[Subject]:
-        with subject(plugins, cls.name) as made:
-            yield made
 
     def test_states_equal_the_reference(self, tiny: Subject) -> None:
         tokens, kinds = example(tiny)

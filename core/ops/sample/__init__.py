@@ -1,6 +1,6 @@
 """Draw one token per row, each row by its own rules.
 
-    sample(logits, params) -> (tokens [B] int64, logprobs [B] float32)
+    sample(logits, params) -> tokens [B] int64
 
 logits [B, V] float32, penalties and biases applied already; `params` a `Draw` of [B] tensors.
 Order, as in vLLM and transformers: temperature, min_p, top_k, typical, top_p; then one uniform
@@ -8,7 +8,6 @@ number u(seed, position) is turned into a token through the inverse of the cumul
 tokens in id order. u depends on nothing but the row's seed and position, so a seeded request draws
 the same tokens whatever else is in the batch. Tokens that are equal under a truncation stay or go
 together. A temperature of 0 takes the largest logit (the lowest id of equals).
-`logprobs` are those of the drawn tokens under softmax(logits) before temperature and truncation.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     typical: float
 
 
-def sample(logits: Tensor, params: Draw) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, params: Draw) -> Tensor:
     """See the package. A row whose largest logit is not finite takes that."""
     top, tokens = logits.max(-1)
     if not params.greedy:
@@ -42,8 +42,7 @@ def sample(logits: Tensor, params: Draw) -> tuple[Tensor, Tensor]:
             if rule.temperature > 0 and finite[row]:
                 ids, weights = survivors(logits[row] - top[row], rule)
                 tokens[row] = ids[locate(weights, u[row])]
-    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
-    return tokens, logprobs
+    return tokens
 
 
 def survivors(logits: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:

@@ -24,11 +24,10 @@ TYPICAL = tl.constexpr(1)
 MASS = tl.constexpr(2)
 
 
-def sample(logits: Tensor, params: Draw) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, params: Draw) -> Tensor:
     """See the package. The rows of logits may be strided."""
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     sample_kernel[(rows,)](
         logits,
         logits.stride(0),
@@ -41,13 +40,12 @@ def sample(logits: Tensor, params: Draw) -> tuple[Tensor, Tensor]:
         params.seed,
         params.position,
         tokens,
-        logprobs,
         GREEDY=params.greedy,
         PLAIN=params.plain,
         BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)),
         num_warps=8,
     )
-    return tokens, logprobs
+    return tokens
 
 
 @triton.jit
@@ -63,7 +61,6 @@ def sample_kernel(
     seed,
     position,
     tokens,
-    logprobs,
     GREEDY: tl.constexpr,
     PLAIN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -79,10 +76,6 @@ def sample_kernel(
         best = tl.maximum(x, best)
     top = tl.max(best)
     token = tl.min(tl.where(best == top, place, vocabulary - 1))
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, vocabulary, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        total += tl.exp(tl.load(logits + i, mask=i < vocabulary, other=float("-inf")) - top)
     if not GREEDY:
         t = tl.load(temperature + row)
         if t > 0:
@@ -150,7 +143,6 @@ def sample_kernel(
             u = uniform(tl.load(seed + row), tl.load(position + row))
             token = locate(logits, vocabulary, top, scale, least, floor, mean, reach, u, BLOCK)
     tl.store(tokens + row, token)
-    tl.store(logprobs + row, tl.load(logits + token) - top - tl.log(tl.sum(total)))
 
 
 @triton.jit

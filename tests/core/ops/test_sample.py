@@ -98,7 +98,7 @@ def test_draws_follow_the_distribution(name: str) -> None:
     ids, weights = survivors(logits[0], RULES[name])
     tokens = ids[naive.locate(weights, u)]
     assert spread(tokens, exact(logits, RULES[name])[0]) < 4
-    drawn, _ = naive.sample(logits.expand(100, -1).to(DEVICE), params(100, **RULES[name]))
+    drawn = naive.sample(logits.expand(100, -1).to(DEVICE), params(100, **RULES[name]))
     assert torch.equal(drawn.cpu(), tokens[:100])
 
 
@@ -153,10 +153,8 @@ def test_triton(rows: int, vocabulary: int, name: str) -> None:
     logits[0, vocabulary // 2] = -math.inf if vocabulary > 1 else 0.0
     rules = params(rows, **RULES[name])
     with poison():
-        tokens, logprobs = triton.sample(logits, rules)
-    expected = naive.sample(logits, rules)
-    assert torch.equal(tokens, expected[0])
-    torch.testing.assert_close(logprobs, expected[1], atol=2e-6, rtol=1e-5)
+        tokens = triton.sample(logits, rules)
+    assert torch.equal(tokens, naive.sample(logits, rules))
 
 
 @compiler.jit
@@ -188,7 +186,7 @@ def test_equal_logits_stay_or_go_together(twin: ModuleType) -> None:
     n = 6 if twin is triton else 2000
     logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0], device=DEVICE).expand(n, -1).contiguous()
     for rules in (dict(top_k=2), dict(top_p=0.5), dict(min_p=math.exp(-1) * 0.99)):
-        tokens, _ = twin.sample(logits, params(n, **rules))
+        tokens = twin.sample(logits, params(n, **rules))
         drawn = set(tokens.tolist())
         assert drawn == {0, 1, 2, 3} or (twin is triton and drawn < {0, 1, 2, 3}), rules
 
@@ -206,12 +204,11 @@ def test_a_rows_draw_does_not_depend_on_the_batch(twin: ModuleType) -> None:
         seed=torch.tensor([1, 2, 3, 4, 5, 6, 7, -8]),
         position=torch.tensor([9, 8, 7, 6, 5, 4, 3, 2**40]),
     )
-    tokens, logprobs = twin.sample(logits, params(rows, **given))
+    tokens = twin.sample(logits, params(rows, **given))
     for i in (7, 4, 2, 0):
         alone = {name: value[i : i + 1] for name, value in given.items()}
-        token, logprob = twin.sample(logits[i : i + 1], params(1, **alone))
+        token = twin.sample(logits[i : i + 1], params(1, **alone))
         assert token.item() == tokens[i].item()
-        assert logprob.item() == pytest.approx(logprobs[i].item(), abs=1e-6)
 
 
 @TWINS
@@ -219,21 +216,8 @@ def test_a_rows_draw_does_not_depend_on_the_batch(twin: ModuleType) -> None:
 def test_temperature_zero_takes_the_first_of_the_largest(twin: ModuleType, greedy: bool) -> None:
     logits = torch.zeros(2, 700, device=DEVICE)
     logits[0, [300, 40, 650]] = 5.0
-    tokens, logprobs = twin.sample(logits, params(2, temperature=0.0, greedy=greedy, top_k=3))
+    tokens = twin.sample(logits, params(2, temperature=0.0, greedy=greedy, top_k=3))
     assert tokens.tolist() == [40, 0]
-    expected = logits.log_softmax(-1)[[0, 1], [40, 0]]
-    torch.testing.assert_close(logprobs, expected)
-
-
-@TWINS
-def test_logprobs_are_those_before_temperature_and_truncation(twin: ModuleType) -> None:
-    torch.manual_seed(4)
-    logits = torch.randn(4, 50, device=DEVICE)
-    logits[:, ::2] = -math.inf
-    tokens, logprobs = twin.sample(logits, params(4, temperature=3.0, top_k=4))
-    assert (tokens % 2 == 1).all()
-    expected = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    torch.testing.assert_close(logprobs, expected)
 
 
 @TWINS
@@ -241,5 +225,5 @@ def test_bad_logits_stay_within_the_vocabulary(twin: ModuleType) -> None:
     logits = torch.randn(3, 20, device=DEVICE)
     logits[0, 3], logits[1], logits[2, 5] = math.nan, -math.inf, math.inf
     for rules in RULES.values():
-        tokens, _ = twin.sample(logits, params(3, **rules))
+        tokens = twin.sample(logits, params(3, **rules))
         assert ((tokens >= 0) & (tokens < 20)).all()

@@ -250,6 +250,9 @@ def test_the_shipped_model_answers_as_its_card_says() -> None:
         "What is the capital of France?": "The capital of France is Paris.",
         "Reverse these words: apple, tree, river": "river, tree, apple",
         "thank you": "You are welcome!",
+        "Is 345 greater than 354?": (
+            "345 and 354: 3 and 3, same; 4 and 5, less. Asked: more. No, 345 is less than 354."
+        ),
     }
     items = [ask("any", "", question, reply) for question, reply in asked.items()]
     assert generate_replies(model, tokenizer, items) == list(asked.values())
