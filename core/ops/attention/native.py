@@ -51,7 +51,9 @@ def attention(
     if k_cache.dtype != q.dtype or q.stride(-1) != 1:
         return cpu.attention(q, k_cache, v_cache, batch, scale, window, softcap, sinks, alibi)
     rule = (scale, window, softcap, address(sinks), address(alibi))
-    out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
+    # `decode` writes the rows of all sequences that have one, `prefill` those that it is given.
+    blank = torch.empty if batch.max_queries == 1 else torch.zeros
+    out = blank(q.shape[0], q.shape[1], v_cache.shape[-1], dtype=q.dtype)
     decode(q, k_cache, v_cache, batch, rule, out)
     if batch.max_queries > 1:
         for many in cpu.planned(batch, k_cache.shape[2], window):

@@ -21,7 +21,8 @@ def rms_norm(
     if x.ndim > 3 or residual is not None or x.stride(-1) != 1:
         x = x.contiguous()
     heads = x if x.ndim == 3 else x.view(-1, 1, d)
-    weight = weight.float()
+    if weight.dtype != torch.float32:
+        weight = weight.float()
     y = torch.empty(x.shape, dtype=x.dtype)
     total, add = x, None
     if residual is not None:
