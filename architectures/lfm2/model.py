@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ostro import CacheSpec, Step, nn
@@ -79,17 +78,6 @@ class Config(TextConfig):
         return -(-size // self.block_multiple_of) * self.block_multiple_of
 
 
-class Filters(nn.Module):
-    """One filter per channel, as checkpoints hold them: weight [c, 1, w]."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        c, w = config.hidden_size, config.conv_L_cache
-        self.weight = nn.Parameter(torch.zeros(c, 1, w), requires_grad=False)
-        bias = nn.Parameter(torch.zeros(c), requires_grad=False) if config.conv_bias else None
-        self.bias = bias
-
-
 class ShortConv(nn.Remembers):
     """B, C, x out of one linear; C times the convolution of B times x."""
 
@@ -98,7 +86,7 @@ class ShortConv(nn.Remembers):
         d, bias = config.hidden_size, config.conv_bias
         self.layer = layer
         self.in_proj = nn.Linear(d, 3 * d, bias=bias)
-        self.conv = Filters(config)
+        self.conv = nn.Filters(d, config.conv_L_cache, bias=bias)
         self.out_proj = nn.Linear(d, d, bias=bias, shard="rowwise")
         self.convolve = Op(causal_conv.KERNELS)
 

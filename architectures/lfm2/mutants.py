@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ostro import Mutant, Step, nn
-from ostro.architectures.lfm2.model import Filters, ShortConv
-from ostro.core.testing.mutants import decoder, each, no_bias, no_head_norms
+from ostro.architectures.lfm2.model import ShortConv
+from ostro.core.testing.mutants import decoder, each, filters_backwards, no_bias, no_head_norms
 
 
 def parts(order: tuple[int, int, int]) -> Callable[[nn.Model], None]:
@@ -25,12 +25,8 @@ def parts(order: tuple[int, int, int]) -> Callable[[nn.Model], None]:
     return lambda model: each(model, ShortConv, change)
 
 
-def backwards(model: nn.Model) -> None:
-    each(model, Filters, lambda f: setattr(f.weight, "data", f.weight.data.flip(-1).contiguous()))
-
-
 def no_filter_bias(model: nn.Model) -> None:
-    each(model, Filters, lambda f: setattr(f, "bias", None))
+    each(model, nn.Filters, lambda f: setattr(f, "bias", None))
 
 
 def activated(model: nn.Model) -> None:
@@ -50,5 +46,5 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="no biases on the filters", apply=no_filter_bias)
     yield Mutant(name="B and C exchanged", apply=parts((1, 0, 2)))
     yield Mutant(name="C and x exchanged", apply=parts((0, 2, 1)))
-    yield Mutant(name="filters backwards", apply=backwards)
+    yield Mutant(name="filters backwards", apply=filters_backwards)
     yield Mutant(name="silu after the convolution", apply=activated)

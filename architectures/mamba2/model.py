@@ -74,15 +74,6 @@ class Config(TextConfig):
             raise ConfigError(f"time_step_limit={list(limit)[:4]} is not a least and a most")
 
 
-class Filters(nn.Module):
-    """One filter per channel, as checkpoints hold them: weight [c, 1, w]."""
-
-    def __init__(self, channels: int, width: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(channels, 1, width), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(channels), requires_grad=False) if bias else None
-
-
 class GatedNorm(nn.RMSNorm):
     """The norm of x * silu(gate), group by group."""
 
@@ -109,7 +100,7 @@ class Mixer(nn.Remembers):
         self.sizes = (inner, *[config.n_groups * config.state_size] * 2)
         self.widths = (inner, sum(self.sizes), heads)
         self.in_proj = nn.Linear(config.hidden_size, sum(self.widths), bias=config.use_bias)
-        self.conv1d = Filters(sum(self.sizes), config.conv_kernel, config.use_conv_bias)
+        self.conv1d = nn.Filters(sum(self.sizes), config.conv_kernel, bias=config.use_conv_bias)
         self.A_log = nn.Parameter(torch.zeros(heads), requires_grad=False)
         self.D = nn.Parameter(torch.zeros(heads), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.zeros(heads), requires_grad=False)

@@ -10,8 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Mutant, nn
-from ostro.architectures.mamba2.model import Filters, GatedNorm, Mixer
-from ostro.core.testing.mutants import SMALL, each, no_bias, norm_eps, norm_weight
+from ostro.architectures.mamba2.model import GatedNorm, Mixer
+from ostro.core.testing.mutants import (
+    SMALL,
+    each,
+    filters_backwards,
+    no_bias,
+    norm_eps,
+    norm_weight,
+)
 
 ARGUMENTS = ("x", "dt", "a", "b", "c", "d", "dt_bias", "limit")
 
@@ -32,12 +39,8 @@ def scanned(**changes: Callable[[dict[str, Any]], Any]) -> Callable[[nn.Model], 
     return lambda model: each(model, Mixer, change)
 
 
-def backwards(model: nn.Model) -> None:
-    each(model, Filters, lambda f: setattr(f.weight, "data", f.weight.data.flip(-1).contiguous()))
-
-
 def no_filter_bias(model: nn.Model) -> None:
-    each(model, Filters, lambda f: setattr(f, "bias", None))
+    each(model, nn.Filters, lambda f: setattr(f, "bias", None))
 
 
 def no_activation(model: nn.Model) -> None:
@@ -70,7 +73,7 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="norm weights off by 1", apply=norm_weight)
     yield Mutant(name="no biases on the linears", apply=no_bias)
     yield Mutant(name="no biases on the filters", apply=no_filter_bias)
-    yield Mutant(name="filters backwards", apply=backwards)
+    yield Mutant(name="filters backwards", apply=filters_backwards)
     yield Mutant(name="no silu after the convolution", apply=no_activation)
     yield Mutant(name="one norm over all groups", apply=one_group)
     yield Mutant(name="gate after the norm", apply=gate_after_norm)

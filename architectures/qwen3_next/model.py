@@ -99,14 +99,6 @@ class Attention(nn.Attention):
         return self.o_proj((y * gate.sigmoid()).flatten(1), step)
 
 
-class Filters(nn.Module):
-    """One filter per channel, as checkpoints hold them: weight [c, 1, w]."""
-
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(channels, 1, width), requires_grad=False)
-
-
 class DeltaNet(nn.Remembers):
     """q, k, v, a gate z and two numbers per head; convolve q, k, v; the delta rule; norm; gate."""
 
@@ -118,7 +110,7 @@ class DeltaNet(nn.Remembers):
         self.keys, self.values = self.key_heads * self.dk, self.heads * self.dv
         self.in_proj_qkvz = nn.Linear(d, 2 * (self.keys + self.values))
         self.in_proj_ba = nn.Linear(d, 2 * self.heads)
-        self.conv1d = Filters(2 * self.keys + self.values, config.linear_conv_kernel_dim)
+        self.conv1d = nn.Filters(2 * self.keys + self.values, config.linear_conv_kernel_dim)
         self.A_log = nn.Parameter(torch.zeros(self.heads), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.zeros(self.heads), requires_grad=False)
         self.norm = nn.RMSNorm(self.dv, config.rms_norm_eps)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ostro import Mutant, nn
 from ostro.architectures.mixtral.mutants import experts
-from ostro.architectures.qwen3_next.model import Attention, DeltaNet, Filters, SharedMLP
-from ostro.core.testing.mutants import decoder, each, no_head_norms
+from ostro.architectures.qwen3_next.model import Attention, DeltaNet, SharedMLP
+from ostro.core.testing.mutants import decoder, each, filters_backwards, no_head_norms
 
 ARGUMENTS = ("q", "k", "v", "b", "a", "rate", "dt_bias")
 
@@ -29,10 +29,6 @@ def ruled(**changes: Callable[[dict[str, Any]], Any]) -> Callable[[nn.Model], No
         net.rule.kernel = other
 
     return lambda model: each(model, DeltaNet, change)
-
-
-def backwards(model: nn.Model) -> None:
-    each(model, Filters, lambda f: setattr(f.weight, "data", f.weight.data.flip(-1).contiguous()))
 
 
 def no_activation(model: nn.Model) -> None:
@@ -68,7 +64,7 @@ def mutants() -> Iterator[Mutant]:
     yield from decoder()
     yield from experts()
     yield Mutant(name="no norms on the heads", apply=no_head_norms)
-    yield Mutant(name="filters backwards", apply=backwards)
+    yield Mutant(name="filters backwards", apply=filters_backwards)
     yield Mutant(name="no silu after the convolution", apply=no_activation)
     yield Mutant(name="q and k exchanged", apply=ruled(q=lambda a: a["k"], k=lambda a: a["q"]))
     yield Mutant(name="b and a exchanged", apply=ruled(b=lambda a: a["a"], a=lambda a: a["b"]))

@@ -5,6 +5,7 @@ from torch.nn import Module, ModuleList, Parameter
 from ostro.core.nn.attention import Attention, EncoderAttention, Remembers
 from ostro.core.nn.embedding import Embedding, Head
 from ostro.core.nn.experts import Experts, Router
+from ostro.core.nn.filters import Filters
 from ostro.core.nn.latent import LatentAttention
 from ostro.core.nn.linear import Delta, Linear
 from ostro.core.nn.mlp import MLP, GatedMLP
@@ -20,6 +21,7 @@ __all__ = [
     "Embedding",
     "EncoderAttention",
     "Experts",
+    "Filters",
     "GatedMLP",
     "Head",
     "LatentAttention",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ostro.core.nn import Attention, Embedding, GatedMLP, Linear, Model, RMSNorm, Rope
+from ostro.core.nn import Attention, Embedding, Filters, GatedMLP, Linear, Model, RMSNorm, Rope
 from ostro.core.records import Mutant
 
 M = TypeVar("M")
@@ -94,6 +94,13 @@ def no_head_norms(model: Model) -> None:
 
 def no_softcap(model: Model) -> None:
     each(model, Attention, lambda a: setattr(a, "softcap", 0.0))
+
+
+def filters_backwards(model: Model) -> None:
+    def flip(filters: Filters) -> None:
+        filters.weight.data = filters.weight.data.flip(-1).contiguous()
+
+    each(model, Filters, flip)
 
 
 def no_bias(model: Model) -> None:

@@ -83,6 +83,15 @@ def test_nothing_is_resumed_where_no_snapshot_is(tiny: Subject, engine_of: Build
     assert said == tiny.truth_tokens(shorter, 12)
 
 
+def test_every_chunk_of_a_long_prompt_leaves_a_snapshot(tiny: Subject, engine_of: Build) -> None:
+    engine = engine_of(tiny, rows=BLOCK)
+    run(engine, ask("first", tiny.prompt))
+    shorter = [*tiny.prompt[:BLOCK], 5, 6, 7]
+    said = run(engine, ask("shorter", shorter))["shorter", 0]
+    assert engine.stats().cached_tokens == BLOCK
+    assert said == tiny.truth_tokens(shorter, 12)
+
+
 @pytest.mark.parametrize("rows", [5, BLOCK, 23])
 def test_chunks_mixed_with_decodes_say_the_same(tiny: Subject, engine_of: Build, rows: int) -> None:
     prompts = [tiny.prompt[i : i + 41] for i in range(3)]
