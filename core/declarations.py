@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from ostro.core.errors import PluginError
-from ostro.core.records import API, KINDS, Architecture, Record
+from ostro.core.records import API, KINDS, Architecture, Format, Record
 
 LIMIT = 1000
 """Records that one plugin may declare of one kind; more is a loop that does not end."""
@@ -29,6 +29,10 @@ def _import_string(value: object) -> bool:
     return isinstance(value, str) and _IMPORT.fullmatch(value) is not None
 
 
+def _formats(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, Format) for item in value)
+
+
 FORMS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
@@ -38,6 +42,7 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "Mapping": lambda value: isinstance(value, Mapping),
     "tuple[str, ...]": _strings,
     "tuple[int, int]": _version,
+    "tuple[Format, ...]": _formats,
 }
 """Whether a value has the form that a record field's annotation asks for."""
 

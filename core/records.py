@@ -129,18 +129,36 @@ class Cache(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format that float weights can be brought to: `--quant NAME`.
+
+    `bits` a weight takes, scales included. Rows must be of whole `block`s; where they are not, the
+    format called `instead` is taken, or the weight stays as it is. `sensitive` names the format of
+    embeddings, heads and what else an architecture calls sensitive. `importance` says that it
+    weighs errors by the importance of columns where that is given.
+    """
+
+    name: str
+    bits: float
+    block: int = 1
+    instead: str | None = None
+    sensitive: str | None = None
+    importance: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quantizer(Record):
     """A weight format: how stored tensors become a `Storage`.
 
     `claims(tensors, settings)` looks at what a checkpoint holds for one part of a linear, by
     suffix ("weight", "qweight", "scales"...), and at its quantization config; it must be light.
-    `storage` is a class with `read(tensors, infos, device=, dtype=) -> Storage`; `makes` are the
-    format names that its `quantize(weight, format) -> Storage` can produce from a float weight.
+    `storage` is a class with `read(stored) -> Storage`. `makes` are the formats that its
+    `quantize(weight, format, dtype, importance=None) -> Storage` makes of a float weight.
     """
 
     claims: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool]
     storage: Import
-    makes: tuple[str, ...] = ()
+    makes: tuple[Format, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +243,7 @@ class Settings:
     offline: bool = False
     name: str | None = None
     deterministic: bool = False
+    exact: bool = False
     replay: bool = False
     allow_config: Sequence[str] = ()
     dummy_weights: str | None = None

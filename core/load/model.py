@@ -121,7 +121,12 @@ def load_model(
         placement=placement,
         explain=body.explain(architecture, settings),
     )
-    target = Target(device=device, dtype=dtype, deterministic=settings.deterministic)
+    target = Target(
+        device=device,
+        dtype=dtype,
+        deterministic=settings.deterministic,
+        exact=settings.exact,
+    )
     settle(loaded, target, placement)
     loaded.explain += placement.mark(target)
     return loaded
@@ -298,7 +303,7 @@ def settle(loaded: LoadedModel, target: Target, placement: Placement | None = No
         here = replace(target, device=placement.device(module))
         if isinstance(module, Linear | Embedding | Stack):
             with placement.lent(module):
-                reason = module.settle(target.deterministic)
+                reason = module.settle(target.deterministic, exact=target.exact)
             note(reasons, f"{type(module).__name__.lower()}: {reason}")
         elif isinstance(module, Rope):
             module.settle(loaded.context, here.device)

@@ -26,7 +26,7 @@ from ostro.core.load.rest import send_home
 from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import Stack
 from ostro.core.nn.linear import Linear, Slot
-from ostro.core.nn.storage import Storage
+from ostro.core.nn.storage import Storage, Stored
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Quantizer, TensorInfo, resolve
 
@@ -74,7 +74,14 @@ class Reader:
         tensors = {suffix: self.tensor(n, infos[suffix]) for suffix, n in named.items()}
         device = self.device if self.placement is None else self.placement.device(slot.module)
         storage: Storage = resolve(quantizer.storage).read(
-            tensors, infos, device=device, dtype=self.dtype
+            Stored(
+                tensors=tensors,
+                infos=infos,
+                shape=slot.shape,
+                settings=self.settings,
+                device=device,
+                dtype=self.dtype,
+            )
         )
         if storage.shape != slot.shape:
             raise CheckpointError(

@@ -35,9 +35,9 @@ class Embedding(Module):
     def fill(self, slot: Slot, value: Storage) -> None:
         self.storage = value
 
-    def settle(self, deterministic: bool = False) -> str:
+    def settle(self, deterministic: bool = False, *, exact: bool = False) -> str:
         assert self.storage is not None, f"{self = } is not loaded"
-        return self.storage.settle(deterministic, rows=True)
+        return self.storage.settle(deterministic, rows=True, exact=exact)
 
     @property
     def nbytes(self) -> int:
@@ -65,12 +65,12 @@ class Head(Linear):
     def slots(self, path: str) -> Iterator[Slot]:
         return iter(()) if self.tied else super().slots(path)
 
-    def settle(self, deterministic: bool = False) -> str:
+    def settle(self, deterministic: bool = False, *, exact: bool = False) -> str:
         for embedding in self.tied:
             assert embedding.storage is not None, f"{embedding = } is not loaded"
             self.fused = embedding.storage
-            return f"the embedding's: {self.fused.settle(deterministic, rows=True)}"
-        return super().settle(deterministic)
+            return f"the embedding's: {self.fused.settle(deterministic, rows=True, exact=exact)}"
+        return super().settle(deterministic, exact=exact)
 
     @property
     def nbytes(self) -> int:

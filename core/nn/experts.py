@@ -77,7 +77,7 @@ class Stack(Module):
         assert slot.expert is not None, f"{slot = } names no expert"
         self.read[slot.expert, slot.part] = value
 
-    def settle(self, deterministic: bool = False) -> str:
+    def settle(self, deterministic: bool = False, *, exact: bool = False) -> str:
         """Stack the experts, their parts fused where formats agree; say what was chosen."""
         rows = [self.take(expert) for expert in range(self.experts)]
         formats = sorted({" and ".join(storage.format for storage in row) for row in rows})
@@ -91,7 +91,7 @@ class Stack(Module):
         if self.biases:
             both = torch.cat(list(self.biases.values()), -1)
             self.bias = both.to(self.storages[0].device, self.storages[0].dtype)
-        reasons = [storage.settle(deterministic) for storage in self.storages]
+        reasons = [storage.settle(deterministic, exact=exact) for storage in self.storages]
         return "; ".join(dict.fromkeys(reasons))
 
     def take(self, expert: int) -> list[Any]:

@@ -141,7 +141,7 @@ class Linear(Module):
         elif self.bias is not None:
             self.bias.data[self.span(slot.part)] = value
 
-    def settle(self, deterministic: bool = False) -> str:
+    def settle(self, deterministic: bool = False, *, exact: bool = False) -> str:
         """Fuse the parts where their formats agree, repack, and say what was chosen."""
         if missing := [part for part in self.parts if part not in self.storages]:
             raise CheckpointError(f"no weight was read for {', '.join(missing) or 'a linear'}")
@@ -150,8 +150,8 @@ class Linear(Module):
         if self.fused is not None:
             if len(storages) > 1:
                 self.storages = {}
-            return self.fused.settle(deterministic)
-        reasons = [storage.settle(deterministic) for storage in storages]
+            return self.fused.settle(deterministic, exact=exact)
+        reasons = [storage.settle(deterministic, exact=exact) for storage in storages]
         return "; ".join(dict.fromkeys(reasons))
 
     @property

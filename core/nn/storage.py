@@ -8,13 +8,38 @@ holds it, of adapters, or of other parts beside it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ostro.core.errors import CheckpointError
+from ostro.core.records import TensorInfo
+
 ROWS = 1024  # rows dequantized at a time by the defaults: a few MB, which stay in the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a checkpoint holds of one weight, by suffix ("weight", "scales"...), and what is wanted.
+
+    `shape` is the [n, k] that the model asks for, `settings` the checkpoint's quantization config;
+    the storage shall lie on `device` and compute in `dtype`.
+    """
+
+    tensors: Mapping[str, Tensor]
+    infos: Mapping[str, TensorInfo]
+    shape: tuple[int, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    device: torch.device
+    dtype: torch.dtype
+
+    def fault(self, what: str, suffix: str | None = None) -> CheckpointError:
+        """The error that says `what` is wrong with the tensor of that suffix, or the first."""
+        info = next(iter(self.infos.values())) if suffix is None else self.infos[suffix]
+        return CheckpointError(f"{info.file}: {info.name} {what}")
 
 
 class Storage(ABC):
@@ -93,9 +118,12 @@ class Storage(ABC):
         """One storage [experts, n, k] of single experts' storages, or None."""
         return None
 
-    def settle(self, deterministic: bool = False, rows: bool = False) -> str:
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
         """Repack for the device, after fusing; returns the kernel's name and why.
 
-        `rows` says that `rows` will be asked for as well as `matmul` (an embedding).
+        `rows` says that `rows` will be asked for as well as `matmul` (an embedding); `exact` that
+        no kernel may round what it multiplies.
         """
         return "dequantize in blocks of rows, then multiply"

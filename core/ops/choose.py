@@ -14,13 +14,16 @@ from ostro.core.records import Import, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One way to run an op. `fits(facts)` looks at shapes known at load ("head_dim": 128...)."""
+    """One way to run an op. `fits(facts)` looks at shapes known at load ("head_dim": 128...);
+    `rounds` says that it rounds what it is given, which an exact target refuses.
+    """
 
     name: str
     call: Import
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[torch.dtype, ...] | None = None
     deterministic: bool = False
+    rounds: bool = False
     fits: Callable[[Mapping[str, Any]], bool] | None = None
 
 
@@ -40,6 +43,7 @@ class Target:
     device: torch.device
     dtype: torch.dtype
     deterministic: bool = False
+    exact: bool = False
     only: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -115,6 +119,8 @@ def refusal(kernel: Kernel, target: Target, facts: Mapping[str, Any]) -> str | N
         return f"not for {target.dtype}"
     if target.deterministic and not kernel.deterministic:
         return "not reproducible row by row"
+    if target.exact and kernel.rounds:
+        return "rounds activations to 8 bits"
     if kernel.fits is not None and not kernel.fits({**facts, **target.facts}):
         return "shape does not fit"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Self
 
@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.nn.storage import Storage
+from ostro.core.nn.storage import Storage, Stored
 from ostro.core.ops import Op, Target, grouped
-from ostro.core.records import TensorInfo
 from ostro.quant.dense import cpu
 
 TILE = 32  # rows that a reproducible matmul always multiplies, whatever the batch
@@ -31,16 +30,9 @@ class Dense(Storage):
         self.table: Tensor | None = None
 
     @classmethod
-    def read(
-        cls,
-        tensors: Mapping[str, Tensor],
-        infos: Mapping[str, TensorInfo],
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Self:
+    def read(cls, stored: Stored) -> Self:
         """From a checkpoint's "weight", cast to the dtype the model computes in."""
-        return cls(tensors["weight"].to(device=device, dtype=dtype))
+        return cls(stored.tensors["weight"].to(device=stored.device, dtype=stored.dtype))
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         return self.plain().flatten(0, -2)[start:stop]
@@ -89,7 +81,9 @@ class Dense(Storage):
             return None
         return cls(torch.stack([s.plain() for s in storages]))
 
-    def settle(self, deterministic: bool = False, rows: bool = False) -> str:
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
         if isinstance(self.times, Op):
             target = Target(device=self.device, dtype=self.dtype, deterministic=deterministic)
             choice = self.times.settle(target)

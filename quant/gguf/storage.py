@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Self
 
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ostro.core.errors import Unsupported
 from ostro.core.load.ggml import BY_NAME
-from ostro.core.nn.storage import Storage
-from ostro.core.records import TensorInfo
+from ostro.core.nn.storage import Storage, Stored
 from ostro.quant.gguf import naive
 from ostro.quant.gguf.planes import PLANES, Int8
 
@@ -35,16 +34,10 @@ class Packed(Storage):
         self.alone = False
 
     @classmethod
-    def read(
-        cls,
-        tensors: Mapping[str, Tensor],
-        infos: Mapping[str, TensorInfo],
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Self:
+    def read(cls, stored: Stored) -> Self:
         """From a GGUF file's "weight", whose bytes stay as they are; it computes in `dtype`."""
-        return cls(infos["weight"].format, tensors["weight"].to(device), dtype)
+        data = stored.tensors["weight"].to(stored.device)
+        return cls(stored.infos["weight"].format, data, stored.dtype)
 
     def raw(self) -> Tensor:
         """The file's bytes, uint8 [..., n, bytes per row]."""
@@ -111,7 +104,9 @@ class Packed(Storage):
         first = storages[0]
         return cls(first.format, torch.stack([s.raw() for s in storages]), first.dtype)
 
-    def settle(self, deterministic: bool = False, rows: bool = False) -> str:
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
         """Take the blocks apart where the format has planes; see `Storage.settle`."""
         self.alone = deterministic
         how = "each row alone, " if deterministic else ""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError, Unsupported
-from ostro.core.nn.storage import Storage
+from ostro.core.errors import Unsupported
+from ostro.core.nn.storage import Storage, Stored
 from ostro.core.ops import Op, Target
-from ostro.core.records import TensorInfo
 from ostro.quant.mxfp4 import naive
 from ostro.quant.mxfp4.naive import BLOCK
 
@@ -35,33 +34,26 @@ class Mxfp4(Storage):
         self.alone = False
 
     @classmethod
-    def read(
-        cls,
-        tensors: Mapping[str, Tensor],
-        infos: Mapping[str, TensorInfo],
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Self:
+    def read(cls, stored: Stored) -> Self:
         """From the hub's "blocks" and "scales", or a GGUF file's "weight"."""
-        info = next(iter(infos.values()))
+        tensors, device = stored.tensors, stored.device
         if gguf := "weight" in tensors:
             blocks = tensors["weight"].to(device).unflatten(-1, (-1, 1 + BLOCK // 2))
             q, e = blocks[..., 1:], blocks[..., 0]
         else:
             q, e = tensors["blocks"].to(device), tensors["scales"].to(device)
             if q.shape != (*e.shape, BLOCK // 2):
-                raise CheckpointError(
-                    f"{info.file}: {info.name} has blocks of shape {list(q.shape)} beside scales "
-                    f"of {list(e.shape)}; a scale has {BLOCK // 2} bytes"
+                raise stored.fault(
+                    f"has blocks of shape {list(q.shape)} beside scales of {list(e.shape)}; "
+                    f"a scale has {BLOCK // 2} bytes"
                 )
             q = naive.from_hub(q)
         if e.numel() and (most := int(e.max())) > LARGEST:
-            raise CheckpointError(
-                f"{info.file}: {info.name} has the exponent {most}, weights of 2**{most - 127} or "
-                "NaN; the file is damaged, download or convert it again"
+            raise stored.fault(
+                f"has the exponent {most}, weights of 2**{most - 127} or NaN; the file is damaged, "
+                "download or convert it again"
             )
-        return cls(q, e, dtype, gguf=gguf)
+        return cls(q, e, stored.dtype, gguf=gguf)
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         q, e = self.q.flatten(0, -3)[start:stop], self.e.flatten(0, -2)[start:stop]
@@ -117,7 +109,9 @@ class Mxfp4(Storage):
         q, e = torch.stack([s.q for s in storages]), torch.stack([s.e for s in storages])
         return cls(q, e, storages[0].dtype, gguf=storages[0].gguf)
 
-    def settle(self, deterministic: bool = False, rows: bool = False) -> str:
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
         target = Target(device=self.device, dtype=self.dtype, deterministic=deterministic)
         self.alone = deterministic
         choice = self.unpack.settle(target)

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from ostro.core.load.experts import ExpertNames, Part
     from ostro.core.load.names import Add, HeadRows, Names, Pair, Unpermute
     from ostro.core.media import Array, Inputs, Item, Prompt, content_key
-    from ostro.core.nn import Model, Storage
+    from ostro.core.nn import Model, Packed, Storage, Stored
     from ostro.core.ops.choose import Fused, Kernel
+    from ostro.core.planes import Planes, pack_codes, unpack_codes
     from ostro.core.records import (
         Adapter,
         Architecture,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         Checkpoint,
         Command,
         Files,
+        Format,
         LogitsProcessor,
         Mutant,
         Parser,
@@ -65,10 +67,11 @@ _NAMES = {
     "ostro.core.load.experts": "ExpertNames Part",
     "ostro.core.load.names": "Add HeadRows Names Pair Unpermute",
     "ostro.core.media": "Array Inputs Item Prompt content_key",
-    "ostro.core.nn": "Model Storage",
+    "ostro.core.nn": "Model Packed Storage Stored",
     "ostro.core.ops.choose": "Fused Kernel",
-    "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files LogitsProcessor "
-    "Mutant Parser Pipeline Quantizer Record Route Settings TensorInfo",
+    "ostro.core.planes": "Planes pack_codes unpack_codes",
+    "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
+    "LogitsProcessor Mutant Parser Pipeline Quantizer Record Route Settings TensorInfo",
     "ostro.core.step": "Features Medium Step",
     "ostro.entrypoints.python": "load tokenizer",
 }
@@ -88,6 +91,7 @@ __all__ = [
     "ExpertNames",
     "Features",
     "Files",
+    "Format",
     "Fused",
     "HeadRows",
     "Inputs",
@@ -99,10 +103,12 @@ __all__ = [
     "Model",
     "Mutant",
     "Names",
+    "Packed",
     "Pair",
     "Parser",
     "Part",
     "Pipeline",
+    "Planes",
     "Prompt",
     "Quantizer",
     "Record",
@@ -111,6 +117,7 @@ __all__ = [
     "Slice",
     "Step",
     "Storage",
+    "Stored",
     "TensorInfo",
     "Unpermute",
     "config",
@@ -121,9 +128,11 @@ __all__ = [
     "native",
     "nn",
     "ops",
+    "pack_codes",
     "testing",
     "tokenizer",
     "trunks",
+    "unpack_codes",
 ]
 
 

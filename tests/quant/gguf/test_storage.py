@@ -14,7 +14,7 @@ from torch import Tensor
 from ostro.core.errors import Unsupported
 from ostro.core.load.ggml import BY_NAME
 from ostro.core.nn import Embedding, Linear
-from ostro.core.nn.storage import Storage
+from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import TensorInfo
 from ostro.core.step import ROWS
 from ostro.quant import gguf as plugin
@@ -38,7 +38,10 @@ def packed(
     info = TensorInfo(name="w", shape=shape, format=format, nbytes=data.nbytes)
     device = torch.device("cpu")
     raw = torch.from_numpy(data)
-    storage = Packed.read({"weight": raw}, {"weight": info}, device=device, dtype=dtype)
+    stored = Stored(
+        tensors={"weight": raw}, infos={"weight": info}, shape=shape, device=device, dtype=dtype
+    )
+    storage = Packed.read(stored)
     return storage, torch.from_numpy(gguf.dequantize(data, GGMLQuantizationType[format]))
 
 

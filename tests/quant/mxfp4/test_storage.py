@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, Unsupported
-from ostro.core.nn.storage import Storage
+from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import TensorInfo
 from ostro.quant import mxfp4 as plugin
 from ostro.quant.mxfp4 import naive
@@ -28,17 +28,18 @@ def read(gguf: bool, n: int = N, k: int = K, dtype: torch.dtype = torch.float32)
     tensors = {"blocks": blocks, "scales": scales}
     if gguf:
         tensors = {"weight": torch.cat((scales[..., None], blocks), -1).flatten(-2)}
-    return Mxfp4.read(tensors, infos(tensors), device=CPU, dtype=dtype)
+    return Mxfp4.read(stored(tensors, dtype))
 
 
-def infos(tensors: dict[str, Tensor]) -> dict[str, TensorInfo]:
+def stored(tensors: dict[str, Tensor], dtype: torch.dtype) -> Stored:
     kinds = {"weight": "MXFP4"}
-    return {
+    infos = {
         suffix: TensorInfo(
             name=f"w.{suffix}", shape=t.shape, format=kinds.get(suffix, "U8"), nbytes=t.nbytes
         )
         for suffix, t in tensors.items()
     }
+    return Stored(tensors=tensors, infos=infos, shape=(), device=CPU, dtype=dtype)
 
 
 @pytest.fixture(params=[False, True], ids=["hub", "gguf"])
@@ -97,7 +98,7 @@ def test_the_bytes_come_back(settle: Any, gguf: bool) -> None:
     storage = read(gguf)
     settle(storage)
     saved = storage.save()
-    again = Mxfp4.read(saved, infos(saved), device=CPU, dtype=torch.float32)
+    again = Mxfp4.read(stored(saved, torch.float32))
     assert saved.keys() == ({"weight"} if gguf else {"blocks", "scales"})
     assert torch.equal(again.q, storage.q) and torch.equal(again.e, storage.e)
     assert sum(t.nbytes for t in saved.values()) == storage.nbytes == N * K // 32 * 17
@@ -138,17 +139,17 @@ def test_blocks_without_their_scales_are_refused() -> None:
         "scales": torch.zeros(4, 2, dtype=torch.uint8),
     }
     with pytest.raises(CheckpointError, match=r"w\.blocks has blocks of shape \[4, 3, 16\]"):
-        Mxfp4.read(tensors, infos(tensors), device=CPU, dtype=torch.float32)
+        Mxfp4.read(stored(tensors, torch.float32))
 
 
 @pytest.mark.parametrize("suffix", ["scales", "weight"])
 def test_exponents_that_no_model_has_are_refused(suffix: str) -> None:
     tensors = read(suffix == "weight").save()
     tensors[suffix].view(-1)[0] = 240  # the first exponent in both forms
-    Mxfp4.read(tensors, infos(tensors), device=CPU, dtype=torch.float32)
+    Mxfp4.read(stored(tensors, torch.float32))
     tensors[suffix].view(-1)[0] = 255
     with pytest.raises(CheckpointError, match=r"w\.\w+ has the exponent 255, weights of 2\*\*128"):
-        Mxfp4.read(tensors, infos(tensors), device=CPU, dtype=torch.float32)
+        Mxfp4.read(stored(tensors, torch.float32))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ostro import Quantizer, TensorInfo, hookimpl
+from ostro import Format, Quantizer, TensorInfo, hookimpl
 
 NAME = "int8-rows"
 
@@ -21,5 +21,5 @@ def ostro_quantizers() -> Iterable[Quantizer]:
         name=NAME,
         claims=claims,
         storage=f"{__name__}.storage:Int8Rows",
-        makes=(NAME,),
+        makes=(Format(name=NAME, bits=8),),
     )

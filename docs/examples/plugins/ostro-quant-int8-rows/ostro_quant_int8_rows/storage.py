@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from ostro import Storage, TensorInfo, errors
+from ostro import Storage, Stored, errors
 from ostro_quant_int8_rows import NAME, naive
 
 
@@ -26,27 +26,21 @@ class Int8Rows(Storage):
         self.shape, self.dtype, self.device = tuple(q.shape), dtype, q.device
 
     @classmethod
-    def read(
-        cls,
-        tensors: Mapping[str, Tensor],
-        infos: Mapping[str, TensorInfo],
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Self:
-        """From a checkpoint's "weight" and "scale"; it computes in `dtype`."""
-        scale = tensors["scale"].to(device, torch.float32)
+    def read(cls, stored: Stored) -> Self:
+        """From a checkpoint's "weight" and "scale"; it computes in the dtype asked for."""
+        scale = stored.tensors["scale"].to(stored.device, torch.float32)
         if not bool(scale.isfinite().all()):
-            raise errors.CheckpointError(
-                f"{infos['scale'].file}: {infos['scale'].name} holds what is no number; download "
-                "or convert the checkpoint again"
+            raise stored.fault(
+                "holds what is no number; download or convert the checkpoint again", "scale"
             )
-        return cls(tensors["weight"].to(device), scale, dtype)
+        return cls(stored.tensors["weight"].to(stored.device), scale, stored.dtype)
 
     @classmethod
-    def quantize(cls, weight: Tensor, format: str) -> Self:
-        """A float weight [n, k] in this format, the only one there is."""
-        return cls(*naive.quantize(weight), weight.dtype)
+    def quantize(
+        cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
+    ) -> Self:
+        """A float weight [n, k] in this format, the only one there is, to compute in `dtype`."""
+        return cls(*naive.quantize(weight), dtype)
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         q, scale = self.q.flatten(0, -2)[start:stop], self.scale.flatten()[start:stop]
@@ -77,7 +71,9 @@ class Int8Rows(Storage):
     def stack(cls, storages: Sequence[Int8Rows]) -> Int8Rows | None:
         return joined(storages, torch.stack)
 
-    def settle(self, deterministic: bool = False, rows: bool = False) -> str:
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
         if deterministic:
             raise errors.Unsupported(
                 f"{NAME} has no kernel that is reproducible row by row; leave --deterministic out"

@@ -37,7 +37,7 @@ def test_a_row_of_zeros_stays_zeros() -> None:
 
 
 def test_every_verb_says_what_the_plain_weight_says() -> None:
-    made = Int8Rows.quantize(weight(40, 24), NAME)
+    made = Int8Rows.quantize(weight(40, 24), NAME, torch.float32)
     plain, x = made.dequantize(), weight(5, 24)
     torch.testing.assert_close(made.matmul(x), x @ plain.t())
     ids = torch.tensor([0, 39, 7, 7])
@@ -57,7 +57,7 @@ def test_every_verb_says_what_the_plain_weight_says() -> None:
 
 def test_what_is_not_reproducible_is_refused() -> None:
     with pytest.raises(ostro.errors.Unsupported, match="reproducible"):
-        Int8Rows.quantize(weight(2, 2), NAME).settle(deterministic=True)
+        Int8Rows.quantize(weight(2, 2), NAME, torch.float32).settle(deterministic=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,123 @@
+"""Packed: a weight in planes, whatever format it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ostro.core.errors import Unsupported
+from ostro.core.nn.storage import Storage
+from ostro.core.ops import Op, Target, product
+from ostro.core.planes import Planes
+
+
+class Packed(Storage):
+    """A weight [n, k], or [experts, n, k], in planes, that computes in `dtype`.
+
+    A format derives from it and brings `read`, which makes planes of a checkpoint's tensors, and
+    `save`, which makes the tensors of the planes again. `order` int64 [k], where columns were moved
+    so that groups are neighbours, says which column of the weight stands at each place.
+    """
+
+    def __init__(
+        self, format: str, planes: Planes, dtype: torch.dtype, *, order: Tensor | None = None
+    ) -> None:
+        self.format, self.planes, self.order = format, planes, order
+        self.shape = planes.shape
+        self.dtype, self.device = dtype, planes.scale.device
+        facts = {"bits": planes.bits, "group": planes.group}
+        self.times = Op(product.GROUPED if len(self.shape) == 3 else product.PRODUCT, **facts)
+        self.unpack = Op(product.DEQUANTIZE, **facts)
+
+    def of(self, planes: Planes) -> Self:
+        """A storage like this one of other planes, unsettled."""
+        made = copy(self)
+        Packed.__init__(made, self.format, planes, self.dtype, order=self.order)
+        return made
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.floats(self.planes.rows().take(slice(start, stop)))
+
+    def floats(self, planes: Planes) -> Tensor:
+        weight: Tensor = self.unpack(planes, self.dtype)
+        if self.order is None:
+            return weight
+        placed = torch.empty_like(weight)
+        placed[..., self.order] = weight
+        return placed
+
+    def matmul(self, x: Tensor) -> Tensor:
+        flat = self.moved(x.reshape(-1, x.shape[-1]))
+        y: Tensor = self.times(flat, self.planes)
+        return y.view(*x.shape[:-1], self.shape[-2])
+
+    def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
+        """x [t, k], expert_of_row [t] int64, ascending -> [t, n]."""
+        y: Tensor = self.times(self.moved(x), self.planes, expert_of_row)
+        return y
+
+    def moved(self, x: Tensor) -> Tensor:
+        """x with its columns where those of the planes are."""
+        return x if self.order is None else x.index_select(-1, self.order)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.floats(self.planes.take(ids.flatten())).view(*ids.shape, -1)
+
+    def slice(self, axis: int, start: int, stop: int) -> Self:
+        if axis == len(self.shape) - 1:
+            if self.order is not None:
+                raise Unsupported(
+                    f"{self.format} weights whose columns are in an order of their own cannot be "
+                    "cut along them; use one rank"
+                )
+            try:
+                return self.of(self.planes.columns(start, stop))
+            except ValueError as error:
+                raise Unsupported(f"{self.format}: {error}; use another number of ranks") from None
+        cut = self.planes.map(lambda tensor: tensor.narrow(axis, start, stop - start).contiguous())
+        return self.of(cut)
+
+    @property
+    def nbytes(self) -> int:
+        return self.planes.nbytes + (0 if self.order is None else self.order.nbytes)
+
+    @classmethod
+    def fuse(cls, storages: Sequence[Any]) -> Storage | None:
+        return join(storages, stack=False)
+
+    @classmethod
+    def stack(cls, storages: Sequence[Any]) -> Storage | None:
+        return join(storages, stack=True)
+
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
+        target = Target(
+            device=self.device, dtype=self.dtype, deterministic=deterministic, exact=exact
+        )
+        self.unpack.settle(target)
+        choice = self.times.settle(target)
+        held = f"{self.planes.bits} bits, groups of {self.planes.group}"
+        return f"{self.format} ({held}): {choice.kernel.name} ({choice.reason})"
+
+
+def join(storages: Sequence[Packed], *, stack: bool) -> Packed | None:
+    """One storage of several, where all are of one kind."""
+    first, *rest = storages
+    for other in rest:
+        same = type(other) is type(first) and other.planes.kind == first.planes.kind
+        if not same or (other.format, other.dtype) != (first.format, first.dtype):
+            return None
+        if not alike(other.order, first.order):
+            return None
+    return first.of(Planes.join([storage.planes for storage in storages], stack=stack))
+
+
+def alike(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.equal(a, b)
