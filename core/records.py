@@ -233,6 +233,8 @@ class Settings:
     device: str = "auto"
     placement: str | None = None
     quant: str | None = None
+    topology: str | None = None
+    importance: str | None = None
     threads: int | None = None
     context: int | None = None
     max_seqs: int = 32

@@ -37,7 +37,16 @@ TINY = {
         "mscale_all_dim": 0.9,
     },
 }
-WIDE = {**TINY, "hidden_size": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "v_head_dim": 64}
+WIDE = {
+    **TINY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 256,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+}
 
 
 @hookimpl

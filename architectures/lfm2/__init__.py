@@ -14,7 +14,7 @@ LFM2 = {
     "conv_bias": True,
 }
 TINY = {key: value for key, value in LLAMA.items() if key != "head_dim"} | LFM2
-WIDE = {key: value for key, value in LLAMA_WIDE.items() if key != "head_dim"} | LFM2
+WIDE = {k: v for k, v in LLAMA_WIDE.items() if k != "head_dim"} | LFM2 | {"block_multiple_of": 256}
 
 
 @hookimpl

@@ -14,7 +14,7 @@ MIXTURE = {
     "mlp_only_layers": [1],
 }
 TINY = {**QWEN3, **MIXTURE}
-WIDE = {**QWEN3_WIDE, **MIXTURE, "moe_intermediate_size": 128}
+WIDE = {**QWEN3_WIDE, **MIXTURE, "moe_intermediate_size": 256}
 
 
 @hookimpl

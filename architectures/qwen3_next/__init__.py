@@ -20,7 +20,14 @@ NEXT = {
     "linear_value_head_dim": 16,
 }
 TINY = {**LLAMA, **NEXT, "rms_norm_eps": 1e-6}
-WIDE = {**LLAMA_WIDE, **NEXT, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+WIDE = {
+    **LLAMA_WIDE,
+    **NEXT,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 
 
 @hookimpl

@@ -19,7 +19,8 @@ from ostro.core.load.container import Container
 from ostro.core.load.names import Names
 from ostro.core.load.open import identify, open_container
 from ostro.core.load.placement import Placement, choose_placement
-from ostro.core.load.weights import Progress, Reader, fill, weigh
+from ostro.core.load.quantize import Plan, read_plan
+from ostro.core.load.weights import Progress, Reader, fill, slots, weigh
 from ostro.core.nn import Embedding, Head, Linear, Model, Rope
 from ostro.core.nn.experts import Stack
 from ostro.core.ops import Choice, Op, Target
@@ -45,6 +46,16 @@ LONGEST = 2**20
 MAX_SEQS = 2**16
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """How the weights of one module lie and multiply: `formats` of its parts, `kernel` and why."""
+
+    path: str
+    formats: tuple[str, ...]
+    nbytes: int
+    kernel: str
+
+
 @dataclass
 class LoadedModel:
     """A model ready to run: filled, settled on its device, and with the facts the engine needs."""
@@ -55,12 +66,15 @@ class LoadedModel:
     architecture: Architecture
     path: Path
     container: Container
+    names: Names
+    space: str
     device: torch.device
     dtype: torch.dtype
     context: int
     identity: str
     placement: Placement
     explain: list[str] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -86,27 +100,15 @@ def load_model(
     check_sizes(config, container)
     context = choose_context(settings.context, config)
     model = model_class(config)
+    plan = read_plan(settings, architecture.sensitive, plugins)
     placement = choose_placement(
         settings.placement,
         model,
         device,
         choose_device,
-        lambda: weigh(model, container, names, dtype, space=space),
+        lambda: weigh(model, container, names, dtype, space=space, plan=plan),
         settings.memory,
     )
-    reader = Reader(
-        container,
-        plugins,
-        quantization(raw),
-        device,
-        dtype,
-        placement=placement,
-    )
-    tied = tied_names(model, names, space)
-    fill(model, container, names, reader, space=space, progress=progress, tied=tied)
-    compare_tied(model, container, names, space)
-    placement.move()
-    cast_biases(model, dtype)
     loaded = LoadedModel(
         model=model.eval(),
         config=config,
@@ -114,22 +116,83 @@ def load_model(
         architecture=architecture,
         path=path,
         container=container,
+        names=names,
+        space=space,
         device=device,
         dtype=dtype,
         context=context,
-        identity=identity(container, dtype),
+        identity=identity(container, dtype, settings),
         placement=placement,
         explain=body.explain(architecture, settings),
     )
-    target = Target(
-        device=device,
-        dtype=dtype,
-        deterministic=settings.deterministic,
-        exact=settings.exact,
-    )
+    read_weights(loaded, plan, plugins, progress)
+    compare_tied(model, container, names, space)
+    placement.move()
+    cast_biases(model, dtype)
+    target = target_of(loaded, settings)
     settle(loaded, target, placement)
     loaded.explain += placement.mark(target)
     return loaded
+
+
+def target_of(loaded: LoadedModel, settings: Settings) -> Target:
+    """What the choice of the kernels of a model depends on."""
+    return Target(
+        device=loaded.device,
+        dtype=loaded.dtype,
+        deterministic=settings.deterministic,
+        exact=settings.exact,
+    )
+
+
+def read_weights(
+    loaded: LoadedModel,
+    plan: Plan | None,
+    plugins: PluginManager,
+    progress: Progress | None = None,
+) -> None:
+    """Fill the slots of a model from its container, brought to the formats of a plan."""
+    if plan is not None:
+        plan.check(slots(loaded.model))
+    reader = Reader(
+        loaded.container,
+        plugins,
+        quantization(loaded.raw_config),
+        loaded.device,
+        loaded.dtype,
+        placement=loaded.placement,
+        plan=plan,
+    )
+    fill(
+        loaded.model,
+        loaded.container,
+        loaded.names,
+        reader,
+        space=loaded.space,
+        progress=progress,
+        tied=tied_names(loaded.model, loaded.names, loaded.space),
+    )
+    loaded.explain += plan.told() if plan else ()
+
+
+def requantize(
+    loaded: LoadedModel,
+    settings: Settings,
+    plugins: PluginManager,
+    progress: Progress | None = None,
+) -> None:
+    """Read the weights of a model again, in the formats that `settings` ask for now.
+
+    From its checkpoint, not from the few bits that it had, and in place, one weight at a time.
+    Nothing may run meanwhile; graphs captured before are void. Its name for block keys changes.
+    """
+    plan = read_plan(settings, loaded.architecture.sensitive, plugins)
+    loaded.explain = body.explain(loaded.architecture, settings)
+    read_weights(loaded, plan, plugins, progress)
+    loaded.placement.move()
+    cast_biases(loaded.model, loaded.dtype)
+    settle(loaded, target_of(loaded, settings), loaded.placement)
+    loaded.identity = identity(loaded.container, loaded.dtype, settings)
 
 
 def parts(
@@ -155,11 +218,6 @@ def parts(
 
 def check_settings(settings: Settings, architecture: Architecture) -> None:
     """Refuse what is asked for and would not be done."""
-    if settings.quant is not None:
-        raise Unsupported(
-            f"--quant {settings.quant}: weights cannot be quantized while they are loaded yet; use "
-            "a checkpoint that is quantized already"
-        )
     if settings.task not in (None, *architecture.tasks):
         tasks = ", ".join(architecture.tasks)
         raise UsageError(f"--task {settings.task!r}: {architecture.name} does {tasks}")
@@ -299,12 +357,17 @@ def settle(loaded: LoadedModel, target: Target, placement: Placement | None = No
     """Fix everything that depends on the device: packing, tables, kernels; say what was chosen."""
     placement = placement or Placement(loaded.model, target.device)
     reasons: dict[str, int] = {}
-    for module in loaded.model.modules():
+    loaded.layers = []
+    for path, module in loaded.model.named_modules():
         here = replace(target, device=placement.device(module))
         if isinstance(module, Linear | Embedding | Stack):
             with placement.lent(module):
                 reason = module.settle(target.deterministic, exact=target.exact)
             note(reasons, f"{type(module).__name__.lower()}: {reason}")
+            formats = tuple(dict.fromkeys(storage.format for storage in module.held))
+            loaded.layers.append(
+                Layer(path=path, formats=formats, nbytes=module.nbytes, kernel=reason)
+            )
         elif isinstance(module, Rope):
             module.settle(loaded.context, here.device)
         for op in vars(module).values():
@@ -321,8 +384,9 @@ def describe(choice: Choice) -> str:
     return f"{choice.op}: {choice.kernel.name} ({choice.reason})"
 
 
-def identity(container: Container, dtype: torch.dtype) -> str:
+def identity(container: Container, dtype: torch.dtype, settings: Settings) -> str:
     """A name for these weights as they compute: what roots the keys of their K/V."""
+    asked = (settings.quant, settings.topology, settings.exact)
     facts = [(i.name, i.shape, i.format, i.file) for i in container.tensors.values()]
-    stamp = (container.path.resolve(), container.path.stat().st_mtime_ns, dtype, facts)
+    stamp = (container.path.resolve(), container.path.stat().st_mtime_ns, dtype, facts, asked)
     return hashlib.blake2b(repr(stamp).encode(), digest_size=16).hexdigest()

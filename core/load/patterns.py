@@ -1,4 +1,4 @@
-"""Rules that say where modules lie: patterns of their paths, each with a place."""
+"""Rules about the parts of a model: patterns of their paths, each with a place or a format."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from torch.nn import Module
 
 from ostro.core.errors import UsageError, nearest
 
+PLACEMENT = "--placement"
+
+WORDS: Mapping[str, str] = {PLACEMENT: ", or auto, auto:SIZE, rest"}
+"""What else an option takes."""
+
 MOST = 10_000
 """The largest number in a set such as [2-5]."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A pattern of module paths, and where what it matches lies: a device, or "rest".
+    """A pattern of module paths, and where what it matches lies (a device, or "rest"), or in what
+    format.
 
     `*` is any run of characters, `[2-5,9]` one of these numbers. What lies below a path is meant
     with it; a pattern that is one name alone means it wherever it stands.
@@ -29,44 +35,44 @@ class Rule:
     where: str
 
 
-def read_rules(text: str) -> list[Rule]:
+def read_rules(text: str, option: str = PLACEMENT) -> list[Rule]:
     """Rules from "PATTERN = PLACE, ..." or from a TOML file of such pairs.
 
     Raises UsageError for what is neither.
     """
     if "=" not in text:
-        return list(table_rules(read_table(Path(text))))
+        return list(table_rules(read_table(Path(text), option), option))
     rules = []
     for item in re.split(r",(?![^\[]*\])", text):
         pattern, equals, where = (part.strip().strip("\"'") for part in item.partition("="))
         if not (pattern and equals and where):
-            raise UsageError(f"--placement: {item.strip()!r} is no rule: write PATTERN = DEVICE")
+            raise UsageError(f"{option}: {item.strip()!r} is no rule: write PATTERN = NAME")
         rules.append(Rule(pattern, where))
     return rules
 
 
-def read_table(path: Path) -> Mapping[str, Any]:
+def read_table(path: Path, option: str) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(
-            f"--placement {path}: there is no such file; write auto, auto:SIZE, rest, "
-            "PATTERN = DEVICE, or the name of a TOML file"
+            f"{option} {path}: there is no such file; write PATTERN = NAME, or the name of a TOML "
+            f"file{WORDS.get(option, '')}"
         ) from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"--placement {path}: {error}") from None
+        raise UsageError(f"{option} {path}: {error}") from None
 
 
-def table_rules(table: Mapping[str, Any], above: str = "") -> Iterator[Rule]:
+def table_rules(table: Mapping[str, Any], option: str, above: str = "") -> Iterator[Rule]:
     """The rules of a table; keys with dots that are not quoted make tables of their own."""
     for key, value in table.items():
         path = f"{above}.{key}" if above else key
         if isinstance(value, dict):
-            yield from table_rules(value, path)
+            yield from table_rules(value, option, path)
         elif isinstance(value, str):
             yield Rule(path, value)
         else:
-            raise UsageError(f"--placement: {path} = {value!r:.80} names no device")
+            raise UsageError(f"{option}: {path} = {value!r:.80} is no name")
 
 
 def matches(pattern: str, model: Module, units: Collection[str]) -> list[str]:
@@ -103,15 +109,15 @@ def ancestors(path: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(len(parts) - 1, 0, -1)]
 
 
-def regex(pattern: str) -> re.Pattern[str]:
+def regex(pattern: str, option: str = PLACEMENT) -> re.Pattern[str]:
     """A pattern as a regular expression of a path. Raises UsageError for a malformed set."""
     core = pattern.removesuffix(".*")
     pieces = re.split(r"(\*|\[[^\]]*\])", core)
     anywhere = "" if {".", "*"} & set(core) else r"(?:.*\.)?"
-    return re.compile(anywhere + "".join(piece_regex(piece, pattern) for piece in pieces))
+    return re.compile(anywhere + "".join(piece_regex(piece, pattern, option) for piece in pieces))
 
 
-def piece_regex(piece: str, pattern: str) -> str:
+def piece_regex(piece: str, pattern: str, option: str) -> str:
     if piece == "*":
         return ".*"
     if not piece.startswith("["):
@@ -121,7 +127,7 @@ def piece_regex(piece: str, pattern: str) -> str:
         first, _, last = (part.strip() for part in item.partition("-"))
         if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) > MOST:
             raise UsageError(
-                f"--placement: {piece} in {pattern!r} is no set of numbers such as [0,4-7]"
+                f"{option}: {piece} in {pattern!r} is no set of numbers such as [0,4-7]"
             )
         numbers += range(int(first), int(last or first) + 1)
     return f"(?:{'|'.join(map(str, numbers)) or '(?!)'})"

@@ -21,7 +21,9 @@ from torch.nn import Module
 from ostro.core.errors import CheckpointError
 from ostro.core.load.container import Container
 from ostro.core.load.names import Named, Names, apply
+from ostro.core.load.patterns import ancestors
 from ostro.core.load.placement import Placement
+from ostro.core.load.quantize import Plan
 from ostro.core.load.rest import send_home
 from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import Stack
@@ -57,7 +59,7 @@ class Reader:
     """What turns a slot's tensors into a storage or a parameter.
 
     `broken` gathers the names of tensors that hold what is no number; `placement` says which slots
-    lie elsewhere than on `device`.
+    lie elsewhere than on `device`, `plan` which float weights become few bits.
     """
 
     container: Container
@@ -67,22 +69,25 @@ class Reader:
     dtype: torch.dtype
     broken: list[str] = field(default_factory=list)
     placement: Placement | None = None
+    plan: Plan | None = None
 
     def storage(self, slot: Slot, named: Mapping[str, Named]) -> Storage:
         infos = {suffix: self.container.tensors[n.theirs] for suffix, n in named.items()}
         quantizer = self.claimant(slot, infos)
         tensors = {suffix: self.tensor(n, infos[suffix]) for suffix, n in named.items()}
         device = self.device if self.placement is None else self.placement.device(slot.module)
-        storage: Storage = resolve(quantizer.storage).read(
-            Stored(
-                tensors=tensors,
-                infos=infos,
-                shape=slot.shape,
-                settings=self.settings,
-                device=device,
-                dtype=self.dtype,
+        storage = self.quantized(slot, tensors, infos, device)
+        if storage is None:
+            storage = resolve(quantizer.storage).read(
+                Stored(
+                    tensors=tensors,
+                    infos=infos,
+                    shape=slot.shape,
+                    settings=self.settings,
+                    device=device,
+                    dtype=self.dtype,
+                )
             )
-        )
         if storage.shape != slot.shape:
             raise CheckpointError(
                 f"{next(iter(infos.values())).file}: {slot.name} has shape {storage.shape}, the "
@@ -91,6 +96,21 @@ class Reader:
         if self.placement is not None and self.placement.rests(slot.module):
             send_home(storage)
         return storage
+
+    def quantized(
+        self,
+        slot: Slot,
+        tensors: Mapping[str, Tensor],
+        infos: Mapping[str, TensorInfo],
+        device: torch.device,
+    ) -> Storage | None:
+        """A float weight in few bits, or None where the plan leaves it, or it has few already."""
+        if self.plan is None or infos.keys() != {"weight"} or infos["weight"].format not in FLOATS:
+            return None
+        weight = tensors["weight"]
+        if tuple(weight.shape) != slot.shape:
+            return None
+        return self.plan.make(slot, weight.to(device), self.dtype)
 
     def claimant(self, slot: Slot, infos: Mapping[str, TensorInfo]) -> Quantizer:
         claims = self.plugins.claimant(
@@ -180,7 +200,6 @@ def arrange(
     singles: dict[str, Named] = {}
     seen: dict[str, str] = {}
     for item in named:
-        prefix, _, suffix = item.name.rpartition(".")
         if seen.setdefault(item.name, item.theirs) != item.theirs:
             raise CheckpointError(
                 f"{seen[item.name]} and {item.theirs} are both {item.name}; the checkpoint "
@@ -188,17 +207,23 @@ def arrange(
             )
         if item.name in tensors:
             singles[item.name] = item
-        elif prefix in storages:
-            below[prefix][suffix] = item
+        elif prefix := next((path for path in ancestors(item.name) if path in storages), ""):
+            below[prefix][item.name.removeprefix(f"{prefix}.")] = item
         else:
             left.append(item.theirs)
     return below, singles
 
 
 def weigh(
-    model: Module, container: Container, names: Names, dtype: torch.dtype, *, space: str
+    model: Module,
+    container: Container,
+    names: Names,
+    dtype: torch.dtype,
+    *,
+    space: str,
+    plan: Plan | None = None,
 ) -> dict[Module, int]:
-    """Bytes that each module's slots will take; floats are stored in `dtype`."""
+    """Bytes that each module's slots will take; floats are stored in `dtype`, or as planned."""
     named, left = names.read(container.tensors, space)
     wanted = list(slots(model))
     below, singles = arrange(named, wanted, left)
@@ -207,7 +232,10 @@ def weigh(
         items = [*below.get(slot.name, {}).values(), *filter(None, [singles.get(slot.name)])]
         for info in (container.tensors[item.theirs] for item in items):
             floats = info.format in FLOATS
-            found[slot.module] += prod(info.shape) * dtype.itemsize if floats else info.nbytes
+            nbytes = prod(info.shape) * dtype.itemsize if floats else info.nbytes
+            if floats and plan is not None and slot.kind == "storage":
+                nbytes = plan.nbytes(slot) or nbytes
+            found[slot.module] += nbytes
     return found
 
 

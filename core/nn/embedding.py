@@ -40,8 +40,12 @@ class Embedding(Module):
         return self.storage.settle(deterministic, rows=True, exact=exact)
 
     @property
+    def held(self) -> list[Storage]:
+        return [] if self.storage is None else [self.storage]
+
+    @property
     def nbytes(self) -> int:
-        return 0 if self.storage is None else self.storage.nbytes
+        return sum(storage.nbytes for storage in self.held)
 
     def extra_repr(self) -> str:
         return f"{self.n}, {self.d}"

@@ -101,6 +101,10 @@ class Stack(Module):
         return parts if fused is None else [fused]
 
     @property
+    def held(self) -> list[Any]:
+        return self.storages
+
+    @property
     def nbytes(self) -> int:
         return sum(storage.nbytes for storage in self.storages)
 

@@ -137,6 +137,7 @@ class Linear(Module):
     def fill(self, slot: Slot, value: Storage | Tensor) -> None:
         """Put a read storage or bias in its place."""
         if isinstance(value, Storage):
+            self.fused = None
             self.storages[slot.part] = value
         elif self.bias is not None:
             self.bias.data[self.span(slot.part)] = value
@@ -155,9 +156,13 @@ class Linear(Module):
         return "; ".join(dict.fromkeys(reasons))
 
     @property
+    def held(self) -> list[Storage]:
+        """Its storages: the fused one, or those of its parts."""
+        return [self.fused] if self.fused is not None else list(self.storages.values())
+
+    @property
     def nbytes(self) -> int:
-        held = [self.fused] if self.fused is not None else list(self.storages.values())
-        return sum(storage.nbytes for storage in held)
+        return sum(storage.nbytes for storage in self.held)
 
     def extra_repr(self) -> str:
         return f"{self.n_in} -> {self.parts}"

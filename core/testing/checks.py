@@ -19,7 +19,7 @@ from ostro.core.testing.parity import decodes as decodes
 
 Meant = Callable[[Architecture], bool]
 
-HOMES = ("answers", "decoder", "encoder", "media", "twins", "names", "package")
+HOMES = ("answers", "decoder", "encoder", "media", "twins", "names", "formats", "package")
 """The modules beside this one that hold our own checks."""
 
 

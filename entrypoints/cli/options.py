@@ -41,7 +41,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         const="rest",
         help="layers rest in host memory and visit the device, one after the other",
     )
-    add("--quant", metavar="FORMAT", help="quantize at load")
+    add("--quant", metavar="FORMAT", help="quantize at load: 4, q4k, afq4, 4.5bpw, 6GB")
+    add(
+        "--topology",
+        metavar="RULES",
+        help="formats by pattern: 'PATTERN = q8_0, PATTERN = float', or a TOML file of such pairs",
+    )
+    add("--importance", metavar="FILE", help="how much columns matter to --quant (.imatrix)")
+    add("--exact", action="store_true", help="quantized weights multiply floats, never integers")
     add("--threads", type=int, metavar="N", help="threads on CPU (default: one per core)")
     add("--context", type=int, metavar="N", help="tokens of prompt and answer together")
     add("--max-seqs", type=int, default=32, metavar="N", help="sequences that run at once")

@@ -1,0 +1,112 @@
+"""The grid of formats: a model in few bits says what its dequantized weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch.nn import Module
+
+from ostro.core.load.model import LoadedModel
+from ostro.core.load.quantize import makers
+from ostro.core.nn import Embedding, Linear, Router, Storage
+from ostro.core.nn.experts import Stack
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Architecture
+from ostro.core.testing.checks import answers, check
+from ostro.core.testing.parity import Subject, deviation, subject
+
+SAME = 1e-5
+"""The most that logits may differ from those of dequantized weights, as a share of their standard
+deviation: both multiply the same numbers, in another order."""
+
+STD = 0.03
+"""The spread of weights: activations stay near 1 at inner dimensions of 256, and rounding small."""
+
+FEW = 3
+"""Formats of the quick grid, others for every architecture."""
+
+
+@check(lambda record: answers(record) and record.wide is not None)
+def few_bits_say_what_their_floats_say(tiny: Subject) -> None:
+    with wide(tiny.plugins, tiny.record) as subject:
+        for format in some(tiny.plugins, tiny.name):
+            assert_grid(subject, format)
+
+
+def wide(plugins: PluginManager, record: Architecture):  # type: ignore[no-untyped-def]
+    """The subject whose rows are of whole blocks of every format."""
+    return subject(plugins, record.name, config=record.wide, std=STD)
+
+
+def formats(plugins: PluginManager) -> list[str]:
+    """Every format that weights can be brought to, most bits first."""
+    known = makers(plugins)
+    return sorted(known, key=lambda name: (-known[name].format.bits, name))
+
+
+def some(plugins: PluginManager, name: str) -> list[str]:
+    """A few formats, such that architectures together have all of them."""
+    every = formats(plugins)
+    first = sum(name.encode()) % len(every) if every else 0
+    return [(every * 2)[(first + i * len(every) // FEW) % len(every)] for i in range(FEW)][
+        : len(every)
+    ]
+
+
+def assert_grid(wide: Subject, format: str) -> float:
+    """One cell: nothing stays as it was, and the logits are those of the dequantized weights.
+
+    Returns how far they are from the float model's.
+    """
+    loaded = wide.load(quant=format, exact=True)
+    fallbacks = [line for line in loaded.explain if line.startswith("quantize: ")]
+    assert not fallbacks, f"{format}: {fallbacks}"
+    left = [path for path, storage in storages(loaded.model) if storage.format == "dense"]
+    assert not left, f"{format}: {left} stayed as they were"
+    said = [wide.answer(wide.engine(loaded), example) for example in wide.examples]
+    densify(loaded)
+    dense = [wide.answer(wide.engine(loaded), example) for example in wide.examples]
+    off = max(deviation(ours, plain) for ours, plain in zip(said, dense, strict=True))
+    assert off <= SAME, f"{format}: {off:.1e} from its own dequantized weights"
+    return max(deviation(ours, truth) for ours, (_, truth) in zip(said, wide.cases, strict=True))
+
+
+def storages(model: Module) -> Iterator[tuple[str, Storage]]:
+    """Every storage that quantization at load should have made few bits of."""
+    for path, module in model.named_modules():
+        if isinstance(module, Linear | Embedding | Stack) and not isinstance(module, Router):
+            yield from ((path, storage) for storage in module.held)
+
+
+def densify(loaded: LoadedModel) -> None:
+    """Put the dequantized weight in the place of every storage."""
+    from ostro.quant.dense.storage import Dense
+
+    made: dict[int, Storage] = {}
+
+    def dense(storage: Storage) -> Storage:
+        if id(storage) not in made:
+            plain = Dense(storage.dequantize().reshape(storage.shape).clone())
+            plain.settle()
+            made[id(storage)] = plain
+        return made[id(storage)]
+
+    for module in loaded.model.modules():
+        if isinstance(module, Linear):
+            module.storages = {part: dense(s) for part, s in module.storages.items()}
+            module.fused = None if module.fused is None else dense(module.fused)
+        elif isinstance(module, Embedding) and module.storage is not None:
+            module.storage = dense(module.storage)
+        elif isinstance(module, Stack):
+            module.storages = [dense(storage) for storage in module.storages]
+
+
+def falls_with_bits(errors: Sequence[tuple[float, float]]) -> bool:
+    """Whether errors of (bits, error) grow where bits fall, by more than a tenth of noise."""
+    ordered = sorted(errors, reverse=True)
+    return all(
+        more[1] <= 1.1 * fewer[1]
+        for i, more in enumerate(ordered)
+        for fewer in ordered[i + 1 :]
+        if more[0] > fewer[0] + 0.75
+    )
