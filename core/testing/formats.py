@@ -11,7 +11,7 @@ from ostro.core.load.quantize import makers
 from ostro.core.nn import Embedding, Linear, Router, Storage
 from ostro.core.nn.experts import Stack
 from ostro.core.plugins import PluginManager
-from ostro.core.records import Architecture
+from ostro.core.records import Architecture, resolve
 from ostro.core.testing.checks import answers, check
 from ostro.core.testing.parity import Subject, deviation, subject
 
@@ -64,7 +64,7 @@ def assert_grid(wide: Subject, format: str) -> float:
     left = [path for path, storage in storages(loaded.model) if storage.format == "dense"]
     assert not left, f"{format}: {left} stayed as they were"
     said = [wide.answer(wide.engine(loaded), example) for example in wide.examples]
-    densify(loaded)
+    densify(loaded, wide.plugins)
     dense = [wide.answer(wide.engine(loaded), example) for example in wide.examples]
     off = max(deviation(ours, plain) for ours, plain in zip(said, dense, strict=True))
     assert off <= SAME, f"{format}: {off:.1e} from its own dequantized weights"
@@ -78,15 +78,14 @@ def storages(model: Module) -> Iterator[tuple[str, Storage]]:
             yield from ((path, storage) for storage in module.held)
 
 
-def densify(loaded: LoadedModel) -> None:
+def densify(loaded: LoadedModel, plugins: PluginManager) -> None:
     """Put the dequantized weight in the place of every storage."""
-    from ostro.quant.dense.storage import Dense
-
+    floats = resolve(plugins.get("quantizers", "dense").storage)
     made: dict[int, Storage] = {}
 
     def dense(storage: Storage) -> Storage:
         if id(storage) not in made:
-            plain = Dense(storage.dequantize().reshape(storage.shape).clone())
+            plain = floats(storage.dequantize().reshape(storage.shape).clone())
             plain.settle()
             made[id(storage)] = plain
         return made[id(storage)]

@@ -1,52 +1,155 @@
-"""Planes: a ggml format's fields, each in an array of its own.
+"""Ggml blocks as planes, and planes as blocks again.
 
-A block of a file has 34 bytes here and 210 there, so what it holds lies at odd addresses. Taken
-apart it is the same bytes, aligned, which a kernel loads wide. Repacking is lossless both ways.
+A block of a file has 34 bytes here and 210 there, so what it holds lies at odd addresses. Planes
+(see `core.planes`) hold the same apart and aligned, which kernels of all formats load alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from ostro import Planes, pack_codes, unpack_codes
 from ostro.core.load.ggml import BY_NAME
+from ostro.quant.gguf.fields import Parts, field, minus, raw
+from ostro.quant.gguf.naive import take_apart
+
+CHUNK = 1 << 20
+"""Weights that are repacked at a time: what is made of them on the way stays in the cache."""
 
 
-class Int8:
-    """Q8_0, [n, k]: q int8 [n, k / 32, 32] and d float16 [n, k / 32]; w = d q."""
-
-    def __init__(self, q: Tensor, d: Tensor) -> None:
-        self.q, self.d = q, d
-
-    @classmethod
-    def pack(cls, data: Tensor) -> Self:
-        """From a file's rows, uint8 [n, bytes per row]."""
-        blocks = data.view(*data.shape[:-1], -1, BY_NAME["Q8_0"].nbytes)
-        d, q = blocks[..., :2], blocks[..., 2:]
-        contiguous = torch.contiguous_format
-        d, q = d.clone(memory_format=contiguous), q.clone(memory_format=contiguous)
-        return cls(q.view(torch.int8), d.view(torch.float16)[..., 0])
-
-    def unpack(self) -> Tensor:
-        """The file's rows again, byte for byte."""
-        d = self.d[..., None].contiguous().view(torch.uint8)
-        return torch.cat((d, self.q.view(torch.uint8)), -1).flatten(-2)
-
-    def take(self, rows: slice | Tensor) -> Self:
-        """Some of the rows: a view of a slice, a copy of those that ids [t] name."""
-        return type(self)(self.q[rows], self.d[rows])
-
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """[n, k]: computed in float32 and rounded once."""
-        return self.q.float().mul_(self.d.float()[..., None]).flatten(-2).to(dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.q.nbytes + self.d.nbytes
+def pack(format: str, data: Tensor) -> Planes:
+    """The planes of a file's rows, uint8 [..., bytes per row]; raises as `naive.dequantize`."""
+    *lead, nbytes = data.shape
+    rows, kind = data.reshape(-1, nbytes), BY_NAME[format]
+    step = max(1, CHUNK // max(1, nbytes // kind.nbytes * kind.block))
+    chunks = [
+        _planes(take_apart(format, rows[start : start + step]))
+        for start in range(0, max(1, len(rows)), step)
+    ]
+    return Planes.join(chunks).map(lambda tensor: tensor.unflatten(0, lead))
 
 
-PLANES: Mapping[str, type[Int8]] = {"Q8_0": Int8}
-"""By format. One that is not here stays as the file has it and is dequantized by `naive`."""
+def _planes(parts: Parts) -> Planes:
+    """Parts whose axes are [n, blocks, number] as planes of n rows."""
+
+    def joined(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.flatten(-2)
+
+    table = parts.table
+    return Planes(
+        codes=pack_codes(parts.q.flatten(-2), parts.bits),
+        scale=parts.scale.flatten(-2),
+        zero=parts.zero,
+        offset=joined(parts.offset),
+        table=None if table is None else torch.tensor(table, device=parts.q.device).float(),
+        d=joined(parts.d),
+        m=joined(parts.m),
+    )
+
+
+def unpack(format: str, planes: Planes) -> Tensor:
+    """The file's rows again, byte for byte: uint8 [..., bytes per row].
+
+    `format` is one of `FIELDS`: those whose planes hold all that their blocks say.
+    """
+    blocks = planes.shape[-1] // BY_NAME[format].block
+
+    def apart(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.unflatten(-1, (blocks, -1))
+
+    q, scale = apart(unpack_codes(planes.codes)), apart(planes.scale)
+    assert q is not None and scale is not None
+    offset, d, m = apart(planes.offset), apart(planes.d), apart(planes.m)
+    parts = Parts(planes.bits, q, scale, offset=offset, d=d, m=m)
+    fields = (each for each in FIELDS[format](parts) if each is not None)
+    return torch.cat([raw(each) for each in fields], -1).flatten(-2)
+
+
+Fields = tuple[Tensor | None, ...]
+
+
+def _q1_0(p: Parts) -> Fields:
+    return p.scale, field(p.q, 1)
+
+
+def _q2_0(p: Parts) -> Fields:
+    return p.scale, field(p.q, 2)
+
+
+def _q4(p: Parts) -> Fields:
+    return p.scale, p.offset, field(p.q, 4, 16)
+
+
+def _q5(p: Parts) -> Fields:
+    return p.scale, p.offset, field(p.q >> 4, 1), field(p.q, 4, 16)
+
+
+def _q8_0(p: Parts) -> Fields:
+    return p.scale, p.q ^ 128
+
+
+def _q2_k(p: Parts) -> Fields:
+    assert p.offset is not None and p.m is not None
+    return p.scale | p.offset << 4, field(p.q, 2, 32), p.d, minus(p.m)
+
+
+def _q3_k(p: Parts) -> Fields:
+    s = (p.scale + 32).to(torch.uint8)
+    return field(p.q >> 2, 1, 32), field(p.q, 2, 32), field(s, 4, 8), field(s >> 4, 2, 4), p.d
+
+
+def _q4_k(p: Parts) -> Fields:
+    assert p.m is not None
+    return p.d, minus(p.m), _scales_and_minima(p), field(p.q, 4, 32)
+
+
+def _q5_k(p: Parts) -> Fields:
+    assert p.m is not None
+    return p.d, minus(p.m), _scales_and_minima(p), field(p.q >> 4, 1, 32), field(p.q, 4, 32)
+
+
+def _scales_and_minima(p: Parts) -> Tensor:
+    """The 12 bytes that Q4_K and Q5_K have in common: see `naive`."""
+    assert p.offset is not None
+    (s, late_s), (t, late_t) = p.scale.split(4, -1), p.offset.split(4, -1)
+    low = late_s & 15 | (late_t & 15) << 4
+    return torch.cat((s | late_s >> 4 << 6, t | late_t >> 4 << 6, low), -1)
+
+
+def _q6_k(p: Parts) -> Fields:
+    return field(p.q, 4, 64), field(p.q >> 4, 2, 32), p.scale, p.d
+
+
+def _iq4_xs(p: Parts) -> Fields:
+    s = (p.scale + 32).to(torch.uint8)
+    return p.d, field(s >> 4, 2), field(s, 4), field(p.q, 4, 16)
+
+
+def _tq2_0(p: Parts) -> Fields:
+    return field(p.q, 2, 32), p.scale
+
+
+FIELDS: Mapping[str, Callable[[Parts], Fields]] = {
+    "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
+    "Q4_0": _q4,
+    "Q4_1": _q4,
+    "Q5_0": _q5,
+    "Q5_1": _q5,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _q4,
+    "IQ4_XS": _iq4_xs,
+    "TQ2_0": _tq2_0,
+}
+"""The fields of blocks in their order, as `naive` describes them. A format that is not here has
+planes that do not hold all that its blocks say: which vector of a grid, sums, digits packed by
+five; or several blocks that say the same.
+"""

@@ -1,126 +1,102 @@
-"""Packed: a weight in a ggml block format, as its file holds it or taken apart into planes."""
+"""Blocks: a weight in a ggml block format, in planes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Self
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from ostro import Packed, Planes, Storage, Stored
 from ostro.core.errors import Unsupported
 from ostro.core.load.ggml import BY_NAME
-from ostro.core.nn.storage import Storage, Stored
-from ostro.quant.gguf import naive
-from ostro.quant.gguf.planes import PLANES, Int8
+from ostro.quant.gguf.planes import FIELDS, pack, unpack
 
 
-class Packed(Storage):
-    """A weight [n, k], or [experts, n, k], of which every row is a run of `format`'s blocks.
+class Blocks(Packed):
+    """A weight [n, k], or [experts, n, k], of which every row was a run of `format`'s blocks.
 
-    `data` is uint8 [..., n, bytes per row] until `settle` takes it apart, `planes` what it then is,
-    and `native` the kernels for planes, where the machine has them.
+    Where its planes do not hold all that the blocks say, `source` gives the file's bytes, uint8
+    [..., n, bytes per row]. It is a function, for they are no part of the weight: they stay in the
+    file, mapped, and do not follow the planes to where those compute.
     """
 
-    def __init__(self, format: str, data: Tensor, dtype: torch.dtype) -> None:
-        kind = BY_NAME[format]
-        self.format = format
-        self.shape = (*data.shape[:-1], data.shape[-1] // kind.nbytes * kind.block)
-        self.dtype, self.device = dtype, data.device
-        self.data: Tensor | None = data
-        self.planes: Int8 | None = None
-        self.native: ModuleType | None = None
-        self.alone = False
+    def __init__(
+        self,
+        format: str,
+        planes: Planes,
+        dtype: torch.dtype,
+        source: Callable[[], Tensor] | None = None,
+    ) -> None:
+        super().__init__(format, planes, dtype)
+        self.source = source
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From a GGUF file's "weight", whose bytes stay as they are; it computes in `dtype`."""
-        data = stored.tensors["weight"].to(stored.device)
-        return cls(stored.infos["weight"].format, data, stored.dtype)
+        """From a GGUF file's "weight"."""
+        data, format = stored.tensors["weight"], stored.infos["weight"].format
+        kind = BY_NAME[format]
+        *rows, nbytes = data.shape
+        if data.dtype != torch.uint8 or nbytes % kind.nbytes:
+            raise stored.fault(
+                f"has rows of {nbytes} bytes ({data.dtype}), which are no whole {format} blocks of "
+                f"{kind.nbytes}; the file is damaged, download or convert it again"
+            )
+        shape = (*rows, nbytes // kind.nbytes * kind.block)
+        if shape != tuple(stored.shape):
+            raise stored.fault(
+                f"has {format} blocks for weights {list(shape)}, the model asks for "
+                f"{list(stored.shape)}; the file is of another model or damaged"
+            )
+        return cls.from_rows(format, data, stored.device, stored.dtype)
+
+    @classmethod
+    def from_rows(cls, format: str, data: Tensor, device: torch.device, dtype: torch.dtype) -> Self:
+        """From rows of whole blocks, uint8 [..., n, bytes per row]."""
+        source = None if format in FIELDS else lambda: data
+        return cls(format, pack(format, data.to(device)), dtype, source)
 
     def raw(self) -> Tensor:
         """The file's bytes, uint8 [..., n, bytes per row]."""
-        if self.data is not None:
-            return self.data
-        assert self.planes is not None
-        return self.planes.unpack()
-
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        if self.planes is not None:
-            return self.floats(self.planes.take(slice(start, stop)))
-        rows = self.raw().flatten(0, -2)[start:stop]
-        return naive.dequantize(self.format, rows).to(self.dtype)
-
-    def floats(self, planes: Int8) -> Tensor:
-        kernels = self.native
-        return kernels.dequantize(planes, self.dtype) if kernels else planes.dequantize(self.dtype)
-
-    def matmul(self, x: Tensor) -> Tensor:
-        flat, times = x.reshape(-1, x.shape[-1]), super().matmul
-        if self.native and (self.alone or len(flat) <= self.native.FEW):
-            y = self.native.product(flat, self.planes)
-        elif self.alone:
-            y = torch.cat([times(row) for row in torch.split(flat, 1)])
-        else:
-            y = times(flat)
-        return y.view(*x.shape[:-1], self.shape[-2])
-
-    def rows(self, ids: Tensor) -> Tensor:
-        if self.planes is not None:
-            return self.floats(self.planes.take(ids))
-        return naive.dequantize(self.format, self.raw()[ids]).to(self.dtype)
-
-    def slice(self, axis: int, start: int, stop: int) -> Packed:
-        data, kind = self.raw(), BY_NAME[self.format]
-        if axis == len(self.shape) - 1:
-            if start % kind.block or stop % kind.block:
-                raise Unsupported(
-                    f"{self.format} weights share scales among {kind.block} columns and cannot be "
-                    f"cut at {start}..{stop}; use another number of ranks"
-                )
-            start, stop = kind.row_bytes(start), kind.row_bytes(stop)
-        cut = data.narrow(axis, start, stop - start).contiguous()
-        return Packed(self.format, cut, self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.planes.nbytes if self.planes is not None else self.raw().nbytes
+        return unpack(self.format, self.planes) if self.source is None else self.source()
 
     def save(self) -> dict[str, Tensor]:
         return {"weight": self.raw()}
 
-    @classmethod
-    def fuse(cls, storages: Sequence[Packed]) -> Packed | None:
-        if len({(type(s), s.format, s.dtype) for s in storages}) != 1:
-            return None
-        first = storages[0]
-        return cls(first.format, torch.cat([s.raw() for s in storages], -2), first.dtype)
+    def slice(self, axis: int, start: int, stop: int) -> Self:
+        kind = BY_NAME[self.format]
+        columns = axis == len(self.shape) - 1
+        if columns and (start % kind.block or stop % kind.block):
+            raise Unsupported(
+                f"{self.format} weights share scales among {kind.block} columns and cannot be "
+                f"cut at {start}..{stop}; use another number of ranks"
+            )
+        made = super().slice(axis, start, stop)
+        if columns:
+            start, stop = kind.row_bytes(start), kind.row_bytes(stop)
+        made.source = self.source and partial(cut, self.source, axis, start, stop)
+        return made
 
     @classmethod
-    def stack(cls, storages: Sequence[Packed]) -> Packed | None:
-        if len({(type(s), s.format) for s in storages}) != 1:
-            return None
-        first = storages[0]
-        return cls(first.format, torch.stack([s.raw() for s in storages]), first.dtype)
+    def fuse(cls, storages: Sequence[Any]) -> Storage | None:
+        return with_sources(super().fuse(storages), storages, partial(torch.cat, dim=-2))
 
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        """Take the blocks apart where the format has planes; see `Storage.settle`."""
-        self.alone = deterministic
-        how = "each row alone, " if deterministic else ""
-        if self.format not in PLANES or len(self.shape) != 2:
-            return f"{self.format}: {how}dequantized in blocks of rows"
-        if self.planes is None:
-            self.planes, self.data = PLANES[self.format].pack(self.raw()), None
-        if self.device.type != "cpu":
-            return f"{self.format} in planes: {how}dequantized in blocks of rows"
-        try:
-            from ostro.quant.gguf import native
-        except ImportError as error:
-            return f"{self.format} in planes: {how}dequantized in blocks of rows (native: {error})"
-        self.native = native
-        if deterministic:
-            return f"{self.format} in planes: {how}native product"
-        return f"{self.format} in planes: native product up to {native.FEW} rows, then blocks"
+    @classmethod
+    def stack(cls, storages: Sequence[Any]) -> Storage | None:
+        return with_sources(super().stack(storages), storages, torch.stack)
+
+
+def cut(source: Callable[[], Tensor], axis: int, start: int, stop: int) -> Tensor:
+    return source().narrow(axis, start, stop - start)
+
+
+def with_sources(
+    joined: Storage | None, storages: Sequence[Any], join: Callable[[list[Tensor]], Tensor]
+) -> Storage | None:
+    """What was made of several storages, with the bytes of all as its source."""
+    if isinstance(joined, Blocks) and joined.source is not None:
+        sources = [storage.source for storage in storages]
+        joined.source = lambda: join([source() for source in sources])
+    return joined

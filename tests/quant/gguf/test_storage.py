@@ -1,63 +1,113 @@
-"""Packed: every verb against the dequantized weight, and the bytes come back as they were."""
+"""Blocks: every format and verb against the plain unpacking, and the bytes come back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
-from ostro.core.errors import Unsupported
+from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.load.ggml import BY_NAME
+from ostro.core.load.model import load_model
+from ostro.core.load.rest import tensors
 from ostro.core.nn import Embedding, Linear
-from ostro.core.nn.storage import Storage, Stored
-from ostro.core.records import TensorInfo
+from ostro.core.nn.storage import Stored
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings, TensorInfo
 from ostro.core.step import ROWS
+from ostro.core.testing.parity import BAR, deviation, subject
 from ostro.quant import gguf as plugin
 from ostro.quant.dense.storage import Dense
 from ostro.quant.gguf import naive
-from ostro.quant.gguf.storage import Packed
+from ostro.quant.gguf.planes import FIELDS
+from ostro.quant.gguf.storage import Blocks
 
-FLOATS = {"F32", "F16", "BF16"}
-N, K = 40, 96
+N, K = 24, 512
+CPU = torch.device("cpu")
+ALL = sorted(plugin.FORMATS)
+SOME = ["Q8_0", "Q4_K", "NVFP4", "IQ2_XXS"]
+"""With a scale alone, with two levels of scales and minima, and two that keep their source."""
 
 
-def weights(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def packed(
-    *shape: int, dtype: torch.dtype = torch.float32, format: str = "Q8_0", seed: int = 0
-) -> tuple[Packed, Tensor]:
-    """A storage of random weights as a loader reads it, and gguf's idea of them, float32."""
-    data = gguf.quantize(weights(*shape, seed=seed), GGMLQuantizationType[format])
-    info = TensorInfo(name="w", shape=shape, format=format, nbytes=data.nbytes)
-    device = torch.device("cpu")
-    raw = torch.from_numpy(data)
-    stored = Stored(
-        tensors={"weight": raw}, infos={"weight": info}, shape=shape, device=device, dtype=dtype
+def stored(format: str, data: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Stored:
+    """What a loader makes of a GGUF file's bytes, for a weight of this shape."""
+    info = TensorInfo(
+        name="blk.0.w.weight", shape=shape, format=format, nbytes=data.nbytes, file="m.gguf"
     )
-    storage = Packed.read(stored)
-    return storage, torch.from_numpy(gguf.dequantize(data, GGMLQuantizationType[format]))
+    return Stored(
+        tensors={"weight": data}, infos={"weight": info}, shape=shape, device=CPU, dtype=dtype
+    )
+
+
+def any_bytes(format: str, *shape: int, seed: int = 0) -> Tensor:
+    """Bytes of rows of weights, NaN among their scales included."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (*shape[:-1], BY_NAME[format].row_bytes(shape[-1]))
+    return torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
+
+
+def ordinary(
+    format: str, *shape: int, seed: int = 0, least: float = 0.01, most: float = 10
+) -> Tensor:
+    """Bytes of rows of weights; the largest of each block is between `least` and `most`."""
+    kind, found, missing = BY_NAME[format], list[Tensor](), prod(shape) // BY_NAME[format].block
+    while missing > 0:
+        seed += 1000
+        blocks = any_bytes(format, 4096, kind.block, seed=seed)
+        largest = naive.dequantize(format, blocks).abs().amax(-1)
+        found.append(blocks[(largest > least) & (largest < most)])
+        missing -= len(found[-1])
+    blocks = torch.cat(found)[: prod(shape) // kind.block]
+    return blocks.reshape(*shape[:-1], kind.row_bytes(shape[-1]))
+
+
+def read(
+    format: str,
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    data: Callable[..., Tensor] = ordinary,
+) -> tuple[Blocks, Tensor, Tensor]:
+    """A storage as a loader reads it, its weights and its bytes."""
+    made = data(format, *shape, seed=seed)
+    storage = Blocks.read(stored(format, made, *shape, dtype=dtype))
+    return storage, naive.dequantize(format, made).to(dtype), made
+
+
+def same(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal, and NaN where the other is."""
+    return bool((ours.isnan() == theirs.isnan()).all()) and torch.equal(
+        ours.nan_to_num(), theirs.nan_to_num()
+    )
+
+
+def close(y: Tensor, x: Tensor, weight: Tensor) -> bool:
+    """y = x W^T up to what float32 sums may differ by."""
+    error = (y.double() - x.double() @ weight.double().t()).abs()
+    return bool((error <= 1e-5 * (x.abs() @ weight.abs().t()) + 1e-9).all())
 
 
 @pytest.fixture(params=["as read", "settled", "alone"])
-def settle(request: pytest.FixtureRequest) -> Any:
+def settle(request: pytest.FixtureRequest) -> Callable[[Blocks], None]:
     """Do to a storage what loading does, or nothing."""
 
-    def apply(storage: Storage) -> None:
+    def apply(storage: Blocks) -> None:
         if request.param != "as read":
-            storage.settle(deterministic=request.param == "alone")
+            storage.settle(deterministic=request.param == "alone", exact=True)
 
     return apply
 
 
 def test_the_record_claims_what_can_be_unpacked() -> None:
-    assert set(naive.FORMATS) - FLOATS == plugin.FORMATS
+    assert set(naive.BLOCKS) - {"MXFP4"} == plugin.FORMATS
     (record,) = plugin.ostro_quantizers()
     for format in BY_NAME:
         info = TensorInfo(name="w", shape=(1, 32), format=format, nbytes=0)
@@ -65,106 +115,224 @@ def test_the_record_claims_what_can_be_unpacked() -> None:
         assert not record.claims({"weight": info, "scales": info}, {})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dequantizes_any_rows_and_rounds_once(settle: Any, dtype: torch.dtype) -> None:
-    storage, truth = packed(N, K, dtype=dtype)
+@pytest.mark.parametrize("format", ALL)
+@pytest.mark.parametrize("shape", [(5, 1024), (2, 3, 256), (0, 256), (700, 2048)], ids=str)
+def test_dequantizes_as_naive_and_saves_the_bytes(format: str, shape: tuple[int, ...]) -> None:
+    storage, truth, data = read(format, *shape, data=any_bytes)
+    assert storage.shape == shape and storage.format == format
+    assert same(storage.dequantize(), truth.flatten(0, -2))
+    assert all(tensor.is_contiguous() for tensor in storage.planes.tensors().values())
+    assert storage.save().keys() == {"weight"}
+    assert torch.equal(storage.save()["weight"], data)
+    assert (storage.source is None) == (format in FIELDS)
+
+
+@pytest.mark.parametrize("format", ALL)
+def test_dequantizes_any_rows_and_rounds_once(
+    format: str, settle: Callable[[Blocks], None]
+) -> None:
+    storage, truth, data = read(format, N, K, dtype=torch.bfloat16)
     settle(storage)
-    assert storage.shape == (N, K) and storage.format == "Q8_0" and storage.dtype == dtype
     for start, stop in ((0, None), (3, 17), (N - 1, N), (5, 5)):
-        assert torch.equal(storage.dequantize(start, stop), truth[start:stop].to(dtype))
+        assert torch.equal(storage.dequantize(start, stop), truth[start:stop])
+    ids = torch.tensor([[7, 0], [7, N - 1]])
+    assert torch.equal(storage.rows(ids), truth[ids])
+    assert torch.equal(storage.save()["weight"], data)
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, K), (2, K), (3, K), (70, K), (2, 3, K), (0, K), (K,)], ids=str
-)
-def test_multiplies(settle: Any, shape: tuple[int, ...]) -> None:
-    storage, truth = packed(N, K)
+@pytest.mark.parametrize("format", ALL)
+@pytest.mark.parametrize("shape", [(3, K), (2, 3, K)], ids=str)
+def test_multiplies(format: str, shape: tuple[int, ...], settle: Callable[[Blocks], None]) -> None:
+    storage, truth, _ = read(format, N, K)
     settle(storage)
-    x = torch.from_numpy(weights(*shape))
-    torch.testing.assert_close(storage.matmul(x), x @ truth.t())
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    assert close(storage.matmul(x), x, truth)
 
 
-def test_multiplies_by_heads(settle: Any) -> None:
-    storage, truth = packed(N, K)
+@pytest.mark.parametrize("format", SOME)
+@pytest.mark.parametrize("shape", [(70, K), (0, K), (K,)], ids=str)
+def test_multiplies_any_rows(
+    format: str, shape: tuple[int, ...], settle: Callable[[Blocks], None]
+) -> None:
+    storage, truth, _ = read(format, N, K)
     settle(storage)
-    x = torch.from_numpy(weights(3, 4, N // 4))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    assert storage.matmul(x).shape == (*shape[:-1], N)
+    assert close(storage.matmul(x), x, truth)
+
+
+@pytest.mark.parametrize("format", SOME)
+def test_multiplies_by_heads(format: str, settle: Callable[[Blocks], None]) -> None:
+    storage, truth, _ = read(format, N, K)
+    settle(storage)
+    x = torch.randn(3, 4, N // 4)
     expected = torch.einsum("thn,hnk->thk", x, truth.view(4, N // 4, K))
     torch.testing.assert_close(storage.matmul_t(x), expected)
 
 
-def test_reads_rows_by_id(settle: Any) -> None:
-    storage, truth = packed(N, K, dtype=torch.bfloat16)
-    settle(storage)
-    ids = torch.tensor([7, 0, 7, N - 1])
-    assert torch.equal(storage.rows(ids), truth[ids].bfloat16())
-
-
-def test_saves_the_bytes_it_read(settle: Any) -> None:
-    data = torch.randint(0, 256, (N, 3 * 34), dtype=torch.uint8)
-    storage = Packed("Q8_0", data, torch.float32)
-    settle(storage)
-    assert storage.save().keys() == {"weight"}
-    assert torch.equal(storage.save()["weight"], data), "NaN scales included"
-    assert storage.nbytes == data.nbytes
-
-
-def test_fuses_parts_of_one_format(settle: Any) -> None:
-    parts = [packed(n, K, seed=n) for n in (40, 8, 16)]
-    fused = Packed.fuse([storage for storage, _ in parts])
-    assert fused is not None
+@pytest.mark.parametrize("format", ALL)
+def test_joins(format: str, settle: Callable[[Blocks], None]) -> None:
+    parts = [read(format, N, K, seed=seed) for seed in range(3)]
+    truths, data = [truth for _, truth, _ in parts], [data for _, _, data in parts]
+    storages = [storage for storage, _, _ in parts]
+    fused, stacked = Blocks.fuse(storages), Blocks.stack(storages)
+    assert isinstance(fused, Blocks) and isinstance(stacked, Blocks)
     settle(fused)
-    assert torch.equal(fused.dequantize(), torch.cat([truth for _, truth in parts]))
-
-
-def test_does_not_fuse_with_others() -> None:
-    one, other = packed(N, K)[0], packed(N, K, dtype=torch.bfloat16)[0]
-    dense = Dense(torch.zeros(N, K))
-    assert Packed.fuse([one, other]) is None
-    assert Packed.fuse([one, dense]) is None and Dense.fuse([dense, one]) is None
-
-
-def test_slices_rows_and_whole_blocks_of_columns(settle: Any) -> None:
-    storage, truth = packed(N, K)
-    settle(storage)
-    assert torch.equal(storage.slice(0, 8, 24).dequantize(), truth[8:24])
-    assert torch.equal(storage.slice(1, 32, 96).dequantize(), truth[:, 32:96])
-    with pytest.raises(Unsupported, match=r"cannot be cut at 16\.\.64"):
-        storage.slice(1, 16, 64)
-
-
-def test_stacks_experts(settle: Any) -> None:
-    experts = [packed(N, K, seed=seed) for seed in range(3)]
-    stacked = Packed.stack([storage for storage, _ in experts])
-    assert stacked is not None
     settle(stacked)
-    truth = torch.stack([truth for _, truth in experts])
-    x, chosen = torch.from_numpy(weights(5, K)), torch.tensor([0, 0, 2, 2, 2])
-    expected = torch.einsum("tk,tnk->tn", x, truth[chosen])
+    assert torch.equal(fused.dequantize(), torch.cat(truths))
+    assert torch.equal(fused.save()["weight"], torch.cat(data))
     assert stacked.shape == (3, N, K)
-    torch.testing.assert_close(stacked.grouped(x, chosen), expected)
+    assert torch.equal(stacked.dequantize(), torch.cat(truths))
+    assert torch.equal(stacked.save()["weight"], torch.stack(data))
+    x, chosen = torch.randn(5, K), torch.tensor([0, 0, 2, 2, 2])
+    y = stacked.grouped(x, chosen)
+    for row, expert in enumerate(chosen.tolist()):
+        assert close(y[row : row + 1], x[row : row + 1], truths[expert])
 
 
-def test_a_linear_of_mixed_formats_keeps_its_parts_apart() -> None:
-    packed_part, truth = packed(N, K)
+@pytest.mark.parametrize("format", ALL)
+def test_slices_rows_and_whole_blocks_of_columns(
+    format: str, settle: Callable[[Blocks], None]
+) -> None:
+    storage, truth, data = read(format, N, K)
+    settle(storage)
+    kind, half = BY_NAME[format], BY_NAME[format].row_bytes(K // 2)
+    rows, columns = storage.slice(0, 8, 16), storage.slice(1, K // 2, K)
+    assert torch.equal(rows.dequantize(), truth[8:16])
+    assert torch.equal(rows.save()["weight"], data[8:16])
+    assert torch.equal(columns.dequantize(), truth[:, K // 2 :])
+    assert torch.equal(columns.save()["weight"], data[:, half:])
+    both = columns.slice(0, 3, 4)
+    assert torch.equal(both.save()["weight"], data[3:4, half:])
+    cut = kind.block // 2
+    with pytest.raises(Unsupported, match=rf"{kind.block} columns and cannot be cut at {cut}\.\."):
+        storage.slice(1, cut, K)
+
+
+def test_does_not_join_others() -> None:
+    one: Any = read("Q4_K", N, K)[0]
+    others: list[Any] = [
+        read("Q4_K", N, K, dtype=torch.bfloat16)[0],
+        read("Q5_K", N, K)[0],
+        read("Q4_K", N, 256)[0],
+        Dense(torch.zeros(N, K)),
+    ]
+    for other in others:
+        assert Blocks.fuse([one, other]) is None
+    assert Dense.fuse([others[-1], one]) is None
+
+
+@pytest.mark.parametrize("format", SOME)
+def test_the_source_does_not_follow_the_weight(format: str) -> None:
+    storage, _, _ = read(format, N, K)
+    for each in (storage, Blocks.fuse([storage, storage]), storage.slice(0, 8, 16)):
+        assert isinstance(each, Blocks)
+        table = 0 if each.planes.table is None else each.planes.table.nbytes
+        assert sum(tensor.nbytes for tensor in tensors(each)) == each.nbytes + table
+
+
+MIXTURES = {
+    "Q4_K_M": ("Q4_K", "Q4_K", "Q6_K"),
+    "Q3_K_M": ("Q3_K", "Q5_K", "Q3_K"),
+    "one": ("Q4_K", "Q4_K", "Q4_K"),
+}
+
+
+@pytest.mark.parametrize("formats", MIXTURES.values(), ids=MIXTURES)
+def test_a_fused_linear_of_mixed_formats(formats: Sequence[str]) -> None:
+    sizes = {"q_proj": 32, "k_proj": 8, "v_proj": 16}
+    linear, truths = Linear(K, sizes), []
+    for (part, size), format in zip(sizes.items(), formats, strict=True):
+        linear.storages[part], truth, _ = read(format, size, K, seed=size)
+        truths.append(truth)
+    said = linear.settle(exact=True)
+    assert all(format in said for format in formats)
+    assert (linear.fused is None) == (len(set(formats)) > 1)
+    x = torch.randn(3, K)
+    assert close(linear(x, ROWS), x, torch.cat(truths))
+
+
+def test_a_linear_with_a_float_part_keeps_its_parts_apart() -> None:
     linear = Linear(K, {"a": N, "b": 8})
-    linear.storages = {"a": packed_part, "b": Dense(torch.ones(8, K))}
-    linear.settle()
-    x = torch.from_numpy(weights(3, K))
-    expected = torch.cat((x @ truth.t(), x.sum(-1, keepdim=True).expand(3, 8)), -1)
-    torch.testing.assert_close(linear(x, ROWS), expected)
+    packed, truth, _ = read("Q5_1", N, K)
+    linear.storages = {"a": packed, "b": Dense(torch.ones(8, K))}
+    linear.settle(exact=True)
+    x = torch.randn(3, K)
+    assert close(linear(x, ROWS), x, torch.cat((truth, torch.ones(8, K))))
 
 
 def test_a_tied_embedding_is_settled_twice() -> None:
     embedding = Embedding(N, K)
-    embedding.storage, truth = packed(N, K)
-    embedding.settle()
-    embedding.settle()
+    embedding.storage, truth, _ = read("Q6_K", N, K)
+    embedding.settle(exact=True)
+    embedding.settle(exact=True)
     assert torch.equal(embedding(torch.tensor([3]), ROWS), truth[3:4])
 
 
-def test_each_row_alone_does_not_depend_on_the_batch() -> None:
-    storage, _ = packed(256, 512, dtype=torch.bfloat16)
-    assert "each row alone" in storage.settle(deterministic=True)
-    x = torch.from_numpy(weights(9, 512)).bfloat16()
+@pytest.mark.parametrize("format", SOME)
+def test_each_row_alone_does_not_depend_on_the_batch(format: str) -> None:
+    storage, _, _ = read(format, 256, K, dtype=torch.bfloat16)
+    storage.settle(deterministic=True, exact=True)
+    x = torch.randn(9, K).bfloat16()
     together = storage.matmul(x)
     assert all(torch.equal(storage.matmul(x[i : i + 1])[0], together[i]) for i in range(9))
+
+
+@pytest.mark.parametrize("format", SOME)
+def test_what_is_no_such_weight_is_refused(format: str) -> None:
+    data, size = any_bytes(format, N, K), BY_NAME[format].nbytes
+    wrong = {
+        "no whole": data[:, :-1],
+        f"no whole {format} blocks of {size}": data.to(torch.int16),
+        rf"weights \[{N - 1}, {K}\], the model asks for \[{N}, {K}\]": data[1:],
+        rf"the model asks for \[{N}, {K}\]": data[:, size:],
+    }
+    for message, bad in wrong.items():
+        with pytest.raises(CheckpointError, match=rf"^m\.gguf: blk\.0\.w\.weight has .*{message}"):
+            Blocks.read(stored(format, bad, N, K))
+    assert Blocks.read(stored(format, data, N, K)).shape == (N, K)
+
+
+@torch.no_grad()
+def write(reference: Any, file: Path, formats: Sequence[str]) -> None:
+    """A Qwen3 as a GGUF file whose matrices are random blocks, and the reference with the same."""
+    config, writer, kinds = reference.config, GGUFWriter(file, "qwen3"), cycle(formats)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    for seed, (name, parameter) in enumerate(reference.named_parameters()):
+        theirs = names.get_name(name, (".weight",))
+        assert theirs is not None
+        if parameter.dim() == 1:
+            writer.add_tensor(theirs, parameter.numpy())
+            continue
+        format = next(kinds)
+        data = ordinary(format, *parameter.shape, seed=seed, least=0.05, most=0.5)
+        writer.add_tensor(theirs, data.numpy(), raw_dtype=GGMLQuantizationType[format])
+        parameter.copy_(naive.dequantize(format, data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_file_of_every_format_says_what_its_weights_say(tmp_path: Path) -> None:
+    formats = sorted(plugin.FORMATS - {"Q2_0", "Q8_1"})  # of which gguf does not know the sizes
+    plugins, settings = PluginManager(), Settings(dtype="float32", device="cpu", exact=True)
+    plugins.load(settings)
+    wide = {**plugins.get("architectures", "qwen3").wide, "num_hidden_layers": 4}
+    with subject(plugins, "qwen3", config=wide) as tiny:
+        write(tiny.reference, tmp_path / "m.gguf", formats)
+        model = load_model(tmp_path / "m.gguf", settings, plugins)
+        logits = tiny.engine(model).runner.logits(tiny.prompt)
+        assert deviation(logits, tiny.truth(tiny.prompt)) <= BAR
+    said = "; ".join(model.explain)
+    assert [format for format in formats if f"{format} (" not in said] == []
