@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import count
 from operator import index
@@ -60,11 +60,12 @@ class Text:
         tokenizer: Tokenizer,
         *,
         template: Path | None = None,
-        name: str | None = None,
+        settings: Settings,
+        plugins: PluginManager,
     ) -> None:
         self.loaded, self.engine, self.tokenizer = loaded, engine, tokenizer
-        self.template_file = template
-        self.name = name or loaded.path.resolve().name
+        self.template_file, self.settings, self.plugins = template, settings, plugins
+        self.name = settings.name or loaded.path.resolve().name
         self.ids = (f"python-{i}" for i in count())
         self.waiting: dict[str, deque[TokenOutput]] = {}
         self.closed = False
@@ -83,6 +84,23 @@ class Text:
     def suggested(self) -> dict[str, Any]:
         """The sampling that the model's own generation config suggests."""
         return suggested(generation_defaults(self.loaded.container))
+
+    def requantize(self, quant: str | None = None, *, topology: str | None = None) -> list[str]:
+        """Bring the weights to other formats, read again from the checkpoint; what was chosen.
+
+        `quant` and `topology` as in `Settings`; neither gives back the checkpoint's own. Raises
+        UsageError while a stream is open, and for formats that are not known.
+        """
+        self.check_open()
+        if self.waiting:
+            raise UsageError("an answer is being written; let it end, or close its stream, first")
+        asked = replace(self.settings, quant=quant, topology=topology)
+        from ostro.core.engine.build import renew
+        from ostro.core.load.model import requantize
+
+        requantize(self.loaded, asked, self.plugins)
+        renew(self.engine, self.loaded, asked)
+        return self.explain
 
     def generate(self, x: Asked, **sampling: Any) -> str:
         """The answer to a prompt, whole. `sampling` are the fields of `Sampling`."""
@@ -295,7 +313,7 @@ def open_model(
     manager.hook.ostro_model_loaded(model=loaded)
     make_ready(engine, loaded)
     template = Path(settings.chat_template) if settings.chat_template else None
-    return Text(loaded, engine, words, template=template, name=settings.name)
+    return Text(loaded, engine, words, template=template, settings=settings, plugins=manager)
 
 
 def tokenizer(reference: str | Path, **settings: Any) -> Tokenizer:

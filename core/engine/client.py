@@ -22,11 +22,14 @@ from ostro.core.engine.messages import (
     Outputs,
     Progress,
     Ready,
+    Requantize,
+    Requantized,
     ToEngine,
     carry,
     drop,
 )
 from ostro.core.engine.request import (
+    DEFAULT,
     JobOutput,
     JobRequest,
     ReadRequest,
@@ -63,6 +66,7 @@ class AsyncEngine(ABC):
         self.patience = PATIENCE
         self._streams: dict[str, Stream[Any]] = {}
         self._asked: deque[asyncio.Future[Stats]] = deque()
+        self._changes: dict[str, asyncio.Future[list[str]]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._settled = asyncio.Event()
@@ -202,6 +206,24 @@ class AsyncEngine(ABC):
         self.check()
         return await self._ask()
 
+    async def requantize(
+        self, quant: str | None = None, *, topology: str | None = None, model: str = DEFAULT
+    ) -> list[str]:
+        """Bring a model's weights to other formats, once all requests before this one are done.
+
+        `quant` and `topology` as in `Settings`; neither gives back the checkpoint's own. Returns
+        what was chosen, a line each. Raises UsageError for formats that are not known, NotFound.
+        """
+        self.check()
+        id = f"requantize {len(self._changes)} {time.monotonic_ns()}"
+        changed: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._changes[id] = changed
+        self._send(Requantize(id=id, model=model, quant=quant, topology=topology))
+        try:
+            return await changed
+        finally:
+            del self._changes[id]
+
     def _ask(self) -> asyncio.Future[Stats]:
         asked: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
@@ -234,6 +256,12 @@ class AsyncEngine(ABC):
             for output in message.outputs:
                 if stream := self._streams.get(output.id):
                     stream.put(output)
+        elif isinstance(message, Requantized):
+            if (changed := self._changes.get(message.id)) and not changed.done():
+                changed.set_result(message.explain)
+        elif isinstance(message, Failed) and message.id in self._changes:
+            if not (changed := self._changes[message.id]).done():
+                changed.set_exception(message.error())
         elif isinstance(message, Failed) and message.id is not None:
             if stream := self._streams.get(message.id):
                 stream.fail(message.error())
@@ -244,6 +272,8 @@ class AsyncEngine(ABC):
                 asked.set_result(message)
         elif isinstance(message, Progress):
             self.progress = message
+            if self._owed is not None:  # a sign of life
+                self._owed = time.monotonic()
         else:
             self.info = message
             self._settled.set()
@@ -257,7 +287,8 @@ class AsyncEngine(ABC):
         fault = EngineDied(str(self.fault))
         for stream in self._streams.values():
             stream.fail(fault)
-        for asked in self._asked:
+        waiting: list[asyncio.Future[Any]] = [*self._asked, *self._changes.values()]
+        for asked in waiting:
             if not asked.done():
                 asked.set_exception(fault)
         self._asked.clear()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import Jobs
-from ostro.core.engine.messages import Facts
+from ostro.core.engine.loop import Report
+from ostro.core.engine.messages import Facts, Requantize
 from ostro.core.engine.reader import Reader
 from ostro.core.engine.request import (
     DEFAULT,
@@ -30,6 +31,7 @@ class Tenant:
     tokens: Engine | None = None
     reader: Reader | None = None
     jobs: Jobs | None = None
+    requantize: Callable[[Requantize, Report], list[str]] | None = None
 
     @property
     def facts(self) -> Facts:
@@ -69,12 +71,26 @@ class House:
     def busy(self) -> bool:
         return any(part.busy for part in self.parts)
 
-    def submit(self, request: Request) -> None:
-        """Take a request in. Raises an OstroError where its model cannot do it."""
-        tenant = self.first if request.model == DEFAULT else self.tenants.get(request.model)
+    def tenant(self, model: str) -> Tenant:
+        """The model of that name. Raises NotFound."""
+        tenant = self.first if model == DEFAULT else self.tenants.get(model)
         if tenant is None:
             known = ", ".join(self.tenants)
-            raise NotFound(f"there is no model {request.model!r:.100}; there are {known}")
+            raise NotFound(f"there is no model {model!r:.100}; there are {known}")
+        return tenant
+
+    def requantize(self, message: Requantize, report: Report) -> list[str]:
+        """Bring a model's weights to other formats while nothing runs; see `Requantize`.
+
+        Raises NotFound or UsageError before anything has changed.
+        """
+        tenant = self.tenant(message.model)
+        assert tenant.requantize is not None, f"{message.model = } was not loaded here"
+        return tenant.requantize(message, report)
+
+    def submit(self, request: Request) -> None:
+        """Take a request in. Raises an OstroError where its model cannot do it."""
+        tenant = self.tenant(request.model)
         if isinstance(request, TokenRequest) and tenant.tokens is not None:
             tenant.tokens.submit(request)
         elif isinstance(request, ReadRequest) and tenant.reader is not None:

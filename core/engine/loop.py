@@ -15,10 +15,13 @@ from ostro.core.engine.messages import (
     Failed,
     FromEngine,
     Outputs,
+    Progress,
+    Requantize,
+    Requantized,
     ToEngine,
 )
 from ostro.core.engine.request import JobRequest, Output, ReadRequest, Stats, TokenRequest
-from ostro.core.errors import OstroError
+from ostro.core.errors import NotFound, OstroError, UsageError
 
 Receive = Callable[[bool], list[ToEngine]]
 """Gives the messages that have come in; waits for the first one if its argument is true."""
@@ -43,6 +46,8 @@ class Steps(Protocol):
     def step(self) -> Sequence[Output]: ...
 
     def stats(self) -> Stats: ...
+
+    def requantize(self, message: Requantize, report: Report) -> list[str]: ...
 
     def close(self) -> None: ...
 
@@ -73,3 +78,21 @@ def answer(engine: Steps, message: ToEngine, send: Send) -> None:
             send(Outputs(list(outputs)))
     elif isinstance(message, Ask):
         send(replace(engine.stats()))
+    elif isinstance(message, Requantize):
+        requantize(engine, message, send)
+
+
+def requantize(engine: Steps, message: Requantize, send: Send) -> None:
+    """Finish what is under way, then do what was asked.
+
+    What is refused before a weight has changed fails alone; any other error ends the engine.
+    """
+    while engine.busy:
+        if outputs := engine.step():
+            send(Outputs(list(outputs)))
+    try:
+        told = engine.requantize(message, lambda *news: send(Progress(*news)))
+    except (UsageError, NotFound) as error:
+        send(Failed.of(error, message.id))
+    else:
+        send(Requantized(message.id, told))

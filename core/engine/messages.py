@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ostro.core import errors
 from ostro.core.engine.request import (
+    DEFAULT,
     JobOutput,
     JobRequest,
     Output,
@@ -111,6 +112,25 @@ class Ask(msgspec.Struct, tag=True):
     """Ask for `Stats`."""
 
 
+class Requantize(msgspec.Struct, kw_only=True, tag=True):
+    """Bring a model's weights to other formats, once all that was asked before is done.
+
+    `quant` and `topology` as in `Settings`; neither is the checkpoint's own.
+    """
+
+    id: str
+    model: str = DEFAULT
+    quant: str | None = None
+    topology: str | None = None
+
+
+class Requantized(msgspec.Struct, tag=True):
+    """The weights are in the formats that `id` asked for: what was chosen, a line each."""
+
+    id: str
+    explain: list[str]
+
+
 class Close(msgspec.Struct, tag=True):
     """Drop everything and end."""
 
@@ -121,8 +141,8 @@ class Outputs(msgspec.Struct, tag=True):
     outputs: list[Output]
 
 
-ToEngine = Hello | Request | Abort | Ask | Close
-FromEngine = Progress | Ready | Failed | Outputs | Stats
+ToEngine = Hello | Request | Abort | Ask | Requantize | Close
+FromEngine = Progress | Ready | Failed | Outputs | Stats | Requantized
 to_engine = msgspec.msgpack.Decoder(ToEngine)
 from_engine = msgspec.msgpack.Decoder(FromEngine)
 _encoder = msgspec.msgpack.Encoder()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from ostro.core.engine.build import build_engine, make_ready, set_threads, warm_up
+from ostro.core.engine.build import build_engine, make_ready, renew, set_threads, warm_up
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.house import House, Tenant
 from ostro.core.engine.jobs import Jobs
 from ostro.core.engine.loop import Report
-from ostro.core.engine.messages import Load
+from ostro.core.engine.messages import Load, Requantize
 from ostro.core.engine.reader import Reader
 from ostro.core.engine.request import DEFAULT
-from ostro.core.load.model import LoadedModel, load_model
+from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
 from ostro.core.plugins import PluginManager
 from ostro.core.pooling import read_pooling
@@ -38,14 +40,35 @@ def open_engine(
     for model, loaded in zip(models, every, strict=True):
         share = 1 / len(models)
         tenant = take_in(loaded, model.settings, plugins, model.eos_ids, share=share)
-        tenants[model.settings.name or DEFAULT] = tenant
         plugins.hook.ostro_model_loaded(model=loaded)
         report("warming up", 0, 0)
-        if tenant.tokens is not None and tasks_of(loaded, model.settings) & TOKENS:
+        if tenant.tokens is not None:
             make_ready(tenant.tokens, loaded)
             warm_up(tenant.tokens)
+        changing = partial(change, loaded, model.settings, plugins, tenant.tokens)
+        tenants[model.settings.name or DEFAULT] = replace(tenant, requantize=changing)
         explain += loaded.explain
     return House(tenants), explain
+
+
+def change(
+    loaded: LoadedModel,
+    settings: Settings,
+    plugins: PluginManager,
+    engine: Engine | None,
+    message: Requantize,
+    report: Report,
+) -> list[str]:
+    """Read a model's weights again in the formats that a message asks for; say what was chosen.
+
+    Raises UsageError before anything has changed.
+    """
+    asked = replace(settings, quant=message.quant, topology=message.topology)
+    told = lambda done, total: report("reading weights", done, total)  # noqa: E731
+    requantize(loaded, asked, plugins, told)
+    if engine is not None:
+        renew(engine, loaded, asked)
+    return loaded.explain
 
 
 def tasks_of(loaded: LoadedModel, settings: Settings) -> frozenset[str]:

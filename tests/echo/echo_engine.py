@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ostro.core import errors
-from ostro.core.engine.messages import Facts, Load
+from ostro.core.engine.loop import Report
+from ostro.core.engine.messages import Facts, Load, Requantize
 from ostro.core.engine.request import Stats, TokenLogprobs, TokenOutput, TokenRequest
-from ostro.core.errors import RequestError
+from ostro.core.errors import RequestError, UsageError
 
 VOCAB, CONTEXT = 300, 4096
 
@@ -105,6 +106,12 @@ class EchoEngine:
     def stats(self) -> Stats:
         self.counters.running = len(self.live)
         return self.counters
+
+    def requantize(self, message: Requantize, report: Report) -> list[str]:
+        report("reading weights", 1, 2)
+        if message.quant == "unknown":
+            raise UsageError("--quant: no installed format is called 'unknown'")
+        return [f"all weights: {message.quant}"]
 
     def close(self) -> None:
         self.live.clear()

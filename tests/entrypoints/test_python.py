@@ -14,7 +14,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "tiny"))
 
-from tiny_model import TEMPLATE, make_gguf, make_model, make_weights
+from safetensors.torch import save_file
+from tiny_model import CONFIG, TEMPLATE, make_gguf, make_model, make_weights
 
 import ostro
 from ostro.core.engine.request import Sampling
@@ -239,6 +240,32 @@ def test_a_context_is_filled_to_its_last_token(tiny: Path) -> None:
 def test_the_captured_loop_works_here(model: Text, tiny: Path) -> None:
     with ostro.load(tiny, replay=True, max_seqs=2) as captured:
         assert captured.generate("hello", **GREEDY) == model.generate("hello", **GREEDY)
+
+
+def test_weights_are_brought_to_other_formats_at_run_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 256}
+    folder = make_model(tmp_path / "wide", **shape)
+    save_file(make_weights({**CONFIG, **shape}), folder / "model.safetensors")
+    asked = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    with (
+        ostro.load(folder, replay=True) as model,
+        ostro.load(folder, quant="q2k") as coarse,
+    ):
+        whole = model.generate("hello", **asked)
+        stream = model.stream("hello", **asked)
+        next(stream)
+        with pytest.raises(UsageError, match="let it end"):
+            model.requantize("q2k")
+        stream.close()
+        with pytest.raises(UsageError, match="no installed format"):
+            model.requantize("q2")
+        assert model.generate("hello", **asked) == whole
+        assert any("Q2_K" in line for line in model.requantize("2"))
+        assert model.generate("hello", **asked) == coarse.generate("hello", **asked) != whole
+        model.requantize()
+        assert model.generate("hello", **asked) == whole
 
 
 def test_settings_are_kept(tiny: Path) -> None:

@@ -25,7 +25,14 @@ from ostro.core.engine.client import AsyncEngine, ThreadEngine
 from ostro.core.engine.messages import Failed, Frames, Hello, Load, Outputs, frame, to_engine
 from ostro.core.engine.process import ProcessEngine
 from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest
-from ostro.core.errors import EngineDied, OstroError, Overloaded, PluginError, RequestError
+from ostro.core.errors import (
+    EngineDied,
+    OstroError,
+    Overloaded,
+    PluginError,
+    RequestError,
+    UsageError,
+)
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings
 
@@ -106,6 +113,20 @@ def test_closing_a_generator_aborts(make: Callable[[], AsyncEngine]) -> None:
         assert (await engine.stats()).running == 1
         await outputs.aclose()
         assert (await engine.stats()).running == 0
+
+    run(make(), test)
+
+
+@both
+def test_requantize_waits_for_what_was_asked_before(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        before = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 300)))
+        await asyncio.sleep(0.01)
+        assert await engine.requantize("q4k") == ["all weights: q4k"]
+        assert before.done() and (await before) == {0: [5] * 300}
+        with pytest.raises(UsageError, match="no installed format is called 'unknown'"):
+            await engine.requantize("unknown")
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
 
     run(make(), test)
 
