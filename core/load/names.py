@@ -57,6 +57,10 @@ class Unpermute:
     heads: int
     packed: bool = field(default=True, init=False)
 
+    def whole(self, rows: int) -> int:
+        """Rows of the checkpoint's tensor for `rows` of the model's."""
+        return rows
+
     def read(self, tensor: Tensor) -> Tensor:
         if tensor.dim() == 0 or tensor.shape[0] % (2 * self.heads):
             raise CheckpointError(
@@ -85,6 +89,10 @@ class HeadRows:
     start: int
     stop: int
     packed: bool = field(default=True, init=False)
+
+    def whole(self, rows: int) -> int:
+        """Rows of the checkpoint's tensor for `rows` of the model's."""
+        return rows // (self.stop - self.start) * self.size
 
     def read(self, tensor: Tensor) -> Tensor:
         if tensor.dim() == 0 or tensor.shape[0] != self.heads * self.size:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.container import Container
-from ostro.core.load.names import Named, Names, apply
+from ostro.core.load.names import HeadRows, Named, Names, Unpermute, apply
 from ostro.core.load.patterns import ancestors
 from ostro.core.load.placement import Placement
 from ostro.core.load.quantize import Plan
@@ -28,6 +28,7 @@ from ostro.core.load.rest import send_home
 from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import Stack
 from ostro.core.nn.linear import Linear, Slot
+from ostro.core.nn.packed import Packed
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Quantizer, TensorInfo, resolve
@@ -36,6 +37,9 @@ Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all) as tensors are read."""
 
 SHOWN = 10
+
+Rows = Unpermute | HeadRows
+"""Transforms that move whole rows."""
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -74,20 +78,20 @@ class Reader:
     def storage(self, slot: Slot, named: Mapping[str, Named]) -> Storage:
         infos = {suffix: self.container.tensors[n.theirs] for suffix, n in named.items()}
         quantizer = self.claimant(slot, infos)
-        tensors = {suffix: self.tensor(n, infos[suffix]) for suffix, n in named.items()}
-        device = self.device if self.placement is None else self.placement.device(slot.module)
-        storage = self.quantized(slot, tensors, infos, device)
-        if storage is None:
-            storage = resolve(quantizer.storage).read(
-                Stored(
-                    tensors=tensors,
-                    infos=infos,
-                    shape=slot.shape,
-                    settings=self.settings,
-                    device=device,
-                    dtype=self.dtype,
-                )
-            )
+        rows = row_order(named)
+        if rows is not None:
+            named = {suffix: replace(n, transform=None) for suffix, n in named.items()}
+        stored = Stored(
+            tensors={suffix: self.tensor(n, infos[suffix]) for suffix, n in named.items()},
+            infos=infos,
+            shape=slot.shape if rows is None else (rows.whole(slot.shape[0]), *slot.shape[1:]),
+            settings=self.settings,
+            device=self.device if self.placement is None else self.placement.device(slot.module),
+            dtype=self.dtype,
+        )
+        storage = self.quantized(slot, stored) or resolve(quantizer.storage).read(stored)
+        if rows is not None:
+            storage = rearranged(storage, rows, slot, stored)
         if storage.shape != slot.shape:
             raise CheckpointError(
                 f"{next(iter(infos.values())).file}: {slot.name} has shape {storage.shape}, the "
@@ -97,20 +101,14 @@ class Reader:
             send_home(storage)
         return storage
 
-    def quantized(
-        self,
-        slot: Slot,
-        tensors: Mapping[str, Tensor],
-        infos: Mapping[str, TensorInfo],
-        device: torch.device,
-    ) -> Storage | None:
+    def quantized(self, slot: Slot, stored: Stored) -> Storage | None:
         """A float weight in few bits, or None where the plan leaves it, or it has few already."""
-        if self.plan is None or infos.keys() != {"weight"} or infos["weight"].format not in FLOATS:
+        if self.plan is None or stored.infos.keys() != {"weight"}:
             return None
-        weight = tensors["weight"]
-        if tuple(weight.shape) != slot.shape:
+        weight = stored.tensors["weight"]
+        if stored.infos["weight"].format not in FLOATS or tuple(weight.shape) != slot.shape:
             return None
-        return self.plan.make(slot, weight.to(device), self.dtype)
+        return self.plan.make(slot, weight.to(stored.device), self.dtype)
 
     def claimant(self, slot: Slot, infos: Mapping[str, TensorInfo]) -> Quantizer:
         claims = self.plugins.claimant(
@@ -136,6 +134,26 @@ class Reader:
         if not ends_finite(raw):
             self.broken.append(named.theirs)
         return apply(named.transform, raw)
+
+
+def row_order(named: Mapping[str, Named]) -> Rows | None:
+    """How the rows of a weight of several tensors move: its formats decide where rows lie in each
+    of them, so it is read as it is, and moved then.
+    """
+    transforms = {n.transform for n in named.values()}
+    if len(named) == 1 or not any(isinstance(t, Unpermute | HeadRows) for t in transforms):
+        return None
+    (transform,) = transforms
+    return transform  # type: ignore[return-value]
+
+
+def rearranged(storage: Storage, rows: Rows, slot: Slot, stored: Stored) -> Storage:
+    """A storage whose rows have moved. Raises CheckpointError where its format cannot."""
+    if not isinstance(storage, Packed):
+        raise stored.fault(
+            f"is {storage.format}, whose rows {rows} cannot move; use another file of this model"
+        )
+    return storage.of(storage.planes.map(lambda tensor: rows.read(tensor).contiguous()))
 
 
 def ends_finite(tensor: Tensor) -> bool:
