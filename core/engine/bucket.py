@@ -1,14 +1,19 @@
-"""Buckets: decode steps of fixed size over inputs that stay in place, captured on CUDA."""
+"""Buckets: decode steps of fixed size over inputs that stay in place, captured on CUDA.
+
+Of a model whose layers are split, its segments are captured; see `core/load/segment.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ostro.core.engine.blocks import Group
 from ostro.core.engine.scheduler import Chunk
+from ostro.core.engine.transfer import to_device
 from ostro.core.ops.attention import HostRagged, Ragged
 from ostro.core.step import Step
 
@@ -26,39 +31,34 @@ class Bucket:
         device, axes = runner.device, runner.model.axes
         self.tokens = torch.zeros(size, dtype=torch.int64, device=device)
         self.positions = torch.zeros(axes, size, dtype=torch.int64, device=device)
-        self.batches = [self.idle(runner.context) for _ in runner.blocks.groups]
-        self.batches += [self.idle(group.kind.spec.length) for group in runner.blocks.crosses]
+        self.batches = [self.idle(group, runner.context) for group in runner.blocks.groups]
+        self.batches += [self.idle(g, g.kind.spec.length) for g in runner.blocks.crosses]
         self.step = Step(self.tokens, self.positions, caches=runner.views(self.batches))
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.out = torch.empty(0)
-        if device.type == "cuda":
-            self.record()
+        self.between: Sequence[Tensor] = ()
+        self.launch = self.record()
 
-    def idle(self, longest: int) -> Ragged:
-        """The batch of one group, sequences of up to `longest` tokens, all of them idle."""
-        runner, size = self.runner, self.size
-        width = -(-longest // runner.blocks.block) + 1
+    def idle(self, group: Group, longest: int) -> Ragged:
+        """The batch of a group, sequences of up to `longest` tokens, all of them idle."""
+        size, device = self.size, group.kind.device
+        width = -(-longest // self.runner.blocks.block) + 1
         return Ragged(
-            table=runner.int32([[0] * width] * size),
-            starts=runner.int32(list(range(size + 1))),
-            lengths=runner.int32([0] * size),
-            slots=torch.full((size,), -1, dtype=torch.int64, device=runner.device),
+            table=to_device([[0] * width] * size, torch.int32, device),
+            starts=to_device(range(size + 1), torch.int32, device),
+            lengths=to_device([0] * size, torch.int32, device),
+            slots=torch.full((size,), -1, dtype=torch.int64, device=device),
             max_queries=1,
             max_length=longest,
         )
 
     @torch.inference_mode()
-    def record(self) -> None:
-        """Warm up on a side stream, then capture."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.forward()
-        torch.cuda.current_stream().wait_stream(stream)
-        others = [b.graph for b in self.runner.buckets.values() if b.graph is not None]
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=others[0].pool() if others else None):
-            self.out = self.forward()
+    def record(self) -> Callable[[], Tensor]:
+        """The forward pass captured, as far as it can be; `between` are inputs of its segments."""
+        capture, segments = self.runner.graphs.capture, self.runner.segments
+        if segments is None:
+            return capture(self.forward, self.runner.device)
+        recorded = segments.record(self.forward, capture)
+        self.between = recorded.inputs
+        return recorded
 
     def forward(self) -> Tensor:
         model = self.runner.model
@@ -67,11 +67,10 @@ class Bucket:
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Logits [n, V] of n decode rows."""
         self.load(chunks)
-        if self.graph is not None:
-            self.graph.replay()
-            return self.out[: len(chunks)]
-        out = self.forward()[: len(chunks)].clone()
-        self.poison()
+        out = self.launch()[: len(chunks)]
+        if self.runner.device.type != "cuda":
+            out = out.clone()
+            self.poison()
         return out
 
     def load(self, chunks: Sequence[Chunk]) -> None:
@@ -110,6 +109,8 @@ class Bucket:
         """Spoil every input, so that a step that reads a stale one cannot pass for right."""
         self.tokens.fill_(POISON)
         self.positions.fill_(POISON)
+        for tensor in self.between:
+            tensor.fill_(POISON)
         for batch in self.batches:
             for tensor in (batch.table, batch.starts, batch.lengths, batch.slots):
                 tensor.fill_(POISON)

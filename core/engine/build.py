@@ -10,6 +10,7 @@ import torch
 from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.engine.blocks import Blocks, Group, Pool
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.memory import BLOCK, budget, largest_context, plan_blocks
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.runner import Runner
@@ -27,8 +28,8 @@ ROWS = {"cuda": 4096, "cpu": 512}
 
 MAX_THREADS = 1024
 
-KV_LATER = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
-"""Types of the K/V cache that other engines know and this one will."""
+NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""Types of the K/V cache that are no floats to compute in: held with scales, by some kinds."""
 
 
 def build_engine(
@@ -76,7 +77,8 @@ def build_engine(
         sampler,
         context=context,
         dtype=loaded.dtype,
-        captured=seqs if captured and not loaded.placement.parted else 0,
+        captured=seqs if captured else 0,
+        segments=loaded.placement.segments(settings.replay) if captured else None,
     )
     return Engine(
         runner,
@@ -85,7 +87,7 @@ def build_engine(
         context=context,
         eos_ids=eos,
         lag=int(captured),
-        identity=f"{loaded.identity} {settings.kv_dtype}",
+        identity=key_root(loaded, settings),
         prefix_cache=prefix_cache,
     )
 
@@ -124,18 +126,55 @@ def cache_kinds(
         if isinstance(module, Remembers):
             key = module.spec, loaded.placement.device(module)
             specs.setdefault(key, []).append(module.layer)
-    dtype = loaded.dtype if settings.kv_dtype == "auto" else DTYPES.get(settings.kv_dtype)
-    if dtype is None:
-        known = f"write auto, {', '.join(DTYPES)}"
-        if settings.kv_dtype in KV_LATER:
-            raise Unsupported(f"--kv-dtype {settings.kv_dtype} is not implemented yet; {known}")
-        raise UsageError(f"--kv-dtype {settings.kv_dtype!r}: {known}")
+    asked = settings.kv_dtype
+    types = {"auto": loaded.dtype, **DTYPES, **NARROW}
+    if asked not in types:
+        raise UsageError(f"--kv-dtype {asked!r}: write one of {', '.join(types)}")
     kinds = []
     for (spec, device), layers in specs.items():
         kind = resolve(plugins.get("caches", spec.kind).kind)
+        dtype = types[asked]
+        if asked in NARROW and not holds(kind, spec, dtype):
+            dtype = loaded.dtype
         made = kind(spec, len(layers), block=block, dtype=dtype, device=device)
         kinds.append((made, tuple(layers)))
+    if asked in NARROW:
+        explain_narrow(loaded, asked, [kind for kind, _ in kinds])
     return kinds
+
+
+def holds(kind: type[CacheKind], spec: CacheSpec, dtype: torch.dtype) -> bool:
+    """Whether a kind says, by its method `narrows`, that it can hold a spec in a type of NARROW."""
+    narrows = getattr(kind, "narrows", None)
+    return narrows is not None and narrows(spec, dtype)
+
+
+def explain_narrow(loaded: LoadedModel, asked: str, kinds: Sequence[CacheKind]) -> None:
+    """Say what is held in the type that was asked for. Raises Unsupported where nothing can be."""
+    narrow = [kind.dtype in NARROW.values() for kind in kinds]
+    if kinds and not any(narrow):
+        names = sorted({kind.spec.kind for kind in kinds})
+        raise Unsupported(
+            f"--kv-dtype {asked}: {loaded.path.name} ({loaded.architecture.name}) remembers no "
+            f"keys and values of heads, but what its cache ({', '.join(names)}) holds in floats "
+            "alone; leave the option out"
+        )
+    for kind, is_narrow in zip(kinds, narrow, strict=True):
+        size = kind.bytes(1) // kind.block
+        how = f"{asked}, {size} bytes per token" if is_narrow else "not narrowed, held in floats"
+        loaded.explain.append(f"{kind.layers} x cache {kind.spec.kind}: {how}")
+
+
+def renew(engine: Engine, loaded: LoadedModel, settings: Settings) -> None:
+    """Go on with weights that have changed in place: other block keys, other graphs."""
+    engine.identity = key_root(loaded, settings)
+    engine.runner.graphs = Graphs()
+    make_ready(engine, loaded)
+
+
+def key_root(loaded: LoadedModel, settings: Settings) -> str:
+    """What names the weights and the K/V type of an engine."""
+    return f"{loaded.identity} {settings.kv_dtype}"
 
 
 def make_ready(engine: Engine, loaded: LoadedModel) -> None:
@@ -151,6 +190,8 @@ def make_ready(engine: Engine, loaded: LoadedModel) -> None:
         raise CheckpointError(f"{loaded.path.name}: what the model computes is no number; {cause}")
     with torch.inference_mode():
         engine.runner.capture()
+    if engine.runner.segments is not None:
+        loaded.explain += engine.runner.segments.describe()
 
 
 def warm_up(engine: Engine) -> None:

@@ -1,8 +1,9 @@
 """The runner: from a plan to a `Step`, through the model, to drawn tokens, all on the device.
 
 Decode steps run in buckets: steps of fixed size over inputs that stay in place. On CUDA a bucket is
-a captured graph. In `replay` mode, on any device, the eager call stands in for the graph and the
-inputs are poisoned between steps, so that the same loop is exercised without a GPU.
+a captured graph, or one for each long segment of a model whose layers are split. In `replay` mode,
+on any device, the eager call stands in for the graph and the inputs are poisoned between steps, so
+that the same loop is exercised without a GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from ostro.core.engine.blocks import Blocks, Memory
 from ostro.core.engine.bucket import Bucket
 from ostro.core.engine.features import FeatureStore, step_features
+from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.layout import into_memories, over_memories, over_pages
 from ostro.core.engine.request import TokenRequest
 from ostro.core.engine.sampler import Sampler
@@ -24,6 +26,7 @@ from ostro.core.engine.scheduler import Chunk, Plan
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.engine.transfer import Arriving, send, to_device
 from ostro.core.errors import RequestError
+from ostro.core.load.segment import Segments
 from ostro.core.media import Array, Item
 from ostro.core.nn import Model
 from ostro.core.ops.attention import Ragged
@@ -55,23 +58,34 @@ class Runner:
         context: int,
         dtype: torch.dtype = torch.float32,
         captured: int = 0,
+        segments: Segments | None = None,
         features: int = 1 << 28,
     ) -> None:
-        """`captured` > 0 runs decode steps of up to so many rows in buckets; floating media arrive
-        in `dtype`; `features` bytes of encoded media are kept.
+        """`captured` > 0 runs decode steps of up to so many rows in buckets, of a split model those
+        of its `segments` that are captured; floating media arrive in `dtype`; `features` bytes of
+        encoded media are kept.
         """
         self.model, self.blocks, self.sampler = model, blocks, sampler
         self.device, self.context, self.dtype = sampler.device, context, dtype
         self.features = FeatureStore(features)
         self.layers = 1 + max((i for group in blocks.all for i in group.layers), default=-1)
         self.sizes = [n for i, n in enumerate(BUCKETS) if not i or BUCKETS[i - 1] < captured]
-        self.sizes = self.sizes if captured else []
+        self.segments, self.graphs = segments, Graphs()
         self.buckets: dict[int, Bucket] = {}
+        if not captured or not self.captures:
+            self.sizes = []
+
+    @property
+    def captures(self) -> bool:
+        """Whether there is anything in a step that is captured."""
+        return self.segments is None or bool(self.segments.captured)
 
     def capture(self) -> None:
         """Make all buckets, the largest first so that the smaller share its memory."""
         for size in reversed(self.sizes):
             self.buckets[size] = Bucket(self, size)
+        if not self.captures:
+            self.sizes, self.buckets = [], {}
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Launched:

@@ -4,13 +4,15 @@ Whoever calls into a unit from outside crosses its border, by its forward or by 
 that is handed a step, of the unit itself or of a module inside. What is handed over moves to the
 unit's device, what comes back to where it is used. A step's own tensors, which stay the same for
 all layers, move once per device; its caches were made where their layers lie.
+
+Calls of layers whose segment was recorded are answered by the recording; see `segment`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
@@ -26,6 +28,13 @@ from ostro.core.step import Step
 
 STAYS = frozenset({"caches", "bounds"})
 """Fields of a step that do not move: lists of the host, and what lies where its layer does."""
+
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call: those by position, and those by name."""
+
+Recording = Callable[["Unit", Callable[..., Any], Given], Any]
+"""What answers a layer's call in its place: handed the unit, its forward and the arguments."""
 
 
 class Unit(Protocol):
@@ -59,16 +68,19 @@ class Borders:
         self.computing: Unit | None = None
         self.moved: dict[torch.device, WeakTensorKeyDictionary] = {}
         self.copies: dict[tuple[Module, torch.device], Module] = {}
+        self.recordings: Mapping[Unit, Recording] = {}
 
     def mark(self) -> None:
-        """Put a guard on every entrance of every unit that has a border.
+        """Put a guard on every entrance of every unit.
 
-        Where all lie on one device, these are the entrances behind which resting weights are used.
+        Where all lie on one device, these are the unit's own, and those behind which resting
+        weights are used.
         """
         names = {cls: entrances(cls) for cls in {type(module) for module in self.owner}}
         for unit, modules in self.modules.items():
-            for module in modules if self.crossed or unit.rests else ():
-                if self.crossed or holders(module.modules()):
+            for module in modules:
+                visited = unit.rests and holders(module.modules())
+                if self.crossed or visited or module is unit.module:
                     for name in names[type(module)]:
                         self.guard(unit, module, name)
 
@@ -77,59 +89,62 @@ class Borders:
         method: Callable[..., Any] = getattr(module, name)
         onward = unit.onward if module is unit.module else self.home
         visits = unit.rests and bool(holders(module.modules()))
+        whole = module is unit.module and name == "forward"
 
         def enter(*args: Any, **kwargs: Any) -> Any:
             caller = self.computing
             if caller is unit:
                 return method(*args, **kwargs)
-            args, kwargs = self.carry((args, kwargs), unit.device)
-            self.computing = unit
-            try:
-                with ExitStack() as stack:
-                    if unit.device.type == "cuda":
-                        stack.enter_context(torch.cuda.device(unit.device))
-                    if visits:
-                        stack.enter_context(self.visits.visit(unit))
-                    out = method(*args, **kwargs)
-            finally:
-                self.computing = caller
+            if whole and unit in self.recordings:
+                return self.recordings[unit](unit, method, (args, kwargs))
+            there = self.carry((args, kwargs), unit.device)
+            with self.visits.visit(unit) if visits else nullcontext():
+                out = self.compute(unit, method, there)
             if caller is not None:
                 return self.carry(out, caller.device)
             return self.carry(out, self.home if levelled((args, kwargs)) else onward)
 
         setattr(module, name, enter)
 
-    def carry(self, value: Any, device: torch.device, lasting: bool = False) -> Any:
+    def compute(self, unit: Unit, method: Callable[..., Any], given: Given) -> Any:
+        """A method of a unit, on its device, where what it is handed lies already."""
+        args, kwargs = given
+        caller, self.computing = self.computing, unit
+        try:
+            with on(unit.device):
+                return method(*args, **kwargs)
+        finally:
+            self.computing = caller
+
+    @contextmanager
+    def recorded(self, recordings: Mapping[Unit, Recording]) -> Iterator[None]:
+        """While the context lasts, recordings answer for their layers.
+
+        A step whose inputs stay in place has new contents in the same tensors: what was moved for
+        the step before is moved again.
+        """
+        self.recordings = recordings
+        self.moved.clear()
+        try:
+            yield
+        finally:
+            self.recordings = {}
+            self.moved.clear()
+
+    def carry(self, value: Any, device: torch.device) -> Any:
         """A value with its tensors on the device: itself where they are there already.
 
         `lasting` tensors, those of steps and other records, are moved once.
         """
         if not self.crossed:
             return value
-        if isinstance(value, Tensor):
-            return self.move(value, device, lasting)
-        if isinstance(value, Module):
-            return self.copy(value, device)
-        if type(value) in (tuple, list):
-            items = [self.carry(item, device, lasting) for item in value]
-            return value if same(items, value) else type(value)(items)
-        if type(value) is dict:
-            items = [self.carry(item, device, lasting) for item in value.values()]
-            return value if same(items, value.values()) else dict(zip(value, items, strict=True))
-        if is_dataclass(value) and not isinstance(value, type):
-            return self.carry_record(value, device)
-        return value
 
-    def carry_record(self, value: Any, device: torch.device) -> Any:
-        changed = {}
-        for each in fields(value):
-            if not each.init or (isinstance(value, Step) and each.name in STAYS):
-                continue
-            item = getattr(value, each.name)
-            there = self.carry(item, device, lasting=True)
-            if there is not item:
-                changed[each.name] = there
-        return replace(value, **changed) if changed else value
+        def there(item: Tensor | Module, lasting: bool) -> Tensor | Module:
+            if isinstance(item, Module):
+                return self.copy(item, device)
+            return self.move(item, device, lasting)
+
+        return changed(value, there)
 
     def move(self, tensor: Tensor, device: torch.device, lasting: bool) -> Tensor:
         if tensor.device == device:
@@ -152,6 +167,38 @@ class Borders:
         if (module, device) not in self.copies:
             self.copies[module, device] = settle(unguarded(deepcopy(module)), self.target, device)
         return self.copies[module, device]
+
+
+def changed(
+    value: Any, change: Callable[[Tensor | Module, bool], Any], lasting: bool = False
+) -> Any:
+    """A value with the tensors and modules in it changed: itself where none is.
+
+    `change` is told whether what it is handed is `lasting`: part of a step or another record.
+    """
+    if isinstance(value, Tensor | Module):
+        return change(value, lasting)
+    if type(value) in (tuple, list):
+        items = [changed(item, change, lasting) for item in value]
+        return value if same(items, value) else type(value)(items)
+    if type(value) is dict:
+        items = [changed(item, change, lasting) for item in value.values()]
+        return value if same(items, value.values()) else dict(zip(value, items, strict=True))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    others = {}
+    for each in fields(value):
+        if each.init and not (isinstance(value, Step) and each.name in STAYS):
+            item = getattr(value, each.name)
+            there = changed(item, change, lasting=True)
+            if there is not item:
+                others[each.name] = there
+    return replace(value, **others) if others else value
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """While the context lasts, launches go to the device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def settle(module: Module, target: Target, device: torch.device) -> Module:

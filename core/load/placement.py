@@ -4,7 +4,7 @@ A model is placed in *units*: the members of its lists of layers (`Model.layers`
 inside them also alone, and whatever else holds weights. What a model computes between its units,
 and what belongs to none of them (norms, tables), stays on the device that the model is loaded on,
 its *home*. No architecture knows of it: `border` moves activations where they pass from one unit to
-another, `rest` brings weights that rest in host memory.
+another, `rest` brings weights that rest in host memory, `segment` captures runs of layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 from torch.nn import Module
@@ -23,6 +23,7 @@ from ostro.core.errors import UsageError
 from ostro.core.load.border import Borders
 from ostro.core.load.patterns import Rule, matches, read_rules
 from ostro.core.load.rest import HOST, lent
+from ostro.core.load.segment import LEAST, Segment, Segments
 from ostro.core.nn import Embedding, Experts, Head, Linear, Model, Remembers
 from ostro.core.nn.experts import Stack
 from ostro.core.ops import Target
@@ -31,6 +32,8 @@ REST, AUTO = "rest", "auto"
 
 LEFT = 0.25
 """The share of free memory that `auto` leaves for the cache and activations if nothing is said."""
+
+COUNTS = ("", "one layer", "two layers", "three layers")
 
 Devices = Callable[[str], torch.device]
 """From a name to a device that is there; raises an OstroError for others."""
@@ -49,6 +52,11 @@ class Unit:
     layer: str = ""
     rests: bool = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is a layer, and not a part of one."""
+        return bool(self.layer) and self.path.rpartition(".")[0] == self.layer
+
 
 class Placement:
     """The units of a model, and where each of them lies."""
@@ -57,6 +65,7 @@ class Placement:
         self.model, self.home = model, exact(home)
         self.units = {unit.path: unit for unit in find_units(model, self.home)}
         self.owner: dict[Module, Unit] = {}
+        self.borders: Borders | None = None
         self.own()
 
     def own(self) -> None:
@@ -169,11 +178,46 @@ class Placement:
         """Set the borders, once all is settled; say what lies where."""
         if not self.parted:
             return []
-        layers = [unit for unit in self.units.values() if remembers(unit)]
-        for unit, following in pairwise(layers):
+        for unit, following in pairwise(self.decoding()):
             unit.onward = following.device if unit.layer == following.layer else self.home
-        Borders(self.home, list(self.units.values()), self.owner, target).mark()
-        return [*self.describe(), "steps are not captured: they cross borders"]
+        self.borders = Borders(self.home, list(self.units.values()), self.owner, target)
+        self.borders.mark()
+        return self.describe()
+
+    def decoding(self) -> list[Unit]:
+        """The layers of decoders, of which only the next layer uses what it makes.
+
+        What the layers of towers and encoders make is often collected: it goes home from each.
+        """
+        lists = {unit.layer for unit in self.units.values() if remembers(unit)}
+        return [unit for unit in self.units.values() if unit.layer in lists and unit.whole]
+
+    def segments(self, replay: bool) -> Segments | None:
+        """The segments of its layers, where anything happens at borders; once those are set.
+
+        `replay` lets the eager call stand in for a graph on devices that capture nothing.
+        """
+        if self.borders is None:
+            return None
+        found = []
+        for (_, device, why), run in groupby(
+            self.decoding(), lambda unit: (unit.layer, unit.device, self.obstacle(unit, replay))
+        ):
+            units = list(run)
+            short = COUNTS[len(units)] if len(units) < LEAST else ""
+            found.append(Segment(runs(units)[0], units, device, why or short))
+        return Segments(self.borders, found)
+
+    def obstacle(self, layer: Unit, replay: bool) -> str:
+        """Why steps through a layer are not captured, if they are not."""
+        within = [unit for unit in self.units.values() if unit.path.startswith(f"{layer.path}.")]
+        if layer.rests:
+            return "its weights rest in host memory"
+        if any(unit.rests for unit in within):
+            return "its experts rest in host memory"
+        if any(unit.device != layer.device for unit in within):
+            return "its experts lie elsewhere"
+        return "" if replay or layer.device.type == "cuda" else "the CPU captures nothing"
 
     def describe(self) -> list[str]:
         """What lies where, a line for each place."""
@@ -246,10 +290,6 @@ def find_units(model: Model, home: torch.device) -> Iterator[Unit]:
 
 
 def remembers(unit: Unit) -> bool:
-    """Whether it is a layer of a decoder, of which only the next layer uses what it makes.
-
-    What the layers of towers and encoders make is often collected: it goes home from each.
-    """
     return any(isinstance(module, Remembers) for module in unit.module.modules())
 
 
