@@ -100,7 +100,7 @@ def load_model(
     check_sizes(config, container)
     context = choose_context(settings.context, config)
     model = model_class(config)
-    plan = read_plan(settings, architecture.sensitive, plugins)
+    plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
     placement = choose_placement(
         settings.placement,
         model,
@@ -152,8 +152,6 @@ def read_weights(
     progress: Progress | None = None,
 ) -> None:
     """Fill the slots of a model from its container, brought to the formats of a plan."""
-    if plan is not None:
-        plan.check(slots(loaded.model))
     reader = Reader(
         loaded.container,
         plugins,
@@ -186,7 +184,8 @@ def requantize(
     From its checkpoint, not from the few bits that it had, and in place, one weight at a time.
     Nothing may run meanwhile; graphs captured before are void. Its name for block keys changes.
     """
-    plan = read_plan(settings, loaded.architecture.sensitive, plugins)
+    sensitive, places = loaded.architecture.sensitive, list(slots(loaded.model))
+    plan = read_plan(settings, sensitive, loaded.names, places, plugins)
     loaded.explain = body.explain(loaded.architecture, settings)
     read_weights(loaded, plan, plugins, progress)
     loaded.placement.move()

@@ -12,11 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import prod
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ostro.core.errors import UsageError, nearest
+from ostro.core.load.importance import read_importance, slot_importance
+from ostro.core.load.names import Names
+from ostro.core.load.open import open_container
 from ostro.core.load.patterns import Rule, ancestors, read_rules, regex
 from ostro.core.nn import Embedding, Head, Router
 from ostro.core.nn.linear import Slot
@@ -168,15 +172,30 @@ def means(pattern: re.Pattern[str], slot: Slot) -> bool:
     return any(map(pattern.fullmatch, (slot.name, *ancestors(slot.name))))
 
 
-def read_plan(settings: Settings, sensitive: Sequence[str], plugins: PluginManager) -> Plan | None:
+def read_plan(
+    settings: Settings,
+    sensitive: Sequence[str],
+    names: Names,
+    slots: Sequence[Slot],
+    plugins: PluginManager,
+) -> Plan | None:
     """The plan that the user's words say, or None where nothing is to be quantized.
 
-    Raises UsageError for words that say nothing.
+    Raises UsageError for words that say nothing, CheckpointError for a damaged importance file.
     """
     quant, topology = settings.quant, settings.topology
     if quant is None and topology is None:
+        if settings.importance is not None:
+            raise UsageError("--importance: nothing is quantized; say --quant FORMAT as well")
         return None
     known = makers(plugins)
     rules = [] if topology is None else read_rules(topology, "--topology")
     usual = None if quant is None else find(quant, known)
-    return Plan(known, usual, rules, sensitive)
+    importance: dict[str, Tensor] = {}
+    if settings.importance is not None:
+        file = Path(settings.importance)
+        found = read_importance(file, lambda path: open_container(path, plugins))
+        importance = slot_importance(found, names, slots, file.name)
+    plan = Plan(known, usual, rules, sensitive, importance)
+    plan.check(slots)
+    return plan

@@ -13,6 +13,8 @@ from ostro import Packed, Planes, Storage, Stored
 from ostro.core.errors import Unsupported
 from ostro.core.load.ggml import BY_NAME
 from ostro.quant.gguf.planes import FIELDS, pack, unpack
+from ostro.quant.gguf.quantize import quantize
+from ostro.quant.gguf.schemes import FORMATS
 
 
 class Blocks(Packed):
@@ -58,6 +60,15 @@ class Blocks(Packed):
         source = None if format in FIELDS else lambda: data
         return cls(format, pack(format, data.to(device)), dtype, source)
 
+    @classmethod
+    def quantize(
+        cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
+    ) -> Self:
+        """A float weight [..., n, k] as "q4k", "q8_0"...; `importance` is of its k columns."""
+        known = next(name for name in FORMATS if plain(name) == plain(format))
+        rows = quantize(weight.reshape(-1, weight.shape[-1]), known, importance)
+        return cls.from_rows(known, rows.view(*weight.shape[:-1], -1), weight.device, dtype)
+
     def raw(self) -> Tensor:
         """The file's bytes, uint8 [..., n, bytes per row]."""
         return unpack(self.format, self.planes) if self.source is None else self.source()
@@ -86,6 +97,11 @@ class Blocks(Packed):
     @classmethod
     def stack(cls, storages: Sequence[Any]) -> Storage | None:
         return with_sources(super().stack(storages), storages, torch.stack)
+
+
+def plain(name: str) -> str:
+    """A format's name as users write it: q4k for Q4_K."""
+    return name.lower().replace("_", "")
 
 
 def cut(source: Callable[[], Tensor], axis: int, start: int, stop: int) -> Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from ostro.core.errors import UsageError
+from ostro.core.errors import CheckpointError, UsageError
 from ostro.core.load.model import LoadedModel, requantize
 from ostro.core.load.quantize import SHORT, find, makers
 from ostro.core.plugins import PluginManager
@@ -36,6 +38,46 @@ def mixtral(plugins: PluginManager) -> Iterator[Subject]:
         yield made
 
 
+def test_importance_weighs_the_errors_of_columns(llama: Subject, tmp_path: Path) -> None:
+    shape = llama.config
+    k, down = shape.hidden_size, shape.intermediate_size
+    for name, columns, path in (
+        ("blk.0.attn_output.weight", k, "model.layers.0.self_attn.o_proj"),
+        ("model.layers.1.mlp.down_proj", down, "model.layers.1.mlp.down_proj"),
+    ):
+        importance = torch.ones(columns)
+        importance[::8] = 1000
+        file = tmp_path / "model.cimatrix"
+        entry = pack("<Q", len(name)) + name.encode() + pack("<Q", columns)
+        file.write_bytes(pack("<Q", 1) + entry + importance.numpy().tobytes())
+        float_weight = storage(llama.load(), path)
+        plain, weighed = (
+            (storage(llama.load(quant="q2k", importance=asked), path) - float_weight).square()
+            for asked in (None, str(file))
+        )
+        first = slice(None, None, 8)
+        assert weighed[:, first].mean() < 0.8 * plain[:, first].mean()
+        assert weighed.mean() > plain.mean()
+
+
+def storage(loaded: LoadedModel, path: str) -> Tensor:
+    """The weight of a linear, dequantized."""
+    (one,) = loaded.model.get_submodule(path).held  # type: ignore[operator]
+    return one.dequantize()  # type: ignore[no-any-return]
+
+
+def test_importance_of_another_model_or_of_nothing_is_refused(
+    llama: Subject, tmp_path: Path
+) -> None:
+    name, file = b"model.layers.0.mlp.down_proj", tmp_path / "model.cimatrix"
+    entry = pack("<Q", len(name)) + name + pack("<Q", 7)
+    file.write_bytes(pack("<Q", 1) + entry + torch.ones(7).numpy().tobytes())
+    with pytest.raises(CheckpointError, match=r"model.cimatrix: entry .* has 7 values, model.lay"):
+        llama.load(quant="q4k", importance=str(file))
+    with pytest.raises(UsageError, match="nothing is quantized"):
+        llama.load(importance=str(file))
+
+
 def held(loaded: LoadedModel) -> dict[str, tuple[str, ...]]:
     return {layer.path: layer.formats for layer in loaded.layers}
 
@@ -51,9 +93,9 @@ def test_every_short_name_means_a_format(plugins: PluginManager) -> None:
 def test_every_promotion_and_stand_in_is_a_format(plugins: PluginManager) -> None:
     known = makers(plugins)
     for maker in known.values():
-        for other in (maker.format.instead, maker.format.sensitive):
-            if other is not None:
-                assert known[other].format.bits >= maker.format.bits or other == "q8_0"
+        mine, instead, sensitive = maker.format, maker.format.instead, maker.format.sensitive
+        assert instead is None or known[instead].format.block < mine.block
+        assert sensitive is None or known[sensitive].format.bits >= min(mine.bits, 8.5)
 
 
 @pytest.mark.parametrize("name", ["q9", "", "4.5", "q4_k_m"])
@@ -90,9 +132,7 @@ def test_rules_alone_leave_the_rest(llama: Subject) -> None:
 def test_rules_that_name_no_format_are_refused(llama: Subject) -> None:
     with pytest.raises(UsageError, match="--topology: no installed format is called 'afq5'"):
         llama.load(topology="o_proj = afq5")
-    with pytest.raises(
-        UsageError, match="--topology: 'o_prj' matches no weight"
-    ):
+    with pytest.raises(UsageError, match="--topology: 'o_prj' matches no weight"):
         llama.load(topology="o_prj = afq4")
     with pytest.raises(UsageError, match=r"--topology nothing.toml: there is no such file"):
         llama.load(topology="nothing.toml")
@@ -164,7 +204,7 @@ def test_the_quick_grid_has_every_format_somewhere(plugins: PluginManager) -> No
     assert met == set(formats(plugins))
 
 
-@pytest.mark.parametrize("family", ["afq"])
+@pytest.mark.parametrize("family", ["afq", "gguf", "hqq"])
 def test_error_falls_with_bits(family: str, llama: Subject, plugins: PluginManager) -> None:
     known = makers(plugins)
     mine = [name for name in formats(plugins) if known[name].quantizer.name == family]

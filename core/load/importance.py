@@ -1,0 +1,164 @@
+"""Importances: how large the inputs of every linear were while a model read some text.
+
+The tools of others write them down, as mean squares of each column's inputs or as sums of squares:
+
+    .imatrix    llama.cpp's GGUF: f32 tensors `<name>.in_sum2` [k] or [experts, k] of sums, and
+                `<name>.counts` [1] or [experts, 1] of what they are sums of
+    .imatrix    its older file, also called .dat: i32 n, and n times: i32 length, name, i32 calls,
+                i32 k, f32[k] means times calls; the rest is what the text was called
+    .cimatrix   mistral.rs: u64 n, and n times: u64 length, name, u64 k, f32[k]
+
+All numbers are little endian. Sources: common/imatrix-loader.cpp of llama.cpp (2026) and
+mistralrs-quant/src/imatrix.rs of mistral.rs (0.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from struct import Struct
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from ostro.core.errors import CheckpointError
+from ostro.core.load.container import Container, MappedFile, tensor_fault
+from ostro.core.load.names import Names
+from ostro.core.nn.linear import Slot
+from ostro.core.records import TensorInfo
+
+MAX_ENTRIES = 1 << 17
+GGUF_NAMES = ("blk.", "token_embd.", "output.")
+SUMS, COUNTS = ".in_sum2", ".counts"
+I32, U64 = Struct("<i"), Struct("<Q")
+
+
+def slot_importance(
+    found: Mapping[str, Tensor], names: Names, slots: Iterable[Slot], file: str
+) -> dict[str, Tensor]:
+    """Importances [k] by the names of slots, of what `read_importance` has found in a file.
+
+    Its names are llama.cpp's or the hub's. Raises CheckpointError where one has another length
+    than the rows of its weight; what the model has no slot for is left out.
+    """
+    wanted = {slot.name: slot for slot in slots if slot.kind == "storage"}
+    mine: dict[str, Tensor] = {}
+    for entry, values in found.items():
+        space = "gguf" if entry.startswith(GGUF_NAMES) else "hub"
+        full = entry if entry.endswith(".weight") else f"{entry}.weight"
+        for named in names.read([full], space)[0]:
+            slot = wanted.get(named.name.removesuffix(".weight"))
+            if slot is None:
+                continue
+            k = slot.shape[-1]
+            if values.numel() % k:
+                raise CheckpointError(
+                    f"{file}: entry {entry!r} has {values.numel()} values, {slot.name} rows of "
+                    f"{k}; it was measured on another model"
+                )
+            rows = values.reshape(-1, k)
+            expert = slot.expert if slot.expert is not None and len(rows) > 1 else 0
+            mine[slot.name] = rows[expert]
+    return mine
+
+
+def read_importance(path: Path, open_gguf: Callable[[Path], Container]) -> dict[str, Tensor]:
+    """The importances that a file holds by the names that it uses, float32 [k] or [experts, k].
+
+    `open_gguf` opens a GGUF file. The other two kinds do not tell experts apart: what is there
+    for stacked ones is [experts k], and `view(-1, k)` what it means. Only proportions among the
+    columns of a weight mean anything. Raises CheckpointError, which names the file and the entry,
+    and ModelNotFound where there is no file.
+    """
+    file = MappedFile(path)
+    if bytes(file.data[:4]) == b"GGUF":
+        found = dict(summed(open_gguf(path), path.name))
+    else:
+        found = Entries(file).read()
+    for name, values in found.items():
+        if not bool((values.isfinite() & (values >= 0)).all()):
+            raise CheckpointError(
+                f"{path.name}: entry {name!r} holds numbers below 0 or not finite; measure again"
+            )
+    return found
+
+
+def summed(container: Container, file: str) -> Iterator[tuple[str, Tensor]]:
+    """What the GGUF form holds; experts that nothing was sent to weigh all columns alike."""
+    names = [name for name in container.tensors if name.endswith(SUMS)]
+    if not names:
+        raise CheckpointError(f"{file}: holds no tensor *{SUMS}; it is no importance file")
+    for name in names:
+        entry = name.removesuffix(SUMS)
+        if entry + COUNTS not in container.tensors:
+            raise CheckpointError(f"{file}: entry {entry!r} has sums, but no {COUNTS}")
+        for info in (container.tensors[name], container.tensors[entry + COUNTS]):
+            if info.format != "F32":
+                raise CheckpointError(f"{file}: tensor {info.name!r} is {info.format}, not F32")
+        sums, counts = container.read(name), container.read(entry + COUNTS).flatten()
+        if not sums.numel() or sums.shape[:-1].numel() != counts.numel():
+            raise CheckpointError(
+                f"{file}: entry {entry!r} has sums of shape {list(sums.shape)} and {len(counts)} "
+                "counts; one for each row is needed"
+            )
+        rows = sums.view(len(counts), -1)
+        seen = counts[:, None] > 0
+        means = torch.where(seen, rows / torch.where(seen, counts[:, None], 1), 1)
+        yield entry, means[0] if len(means) == 1 else means
+
+
+class Entries:
+    """Walks a file of entries one after the other, each number checked before it is believed."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.file, self.at, self.entry = file, 0, ""
+
+    def read(self) -> dict[str, Tensor]:
+        means = self.file.path.suffix == ".cimatrix"
+        count = U64 if means else I32
+        n, found = self.number(count), {}
+        if not 0 < n <= MAX_ENTRIES:
+            self.fail(f"{n} entries; it is no importance file, or a damaged one")
+        for i in range(n):
+            self.entry = f"entry {i}: "
+            name = self.name(self.number(count))
+            self.entry = f"entry {name!r}: "
+            if name in found:
+                self.fail("occurs twice")
+            calls = 1 if means else max(self.number(I32), 1)
+            found[name] = self.values(name, self.number(count)) / calls
+        self.entry = ""
+        if means and self.at < self.file.size:
+            self.fail(f"{self.file.size - self.at} bytes follow the last entry")
+        return found
+
+    def name(self, size: int) -> str:
+        try:
+            name = str(self.take(size), "utf-8")
+        except UnicodeDecodeError:
+            self.fail("its name is not UTF-8")
+        if fault := tensor_fault(name, ()):
+            self.fail(fault)
+        return name
+
+    def values(self, name: str, k: int) -> Tensor:
+        if k < 1:
+            self.fail(f"{k} values")
+        start = self.at
+        self.take(4 * k)
+        info = TensorInfo(name=name, shape=(k,), format="F32", nbytes=4 * k)
+        return self.file.read(info, start)
+
+    def number(self, code: Struct) -> int:
+        number: int = code.unpack(self.take(code.size))[0]
+        return number
+
+    def take(self, size: int) -> memoryview:
+        if not 0 <= size <= self.file.size - self.at:
+            self.fail(f"{size} bytes go past the end; it is cut short or no importance file")
+        self.at += size
+        return self.file.data.data[self.at - size : self.at]
+
+    def fail(self, reason: str) -> NoReturn:
+        raise CheckpointError(f"{self.file.path.name}@offset {self.at}: {self.entry}{reason}")
