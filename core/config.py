@@ -108,13 +108,11 @@ class TextConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        for name in (
+        check_sizes(
+            self,
             "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-            "num_key_value_heads head_dim max_position_embeddings"
-        ).split():
-            value = getattr(self, name)
-            if not 0 < value < LIMIT:
-                raise ConfigError(f"{name}={value} is not within 1..{LIMIT - 1}")
+            "num_key_value_heads head_dim max_position_embeddings",
+        )
         heads, kv = self.num_attention_heads, self.num_key_value_heads
         if heads % kv:
             raise ConfigError(
@@ -131,6 +129,10 @@ class TextConfig(ModelConfig):
                 f"num_hidden_layers={self.num_hidden_layers} make a model of over 10^13 weights"
             )
 
+    def window(self, layer: int) -> int:
+        """The positions that a layer sees, itself included; 0 = all."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig(TextConfig):
@@ -144,7 +146,6 @@ class WindowConfig(TextConfig):
         return True
 
     def window(self, layer: int) -> int:
-        """The positions that a layer sees, itself included; 0 = all."""
         if self.layer_types is not None:
             slides = self.layer_types[layer] == "sliding_attention"
         else:
@@ -163,6 +164,13 @@ class WindowConfig(TextConfig):
         for kind in types or ():
             if kind not in ("full_attention", "sliding_attention"):
                 raise ConfigError(f"layer_types names {kind!r}, which this family does not have")
+
+
+def check_sizes(config: ModelConfig, names: str, where: str = "") -> None:
+    """Raise ConfigError where one of these fields is no size; `where` goes before its name."""
+    for name in names.split():
+        if not 0 < getattr(config, name) < LIMIT:
+            raise ConfigError(f"{where}{name}={getattr(config, name)} is not within 1..{LIMIT - 1}")
 
 
 def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
     """A config.json out of a GGUF file of V2 or V3, which both are "deepseek2".
 
     Where no key tells of groups of experts, llama.cpp looks at all of them, and so is done here.
+    Where none tells how they are scored, V3 is known by the bias of its router.
     """
     get = llama.under("deepseek2", container.metadata)
     turned = get("rope.dimension_count", 64)
@@ -76,7 +77,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
     if isinstance(key, int) and isinstance(turned, int):
         key -= turned
     groups = get("expert_group_count", 1)
-    scoring = get("expert_gating_func", 1)
+    balanced = any(name.endswith(".exp_probs_b.bias") for name in container.tensors)
+    scoring = get("expert_gating_func", 2 if balanced else 1)
     sizes = {
         "num_key_value_heads": get("attention.head_count"),
         "q_lora_rank": get("attention.q_lora_rank"),

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from math import prod
 from typing import Any, Self
 
-from ostro.core.config import LIMIT, ModelConfig, TextConfig
+from ostro.core.config import ModelConfig, TextConfig, check_sizes
 from ostro.core.errors import ConfigError
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -16,13 +16,6 @@ TRAINING = (
     "hop_length upsampling_ratios"
 ).split()
 """Keys of a codec that say how it was trained, or follow from others."""
-
-
-def positive(config: ModelConfig, names: str) -> None:
-    """Refuse fields that are no sizes."""
-    for name in names.split():
-        if not 0 < getattr(config, name) < LIMIT:
-            raise ConfigError(f"{name}={getattr(config, name)} is not within 1..{LIMIT - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +59,7 @@ class DecoderConfig(EncoderConfig):
 
     def check(self) -> None:
         super().check()
-        positive(
+        check_sizes(
             self,
             "cross_num_attention_heads cross_num_key_value_heads cross_head_dim cross_hidden_size "
             "num_channels eos_token_id",
@@ -111,7 +104,7 @@ class CodecConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        positive(
+        check_sizes(
             self,
             "encoder_hidden_size decoder_hidden_size n_codebooks codebook_size codebook_dim "
             "sampling_rate",

@@ -8,15 +8,8 @@ from typing import Any
 
 from ostro.architectures.clip import model as clip
 from ostro.architectures.t5 import model as t5
-from ostro.core.config import LIMIT, ModelConfig
+from ostro.core.config import ModelConfig, check_sizes
 from ostro.core.errors import ConfigError
-
-
-def positive(config: ModelConfig, names: str) -> None:
-    """Refuse fields that are no sizes."""
-    for name in names.split():
-        if not 0 < getattr(config, name) < LIMIT:
-            raise ConfigError(f"{name}={getattr(config, name)} is not within 1..{LIMIT - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +34,7 @@ class TransformerConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        positive(
+        check_sizes(
             self,
             "in_channels num_layers num_single_layers attention_head_dim num_attention_heads "
             "joint_attention_dim pooled_projection_dim",
@@ -84,7 +77,7 @@ class VAEConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        positive(self, "layers_per_block latent_channels norm_num_groups sample_size")
+        check_sizes(self, "layers_per_block latent_channels norm_num_groups sample_size")
         plain = not self.use_quant_conv and not self.use_post_quant_conv
         if self.act_fn != "silu" or not plain or not self.mid_block_add_attention:
             raise ConfigError(

@@ -16,7 +16,7 @@ from ostro import HeadRows, Names, Pair
 from ostro.architectures.clip import model as clip
 from ostro.architectures.flux.config import Config, TransformerConfig, VAEConfig
 from ostro.architectures.flux.transformer import MLP_RATIO
-from ostro.architectures.t5 import model as t5
+from ostro.architectures.t5 import names as t5
 from ostro.core.errors import CheckpointError
 
 TRANSFORMER = ("transformer.", "", "model.diffusion_model.")

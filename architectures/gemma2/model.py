@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,7 +45,8 @@ class Block(nn.Module):
         self.post_feedforward_layernorm = nn.RMSNorm(d, eps)
         self.fused = Fused(KERNELS)
 
-    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
+    def attention(self, config: Config, layer: int, rope: nn.Rope, **more: Any) -> nn.Module:
+        """`more`: what a delta's attention has besides, keywords of nn.Attention."""
         return nn.Attention(
             config,
             layer,
@@ -54,6 +56,7 @@ class Block(nn.Module):
             window=config.window(layer),
             softcap=config.attn_logit_softcapping or 0.0,
             scale=config.query_pre_attn_scalar**-0.5,
+            **more,
         )
 
     def join(
@@ -83,12 +86,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.scale = config.hidden_size**0.5
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(self.blocks(config))
+        ropes = enumerate(self.ropes(config))
+        self.layers = nn.ModuleList(self.block(config, i, rope) for i, rope in ropes)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def blocks(self, config: Config) -> list[Block]:
+    def ropes(self, config: Config) -> Sequence[nn.Rope]:
+        """The rotation of each layer: one that all share."""
         rope = nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
-        return [self.block(config, i, rope) for i in range(config.num_hidden_layers)]
+        return [rope] * config.num_hidden_layers
 
     def embed(self, step: Step) -> Tensor:
         """Embeddings times sqrt(d), the factor rounded to their dtype as in the reference."""

@@ -1,6 +1,7 @@
 """Bugs that the parity test of gemma2 must notice."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from ostro import Mutant, nn
 from ostro.core.testing.mutants import (
@@ -19,9 +20,9 @@ def head_scale(model: nn.Model) -> None:
     each(model, nn.Attention, lambda a: setattr(a, "scale", a.head_dim**-0.5))
 
 
-def windows_shifted(model: nn.Model) -> None:
-    """The odd layers slide instead of the even ones."""
-    attentions = [m for m in model.modules() if isinstance(m, nn.Attention)]
+def windows_shifted(model: nn.Model, kind: type[Any] = nn.Attention) -> None:
+    """Each layer has the window of the one after it."""
+    attentions = [m for m in model.modules() if isinstance(m, kind)]
     widths = [a.window for a in attentions]
     for attention, width in zip(attentions, [*widths[1:], widths[0]], strict=True):
         attention.window = width

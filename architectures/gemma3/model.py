@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ostro import nn
 from ostro.architectures.gemma2 import model as gemma2
-from ostro.core.errors import ConfigError
-
-PATTERN = 6
+from ostro.core.config import check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +16,11 @@ class Config(gemma2.Config):
     max_position_embeddings: int = 131072
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
-    sliding_window_pattern: int = PATTERN
+    sliding_window_pattern: int = 6
 
     def check(self) -> None:
         super().check()
-        if self.sliding_window_pattern < 1:
-            raise ConfigError(f"sliding_window_pattern={self.sliding_window_pattern} is below 1")
+        check_sizes(self, "sliding_window_pattern")
 
     def slides(self, layer: int) -> bool:
         return (layer + 1) % self.sliding_window_pattern > 0
@@ -44,32 +41,17 @@ class Config(gemma2.Config):
 
 class Block(gemma2.Block):
     def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
-        return nn.Attention(
-            config,
-            layer,
-            rope,
-            bias=config.attention_bias,
-            out_bias=config.attention_bias,
-            qk_norm=True,
-            window=config.window(layer),
-            softcap=config.attn_logit_softcapping or 0.0,
-            scale=config.query_pre_attn_scalar**-0.5,
-        )
+        return super().attention(config, layer, rope, qk_norm=True)
 
 
 class Decoder(gemma2.Decoder):
     block = Block
 
-    def blocks(self, config: Config) -> list[gemma2.Block]:
-        ropes = {
-            kind: nn.Rope(rule, config.head_dim, config.max_position_embeddings)
-            for kind, rule in config.rope_parameters.items()
-        }
-        kinds = [
-            "sliding_attention" if config.window(i) else "full_attention"
-            for i in range(config.num_hidden_layers)
-        ]
-        return [self.block(config, i, ropes[kind]) for i, kind in enumerate(kinds)]
+    def ropes(self, config: Config) -> Sequence[nn.Rope]:
+        shape = config.head_dim, config.max_position_embeddings
+        rules = config.rope_parameters
+        local, far = (nn.Rope(rules[f"{kind}_attention"], *shape) for kind in ("sliding", "full"))
+        return [local if config.window(i) else far for i in range(config.num_hidden_layers)]
 
 
 class Model(gemma2.Model):

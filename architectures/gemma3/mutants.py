@@ -1,15 +1,16 @@
 """Bugs that the parity test of gemma3 must notice."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from ostro import Mutant, nn
 from ostro.architectures.gemma2.mutants import head_scale, windows_shifted
 from ostro.core.testing.mutants import embedding_scale
 
 
-def one_rope(model: nn.Model) -> None:
+def one_rope(model: nn.Model, kind: type[Any] = nn.Attention) -> None:
     """The local rope on every layer."""
-    attentions = [m for m in model.modules() if isinstance(m, nn.Attention)]
+    attentions = [m for m in model.modules() if isinstance(m, kind)]
     for attention in attentions:
         attention.rope = attentions[0].rope
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ostro import Step, nn
+from ostro import nn
 from ostro.architectures.llama import model as llama
 from ostro.architectures.mixtral import model as mixtral
 from ostro.core.config import WindowConfig
@@ -30,8 +30,8 @@ class Config(mixtral.ExpertsConfig, WindowConfig, llama.Config):
 
 
 class Experts(nn.Experts):
-    def __init__(self, config: Config) -> None:
-        experts, d, hidden = config.num_local_experts, config.hidden_size, config.intermediate_size
+    def __init__(self, config: Config, hidden: int) -> None:
+        experts, d = config.num_local_experts, config.hidden_size
         super().__init__(experts, d, hidden, config.hidden_act, bias=True)
         self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
 
@@ -42,27 +42,17 @@ class Experts(nn.Experts):
         return ((up + 1) * gate * (self.alpha * gate).sigmoid()).to(gate_up.dtype)
 
 
-class SparseMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        experts, top = config.num_local_experts, config.num_experts_per_tok
-        self.router = nn.Router(config.hidden_size, experts, top, bias=True)
-        self.experts = Experts(config)
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        chosen, weights = self.router.choose(x, step)
-        return self.experts(x, chosen, weights, step)
+class SparseMLP(mixtral.SparseMLP):
+    def mixture(self, config: Config, hidden: int) -> nn.Experts:
+        return Experts(config, hidden)
 
 
 class Block(llama.Block):
     def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
-        bias, window = config.attention_bias, config.window(layer)
-        return nn.Attention(
-            config, layer, rope, bias=bias, out_bias=bias, window=window, sinks=True
-        )
+        return super().attention(config, layer, rope, sinks=True)
 
     def feed_forward(self, config: Config, layer: int) -> nn.Module:
-        return SparseMLP(config)
+        return SparseMLP(config, config.intermediate_size, bias=True)
 
 
 class Model(llama.Model):

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ostro import Mutant, nn
+from ostro.architectures.gemma2.mutants import windows_shifted
 from ostro.architectures.gpt_oss.model import Experts
 from ostro.architectures.mixtral.mutants import experts
 from ostro.core.nn.experts import Router, Stack
 from ostro.core.testing.mutants import each, no_bias, retable
-
-
-def windows_shifted(model: nn.Model) -> None:
-    attentions = [m for m in model.modules() if isinstance(m, nn.Attention)]
-    widths = [attention.window for attention in attentions]
-    for attention, width in zip(attentions, widths[1:] + widths[:1], strict=True):
-        attention.window = width
 
 
 def truncated(model: nn.Model) -> None:

@@ -67,17 +67,18 @@ STACKS = (
         )
     ),
 )
+HUB = (Pair(f"{LAYER}.mlp.router", f"{LAYER}.mlp.gate"),)
 GGUF = (
     Pair("blk.{i}.attn_sinks.weight", f"{LAYER}.self_attn.sinks"),
     Pair("blk.{i}.post_attention_norm", f"{LAYER}.post_attention_layernorm"),
-    Pair("blk.{i}.ffn_gate_inp", f"{LAYER}.mlp.router"),
+    mixtral.GATE,
     *llama.GGUF,
 )
 
 
 def names(config: Config) -> ExpertNames:
     """The converter takes gate and up apart, and leaves q and k as they are."""
-    return ExpertNames(gguf=GGUF, experts=config.num_local_experts, stacks=STACKS)
+    return ExpertNames(hub=HUB, gguf=GGUF, experts=config.num_local_experts, stacks=STACKS)
 
 
 def gguf_config(container: Container) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -32,9 +32,10 @@ class Block(nn.Module):
         """The rotation that all layers share."""
         return nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
 
-    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
-        bias = config.attention_bias
-        return nn.Attention(config, layer, rope, bias=bias, out_bias=bias)
+    def attention(self, config: Config, layer: int, rope: nn.Rope, **more: Any) -> nn.Module:
+        """`more`: what a delta's attention has besides, keywords of nn.Attention."""
+        bias, window = config.attention_bias, config.window(layer)
+        return nn.Attention(config, layer, rope, bias=bias, out_bias=bias, window=window, **more)
 
     def feed_forward(self, config: Config, layer: int) -> nn.Module:
         hidden, act = config.intermediate_size, config.hidden_act

@@ -75,11 +75,17 @@ class Config(ExpertsConfig, WindowConfig, llama.Config):
 class SparseMLP(nn.Module):
     """Each row goes through the experts that the gate chooses for it."""
 
-    def __init__(self, config: ExpertsConfig, hidden: int, *, renormalise: bool = True) -> None:
+    def __init__(
+        self, config: ExpertsConfig, hidden: int, *, renormalise: bool = True, bias: bool = False
+    ) -> None:
         super().__init__()
         d, experts, top = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
-        self.gate = nn.Router(d, experts, top, renormalise=renormalise)
-        self.experts = nn.Experts(experts, d, hidden, config.hidden_act)
+        self.gate = nn.Router(d, experts, top, renormalise=renormalise, bias=bias)
+        self.experts = self.mixture(config, hidden)
+
+    def mixture(self, config: ExpertsConfig, hidden: int) -> nn.Experts:
+        """The experts, for a family that has others."""
+        return nn.Experts(config.num_local_experts, config.hidden_size, hidden, config.hidden_act)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         chosen, weights = self.gate.choose(x, step)
@@ -87,9 +93,6 @@ class SparseMLP(nn.Module):
 
 
 class Block(llama.Block):
-    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
-        return nn.Attention(config, layer, rope, window=config.window(layer))
-
     def feed_forward(self, config: Config, layer: int) -> nn.Module:
         return SparseMLP(config, config.intermediate_size)
 

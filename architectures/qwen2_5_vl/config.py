@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
 from ostro.architectures.qwen2 import model as qwen2
-from ostro.core.config import LIMIT, ModelConfig, TextConfig
+from ostro.core.config import ModelConfig, TextConfig, check_sizes
 from ostro.core.errors import ConfigError
 
 
@@ -63,12 +63,12 @@ class Tower(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        for name in (
+        check_sizes(
+            self,
             "depth hidden_size intermediate_size num_heads out_hidden_size patch_size in_channels "
-            "spatial_merge_size temporal_patch_size"
-        ).split():
-            if not 0 < getattr(self, name) < LIMIT:
-                raise ConfigError(f"vision_config: {name}={getattr(self, name)} is out of range")
+            "spatial_merge_size temporal_patch_size",
+            where="vision_config: ",
+        )
         if self.hidden_size % (4 * self.num_heads):
             raise ConfigError(
                 f"vision_config: hidden_size={self.hidden_size} does not make "

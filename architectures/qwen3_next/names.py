@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -88,6 +90,20 @@ GGUF = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerNames(ExpertNames):
+    """Names of which those of GGUF files end with the last of so many layers: behind it lie those
+    that guess further tokens.
+    """
+
+    layers: int
+
+    def read(self, names: Iterable[str], space: str = "hub") -> tuple[list[Any], list[str]]:
+        found = ((name, re.match(r"blk\.(\d+)\.", name)) for name in names)
+        kept = [name for name, layer in found if not layer or int(layer[1]) < self.layers]
+        return super().read(kept, space)
+
+
 def parts(theirs: str, names: str, heads: int, *sizes: int) -> tuple[Pair, ...]:
     """Pairs of one tensor whose heads have so many rows of each of our linears."""
     spans = pairwise(accumulate(sizes, initial=0))
@@ -97,7 +113,7 @@ def parts(theirs: str, names: str, heads: int, *sizes: int) -> tuple[Pair, ...]:
     )
 
 
-def names(config: Config) -> ExpertNames:
+def names(config: Config) -> LayerNames:
     """q, k, v and z lie key head by key head in one tensor of the hub, and so in older GGUF files.
 
     The layers that guess further tokens (mtp) are left out.
@@ -105,7 +121,7 @@ def names(config: Config) -> ExpertNames:
     heads, dk = config.linear_num_key_heads, config.linear_key_head_dim
     dv = config.linear_num_value_heads // heads * config.linear_value_head_dim
     mixed = (heads, dk, dk, dv, dv)
-    return ExpertNames(
+    return LayerNames(
         hub=(*parts(f"{LAYER}.linear_attn.in_proj_qkvz", "qkvz", *mixed), *HUB),
         gguf=(
             *parts("blk.{i}.attn_qkv", "qkv", 1, heads * dk, heads * dk, heads * dv),
@@ -114,15 +130,21 @@ def names(config: Config) -> ExpertNames:
         ),
         ignore=(*Names.ignore, "mtp.{any}"),
         experts=config.num_local_experts,
+        layers=config.num_hidden_layers,
         stacks=mixtral.STACKS,
     )
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Mixtral's keys and those of the states; which layers attend is seen from their tensors."""
+    """Mixtral's keys and those of the states; which layers attend is seen from their tensors.
+
+    The count of blocks may include those that guess further tokens.
+    """
     raw = mixtral.gguf_config(container)
     get = llama.under("qwen3next", container.metadata)
-    layers = get("block_count")
+    layers, guessing = get("block_count"), get("nextn_predict_layers", 0)
+    if isinstance(layers, int) and isinstance(guessing, int):
+        raw["num_hidden_layers"] = layers = layers - guessing
     attends = [
         f"blk.{i}.attn_q.weight" in container.tensors
         for i in range(min(layers, len(container.tensors)) if isinstance(layers, int) else 0)

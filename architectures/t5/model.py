@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro import Names, Pair, Step, nn
-from ostro.core.config import LIMIT, ModelConfig
+from ostro import Step, nn
+from ostro.core.config import ModelConfig, check_sizes
 from ostro.core.errors import ConfigError
 from ostro.core.ops.varlen_attention.sdpa import runs
 
@@ -49,9 +49,7 @@ class Config(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        for name in "vocab_size d_model d_kv d_ff num_layers num_heads".split():
-            if not 0 < getattr(self, name) < LIMIT:
-                raise ConfigError(f"{name}={getattr(self, name)} is not within 1..{LIMIT - 1}")
+        check_sizes(self, "vocab_size d_model d_kv d_ff num_layers num_heads")
         if self.feed_forward_proj not in {*GATED, *PLAIN}:
             known = ", ".join((*GATED, *PLAIN))
             raise ConfigError(
@@ -184,20 +182,3 @@ class Model(nn.Model):
 
     def hidden(self, step: Step) -> Tensor:
         return self.encoder(self.embed(step), step)
-
-
-def names(config: Config) -> Names:
-    theirs, ours = "encoder.block.{i}.layer", "encoder.layers.{i}"
-    gated = config.feed_forward_proj in GATED
-    mlp = {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"} if gated else {}
-    first = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
-    pairs = (
-        Pair(first, "encoder.bias"),
-        *(Pair(f"{theirs}.0.SelfAttention.{x}", f"{ours}.attention.{x}") for x in "qkvo"),
-        Pair(f"{theirs}.0.layer_norm", f"{ours}.attention_norm"),
-        *(Pair(f"{theirs}.1.DenseReluDense.{a}", f"{ours}.mlp.{b}") for a, b in mlp.items()),
-        Pair(f"{theirs}.1.DenseReluDense", f"{ours}.mlp"),
-        Pair(f"{theirs}.1.layer_norm", f"{ours}.mlp_norm"),
-        Pair("encoder.final_layer_norm", "encoder.norm"),
-    )
-    return Names(hub=pairs, ignore=("encoder.embed_tokens.weight",))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ostro.architectures.qwen3_next import TINY
 from ostro.architectures.qwen3_next.delta import KERNELS, kernels, naive, native
+from ostro.architectures.qwen3_next.model import Config
+from ostro.architectures.qwen3_next.names import gguf_config, names
 from ostro.core.ops import Op, Target
 from ostro.core.ops.chunks import triton as chunks
 from ostro.core.ops.places import Places
@@ -19,6 +24,21 @@ from ostro.core.testing.kernels import DEVICE, compile_for, poison, targets
 
 class TestQwen3Next(ArchitectureTests):
     name = "qwen3_next"
+
+
+def test_layers_of_a_gguf_file_that_guess_further_tokens_are_left_out() -> None:
+    """They lie behind the others, and are counted with them."""
+    keys = {"qwen3next.block_count": 4, "qwen3next.nextn_predict_layers": 1}
+    metadata = {"general.architecture": "qwen3next", **keys}
+    attends = ("blk.1.attn_q.weight", "blk.3.attn_q.weight")
+    guessing = (*attends[1:], "blk.3.nextn.eh_proj.weight", "blk.3.ffn_up_exps.weight")
+    tensors = {name: SimpleNamespace(format="F32", nbytes=4) for name in (*attends, *guessing)}
+    container: Any = SimpleNamespace(path=Path("x.gguf"), metadata=metadata, tensors=tensors)
+    raw = gguf_config(container)
+    assert raw["num_hidden_layers"] == 3 == len(raw["layer_types"])
+    assert raw["layer_types"][1] == "full_attention"
+    named, left = names(Config.from_hf(TINY)).read(tensors, "gguf")
+    assert [each.name for each in named] == ["model.layers.1.self_attn.q_proj.weight"] and not left
 
 
 BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {

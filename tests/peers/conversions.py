@@ -1,0 +1,200 @@
+"""What llama.cpp's converter is given: a tiny model of each architecture, with a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from sentencepiece import SentencePieceTrainer
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_model import END, START, TEXT, make_tokenizer
+
+from ostro.core.plugins import PluginManager
+from ostro.core.testing.parity import Subject
+
+VOCABULARY = 320
+"""Tokens of a tiny model, which a tokenizer of single bytes fits into."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An architecture by its record, and the folder that is made of it.
+
+    changes: what the config says else than the tiny one; what a file cannot say has the value that
+    it stands for. stated: what a published config.json says besides, and transformers does not
+    save. change: what is done to the folder, or to the reference. options: more for the converter.
+    asked: the architecture to load the file as. refused: what is said where it cannot be done.
+    """
+
+    name: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str = "bytes"
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    change: Callable[[Subject], None] | None = None
+    options: tuple[str, ...] = ()
+    asked: str | None = None
+    refused: str = ""
+
+    def shape(self, plugins: PluginManager) -> dict[str, Any]:
+        """The config; what concerns the text is in its text's part, where it has one."""
+        tiny = dict(plugins.get("architectures", self.name).tiny)
+        text = tiny.get("text_config", tiny)
+        sized = {"vocab_size": VOCABULARY} if "vocab_size" in text else {}
+        text = {**text, **sized, **self.changes}
+        return {**tiny, "text_config": text} if "text_config" in tiny else text
+
+    def prepare(self, tiny: Subject) -> None:
+        """Add to a saved model what the converter wants to see."""
+        TOKENIZERS[self.tokenizer](tiny.folder)
+        if self.change:
+            self.change(tiny)
+        config = tiny.folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | dict(self.stated)))
+
+
+def write_bytes(folder: Path) -> None:
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": START, "eos_token": END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+
+
+def write_pieces(folder: Path) -> None:
+    """As Gemma and T5 have them: pieces of words, of the unigram model."""
+    file = str(folder / "tokenizer")
+    quiet: dict[str, Any] = {"minloglevel": 2, "hard_vocab_limit": False}
+    lines = iter(TEXT * 20)
+    SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=file, vocab_size=64, **quiet)
+
+
+def write_words(folder: Path) -> None:
+    marks = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    words = dict.fromkeys(word for line in TEXT for word in line.split())
+    (folder / "vocab.txt").write_text("\n".join((*marks, *words)))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+
+
+TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
+    "bytes": write_bytes,
+    "pieces": write_pieces,
+    "words": write_words,
+}
+
+
+def guess(tiny: Subject) -> None:
+    """Add a layer that guesses a further token, as Qwen3-Next is published with; ours leaves it
+    out, so that its numbers are of no account.
+    """
+    tensors = load_file(tiny.folder / "model.safetensors")
+    (attends, *_) = {name.partition(".self_attn.")[0] for name in tensors if ".self_attn." in name}
+    more: dict[str, Tensor] = {
+        name.replace(attends, "mtp.layers.0"): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(f"{attends}.")
+    }
+    d = tiny.reference.config.hidden_size
+    more["mtp.fc.weight"] = torch.ones(d, 2 * d)
+    for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        more[f"mtp.{norm}.weight"] = torch.ones(d)
+    save_file(more, tiny.folder / "model-mtp.safetensors", {"format": "pt"})
+
+
+def pack(tiny: Subject) -> None:
+    """Give gpt-oss other experts, in MXFP4 of random bytes, as it is published with them."""
+    from transformers import GptOssForCausalLM, Mxfp4Config
+
+    file, generator = tiny.folder / "model.safetensors", torch.Generator().manual_seed(0)
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, k, n = tensors.pop(name).shape
+        scales = torch.randint(122, 125, (experts, n, k // 32), generator=generator)
+        blocks = torch.randint(0, 256, (*scales.shape, 16), generator=generator)
+        tensors[f"{name}_scales"] = scales.to(torch.uint8)
+        tensors[f"{name}_blocks"] = blocks.to(torch.uint8)
+    save_file(tensors, file, {"format": "pt"})
+    config = tiny.folder / "config.json"
+    said = {"quantization_config": {"quant_method": "mxfp4"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | said))
+    unpacked: Any = GptOssForCausalLM.from_pretrained(
+        tiny.folder, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.float32
+    )
+    tiny.reference = unpacked.eval()
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LATENT = {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.8}}
+LITE = {
+    "q_lora_rank": None,
+    "topk_method": "greedy",
+    "n_group": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+DENSE = {"mlp_only_layers": [], "norm_topk_prob": True}
+SCALED = {"query_pre_attn_scalar": 16}
+FAR = {"relative_attention_max_distance": 128}
+UNKNOWN = "not supported"
+
+CASES = {
+    "llama": Case("llama"),
+    "llama, tied": Case("llama", {"tie_word_embeddings": True}),
+    "llama, biased": Case("llama", {"attention_bias": True}),
+    "llama 3": Case("llama", {"rope_parameters": LLAMA3}),
+    "llama, fused qkv": Case("llama", options=("--fuse-qkv",), refused="blk.0.attn_qkv.weight"),
+    "mistral": Case("mistral", {"sliding_window": None}),
+    "mixtral": Case("mixtral", asked="mixtral"),
+    "qwen2": Case("qwen2", {"use_sliding_window": False}),
+    "qwen3": Case("qwen3"),
+    "qwen3, yarn": Case("qwen3", {"rope_parameters": YARN}),
+    "qwen3 moe": Case("qwen3_moe", DENSE),
+    "qwen3 next": Case("qwen3_next", DENSE, change=guess),
+    "qwen3 next, no mtp": Case("qwen3_next", DENSE, options=("--no-mtp",)),
+    "qwen3 next, fused": Case("qwen3_next", DENSE, change=guess, options=("--fuse-gate-up-exps",)),
+    "gemma2": Case("gemma2", SCALED, "pieces"),
+    "gemma3": Case("gemma3", SCALED, "pieces"),
+    "embeddinggemma": Case("embeddinggemma", SCALED, "pieces", {"sliding_window": 14}),
+    "gpt-oss": Case("gpt_oss", {"swiglu_limit": 7.0}),
+    "gpt-oss, mxfp4": Case("gpt_oss", {"swiglu_limit": 7.0}, change=pack),
+    "deepseek v2": Case("deepseek_v2", LATENT),
+    "deepseek v2 lite": Case("deepseek_v2", LITE),
+    "deepseek v3": Case("deepseek_v3", LATENT, stated={"scoring_func": "sigmoid"}),
+    "deepseek v3, unsaid": Case("deepseek_v3", LATENT),
+    "mamba2": Case("mamba2", {"use_bias": False, "time_step_limit": [0.0, float("inf")]}),
+    "lfm2": Case("lfm2", {"conv_bias": False}),
+    "bert": Case("bert", tokenizer="words"),
+    "bert, classifier": Case(
+        "bert_classifier", {"num_labels": 3}, "words", asked="bert_classifier", refused="pooler"
+    ),
+    "t5 encoder": Case("t5", FAR, "pieces"),
+    "t5 encoder, relu": Case("t5", {**FAR, "feed_forward_proj": "relu"}, "pieces"),
+    "text of llava": Case("llava"),
+    "text of gemma3": Case("gemma3_images", SCALED, "pieces"),
+    "text of qwen2.5 vl": Case("qwen2_5_vl"),
+    "text of qwen3 vl": Case("qwen3_vl"),
+    "text of qwen2 audio": Case("qwen2_audio", {"use_sliding_window": False}),
+    "mllama": Case("mllama", refused=UNKNOWN),
+    "whisper": Case("whisper", refused=UNKNOWN),
+    "clip": Case("clip", refused=UNKNOWN),
+    "siglip": Case("siglip", refused=UNKNOWN),
+}
+"""FLUX and Dia are no folders that the converter opens: it looks for one class of transformers."""

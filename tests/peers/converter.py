@@ -1,0 +1,139 @@
+"""Files by llama.cpp's own converter, against transformers.
+
+    python tests/peers/converter.py [CHECKOUT] [--only CASE ...] [--python PYTHON]
+
+CHECKOUT is one of llama.cpp (default: $OSTRO_LLAMA_CPP). Of every architecture that it and we know,
+transformers saves a tiny model with honest weights, `convert_hf_to_gguf.py --outtype f32` makes a
+file of it, and what we load from the file is compared with transformers: the greatest difference of
+the logits (an encoder's states, a classifier's scores) as a share of their standard deviation. What
+failed is told in the words of the one who failed.
+
+The converter runs as it is, in a process of its own under PYTHON, with the gguf package of its
+checkout. It knows pre-tokenizers by a hash of what they make of a text; of ours, trained on a few
+lines, it is told a name. For T5 it needs protobuf, which ours does not: PYTHON is by default that
+of an environment `converter` beside those of the other peers, and where there is none, this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from conversions import CASES, Case
+from environments import default_root, python_of
+
+from ostro.core.errors import OstroError
+from ostro.core.load.model import load_model
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings
+from ostro.core.testing.parity import BAR, Subject, deviation, subject
+
+CHECKOUT = "OSTRO_LLAMA_CPP"
+SCRIPT = "convert_hf_to_gguf.py"
+RUN = f"""
+import runpy, sys
+
+sys.argv = sys.argv[1:]
+sys.path[:0] = [sys.argv[0], sys.argv[0] + "/gguf-py"]
+from conversion.base import TextModel
+
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+runpy.run_path(sys.argv[0] + "/{SCRIPT}", run_name="__main__")
+"""
+"""The converter, after it was told the name of our pre-tokenizer."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a file is from its reference, or what was said instead."""
+
+    off: float = float("inf")
+    said: str = ""
+
+    def good(self, case: Case) -> bool:
+        """Whether it is as it should be: equal, or refused where that is known."""
+        return case.refused in self.said if case.refused else self.off <= BAR
+
+    def __str__(self) -> str:
+        return self.said or f"{self.off:.1e}"
+
+
+class ConverterError(Exception):
+    """What the converter said last."""
+
+
+def convert(
+    folder: Path, file: Path, checkout: Path, python: Path, options: tuple[str, ...] = ()
+) -> None:
+    """Make a file of a folder. Raises ConverterError."""
+    asked = [str(folder), "--outfile", str(file), "--outtype", "f32", *options]
+    command = [str(python), "-c", RUN, str(checkout), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    if done.returncode:
+        raise ConverterError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+
+
+def compare(tiny: Subject, file: Path, asked: str | None) -> float:
+    """How far what a file holds is from the reference. Raises OstroError where it is not loaded."""
+    settings = Settings(dtype="float32", device="cpu", arch=asked)
+    engine = tiny.engine(load_model(file, settings, tiny.plugins))
+    if not tiny.decodes:
+        return deviation(tiny.answer(engine), tiny.expected)
+    return deviation(engine.runner.logits(tiny.prompt), tiny.truth(tiny.prompt))
+
+
+def run(case: Case, checkout: Path, python: Path, plugins: PluginManager) -> Outcome:
+    """Make the model, let it be converted, and compare."""
+    with (
+        subject(plugins, case.name, config=case.shape(plugins)) as tiny,
+        tempfile.TemporaryDirectory() as made,
+    ):
+        case.prepare(tiny)
+        file = Path(made) / "model.gguf"
+        try:
+            convert(tiny.folder, file, checkout, python, case.options)
+            return Outcome(compare(tiny, file, case.asked))
+        except ConverterError as error:
+            return Outcome(said=f"the converter: {error}")
+        except OstroError as error:
+            return Outcome(said=f"ostro: {error}")
+
+
+def find_checkout(given: str | None) -> Path | None:
+    """The checkout that is named, or that the environment names; None where there is none."""
+    found = Path(given or os.environ.get(CHECKOUT) or "-").resolve()
+    return found if (found / SCRIPT).is_file() else None
+
+
+def find_python() -> Path:
+    own = python_of(default_root(), "converter")
+    return own if own.exists() else Path(sys.executable)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkout", nargs="?")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    parser.add_argument("--python", type=Path, default=find_python())
+    args = parser.parse_args()
+    checkout = find_checkout(args.checkout)
+    if checkout is None:
+        parser.error(f"name a checkout of llama.cpp, or set {CHECKOUT}")
+    plugins = PluginManager()
+    plugins.load(Settings())
+    good = True
+    for name in args.only:
+        outcome = run(CASES[name], checkout, args.python, plugins)
+        as_known = outcome.good(CASES[name])
+        good &= as_known
+        print(f"{'ok' if as_known else 'NO':3} {name:20} {outcome}", flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
