@@ -340,7 +340,7 @@ def test_keys_of_heads_may_be_packed(plugins: PluginManager, tmp_path: Path) -> 
     assert "blk.0.attn_k_b.weight Q8_0" in written
     model = loaded(tmp_path / "model.gguf", case, plugins).model
     k_b = model.model.layers[0].self_attn.k_b_proj
-    assert k_b.whole.format == "Q8_0" and k_b.whole.shape == (4 * 128, 64)
+    assert k_b.whole.format == "Q8_0" and k_b.whole.shape == (4 * 256, 64)
 
 
 def test_experts_of_gpt_oss_as_mxfp4(plugins: PluginManager, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostro import nn
 from ostro.architectures.llama import model as llama
 from ostro.core.config import WindowConfig
 
@@ -12,12 +11,3 @@ from ostro.core.config import WindowConfig
 @dataclass(frozen=True, kw_only=True)
 class Config(WindowConfig, llama.Config):
     sliding_window: int | None = 4096
-
-
-class Block(llama.Block):
-    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
-        return nn.Attention(config, layer, rope, window=config.window(layer))
-
-
-class Model(llama.Model):
-    block = Block
