@@ -1,0 +1,16 @@
+"""AWQ: codes of 4 bits with a scale and a zero for each group (Lin et al., 2024), as AutoAWQ's."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ostro import Quantizer, TensorInfo, hookimpl
+
+
+def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
+    """All that an AWQ model holds in few bits, whatever its version."""
+    return settings.get("quant_method") == "awq" and "qweight" in tensors
+
+
+@hookimpl
+def ostro_quantizers() -> Iterable[Quantizer]:
+    yield Quantizer(name="awq", claims=claims, storage=f"{__name__}.storage:Awq")

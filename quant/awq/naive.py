@@ -1,0 +1,43 @@
+"""AWQ in plain torch: the byte layout of its "gemm" version, and the truth.
+
+A weight [n, k] lies transposed; w = (code - zero) * scale, of groups of g neighbours along k.
+
+    qweight   int32 [k, n / 8]      codes of 4 bits, packed along n
+    qzeros    int32 [k / g, n / 8]  zeros, packed likewise
+    scales    floats [k / g, n]
+
+Of the eight codes of a word, the one at bits 4 i is that of column ORDER[i].
+
+Source: AutoAWQ, whose reading compressed-tensors 0.20.0 repeats.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word each column is."""
+
+
+def unpack(words: Tensor) -> Tensor:
+    """words int32 [..., n / 8] -> codes uint8 [..., n]."""
+    codes = [(words >> 4 * place & 15).to(torch.uint8) for place in PLACES]
+    return torch.stack(codes, -1).flatten(-2)
+
+
+def pack(codes: Tensor) -> Tensor:
+    """codes uint8 [..., n] -> words int32 [..., n / 8]."""
+    eights = codes.unflatten(-1, (-1, 8)).int()
+    words = torch.zeros_like(eights[..., 0])
+    for i, column in enumerate(ORDER):
+        words |= eights[..., column] << 4 * i
+    return words.contiguous()
+
+
+def dequantize(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
+    """-> float32 [n, k]; AutoAWQ computes in halves, and rounds on the way."""
+    codes = unpack(qweight).t().float().unflatten(-1, (len(scales), -1))
+    zeros = unpack(qzeros).t()[..., None]
+    return ((codes - zeros) * scales.t()[..., None].float()).flatten(-2)

@@ -1,0 +1,138 @@
+"""Awq: an AWQ weight in planes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro.quant.awq import naive
+
+CELL = 32
+NAMES = ("qweight", "qzeros", "scales")
+AGAIN = "the file and its config do not agree, download the model or quantize it again"
+
+
+class Awq(Packed):
+    """A weight [n, k], or [experts, n, k], of groups along its rows: see `naive`."""
+
+    @classmethod
+    def read(cls, stored: Stored) -> Storage:
+        """From "qweight", "qzeros" and "scales". The shapes say how large a group is."""
+        check(stored)
+        qweight, qzeros, scales = (stored.tensors[name].to(stored.device) for name in NAMES)
+        codes, zeros = naive.unpack(qweight).t(), naive.unpack(qzeros).t()
+        scales = scales.t().contiguous()
+        if codes.shape[-1] % CELL:
+            return Ragged(codes, scales, zeros, stored.dtype)
+        planes = Planes(codes=pack_codes(codes, 4), scale=scales, zero=zeros.contiguous())
+        return cls("AWQ4", planes, stored.dtype)
+
+    def save(self) -> dict[str, Tensor]:
+        assert isinstance(self.planes.zero, Tensor), "AWQ has a zero for each group"
+        return tensors(unpack_codes(self.planes.codes), self.planes.scale, self.planes.zero)
+
+
+class Ragged(Storage):
+    """A weight [n, k] of a k that is no multiple of 32; dequantized in blocks of rows.
+
+    codes uint8 [n, k], scales floats and zeros uint8 [n, groups].
+    """
+
+    format = "AWQ4"
+
+    def __init__(self, codes: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> None:
+        self.codes, self.scales, self.zeros = codes, scales, zeros
+        self.shape, self.dtype, self.device = tuple(codes.shape), dtype, codes.device
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
+        codes = self.codes[start:stop].float().unflatten(-1, (self.scales.shape[-1], -1))
+        zeros, scales = self.zeros[start:stop, :, None], self.scales[start:stop, :, None]
+        return ((codes - zeros) * scales.float()).flatten(-2).to(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
+
+    def save(self) -> dict[str, Tensor]:
+        return tensors(self.codes, self.scales, self.zeros)
+
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
+        if deterministic:
+            raise errors.Unsupported(
+                f"{self.format} rows of {self.shape[-1]} weights have no kernel that is "
+                "reproducible row by row; leave --deterministic out"
+            )
+        why = f"rows of {self.shape[-1]} are no cells of {CELL}"
+        return f"{self.format}: dequantized in blocks of rows ({why})"
+
+
+def tensors(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
+    """codes [..., n, k], scales and zeros [..., n, groups] -> the tensors of a file."""
+    packed = (naive.pack(codes.mT), naive.pack(zeros.mT), scales.mT.contiguous())
+    return dict(zip(NAMES, packed, strict=True))
+
+
+def check(stored: Stored) -> None:
+    """Refuse other versions by name, and tensors that do not fit each other or the config."""
+    settings, found = stored.settings, stored.tensors
+    version = first(settings, "version", "checkpoint_format", "format")
+    if str(version or "gemm").lower() != "gemm":
+        raise stored.fault(
+            f"is of an AWQ model in the version {version!r:.80}, which is not read here; use a "
+            "file of the model in the version 'gemm', or its floats"
+        )
+    if missing := [name for name in NAMES if name not in found]:
+        raise stored.fault(f"has no {' and no '.join(missing)} beside it; download the model again")
+    if extra := found.keys() - {*NAMES}:
+        raise stored.fault(
+            f"has {', '.join(sorted(extra))} beside it, which AWQ has not; use another file of "
+            "the model, or its floats"
+        )
+    check_shapes(stored)
+    said = first(settings, "bits", "w_bit")
+    if said not in (None, 4):
+        raise stored.fault(
+            f"has the shape of 4 bits, and config.json says {said!r:.80} bits; {AGAIN}", "qweight"
+        )
+
+
+def check_shapes(stored: Stored) -> None:
+    n, k = stored.shape
+    qweight, qzeros, scales = (stored.tensors[name] for name in NAMES)
+    if tuple(qweight.shape) != (k, n // 8) or n % 8 or qweight.dtype != torch.int32:
+        raise stored.fault(
+            f"has shape {list(qweight.shape)} of {qweight.dtype}, where weights {[n, k]} of 4 bits "
+            f"are int32 [{k}, {n} / 8]; {AGAIN}",
+            "qweight",
+        )
+    groups = scales.shape[0] if scales.dim() == 2 and scales.shape[1] == n else 0
+    if not groups or k % groups or not scales.is_floating_point():
+        raise stored.fault(
+            f"has shape {list(scales.shape)} of {scales.dtype}, no floats [groups, {n}] of whole "
+            f"groups of {k} columns; {AGAIN}",
+            "scales",
+        )
+    if tuple(qzeros.shape) != (groups, n // 8) or qzeros.dtype != torch.int32:
+        raise stored.fault(
+            f"has shape {list(qzeros.shape)} of {qzeros.dtype}, where {groups} groups of zeros are "
+            f"int32 [{groups}, {n} / 8]; {AGAIN}",
+            "qzeros",
+        )
+    said = first(stored.settings, "group_size", "q_group_size")
+    if said not in (None, k // groups) and (said, groups) != (-1, 1):
+        raise stored.fault(
+            f"has {groups} groups for {k} columns, and config.json says group_size={said!r:.80}; "
+            f"{AGAIN}",
+            "scales",
+        )
+
+
+def first(settings: Mapping[str, Any], *names: str) -> Any:
+    """What a config says under the first of several names that it has."""
+    return next((settings[name] for name in names if settings.get(name) is not None), None)

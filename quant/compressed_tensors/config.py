@@ -1,0 +1,58 @@
+"""What a config says of compressed-tensors, as far as tensors do not say it themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+OFFLINE = ("weight_input", "weight_output")
+"""Where transforms are part of the weights already."""
+
+
+def named(settings: Mapping[str, Any]) -> str:
+    """The format that a config names, which of a sparse model is that of its sparsity."""
+    sparse = nested(settings, "sparsity_config").get("format")
+    return str(settings.get("format") if sparse in (None, "dense") else sparse)
+
+
+def weights(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schemes of weights; groups that name a preset have none."""
+    for group in nested(settings, "config_groups").values():
+        if isinstance(group, Mapping):
+            yield nested(group, "weights")
+
+
+def bits(settings: Mapping[str, Any]) -> set[Any]:
+    """The bits of weights that schemes speak of."""
+    return {said for scheme in weights(settings) if (said := scheme.get("num_bits")) is not None}
+
+
+def blocks(settings: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """The sizes of blocks, rows and columns, that schemes speak of."""
+    found = []
+    for scheme in weights(settings):
+        said = scheme.get("block_structure")
+        parts = said.split("x") if isinstance(said, str) else said or ()
+        sizes = [int(part) for part in parts if str(part).isdigit()]
+        if len(sizes) == 2 and min(sizes) > 0:
+            found.append((sizes[0], sizes[1]))
+    return found
+
+
+def online(settings: Mapping[str, Any]) -> set[str]:
+    """Where activations are to be transformed while the model runs."""
+    groups = nested(nested(settings, "transform_config"), "config_groups").values()
+    places = [
+        str(each.get("location"))
+        for group in groups
+        if isinstance(group, Mapping)
+        for each in group.get("apply") or ()
+        if isinstance(each, Mapping)
+    ]
+    return {*places} - {*OFFLINE}
+
+
+def nested(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object in a config, empty where there is none."""
+    found = settings.get(name)
+    return found if isinstance(found, Mapping) else {}

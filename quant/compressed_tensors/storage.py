@@ -1,0 +1,148 @@
+"""Compressed: a weight of compressed-tensors in planes; Ragged: one whose rows do not fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro.quant.compressed_tensors import checkpoint, naive
+from ostro.quant.compressed_tensors.checkpoint import INDEX, SCALE, SHAPE, UNUSED, ZERO, Weight
+
+CELL = 32
+
+
+class Compressed(Packed):
+    """A weight [n, k], or [experts, n, k], of one of the kinds that `naive` describes.
+
+    `beside` are the tensors beside the codes as they were read, which go back as they came, but not
+    where it was cut or joined. Columns whose groups are scattered are moved to their neighbours;
+    `groups` says the group of each, where the file does. NVFP4's global scale is not divided by but
+    multiplied with, as its reciprocal: one more rounding of float32.
+    """
+
+    kind: str
+    beside: Mapping[str, Tensor]
+    groups: Tensor | None
+
+    @classmethod
+    def read(cls, stored: Stored) -> Storage:
+        """From the tensors of a pack-, int-, float- or nvfp4-pack-quantized linear.
+
+        Scales of activations are left unused: x is multiplied in the dtype of the model, which is
+        at least as near, or rounded by 32 neighbours.
+        """
+        weight = checkpoint.read(stored)
+        beside = {s: t for s, t in stored.tensors.items() if s not in ("weight", "weight_packed")}
+        if weight.codes.shape[-1] % CELL:
+            return Ragged(weight, beside, stored.dtype)
+        order = None if weight.groups is None else weight.groups.argsort(stable=True)
+        if order is not None and bool((order.diff() == 1).all()):
+            order = None
+        codes = weight.codes if order is None else weight.codes[:, order]
+        planes = Planes(
+            codes=pack_codes(codes, weight.bits),
+            scale=weight.scale.contiguous(),
+            zero=weight.zero.contiguous() if isinstance(weight.zero, Tensor) else weight.zero,
+            table=weight.table,
+            d=None if weight.d is None else weight.d.contiguous(),
+        )
+        made = cls(weight.format, planes, stored.dtype, order=order)
+        made.kind, made.beside, made.groups = weight.kind, beside, weight.groups
+        return made
+
+    def of(self, planes: Planes) -> Self:
+        made = super().of(planes)
+        made.beside = {}
+        return made
+
+    def save(self) -> dict[str, Tensor]:
+        codes = unpack_codes(self.planes.codes)
+        if self.order is not None:
+            codes = codes[..., self.order.argsort()]
+        return {**main(self.kind, codes, self.planes.bits), **(self.beside or self.others())}
+
+    def others(self) -> dict[str, Tensor]:
+        """The tensors beside the codes, of a weight that is not as it was read."""
+        planes = self.planes
+        if self.kind == "nvfp4":
+            raise errors.Unsupported(
+                "NVFP4 weights that were cut or joined have no global scale to save; save them as "
+                "they were read"
+            )
+        found = {SCALE: planes.scale}
+        if isinstance(planes.zero, Tensor):
+            int8 = self.kind == "int8"
+            points = planes.zero if int8 else naive.pack(planes.zero.mT, planes.bits).mT
+            found[ZERO] = naive.signed(points) if int8 else points.contiguous()
+        if self.kind == "packed":
+            found[SHAPE] = torch.tensor(self.shape)
+        if self.groups is not None:
+            found[INDEX] = self.groups
+        return found
+
+    def slice(self, axis: int, start: int, stop: int) -> Self:
+        made = super().slice(axis, start, stop)
+        if axis == len(self.shape) - 1:
+            made.groups = None
+        return made
+
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
+        said = super().settle(deterministic, rows, exact=exact)
+        unused = " and ".join(sorted(UNUSED & self.beside.keys()))
+        return f"{said}; {unused} unused: x stays as it is" if unused else said
+
+
+class Ragged(Storage):
+    """A weight [n, k] of a k that is no multiple of 32; dequantized in blocks of rows."""
+
+    def __init__(self, weight: Weight, beside: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        if weight.groups is not None:
+            column = weight.groups.long()
+            zero = weight.zero[:, column] if isinstance(weight.zero, Tensor) else weight.zero
+            weight = weight._replace(scale=weight.scale[:, column], zero=zero)
+        self.weight, self.beside, self.format = weight, beside, weight.format
+        self.shape, self.dtype = tuple(weight.codes.shape), dtype
+        self.device = weight.codes.device
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
+        weight, some = self.weight, slice(start, stop)
+        zero = weight.zero[some] if isinstance(weight.zero, Tensor) else weight.zero
+        d = None if weight.d is None else weight.d[some]
+        made = naive.dequantize(weight.codes[some], weight.scale[some], zero, weight.table, d)
+        return made.to(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.weight if isinstance(part, Tensor))
+
+    def save(self) -> dict[str, Tensor]:
+        return {**main(self.weight.kind, self.weight.codes, self.weight.bits), **self.beside}
+
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
+        if deterministic:
+            raise errors.Unsupported(
+                f"{self.format} rows of {self.shape[-1]} weights have no kernel that is "
+                "reproducible row by row; leave --deterministic out"
+            )
+        why = f"rows of {self.shape[-1]} are no cells of {CELL}"
+        return f"{self.format}: dequantized in blocks of rows ({why})"
+
+
+def main(kind: str, codes: Tensor, bits: int) -> dict[str, Tensor]:
+    """The tensor of a file that holds the codes, uint8 [..., k]."""
+    match kind:
+        case "packed":
+            return {"weight_packed": naive.pack(codes, bits)}
+        case "nvfp4":
+            return {"weight_packed": naive.pack_halves(codes)}
+        case "int8":
+            return {"weight": naive.signed(codes)}
+    return {"weight": codes.view(torch.float8_e4m3fn)}

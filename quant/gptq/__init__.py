@@ -1,0 +1,24 @@
+"""GPTQ: codes of 2 to 8 bits with a scale and a zero for each group (Frantar et al., 2023)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ostro import Quantizer, TensorInfo, hookimpl
+
+NEEDED = ("qweight", "qzeros", "scales")
+INDEX = "g_idx"
+MARLIN = "B"
+"""What AutoGPTQ calls the weight of a Marlin checkpoint, which is refused by name."""
+
+
+def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
+    """All that a GPTQ model holds in few bits; without a config, by the names of the tensors."""
+    method = settings.get("quant_method")
+    if method is None:
+        return {*NEEDED, INDEX} <= tensors.keys()
+    return method == "gptq" and ("qweight" in tensors or MARLIN in tensors)
+
+
+@hookimpl
+def ostro_quantizers() -> Iterable[Quantizer]:
+    yield Quantizer(name="gptq", claims=claims, storage=f"{__name__}.storage:Gptq")

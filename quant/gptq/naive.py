@@ -1,0 +1,77 @@
+"""GPTQ in plain torch: the byte layout, and the truth.
+
+A weight [n, k] lies transposed; w = (code - zero) * scale, both those of the column's group.
+
+    qweight   int32 [k b / 32, n]              codes of b bits, packed along k
+    qzeros    int32 [groups, ceil(n b / 32)]   zeros of b bits, packed along n
+    scales    floats [groups, n]
+    g_idx     int32 [k]                        the group of each column of the weight
+
+Packed codes follow each other without a gap, the first in the lowest bits, so that 32 codes of 3
+bits take three words and two of them cross a border.
+
+"gptq" files ("v1") hold zeros minus one, "gptq_v2" files as they are. The one is taken from whole
+words: a zero of 0 borrows from the next in its word, and gets it back where one is added to words
+again. Of 3 bits, whose codes cross words, each zero wraps around for itself.
+
+Source: gptqmodel 7.7.0, which rounds on the way where it computes in halves.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+BITS = (2, 3, 4, 8)
+ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+"""A word of ones, by the bits of each."""
+
+
+def unpack(words: Tensor, bits: int, count: int) -> Tensor:
+    """words int32 [..., ceil(count b / 32)] -> codes uint8 [..., count]."""
+    octets = words.contiguous().view(torch.uint8)
+    octets = pad(octets, (0, ceil(count / 8) * bits - octets.shape[-1])).unflatten(-1, (-1, bits))
+    run = sum((octets[..., i].long() << 8 * i for i in range(1, bits)), octets[..., 0].long())
+    codes = [(run >> bits * j & (1 << bits) - 1).to(torch.uint8) for j in range(8)]
+    return torch.stack(codes, -1).flatten(-2)[..., :count]
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """codes uint8 [..., count] -> words int32 [..., ceil(count b / 32)]; padding is 0."""
+    count = codes.shape[-1]
+    eights = pad(codes, (0, -count % 8)).unflatten(-1, (-1, 8))
+    run = sum((eights[..., j].long() << bits * j for j in range(1, 8)), eights[..., 0].long())
+    octets = torch.stack([(run >> 8 * i & 255).to(torch.uint8) for i in range(bits)], -1)
+    octets = octets.flatten(-2)
+    return pad(octets, (0, ceil(count * bits / 32) * 4 - octets.shape[-1])).view(torch.int32)
+
+
+def unpack_zeros(words: Tensor, bits: int, count: int, *, less_one: bool) -> Tensor:
+    """words int32 [groups, ceil(n b / 32)] -> zeros uint8 [groups, n]."""
+    if not less_one:
+        return unpack(words, bits, count)
+    if bits in ONES:
+        return unpack(words + ONES[bits], bits, count)
+    return unpack(words, bits, count) + 1 & (1 << bits) - 1
+
+
+def pack_zeros(zeros: Tensor, bits: int, *, less_one: bool) -> Tensor:
+    """zeros uint8 [groups, n] -> words int32 [groups, ceil(n b / 32)]."""
+    if not less_one:
+        return pack(zeros, bits)
+    if bits in ONES:
+        return pack(zeros, bits) - ONES[bits]
+    return pack(zeros - 1 & (1 << bits) - 1, bits)
+
+
+def dequantize(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor, bits: int, *, less_one: bool
+) -> Tensor:
+    """-> float32 [n, k]: as gptqmodel computes in that dtype. `less_one` says "v1"."""
+    codes = unpack(qweight.t(), bits, len(g_idx))
+    zeros = unpack_zeros(qzeros, bits, qweight.shape[1], less_one=less_one).t()
+    group = g_idx.long()
+    return (codes.float() - zeros[:, group]) * scales.t()[:, group].float()
