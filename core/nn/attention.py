@@ -105,20 +105,45 @@ class Attention(Remembers):
 
 
 class EncoderAttention(Module):
-    """Attention of every row to all of its sequence, without a cache: encoders and towers."""
+    """Attention of every row to all of its sequence, without a cache: encoders and towers.
+
+    kv_heads and head_dim where they are not `heads` and d // heads; norm_eps: norms on every query
+    and key head; rope by the first of a row's positions; window: only to rows less than so many
+    away, 0 = all.
+    """
 
     def __init__(
-        self, d: int, heads: int, *, bias: bool = True, scale: float | None = None
+        self,
+        d: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
+        norm_eps: float | None = None,
+        rope: Rope | None = None,
+        window: int = 0,
     ) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = Linear(d, {"q_proj": d, "k_proj": d, "v_proj": d}, bias=bias)
-        self.o_proj = Linear(d, d, bias=bias, shard="rowwise")
-        self.scale = (d // heads) ** -0.5 if scale is None else scale
+        self.heads, self.kv_heads = heads, kv_heads or heads
+        self.head_dim = size = head_dim or d // heads
+        wide, shared = heads * size, self.kv_heads * size
+        self.qkv = Linear(d, {"q_proj": wide, "k_proj": shared, "v_proj": shared}, bias=bias)
+        self.o_proj = Linear(wide, d, bias=bias, shard="rowwise")
+        self.q_norm = None if norm_eps is None else RMSNorm(size, norm_eps)
+        self.k_norm = None if norm_eps is None else RMSNorm(size, norm_eps)
+        self.rope, self.window = rope, window
+        self.scale = size**-0.5 if scale is None else scale
         self.attend = Op(varlen_attention.KERNELS)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, d] -> [T, d]; `step.bounds` says which rows belong together."""
-        q, k, v = self.qkv(x, step).view(len(x), 3, self.heads, -1).unbind(1)
-        y = self.attend(q, k, v, step.bounds, self.scale)
+        heads = self.qkv(x, step).view(len(x), -1, self.head_dim)
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q)[0], self.k_norm(k)[0]
+        if self.rope is not None:
+            q, k = self.rope(q, k, step.positions[:1])
+        y = self.attend(q, k, v, step.bounds, self.scale, self.window)
         return self.o_proj(y.flatten(1), step)

@@ -14,6 +14,9 @@ Scores are q.k * scale, squashed to softcap * tanh(score / softcap) where softca
 alibi[head] * (key position - query position) (Press et al. 2022; alibi [h] float32), then a softmax
 in float32 whose denominator also counts exp(sinks[head]) where sinks [h] is given (attention sinks
 as trained into gpt-oss). Output in q's dtype. Rows of a sequence of length 0 (padding) give zeros.
+
+The caches may be `Scaled` instead, as `kv_write` fills them: elements of one byte, int8 or
+float8_e4m3fn, which stand for themselves times the scale of their token and head.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ostro.core.ops.kv_write.scaled import Scaled, widen
+
 if TYPE_CHECKING:
     from ostro.core.ops.attention import Ragged
 
@@ -23,8 +25,8 @@ TILE = 256  # rows that look at the same range of keys: bounds what a window or 
 
 def attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: Tensor | Scaled,
+    v_cache: Tensor | Scaled,
     batch: Ragged,
     scale: float,
     window: int = 0,
@@ -122,14 +124,22 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
 
 
-def gather(cache: Tensor, ids: list[int], span: slice, dtype: torch.dtype) -> Tensor:
+def gather(cache: Tensor | Scaled, ids: list[int], span: slice, dtype: torch.dtype) -> Tensor:
     """Positions `span` of the pages `ids` of a cache [blocks, kv, block, d] as [kv, L, d]."""
+    if isinstance(cache, Scaled):
+        elements = take(cache.bits, ids).view(cache.dtype)
+        pages = widen(elements, take(cache.scales, ids))
+    else:
+        pages = take(cache, ids)
+    return pages.to(dtype).transpose(0, 1).flatten(1, 2)[:, span]
+
+
+def take(x: Tensor, ids: list[int]) -> Tensor:
+    """Rows of x: a view where they are neighbours."""
     first = ids[0]
     if ids == list(range(first, first + len(ids))):
-        pages = cache[first : first + len(ids)]
-    else:
-        pages = cache.index_select(0, torch.tensor(ids))
-    return pages.to(dtype).transpose(0, 1).flatten(1, 2)[:, span]
+        return x[first : first + len(ids)]
+    return x.index_select(0, torch.tensor(ids))
 
 
 def prefill(

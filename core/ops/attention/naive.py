@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ostro.core.ops.kv_write.scaled import Scaled, widen
+
 if TYPE_CHECKING:
     from ostro.core.ops.attention import Ragged
 
 
 def attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: Tensor | Scaled,
+    v_cache: Tensor | Scaled,
     batch: Ragged,
     scale: float,
     window: int = 0,
@@ -43,10 +45,13 @@ def attention(
     return out
 
 
-def gather_pages(cache: Tensor, table: Tensor, length: int) -> Tensor:
+def gather_pages(cache: Tensor | Scaled, table: Tensor, length: int) -> Tensor:
     """Read one sequence out of a cache [blocks, kv, block, d] as [kv, length, d] in float32."""
-    block = cache.shape[2]
-    pages = cache[table[: -(-length // block)].long()].float()
+    ids = table[: -(-length // cache.shape[2])].long()
+    if isinstance(cache, Scaled):
+        pages = widen(cache.elements[ids], cache.scales[ids])
+    else:
+        pages = cache[ids].float()
     return pages.transpose(0, 1).flatten(1, 2)[:, :length]
 
 

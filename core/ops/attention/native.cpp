@@ -7,19 +7,55 @@
 #include <vector>
 
 enum { KEYS = 64, HEADS = 4, ROWS = 32, GROUP = 8, STRETCH = 256 };
+enum { FLOATS, INT8, FLOAT8 };  // what a cache is stored in
+
+struct i8 { int8_t bits; };
+struct f8 { int8_t bits; };
+
+// 16 bytes x, their signs extended, as the float16 of the bits (x << up & mask) + more.
+static inline v16 load_halves(const void* p, int16_t up, int16_t mask, int16_t more) {
+    int16_t bits __attribute__((vector_size(32)));
+#if defined(__AVX2__) && defined(__F16C__)
+    bits = (decltype(bits))_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+#else
+    for (int i = 0; i < 16; i++) bits[i] = ((const int8_t*)p)[i];
+#endif
+    bits = (bits << up & mask) + more;
+    f16 x[16];
+    memcpy(x, &bits, sizeof x);
+    return load(x);
+}
+
+// From 1024 to 2048 a float16 counts in ones: 1536 has the bits 0x6600.
+static inline v16 load(const i8* p) { return load_halves(p, 0, -1, 0x6600) - 1536.0f; }
+
+// A float16 of the same bits, and one more of exponent behind the sign, is 2^8 times smaller.
+static inline v16 load(const f8* p) { return load_halves(p, 7, ~0x4000, 0) * 256.0f; }
+
+// A layer's cache: k [blocks, kv, block, d], the values of neighbouring keys v_row apart: they may
+// be the first part of the keys. Scales [blocks, kv, block] where elements count in them.
+struct Pages {
+    const void *k, *v;
+    const float *k_scales, *v_scales;
+    int64_t kv, block, d, dv, v_row;
+
+    int64_t place(const int32_t* table, int64_t kv_head, int64_t at) const {
+        return (table[at / block] * kv + kv_head) * block + at % block;
+    }
+};
 
 // What scores and weights are made with, the same for every row.
 struct Rule {
     float scale, softcap;
-    const float* sinks;
-    const float* alibi;
+    const float *sinks, *alibi;
     int64_t window;
 };
 
 static inline void finish_scores(float* s, int64_t n, const Rule& rule, int64_t head,
-                                 int64_t distance) {
+                                 int64_t distance, const float* units = nullptr) {
     for (int64_t i = 0; i < n; i += 16) {
         v16 x = load(s + i) * rule.scale;
+        if (units) x *= load(units + i, n - i);
         if (rule.softcap > 0) x = rule.softcap * tanh(x / rule.softcap);
         if (rule.alibi)
             for (int j = 0; j < 16; j++) x[j] += rule.alibi[head] * (distance + i + j);
@@ -27,9 +63,10 @@ static inline void finish_scores(float* s, int64_t n, const Rule& rule, int64_t 
     }
 }
 
-// The running softmax of one row: s [n], n <= KEYS, turns from scores into weights; what was
-// gathered before must be multiplied by the answer.
-static inline float weigh(float* s, int64_t n, float& most, float& total) {
+// The running softmax of one row: s [n], n <= KEYS, turns from scores into weights, of values that
+// count in `units`; what was gathered before must be multiplied by the answer.
+static inline float weigh(float* s, int64_t n, float& most, float& total,
+                          const float* units = nullptr) {
     for (int64_t i = n; i % 16; i++) s[i] = -INFINITY;
     v16 high = splat(-INFINITY);
     for (int64_t i = 0; i < n; i += 16) high = larger(high, load(s + i));
@@ -42,7 +79,7 @@ static inline float weigh(float* s, int64_t n, float& most, float& total) {
     for (int64_t i = 0; i < n; i += 16) {
         v16 w = exp(load(s + i) - now);
         sums += w;
-        store(s + i, w);
+        store(s + i, units ? w * load(units + i, n - i) : w);
     }
     float shrink = most == -INFINITY ? 0.0f : std::exp(most - now);
     total = total * shrink + sum(sums);
@@ -58,17 +95,19 @@ static inline void expect(const T* row, int64_t d) {
 
 // N heads of one row over keys first..last of one kv head: acc [N, dv], most and total [N].
 template <class T, int N>
-static void attend_row(const float* q, int64_t wide, const T* k_cache, const T* v_cache,
-                       const int32_t* table, int64_t kv, int64_t kv_head, int64_t block, int64_t d,
-                       int64_t dv, int64_t v_row, int64_t first, int64_t last, int64_t position, int64_t head,
+static void attend_row(const float* q, int64_t wide, const Pages& pages, const int32_t* table,
+                       int64_t kv_head, int64_t first, int64_t last, int64_t position, int64_t head,
                        const Rule& rule, float* acc, int64_t acc_wide, float* most, float* total) {
+    int64_t block = pages.block, d = pages.d, dv = pages.dv, v_row = pages.v_row;
     for (int64_t at = first; at < last;) {
         int64_t n = std::min<int64_t>(std::min<int64_t>(KEYS, block - at % block), last - at);
-        int64_t page = (table[at / block] * kv + kv_head) * block + at % block;
-        const T* keys = k_cache + page * d;
-        const T* values = v_cache + page * v_row;
+        int64_t place = pages.place(table, kv_head, at);
+        const T* keys = (const T*)pages.k + place * d;
+        const T* values = (const T*)pages.v + place * v_row;
+        const float* k_units = pages.k_scales ? pages.k_scales + place : nullptr;
+        const float* v_units = pages.v_scales ? pages.v_scales + place : nullptr;
         int64_t then = at + n < last ? at + n : at;
-        const T* next = k_cache + ((table[then / block] * kv + kv_head) * block + then % block) * d;
+        const T* next = (const T*)pages.k + pages.place(table, kv_head, then) * d;
         alignas(64) float s[N][KEYS];
         for (int64_t key = 0; key < n; key++) {
             expect(values + key * v_row, dv);
@@ -81,8 +120,8 @@ static void attend_row(const float* q, int64_t wide, const T* k_cache, const T* 
         }
         float shrink[N];
         for (int j = 0; j < N; j++) {
-            finish_scores(s[j], n, rule, head + j, at - position);
-            shrink[j] = weigh(s[j], n, most[j], total[j]);
+            finish_scores(s[j], n, rule, head + j, at - position, k_units);
+            shrink[j] = weigh(s[j], n, most[j], total[j], v_units);
         }
         for (int64_t i = 0; i < dv; i += 32) {
             v16 low[N], high[N];
@@ -109,16 +148,23 @@ static void attend_row(const float* q, int64_t wide, const T* k_cache, const T* 
     }
 }
 
+template <class T>
+static decltype(&attend_row<T, 1>) choose(int64_t heads) {
+    return heads == HEADS ? attend_row<T, HEADS> : heads == 2 ? attend_row<T, 2> : attend_row<T, 1>;
+}
+
 // Every sequence of `sequences` that has one row: q [rows, heads, d] -> out [rows, heads, dv].
-// The values of neighbouring keys lie v_row apart: they may be the first part of the keys.
+// Caches are of T, or `stored` as elements of one byte, with their scales.
 // Long ones are cut in `cuts` stretches that threads take apart and the end puts together.
 template <class T>
-void decode(const T* q, int64_t q_row, int64_t q_head, const T* k_cache, const T* v_cache,
-            const int32_t* table, int64_t table_row, const int32_t* starts, const int32_t* lengths,
-            int64_t sequences, int64_t heads, int64_t kv, int64_t block, int64_t d, int64_t dv,
-            int64_t v_row, float scale, int64_t window, float softcap, const float* sinks, const float* alibi,
+void decode(const T* q, int64_t q_row, int64_t q_head, int64_t stored, const void* k_cache,
+            const void* v_cache, const float* k_scales, const float* v_scales, const int32_t* table,
+            int64_t table_row, const int32_t* starts, const int32_t* lengths, int64_t sequences,
+            int64_t heads, int64_t kv, int64_t block, int64_t d, int64_t dv, int64_t v_row,
+            float scale, int64_t window, float softcap, const float* sinks, const float* alibi,
             int64_t cuts, T* out) {
     Rule rule = {scale, softcap, sinks, alibi, window};
+    Pages pages = {k_cache, v_cache, k_scales, v_scales, kv, block, d, dv, v_row};
     int64_t group = heads / kv, wide = (d + 15) / 16 * 16, acc_wide = (dv + 31) / 32 * 32;
     int64_t part = acc_wide + 2;  // acc, most, total
     static thread_local std::vector<float> kept;
@@ -150,13 +196,12 @@ void decode(const T* q, int64_t q_row, int64_t q_head, const T* k_cache, const T
                     for (int64_t at = first; at < last; at += stretch)
                         for (int64_t j = 0; j < group;) {
                             int64_t n = group - j >= HEADS ? HEADS : group - j >= 2 ? 2 : 1;
-                            auto run = n == HEADS ? attend_row<T, HEADS>
-                                       : n == 2   ? attend_row<T, 2>
-                                                  : attend_row<T, 1>;
-                            run(&rows[j * wide], wide, k_cache, v_cache, table + s * table_row, kv,
-                                kv_head, block, d, dv, v_row, at, std::min(at + stretch, last),
-                                lengths[s] - 1, kv_head * group + j, rule, &acc[j * acc_wide],
-                                acc_wide, &most[j], &total[j]);
+                            auto run = stored == INT8     ? choose<i8>(n)
+                                       : stored == FLOAT8 ? choose<f8>(n)
+                                                          : choose<T>(n);
+                            run(&rows[j * wide], wide, pages, table + s * table_row, kv_head, at,
+                                std::min(at + stretch, last), lengths[s] - 1, kv_head * group + j,
+                                rule, &acc[j * acc_wide], acc_wide, &most[j], &total[j]);
                             j += n;
                         }
                     for (int64_t j = 0; j < group; j++) {
@@ -193,6 +238,28 @@ void decode(const T* q, int64_t q_row, int64_t q_head, const T* k_cache, const T
     }
 }
 EXPORT(decode)
+
+// What elements of one byte stand for: positions first..last of the pages `ids` of a cache
+// [blocks, kv, block, d] -> out [kv, last - first, d].
+template <class T>
+void unpack(int64_t stored, const void* cache, const float* scales, const int32_t* ids,
+            int64_t first, int64_t last, int64_t kv, int64_t block, int64_t d, T* out) {
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int64_t head = 0; head < kv; head++)
+        for (int64_t page = first / block; page < (last + block - 1) / block; page++) {
+            int64_t at = std::max(first, page * block), n = std::min(last, (page + 1) * block) - at;
+            int64_t place = (ids[page] * kv + head) * block + at % block;
+            T* to = out + (head * (last - first) + at - first) * d;
+            for (int64_t j = 0; j < n; j++)
+                for (int64_t i = 0; i < d; i += 16) {
+                    int64_t from = (place + j) * d + i;
+                    v16 x = stored == INT8 ? load((const i8*)cache + from, d - i)
+                                           : load((const f8*)cache + from, d - i);
+                    store(to + j * d + i, x * scales[place + j], d - i);
+                }
+        }
+}
+EXPORT(unpack)
 
 // acc [8, 32] += a [8, 2 * pairs] (rows a_row apart) x b [pairs, 16, 2] at b and at b + b_step.
 static inline void multiply(const bf16* a, int64_t a_row, const uint32_t* b, int64_t b_step,

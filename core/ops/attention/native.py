@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ostro.core.native import ADDRESS, FLOAT, INT, functions, load
 from ostro.core.ops.attention import cpu
+from ostro.core.ops.kv_write.scaled import Scaled, parts_of
 
 if TYPE_CHECKING:
     from ostro.core.ops.attention import Ragged
@@ -22,9 +23,13 @@ RULE = (FLOAT, INT, FLOAT, ADDRESS, ADDRESS)
 DECODE = functions(
     LIBRARY,
     "decode",
-    *(ADDRESS, INT, INT, ADDRESS, ADDRESS, ADDRESS, INT, ADDRESS, ADDRESS),
+    *(ADDRESS, INT, INT, INT, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, INT, ADDRESS, ADDRESS),
     *(INT, INT, INT, INT, INT, INT, INT, *RULE, INT, ADDRESS),
 )
+UNPACK = functions(
+    LIBRARY, "unpack", *(INT, ADDRESS, ADDRESS, ADDRESS, INT, INT, INT, INT, INT, ADDRESS)
+)
+STORED = {torch.int8: 1, torch.float8_e4m3fn: 2}
 PREFILL = LIBRARY.prefill_bf16
 PREFILL.restype = None
 PREFILL.argtypes = [
@@ -36,8 +41,8 @@ CUT = 256  # keys that are worth a thread of their own
 
 def attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: Tensor | Scaled,
+    v_cache: Tensor | Scaled,
     batch: Ragged,
     scale: float,
     window: int = 0,
@@ -48,7 +53,8 @@ def attention(
     """See the package. Everything is float32 but the weights of a tile, which are bfloat16."""
     sinks = None if sinks is None else sinks.float()
     alibi = None if alibi is None else alibi.float()
-    if k_cache.dtype != q.dtype or q.stride(-1) != 1:
+    kept = isinstance(k_cache, Scaled) or k_cache.dtype == q.dtype
+    if not kept or q.stride(-1) != 1:
         return cpu.attention(q, k_cache, v_cache, batch, scale, window, softcap, sinks, alibi)
     rule = (scale, window, softcap, address(sinks), address(alibi))
     # `decode` writes the rows of all sequences that have one, `prefill` those that it is given.
@@ -59,8 +65,8 @@ def attention(
         for many in cpu.planned(batch, k_cache.shape[2], window):
             if many.rows.stop - many.rows.start == 1:
                 continue
-            keys = cpu.gather(k_cache, many.blocks, many.span, q.dtype)
-            values = cpu.gather(v_cache, many.blocks, many.span, q.dtype)
+            keys = gather(k_cache, many.blocks, many.span, q.dtype)
+            values = gather(v_cache, many.blocks, many.span, q.dtype)
             if TILED and q.dtype == torch.bfloat16 and not many.full:
                 prefill(q[many.rows], keys, values, rule, out[many.rows])
             else:
@@ -73,10 +79,32 @@ def address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
+def gather(cache: Tensor | Scaled, ids: list[int], span: slice, dtype: torch.dtype) -> Tensor:
+    """Positions `span` of the pages `ids` of a cache [blocks, kv, block, d] as [kv, L, d]."""
+    if not isinstance(cache, Scaled):
+        return cpu.gather(cache, ids, span, dtype)
+    _, kv, block, d = cache.shape
+    out = torch.empty(kv, span.stop - span.start, d, dtype=dtype)
+    table = torch.tensor(ids, dtype=torch.int32)
+    UNPACK[dtype](
+        STORED[cache.dtype],
+        cache.elements.data_ptr(),
+        cache.scales.data_ptr(),
+        table.data_ptr(),
+        span.start,
+        span.stop,
+        kv,
+        block,
+        d,
+        out.data_ptr(),
+    )
+    return out
+
+
 def decode(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: Tensor | Scaled,
+    v_cache: Tensor | Scaled,
     batch: Ragged,
     rule: tuple[float, int, float, int | None, int | None],
     out: Tensor,
@@ -86,11 +114,15 @@ def decode(
     sequences = batch.lengths.shape[0]
     threads = torch.get_num_threads()
     cuts = max(1, min(2 * threads // (sequences * kv), batch.max_length // CUT))
+    (k, k_scales), (v, v_scales) = parts_of(k_cache), parts_of(v_cache)
     DECODE[q.dtype](
         q.data_ptr(),
         *q.stride()[:2],
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
+        STORED.get(k.dtype, 0),
+        k.data_ptr(),
+        v.data_ptr(),
+        address(k_scales),
+        address(v_scales),
         batch.table.data_ptr(),
         batch.table.stride(0),
         batch.starts.data_ptr(),
@@ -100,8 +132,8 @@ def decode(
         kv,
         block,
         d,
-        v_cache.shape[-1],
-        v_cache.stride(2),
+        v.shape[-1],
+        v.stride(2),
         *rule,
         cuts,
         out.data_ptr(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ostro.core.ops.attention.naive import attend, gather_pages
+from ostro.core.ops.kv_write.scaled import Scaled
 
 if TYPE_CHECKING:
     from ostro.core.ops.attention import Ragged
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 def attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: Tensor | Scaled,
+    v_cache: Tensor | Scaled,
     batch: Ragged,
     scale: float,
     window: int = 0,

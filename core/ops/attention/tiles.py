@@ -59,6 +59,16 @@ TILES = {
 # fmt: on
 TILES["sm_86"] = TILES["sm_89"]
 
+# What elements of one byte cannot have of these, as their casts and scales take registers: by
+# target, for more than 16 rows or not, and place in the row.
+BYTES = {
+    ("sm_86", False, 3): Tiles(16, 16, 4, 2),
+    ("sm_89", False, 3): Tiles(16, 16, 4, 2),
+    ("sm_100", True, 1): Tiles(128, 64, 8, 3),
+    ("sm_100", True, 2): Tiles(128, 32, 8, 3),
+    ("gfx942", True, 2): Tiles(64, 32, 8, 1),
+}
+
 
 def target_family() -> str:
     """Which rows of TILES are for the GPU at hand."""
@@ -84,4 +94,6 @@ def choose_tiles(
     """
     if dtype == torch.float32:
         return Tiles(16, 16, 4, 2) if family.startswith("sm") else Tiles(16, 16, 8, 1)
-    return TILES[family][wide][bisect_left((64, 128, 256), width * (1 + (stored != dtype)))]
+    at = bisect_left((64, 128, 256), width * (1 + (stored != dtype)))
+    tiles = TILES[family][wide][at]
+    return BYTES.get((family, wide, at), tiles) if stored.itemsize == 1 else tiles

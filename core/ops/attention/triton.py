@@ -22,11 +22,13 @@ from torch import Tensor
 
 from ostro.core.errors import Unsupported
 from ostro.core.ops.attention.tiles import Tiles, choose_tiles, target_family
+from ostro.core.ops.kv_write.scaled import Scaled, parts_of
 
 if TYPE_CHECKING:
     from ostro.core.ops.attention import Ragged
 
 LOG2E = tl.constexpr(math.log2(math.e))
+RAISE = tl.constexpr(64.0)  # lifts weights in small units to where float16 is exact
 PROGRAMS = 256  # split decode until it fills a large GPU about twice,
 SPLITS = 32  # but not further than `merge` can join quickly
 SEGMENT = 2048  # positions per split where the result must not depend on the batch
@@ -37,8 +39,8 @@ TENSOR_FLOAT = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100")  # float32 as thre
 
 def attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: Tensor | Scaled,
+    v_cache: Tensor | Scaled,
     batch: Ragged,
     scale: float,
     window: int = 0,
@@ -61,15 +63,16 @@ def attention(
     rows, h, d = q.shape
     page, dv = v_cache.shape[2:]
     family = target_family()
-    plan = plan_launch(q, k_cache, v_cache, batch, family, deterministic)
+    (keys, k_scales), (values, v_scales) = parts_of(k_cache), parts_of(v_cache)
+    plan = plan_launch(q, keys, values, batch, family, deterministic)
     out = torch.empty(rows, h, dv, dtype=q.dtype, device=q.device)
     parts = logs = out
     if plan.split:
         shape = (min(plan.chunk, plan.blocks), plan.lanes, plan.splits, plan.tiles.rows)
         parts = torch.empty(*shape, dv, dtype=torch.float32, device=q.device)
         logs = torch.empty(shape, dtype=torch.float32, device=q.device)
-    if k_cache.dtype == torch.float8_e4m3fn and family in NO_FLOAT8:
-        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    if keys.dtype == torch.float8_e4m3fn and family in NO_FLOAT8:
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     sequences = batch.lengths.shape[0]
     head = 1 << (d.bit_length() - 1)
     shared = {
@@ -84,11 +87,11 @@ def attention(
     for first in range(0, plan.blocks, plan.chunk):
         count = min(plan.chunk, plan.blocks - first)
         attend[count, plan.lanes, plan.splits](
-            q, k_cache, v_cache, out, parts, logs,
+            q, keys, values, k_scales, v_scales, out, parts, logs,
             batch.table, batch.starts, batch.lengths, batch.full, sinks, alibi,
             scale * LOG2E.value * (2 / softcap if softcap > 0 else 1),
             softcap * LOG2E.value, window, first, sequences,
-            q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
+            q.stride(0), q.stride(1), *keys.stride()[:3], *values.stride()[:3],
             batch.table.stride(0),
             **shared,
             D=d,
@@ -102,6 +105,7 @@ def attention(
             SOFTCAP=softcap > 0,
             ALIBI=alibi is not None,
             FULL=batch.full is not None,
+            SCALED=k_scales is not None,
             PRECISION="tf32x3" if family in TENSOR_FLOAT else "ieee",
             num_warps=plan.tiles.warps,
             num_stages=plan.tiles.stages,
@@ -210,7 +214,8 @@ def widen(x, like):
 
 @triton.jit(do_not_specialize=["first_block", "sequences", "table_row"])
 def attend(
-    q, k, v, out, parts, logs, table, starts, lengths, full, sinks, alibi,
+    q, k, v, k_scales, v_scales, out, parts, logs,
+    table, starts, lengths, full, sinks, alibi,
     scale, softcap, window, first_block, sequences,
     q_row, q_head, k_page, k_head, k_slot, v_page, v_head, v_slot, table_row,
     D: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
@@ -218,12 +223,13 @@ def attend(
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SEGMENT: tl.constexpr, SPLIT: tl.constexpr, SINGLE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    FULL: tl.constexpr, PRECISION: tl.constexpr,
+    FULL: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (block, kv head and part of its group, split) -> its rows of `out`, or a part.
 
     A query has HEAD + TAIL elements, both powers of two, of which D are real; TAIL may be 0.
-    Scores are kept in units of log 2.
+    Scores are kept in units of log 2. SCALED: elements count in k_scales and v_scales
+    [pages, kv, PAGE].
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     PER_KV: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -292,7 +298,11 @@ def attend(
             inside = known[None, :] & (rest < D)[:, None]
             key = tl.load(k_row[None, :] + rest[:, None], inside, other=0.0)
             scores = tl.dot(tail, widen(key, query), scores, input_precision=PRECISION)
-        scores *= scale
+        if SCALED:
+            unit = (page * (tl.num_programs(1) // PER_KV) + kv) * PAGE + place
+            scores *= (tl.load(k_scales + unit, known, other=0.0) * scale)[None, :]
+        else:
+            scores *= scale
         if SOFTCAP:
             scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
         if ALIBI:
@@ -313,12 +323,14 @@ def attend(
         inside = known[:, None] & (value_dims < DV)[None, :]
         value = tl.load(v_row[:, None] + value_dims[None, :], inside, other=0.0)
         sums = sums * decay[:, None]
+        if SCALED:
+            weights *= (tl.load(v_scales + unit, known, other=0.0) * RAISE)[None, :]
         weights = weights.to(query.dtype)
         sums = tl.dot(weights, widen(value, query), sums, input_precision=PRECISION)
 
     seen = total > 0
     total = tl.where(seen, total, 1.0)
-    result = sums / total[:, None]
+    result = sums / (total * RAISE if SCALED else total)[:, None]
     if SPLIT:
         tile = (local * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2)
         part = (tile + tl.program_id(2)).to(tl.int64) * BLOCK_M + m

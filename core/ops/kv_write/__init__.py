@@ -6,6 +6,9 @@ k [T, kv, d], v [T, kv, dv] (strided views allowed); k_cache [blocks, kv, block,
 [blocks, kv, block, dv], any float dtype (cast on write); slots [T] int64: row t goes to block
 slots[t] // block, place slots[t] % block. A negative slot writes nothing (padding rows of a
 captured batch).
+
+A cache may be `Scaled` instead, int8 or float8_e4m3fn (k and v alike): then a row's elements are
+rounded to units of their token and head, one float32 scale for the d of k, another for the dv of v.
 """
 
 from ostro.core.native import DTYPES

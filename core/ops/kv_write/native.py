@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ostro.core.native import ADDRESS, INT, functions, load
 from ostro.core.ops.kv_write import naive
+from ostro.core.ops.kv_write.scaled import Scaled
 
-KINDS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, INT, ADDRESS)
-WRITE_ROWS = functions(load(Path(__file__).with_suffix(".cpp")), "write_rows", *KINDS)
+LIBRARY = load(Path(__file__).with_suffix(".cpp"))
+ROWS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, INT)
+WRITE_ROWS = functions(LIBRARY, "write_rows", *ROWS, ADDRESS)
+WRITE_SCALED = functions(LIBRARY, "write_scaled", *ROWS, INT, ADDRESS, ADDRESS)
 
 
-def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def kv_write(
+    k: Tensor, v: Tensor, k_cache: Tensor | Scaled, v_cache: Tensor | Scaled, slots: Tensor
+) -> None:
     """See the package."""
-    if k.dtype != k_cache.dtype:
+    if k.dtype != k_cache.dtype and not isinstance(k_cache, Scaled):
         return naive.kv_write(k, v, k_cache, v_cache, slots)
     for x, cache in ((k, k_cache), (v, v_cache)):
-        WRITE_ROWS[x.dtype](
-            x.data_ptr(),
-            *x.shape,
-            *x.stride()[:2],
-            slots.data_ptr(),
-            cache.shape[2],
-            cache.data_ptr(),
-        )
+        rows = x.data_ptr(), *x.shape, *x.stride()[:2], slots.data_ptr(), cache.shape[2]
+        if isinstance(cache, Scaled):
+            float8 = int(cache.dtype == torch.float8_e4m3fn)
+            places = cache.elements.data_ptr(), cache.scales.data_ptr()
+            WRITE_SCALED[x.dtype](*rows, float8, *places)
+        else:
+            WRITE_ROWS[x.dtype](*rows, cache.data_ptr())
     return None

@@ -1,4 +1,8 @@
-"""Pages of keys and values, head-major [blocks, heads, block, dim], two tensors per layer."""
+"""Pages of keys and values, head-major [blocks, heads, block, dim], two tensors per layer.
+
+In int8 or fp8 (e4m3) an element is one byte, and every token and head has a scale for its key and
+one for its value besides: 4 bytes each, which lie by block like the elements.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +11,68 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostro.core.cache import CacheKind
+from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.ops.attention import Ragged
+from ostro.core.ops.kv_write.scaled import LIMITS, Scaled
+
+SCALE = torch.float32
 
 
 @dataclass(slots=True)
 class Pages:
     """What an attention layer finds in its step: its cache and where each row's share lies.
 
-    k [blocks, heads, block, key_dim], v [blocks, heads, block, value_dim], batch: see `Ragged`.
+    k [blocks, heads, block, key_dim], v [blocks, heads, block, value_dim], both `Scaled` where an
+    element is one byte; batch: see `Ragged`.
     """
 
-    k: Tensor
-    v: Tensor
+    k: Tensor | Scaled
+    v: Tensor | Scaled
     batch: Ragged
 
 
 class Paged(CacheKind):
     """Keys and values of every token in the pages of a sequence's block table."""
 
+    @classmethod
+    def narrows(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
+        """Whether this can be held in a type of one byte: keys and values of heads, no latents."""
+        return dtype in LIMITS and spec.value_dim > 0
+
     def bytes(self, blocks: int) -> int:
         spec = self.spec
-        per_token = spec.heads * (spec.key_dim + spec.value_dim) * self.dtype.itemsize
-        return blocks * self.block * per_token * self.layers
+        scales = 2 * SCALE.itemsize if self.dtype in LIMITS else 0
+        per_head = (spec.key_dim + spec.value_dim) * self.dtype.itemsize + scales
+        return blocks * self.block * spec.heads * per_head * self.layers
 
     def allocate(self, blocks: int) -> None:
-        spec, block = self.spec, self.block
-        shape = (self.layers, blocks, spec.heads, block)
-        self.k = torch.zeros(*shape, spec.key_dim, dtype=self.dtype, device=self.device)
-        self.v = torch.zeros(*shape, spec.value_dim, dtype=self.dtype, device=self.device)
+        spec = self.spec
+        shape = (self.layers, blocks, spec.heads, self.block)
+
+        def zeros(*dims: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.zeros(*shape, *dims, dtype=dtype, device=self.device)
+
+        self.tensors = [zeros(spec.key_dim), zeros(spec.value_dim)]
+        if self.dtype in LIMITS:
+            self.tensors += [zeros(dtype=SCALE), zeros(dtype=SCALE)]
 
     def view(self, layer: int, batch: Ragged) -> Pages:
-        return Pages(self.k[layer], self.v[layer], batch)
+        k, v, *scales = (tensor[layer] for tensor in self.tensors)
+        if scales:
+            return Pages(Scaled(k, scales[0]), Scaled(v, scales[1]), batch)
+        return Pages(k, v, batch)
 
     def fork(self, source: int, target: int) -> None:
-        self.k[:, target].copy_(self.k[:, source])
-        self.v[:, target].copy_(self.v[:, source])
+        for tensor in self.tensors:
+            tensor[:, target].copy_(tensor[:, source])
 
 
 class Cross(Paged):
-    """Keys and values of encoder states, written once per medium."""
+    """Keys and values of encoder states, written once per medium, in floats."""
+
+    @classmethod
+    def narrows(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
+        return False
 
     @property
     def encoded(self) -> bool:

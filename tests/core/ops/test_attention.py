@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ostro.core.errors import Unsupported
 from ostro.core.ops import Op, Target
 from ostro.core.ops.attention import KERNELS, Ragged, naive, triton
+from ostro.core.ops.kv_write.scaled import Scaled, narrow
 from ostro.core.testing.kernels import DEVICE, poison
 
 NAN = float("nan")
@@ -27,8 +28,8 @@ class Case:
     """A batch over a paged cache, and each sequence's keys and values before they were paged."""
 
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
+    k_cache: Tensor | Scaled
+    v_cache: Tensor | Scaled
     batch: Ragged
     scale: float
     keys: list[Tensor]
@@ -298,10 +299,17 @@ def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_segments", "products_by_row")
+@pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_fixed_is_the_same_alone_in_a_batch_and_in_chunks(dtype: torch.dtype) -> None:
+def test_fixed_is_the_same_alone_in_a_batch_and_in_chunks(
+    dtype: torch.dtype, stored: torch.dtype | None
+) -> None:
     given: dict[str, Any] = {"sinks": per_head(2), "window": 50, "deterministic": True}
     case = ragged([20, 75, 1], [20, 75, 30], heads=2, kv=1, dtype=dtype)
+    if stored is not None:
+        case.k_cache, case.v_cache = (
+            Scaled(*narrow(x, stored)) for x in (case.k_cache, case.v_cache)
+        )
     want = case.run(triton.attention, **given)[20:95]
 
     def rows(start: int, end: int) -> Tensor:

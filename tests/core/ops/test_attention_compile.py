@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ostro.core.ops.attention import Ragged
+from ostro.core.ops.kv_write.scaled import LIMITS, Scaled
 from ostro.core.testing.kernels import Build, compile_for, targets
 
 SHARED = {
@@ -38,12 +39,15 @@ def compiled(
     sequences: int = 16,
     dtype: torch.dtype | None = None,
     cache: torch.dtype | None = None,
+    scaled: bool = False,
     features: bool = True,
     deterministic: bool = False,
 ) -> list[Build]:
     """Compile for `sequences` of 8192 tokens in pages of 16, bfloat16 where the target has it."""
     dtype = dtype or (torch.float16 if target == "sm_75" else torch.bfloat16)
     pages = meta(1000, kv, 16, d, dtype=cache or dtype)
+    scales = meta(1000, kv, 16, dtype=torch.float32)
+    caches = [Scaled(p, scales) if scaled else p for p in (pages, pages[..., : dv or d])]
     batch = Ragged(
         table=meta(sequences, 512),
         starts=meta(sequences + 1),
@@ -59,7 +63,7 @@ def compiled(
     if features:
         given |= {"window": 1000, "softcap": 30.0, "sinks": per_head, "alibi": per_head}
     call = "ostro.core.ops.attention.triton:attention"
-    return compile_for(target, call, q, pages, pages[..., : dv or d], batch, d**-0.5, **given)
+    return compile_for(target, call, q, *caches, batch, d**-0.5, **given)
 
 
 def check(builds: list[Build]) -> None:
@@ -78,6 +82,17 @@ def test_nothing_spills(target: str, d: int, queries: int) -> None:
     assert not {"U8", "S8", "U16", "S16"} & builds[0].loads.keys(), "keys are loaded element-wise"
 
 
+@pytest.mark.parametrize("target", targets())
+@pytest.mark.parametrize("d", [pytest.param(64, marks=pytest.mark.slow), 128, 256])
+@pytest.mark.parametrize("queries", [1, 512], ids=["decode", "prefill"])
+@pytest.mark.parametrize("cache", LIMITS, ids=["int8", "fp8"])
+def test_nothing_spills_where_elements_have_scales(
+    target: str, d: int, queries: int, cache: torch.dtype
+) -> None:
+    builds = compiled(target, queries, d=d, heads=32 if d < 256 else 16, cache=cache, scaled=True)
+    check(builds)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", targets())
 @pytest.mark.parametrize("queries", [1, 512], ids=["decode", "prefill"])
@@ -89,10 +104,11 @@ def test_nothing_spills(target: str, d: int, queries: int) -> None:
         {"d": 192, "dv": 128, "heads": 16, "kv": 16},
         {"d": 576, "dv": 512, "heads": 128, "kv": 1, "features": False},
         {"cache": torch.float8_e4m3fn},
+        {"sequences": 1, "deterministic": True, "cache": torch.int8, "scaled": True},
         {"dtype": torch.float32, "features": False},
         {"sequences": 1, "deterministic": True},
     ],
-    ids=["plain", "80", "192-128", "latent", "float8", "float32", "fixed"],
+    ids=["plain", "80", "192-128", "latent", "float8", "fixed int8", "float32", "fixed"],
 )
 def test_nothing_spills_elsewhere(target: str, queries: int, given: dict[str, Any]) -> None:
     if given.get("d") == 576 and target in ("sm_75", "gfx1100"):

@@ -1,0 +1,62 @@
+"""Keys and values in one byte an element: how they are rounded, and what they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""The types that pages may be narrowed to, and the largest element of each that is used."""
+
+
+@dataclass(slots=True, frozen=True)
+class Scaled:
+    """Pages whose elements count in units of their token and head.
+
+    elements [blocks, kv, block, d] int8 or float8_e4m3fn; scales [blocks, kv, block] float32, both
+    contiguous behind the first dimension. An element stands for itself times its scale.
+    """
+
+    elements: Tensor
+    scales: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.elements.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.elements.shape
+
+    @property
+    def bits(self) -> Tensor:
+        """The elements as bytes: few operations know float8."""
+        return self.elements.view(torch.uint8)
+
+
+def parts_of(cache: Tensor | Scaled) -> tuple[Tensor, Tensor | None]:
+    """The elements of a cache, and their scales where they have some."""
+    if isinstance(cache, Scaled):
+        return cache.elements, cache.scales
+    return cache, None
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Round x [..., d] to elements [..., d] of `dtype` and scales [...] float32.
+
+    A scale is the largest magnitude of its d elements over LIMITS[dtype]; elements go to the
+    nearest, ties to even. Where one of them is infinite or not a number, the scale is not a number
+    either, so that all of the d are none when they are read.
+    """
+    limit, x = LIMITS[dtype], x.float()
+    scales = x.abs().amax(-1) / limit + (x * 0).sum(-1)
+    units = torch.where(scales[..., None] > 0, x / scales[..., None], 0.0)
+    units = units.clamp(-limit, limit)
+    return (units.round() if dtype == torch.int8 else units).to(dtype), scales
+
+
+def widen(elements: Tensor, scales: Tensor) -> Tensor:
+    """What elements [..., d] and scales [...] stand for, in float32."""
+    return elements.float() * scales[..., None]

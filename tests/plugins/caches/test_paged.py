@@ -1,0 +1,77 @@
+"""The paged cache kind: its bytes, its copies, and how many tokens fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ostro.core.cache import CacheSpec
+from ostro.core.engine.memory import plan_blocks
+from ostro.core.ops.attention import Ragged
+from ostro.core.ops.kv_write.naive import kv_write
+from ostro.plugins.caches.paged.kind import Cross, Paged, Pages
+
+CPU = torch.device("cpu")
+TYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
+
+
+def made(dtype: torch.dtype, d: int = 20, dv: int = 12, heads: int = 3, layers: int = 2) -> Paged:
+    spec = CacheSpec(heads=heads, key_dim=d, value_dim=dv)
+    return Paged(spec, layers, block=4, dtype=dtype, device=CPU)
+
+
+def view(kind: Paged, layer: int, slots: list[int]) -> Pages:
+    ints = torch.zeros(1, 1, dtype=torch.int32)
+    return kind.view(layer, Ragged(ints, ints, ints, torch.tensor(slots), 1, 1))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
+    kind = made(dtype)
+    kind.allocate(7)
+    assert kind.bytes(7) == sum(tensor.nbytes for tensor in kind.tensors)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_copy_of_a_block_is_read_as_the_block_is(dtype: torch.dtype) -> None:
+    kind = made(dtype)
+    kind.allocate(6)
+    for layer in range(2):
+        pages = view(kind, layer, [8, 9, 10, 11])
+        k, v = (torch.randn(4, 3, d) for d in (20, 12))
+        kv_write(k, v, pages.k, pages.v, pages.batch.slots)
+    before = [tensor.clone() for tensor in kind.tensors]
+    kind.fork(2, 5)
+    for tensor, old in zip(kind.tensors, before, strict=True):
+        bits, was = (x.view(torch.uint8) for x in (tensor, old))
+        assert torch.equal(bits[:, 5], was[:, 2]) and bits[:, 5].any()
+        assert torch.equal(bits[:, :5], was[:, :5])
+
+
+def test_every_layer_has_pages_of_its_own() -> None:
+    kind = made(torch.int8)
+    kind.allocate(6)
+    pages = view(kind, 1, [3])
+    kv_write(torch.ones(1, 3, 20), torch.ones(1, 3, 12), pages.k, pages.v, pages.batch.slots)
+    for tensor in kind.tensors:
+        assert tensor[1].float().any() and not tensor[0].float().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("d", "more"), [(64, 1.88), (128, 1.94), (256, 1.97)])
+def test_almost_twice_the_tokens_fit(dtype: torch.dtype, d: int, more: float) -> None:
+    def tokens(dtype: torch.dtype) -> int:
+        kind = made(dtype, d, d, heads=8, layers=28)
+        [blocks] = plan_blocks([kind], 10**9, 4096, 64, 10**6)
+        assert kind.bytes(blocks) <= 10**9
+        return blocks * kind.block
+
+    assert tokens(dtype) / tokens(torch.bfloat16) == pytest.approx(more, abs=0.01)
+
+
+def test_who_can_be_narrowed() -> None:
+    heads, latents = CacheSpec(heads=2, key_dim=8, value_dim=8), CacheSpec(heads=1, key_dim=576)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        assert Paged.narrows(heads, dtype)
+        assert not Paged.narrows(latents, dtype) and not Cross.narrows(heads, dtype)
+    assert not Paged.narrows(heads, torch.float8_e5m2)
