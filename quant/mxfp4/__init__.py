@@ -4,17 +4,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ostro.core.hooks import hookimpl
-from ostro.core.records import Quantizer, TensorInfo
+from ostro.core.records import Format, Quantizer, TensorInfo
 
 HUB = {"blocks": "U8", "scales": "U8"}
 GGUF = {"weight": "MXFP4"}
+MLX = {"weight": "U32", "scales": "U8"}
+UQFF = {"weight": "U8", "weight.scales": "U8", "weight.format": "U8"}
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """What gpt-oss has on the hub, and what GGUF files call MXFP4."""
-    return {suffix: info.format for suffix, info in tensors.items()} in (HUB, GGUF)
+    """What gpt-oss has on the hub, what MLX writes, and what GGUF and UQFF files hold."""
+    return {suffix: info.format for suffix, info in tensors.items()} in (HUB, GGUF, MLX, UQFF)
 
 
 @hookimpl
 def ostro_quantizers() -> Iterable[Quantizer]:
-    yield Quantizer(name="mxfp4", claims=claims, storage=f"{__name__}.storage:Mxfp4")
+    yield Quantizer(
+        name="mxfp4",
+        claims=claims,
+        storage=f"{__name__}.storage:Mxfp4",
+        makes=(Format(name="mxfp4", bits=4.25, block=32),),
+    )

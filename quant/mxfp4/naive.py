@@ -9,10 +9,13 @@ that files differ in:
               low half and code j + 16 in its high half, so that 16 bytes are 16 neighbours twice
     GGUF      uint8 [..., n, k / 32 * 17]: e, then the 16 bytes as here (llama.cpp's block_mxfp4)
     the hub   blocks uint8 [..., n, k / 32, 16] and scales uint8 [..., n, k / 32]; byte j holds
-              codes 2j and 2j + 1 (gpt-oss)
+              codes 2j and 2j + 1 (gpt-oss); UQFF files have the blocks of a row end to end, uint8
+              [..., n, k / 2], and MLX the same bytes as uint32 [..., n, k / 8]
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +25,7 @@ from ostro.core.native import DTYPES
 from ostro.core.ops import Kernel
 
 BLOCK = 32
+RUN = 2**17  # blocks quantized at a time, so that the floats of a large weight are never all there
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 DEQUANTIZE = (
@@ -74,6 +78,29 @@ def grouped(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
     for row, expert in enumerate(expert_of_row.tolist()):
         y[row] = F.linear(x[row], dequantize(q[expert], e[expert], x.dtype))
     return y
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [..., n, 32 g] -> q uint8 [..., n, g, 16], e uint8 [..., n, g].
+
+    The exponent is that of the largest magnitude by 6, rounded down, so that up to 12 times it is
+    cut to 6; of two values that are equally near, the larger. As mistral.rs makes them.
+    """
+    found = [quantize_blocks(some.float()) for some in weight.reshape(-1, BLOCK).split(RUN)]
+    q, e = (torch.cat(parts) for parts in zip(*found, strict=True))
+    shape = (*weight.shape[:-1], weight.shape[-1] // BLOCK)
+    return q.view(*shape, -1), e.view(shape)
+
+
+def quantize_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantize` of blocks float32 [m, 32]."""
+    largest = blocks.abs().amax(-1)
+    power = torch.where(largest > 0, (largest / VALUES[7]).log2().floor(), 0).clamp(-127, 127)
+    sizes = torch.ldexp(blocks.abs(), -power[..., None])
+    between = [(low + high) / 2 for low, high in pairwise(VALUES[:8])]
+    codes = torch.bucketize(sizes, torch.tensor(between, device=blocks.device), right=True)
+    codes = (codes | (blocks < 0) * 8).to(torch.uint8)
+    return codes[..., :16] | codes[..., 16:] << 4, (power + 127).to(torch.uint8)
 
 
 def from_hub(blocks: Tensor) -> Tensor:

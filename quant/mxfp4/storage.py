@@ -17,17 +17,21 @@ from ostro.quant.mxfp4.naive import BLOCK
 LARGEST = 240
 """The largest exponent that is read: weights up to 2 ** 115."""
 
+UQFF_FORMAT = 6
+"""What a UQFF file calls this format."""
+
 
 class Mxfp4(Storage):
     """A weight [n, k], or [experts, n, k], laid out as `naive` describes.
 
-    `gguf` says where its bytes come from, in whose order `save` gives them back.
+    `form` says where its bytes come from, in whose order `save` gives them back: "hub", "gguf",
+    "uqff" or "mlx".
     """
 
     format = "MXFP4"
 
-    def __init__(self, q: Tensor, e: Tensor, dtype: torch.dtype, *, gguf: bool = False) -> None:
-        self.q, self.e, self.gguf = q.contiguous(), e.contiguous(), gguf
+    def __init__(self, q: Tensor, e: Tensor, dtype: torch.dtype, *, form: str = "hub") -> None:
+        self.q, self.e, self.form = q.contiguous(), e.contiguous(), form
         self.shape = (*e.shape[:-1], e.shape[-1] * BLOCK)
         self.dtype, self.device = dtype, q.device
         self.unpack, self.times = Op(naive.DEQUANTIZE), Op(naive.GROUPED)
@@ -35,13 +39,17 @@ class Mxfp4(Storage):
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From the hub's "blocks" and "scales", or a GGUF file's "weight"."""
-        tensors, device = stored.tensors, stored.device
-        if gguf := "weight" in tensors:
-            blocks = tensors["weight"].to(device).unflatten(-1, (-1, 1 + BLOCK // 2))
+        """From the "blocks" and "scales" of the hub, or what `naive` says that others have."""
+        form = form_of(stored)
+        weight = stored.tensors["blocks" if form == "hub" else "weight"].to(stored.device)
+        if form == "gguf":
+            blocks = weight.unflatten(-1, (-1, 1 + BLOCK // 2))
             q, e = blocks[..., 1:], blocks[..., 0]
         else:
-            q, e = tensors["blocks"].to(device), tensors["scales"].to(device)
+            e = stored.tensors["weight.scales" if form == "uqff" else "scales"].to(stored.device)
+            q = weight.contiguous().view(torch.uint8)
+            if form != "hub" and q.shape == (*e.shape[:-1], e.shape[-1] * BLOCK // 2):
+                q = q.unflatten(-1, (-1, BLOCK // 2))
             if q.shape != (*e.shape, BLOCK // 2):
                 raise stored.fault(
                     f"has blocks of shape {list(q.shape)} beside scales of {list(e.shape)}; "
@@ -53,7 +61,14 @@ class Mxfp4(Storage):
                 f"has the exponent {most}, weights of 2**{most - 127} or NaN; the file is damaged, "
                 "download or convert it again"
             )
-        return cls(q, e, stored.dtype, gguf=gguf)
+        return cls(q, e, stored.dtype, form=form)
+
+    @classmethod
+    def quantize(
+        cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
+    ) -> Self:
+        """A float weight [..., n, k] as "mxfp4"; k must be a multiple of 32."""
+        return cls(*naive.quantize(weight), dtype)
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         q, e = self.q.flatten(0, -3)[start:stop], self.e.flatten(0, -2)[start:stop]
@@ -84,30 +99,37 @@ class Mxfp4(Storage):
                 )
             start, stop = start // BLOCK, stop // BLOCK
         q, e = (each.narrow(axis, start, stop - start) for each in (self.q, self.e))
-        return Mxfp4(q, e, self.dtype, gguf=self.gguf)
+        return Mxfp4(q, e, self.dtype, form=self.form)
 
     @property
     def nbytes(self) -> int:
         return self.q.nbytes + self.e.nbytes
 
     def save(self) -> dict[str, Tensor]:
-        if self.gguf:
+        if self.form == "gguf":
             return {"weight": torch.cat((self.e[..., None], self.q), -1).flatten(-2)}
-        return {"blocks": naive.to_hub(self.q), "scales": self.e}
+        blocks = naive.to_hub(self.q)
+        if self.form == "mlx":
+            return {"weight": blocks.flatten(-2).view(torch.uint32), "scales": self.e}
+        if self.form == "uqff":
+            format = torch.tensor(UQFF_FORMAT, dtype=torch.uint8)
+            weight = blocks.flatten(-2)
+            return {"weight": weight, "weight.scales": self.e, "weight.format": format}
+        return {"blocks": blocks, "scales": self.e}
 
     @classmethod
     def fuse(cls, storages: Sequence[Mxfp4]) -> Mxfp4 | None:
-        if len({(type(s), s.dtype, s.gguf) for s in storages}) != 1:
+        if len({(type(s), s.dtype, s.form) for s in storages}) != 1:
             return None
         q, e = torch.cat([s.q for s in storages], -3), torch.cat([s.e for s in storages], -2)
-        return cls(q, e, storages[0].dtype, gguf=storages[0].gguf)
+        return cls(q, e, storages[0].dtype, form=storages[0].form)
 
     @classmethod
     def stack(cls, storages: Sequence[Mxfp4]) -> Mxfp4 | None:
-        if len({(type(s), s.dtype, s.gguf) for s in storages}) != 1:
+        if len({(type(s), s.dtype, s.form) for s in storages}) != 1:
             return None
         q, e = torch.stack([s.q for s in storages]), torch.stack([s.e for s in storages])
-        return cls(q, e, storages[0].dtype, gguf=storages[0].gguf)
+        return cls(q, e, storages[0].dtype, form=storages[0].form)
 
     def settle(
         self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
@@ -120,3 +142,19 @@ class Mxfp4(Storage):
             choice = self.times.settle(target)
             how = f"grouped by {choice.kernel.name}"
         return f"MXFP4: {how} ({choice.reason})"
+
+
+def form_of(stored: Stored) -> str:
+    """Who laid the tensors out."""
+    tensors = stored.tensors
+    if "weight.format" in tensors:
+        if (said := tensors["weight.format"].flatten().tolist()) != [UQFF_FORMAT]:
+            raise stored.fault(
+                f"has tensors of MXFP4 beside it, but the file says format {said}; the file is "
+                "damaged, download it again",
+                "weight",
+            )
+        return "uqff"
+    if "weight" not in tensors:
+        return "hub"
+    return "mlx" if "scales" in tensors else "gguf"

@@ -1,0 +1,33 @@
+"""AFQ: MLX's affine formats, codes of 2 to 8 bits with a scale and a bias for each group."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ostro import Format, Quantizer, TensorInfo, hookimpl
+
+MLX = frozenset({"weight", "scales", "biases"})
+UQFF = frozenset(
+    {"weight", *(f"weight.{part}" for part in ("format", "scales", "biases", "bits", "group_size"))}
+)
+GROUP = 64
+"""Neighbours that share a scale where a float weight is quantized."""
+
+SENSITIVE = {2: "afq6", 3: "afq6", 4: "afq6", 6: "afq8", 8: "afq8"}
+
+
+def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
+    """What MLX writes, and what mistral.rs writes to UQFF files; the shapes say how many bits."""
+    return tensors.keys() in (MLX, UQFF) and tensors["weight"].format == "U32"
+
+
+@hookimpl
+def ostro_quantizers() -> Iterable[Quantizer]:
+    yield Quantizer(
+        name="afq",
+        claims=claims,
+        storage=f"{__name__}.storage:Afq",
+        makes=tuple(
+            Format(name=f"afq{bits}", bits=bits + 32 / GROUP, block=GROUP, sensitive=sensitive)
+            for bits, sensitive in SENSITIVE.items()
+        ),
+    )

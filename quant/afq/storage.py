@@ -1,0 +1,111 @@
+"""Afq: a weight in MLX's affine format, in planes."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ostro import Packed, Planes, Stored, pack_codes, unpack_codes
+from ostro.quant.afq import GROUP, naive
+
+UQFF_FORMAT = 4
+"""What a UQFF file calls this format."""
+
+AGAIN = "the file and the model's config do not agree, download or convert it again"
+
+
+class Afq(Packed):
+    """A weight [n, k], or [experts, n, k], laid out as `naive` describes, taken apart into planes.
+
+    `uqff` says whether it came from a UQFF file, whose tensors `save` then gives back.
+    """
+
+    uqff = False
+
+    @classmethod
+    def read(cls, stored: Stored) -> Self:
+        """From "weight", "scales" and "biases", of which UQFF calls two "weight.scales" and so on.
+
+        The shapes say how many bits and how large a group, and what a UQFF file says must agree.
+        """
+        front = "weight." if "weight.format" in stored.tensors else ""
+        bits, group = sizes(stored, front)
+        if front and (said := sayings(stored)) != [UQFF_FORMAT, bits, group]:
+            raise stored.fault(
+                f"has the shape of format {UQFF_FORMAT}, {bits} bits and groups of {group}, but "
+                f"beside it the file says {said}; download it again",
+                "weight",
+            )
+        names = ("weight", f"{front}scales", f"{front}biases")
+        words, scales, biases = (stored.tensors[name].to(stored.device) for name in names)
+        made = cls.of_codes(naive.unpack(words, bits), scales, biases, bits, stored.dtype)
+        made.uqff = bool(front)
+        return made
+
+    @classmethod
+    def quantize(
+        cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
+    ) -> Self:
+        """A float weight [..., n, k] as "afq2" to "afq8", in groups of 64; k must be of groups."""
+        bits = int(format.removeprefix("afq"))
+        return cls.of_codes(*naive.quantize(weight, bits, GROUP), bits, dtype)
+
+    @classmethod
+    def of_codes(
+        cls, codes: Tensor, scales: Tensor, biases: Tensor, bits: int, dtype: torch.dtype
+    ) -> Self:
+        """codes uint8 [..., k], scales and biases floats [..., k / group]."""
+        planes = Planes(codes=pack_codes(codes, bits), scale=scales, offset=biases)
+        return cls(f"AFQ{bits}", planes, dtype)
+
+    def save(self) -> dict[str, Tensor]:
+        planes = self.planes
+        assert planes.offset is not None, "an affine format has biases"
+        words = naive.pack(unpack_codes(planes.codes), planes.bits)
+        if not self.uqff:
+            return {"weight": words, "scales": planes.scale, "biases": planes.offset}
+        return {
+            "weight": words,
+            "weight.format": torch.tensor(UQFF_FORMAT, dtype=torch.uint8),
+            "weight.scales": planes.scale,
+            "weight.biases": planes.offset,
+            "weight.bits": torch.tensor(planes.bits, dtype=torch.uint8),
+            "weight.group_size": torch.tensor(planes.group, dtype=torch.uint8),
+        }
+
+
+def sizes(stored: Stored, front: str) -> tuple[int, int]:
+    """Bits of a code and weights of a group, as the shapes have it."""
+    words, scales, biases = (
+        stored.tensors[name].shape for name in ("weight", f"{front}scales", f"{front}biases")
+    )
+    k = stored.shape[-1]
+    if len(words) != len(stored.shape) or scales != biases or scales[:-1] != words[:-1]:
+        raise stored.fault(
+            f"has shape {list(words)} beside scales of {list(scales)} and biases of "
+            f"{list(biases)}; {AGAIN}",
+            "weight",
+        )
+    bits, over = divmod(words[-1] * 32, k)
+    if over or bits not in naive.BITS:
+        raise stored.fault(
+            f"has {words[-1]} words a row, {words[-1] * 32 / k:g} bits for each of {k} weights, "
+            f"where AFQ has {', '.join(map(str, naive.BITS))}; {AGAIN}",
+            "weight",
+        )
+    group, over = divmod(k, scales[-1] or k + 1)
+    if over or group not in naive.GROUPS:
+        raise stored.fault(
+            f"has {scales[-1]} scales for {k} weights, where AFQ has groups of "
+            f"{', '.join(map(str, naive.GROUPS))}; {AGAIN}",
+            f"{front}scales",
+        )
+    return bits, group
+
+
+def sayings(stored: Stored) -> list[float]:
+    """Format, bits and group, as a UQFF file says them."""
+    names = ("weight.format", "weight.bits", "weight.group_size")
+    return [number for name in names for number in stored.tensors[name].flatten().tolist()]

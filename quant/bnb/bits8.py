@@ -1,0 +1,96 @@
+"""Bits8: an LLM.int8() weight in planes; Ragged: one whose rows planes do not hold."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro.quant.bnb import FORMAT, naive
+
+CELL = 32
+MIDDLE = 128
+"""Added to integers of eight bits, so that they are codes."""
+
+AGAIN = "the file is damaged, download or convert it again"
+
+
+class Bits8(Packed):
+    """A weight [n, k], or [experts, n, k], with one scale per row, SCB / 127.
+
+    bitsandbytes multiplies by SCB and by 1 / 127 one after the other, and its numbers in float32
+    may differ by two units in the last place. Outliers, which LLM.int8() computes in halves, need
+    nothing here: what is multiplied stays float. `beside` are the tensors beside the weight as they
+    were read.
+    """
+
+    beside: dict[str, Tensor]
+
+    @classmethod
+    def read(cls, stored: Stored) -> Storage:
+        """From "weight" int8 and "SCB"; a "weight_format" must say that rows are as they were."""
+        q, scb = (stored.tensors[name].to(stored.device) for name in ("weight", "SCB"))
+        n, k = q.shape if q.dim() == 2 else (0, 0)
+        if tuple(scb.shape) != (n,) or scb.dtype != torch.float32:
+            raise stored.fault(
+                f"has shape {list(scb.shape)} of {scb.dtype}, where {list(q.shape)} weights have a "
+                f"float32 for each row; {AGAIN}",
+                "SCB",
+            )
+        if not bool(scb.isfinite().all()):
+            raise stored.fault(f"holds what is no number; {AGAIN}", "SCB")
+        if FORMAT in stored.tensors and bool(stored.tensors[FORMAT].any()):
+            raise stored.fault(
+                "says that rows are tiled for one GPU, which no current bitsandbytes reads either; "
+                "save the model again with a current one",
+                FORMAT,
+            )
+        if k % CELL:
+            return Ragged(q, dict(stored.tensors), scb, stored.dtype)
+        codes = pack_codes(q.contiguous().view(torch.uint8) ^ MIDDLE, 8)
+        scale = (scb * naive.STEP)[:, None]
+        made = cls("INT8", Planes(codes=codes, scale=scale, zero=MIDDLE), stored.dtype)
+        made.beside = {name: t for name, t in stored.tensors.items() if name != "weight"}
+        return made
+
+    def of(self, planes: Planes) -> Self:
+        made = super().of(planes)
+        made.beside = {}
+        return made
+
+    def save(self) -> dict[str, Tensor]:
+        weight = (unpack_codes(self.planes.codes) ^ MIDDLE).view(torch.int8)
+        scb = self.planes.scale[..., 0] / naive.STEP
+        return {"weight": weight, **(self.beside or {"SCB": scb})}
+
+
+class Ragged(Storage):
+    """A weight [n, k] of a k that is no multiple of 32; dequantized in blocks of rows."""
+
+    format = "INT8"
+
+    def __init__(self, q: Tensor, held: dict[str, Tensor], scb: Tensor, dtype: torch.dtype) -> None:
+        self.q, self.held, self.scb = q, held, scb
+        self.shape, self.dtype, self.device = tuple(q.shape), dtype, q.device
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return naive.dequantize_int8(self.q[start:stop], self.scb[start:stop]).to(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.q.nbytes + self.scb.nbytes
+
+    def save(self) -> dict[str, Tensor]:
+        return self.held
+
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
+        if deterministic:
+            raise errors.Unsupported(
+                f"INT8 rows of {self.shape[-1]} weights have no kernel that is reproducible row by "
+                "row; leave --deterministic out"
+            )
+        return f"INT8: dequantized in blocks of rows (rows of {self.shape[-1]} are no whole cells)"

@@ -1,0 +1,54 @@
+"""bitsandbytes' formats in plain torch: the byte layouts, and the truth.
+
+Four bits: the weights [n, k], end to end, are blocks of so many, the last perhaps cut short, and
+w = quant_map[code] * absmax of its block. A byte holds two codes, the first in its high half.
+absmax is float32, or nested: bytes a in blocks of their own, and then
+
+    absmax = nested_quant_map[a] * nested_absmax + nested_offset
+
+Eight bits: int8 [n, k] and SCB float32 [n], the largest magnitude of each row; w = q * SCB / 127.
+Sources: bitsandbytes.functional, QuantState and int8_vectorwise_dequant.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STEP = 7.874015718698502e-3
+"""bitsandbytes' 1 / 127."""
+
+
+def unpack(packed: Tensor, start: int, stop: int) -> Tensor:
+    """The codes start..stop of packed uint8 [bytes], as uint8 [stop - start]."""
+    some = packed[start // 2 : (stop + 1) // 2]
+    codes = torch.stack((some >> 4, some & 15), -1).flatten()
+    return codes[start % 2 :][: stop - start]
+
+
+def pack(codes: Tensor) -> Tensor:
+    """codes uint8 [m] -> uint8 [m / 2], rounded up."""
+    if len(codes) % 2:
+        codes = torch.cat((codes, codes.new_zeros(1)))
+    return codes[::2] << 4 | codes[1::2]
+
+
+def unnest(
+    absmax: Tensor, nested_map: Tensor, nested_absmax: Tensor, block: int, offset: float
+) -> Tensor:
+    """absmax uint8 [m] in blocks of `block` -> float32 [m]."""
+    each = torch.arange(len(absmax), device=absmax.device) // block
+    return nested_map[absmax.int()] * nested_absmax[each] + offset
+
+
+def dequantize(
+    packed: Tensor, quant_map: Tensor, absmax: Tensor, block: int, start: int, stop: int
+) -> Tensor:
+    """The weights start..stop, end to end: float32 [stop - start]."""
+    each = torch.arange(start, stop, device=packed.device) // block
+    return quant_map[unpack(packed, start, stop).int()] * absmax[each]
+
+
+def dequantize_int8(q: Tensor, scb: Tensor) -> Tensor:
+    """q int8 [n, k], SCB float32 [n] -> float32 [n, k]."""
+    return q.float() * scb[:, None] * STEP

@@ -1,0 +1,23 @@
+"""F8Q8: 32 integers of eight bits and a scale that is a float of eight bits, as in mistral.rs."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ostro import Format, Quantizer, TensorInfo, hookimpl
+
+UQFF = frozenset({"weight", "weight.format", "weight.num_blocks", "weight.shape"})
+
+
+def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
+    """What mistral.rs writes to UQFF files; no other container holds it."""
+    return tensors.keys() == UQFF and tensors["weight"].format == "U8"
+
+
+@hookimpl
+def ostro_quantizers() -> Iterable[Quantizer]:
+    yield Quantizer(
+        name="f8q8",
+        claims=claims,
+        storage=f"{__name__}.storage:F8Q8",
+        makes=(Format(name="f8q8", bits=9, block=32),),
+    )

@@ -1,0 +1,127 @@
+"""F8Q8: a weight in planes; Ragged: one whose blocks run over the ends of its rows."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro.quant.f8q8 import naive
+from ostro.quant.f8q8.naive import BLOCK, NBYTES
+
+UQFF_FORMAT = 5
+"""What a UQFF file calls this format."""
+
+MIDDLE = 128
+"""Added to integers of eight bits, so that they are codes."""
+
+AGAIN = "the file is damaged, download it again"
+
+
+class F8Q8(Packed):
+    """A weight [n, k], or [experts, n, k], of groups of 32 with scales of float32, d / 448."""
+
+    @classmethod
+    def read(cls, stored: Stored) -> Storage:
+        """From a UQFF file's "weight", which is flat, and what it says beside it."""
+        shape = checked(stored)
+        blocks = stored.tensors["weight"].to(stored.device).view(-1, NBYTES)
+        if not bool(naive.split(blocks)[1].isfinite().all()):
+            raise stored.fault(f"holds scales that are no numbers; {AGAIN}", "weight")
+        if shape[-1] % BLOCK:
+            return Ragged(blocks, shape, stored.dtype)
+        q, scale = naive.split(blocks.view(*shape[:-1], -1, NBYTES))
+        return cls.of_integers(q, scale, stored.dtype)
+
+    @classmethod
+    def quantize(
+        cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
+    ) -> Self:
+        """A float weight [..., n, k] as "f8q8"; k must be a multiple of 32."""
+        return cls.of_integers(*naive.quantize(weight.unflatten(-1, (-1, BLOCK))), dtype)
+
+    @classmethod
+    def of_integers(cls, q: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
+        """q int8 [..., k / 32, 32], scale float32 [..., k / 32]."""
+        codes = (q.flatten(-2).view(torch.uint8)) ^ MIDDLE
+        return cls("F8Q8", Planes(codes=pack_codes(codes, 8), scale=scale, zero=MIDDLE), dtype)
+
+    def save(self) -> dict[str, Tensor]:
+        codes = unpack_codes(self.planes.codes) ^ MIDDLE
+        q = codes.view(torch.int8).unflatten(-1, (-1, BLOCK))
+        return tensors(naive.join(q, self.planes.scale), self.shape)
+
+
+class Ragged(Storage):
+    """A weight [n, k] of a k that is no multiple of 32, in the blocks that were read."""
+
+    format = "F8Q8"
+
+    def __init__(self, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.blocks, self.shape = blocks, shape
+        self.dtype, self.device = dtype, blocks.device
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
+        first, last, _ = slice(start, stop).indices(prod(self.shape[:-1]))
+        k = self.shape[-1]
+        front, end = first * k, max(first, last) * k
+        block = front // BLOCK
+        some = naive.dequantize(self.blocks[block : ceil(end / BLOCK)]).flatten()
+        return some[front - block * BLOCK :][: end - front].view(-1, k).to(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    def save(self) -> dict[str, Tensor]:
+        return tensors(self.blocks, self.shape)
+
+    def settle(
+        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
+    ) -> str:
+        if deterministic:
+            raise errors.Unsupported(
+                f"F8Q8 rows of {self.shape[-1]} weights have no kernel that is reproducible row by "
+                "row; leave --deterministic out"
+            )
+        return f"F8Q8: dequantized in blocks of rows (rows of {self.shape[-1]} are no whole blocks)"
+
+
+def tensors(blocks: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """The tensors of a UQFF file of blocks [..., 33]."""
+    flat = blocks.reshape(-1)
+    return {
+        "weight": flat,
+        "weight.format": torch.tensor(UQFF_FORMAT, dtype=torch.uint8),
+        "weight.num_blocks": torch.tensor(len(flat) // NBYTES).to(torch.uint32),
+        "weight.shape": torch.tensor(shape).to(torch.uint32),
+    }
+
+
+def checked(stored: Stored) -> tuple[int, ...]:
+    """The shape of the weight, where all that the file says of it agrees."""
+    format, blocks, shape = (
+        stored.tensors[f"weight.{name}"].flatten().tolist()
+        for name in ("format", "num_blocks", "shape")
+    )
+    nbytes, wanted = stored.tensors["weight"].numel(), ceil(prod(stored.shape) / BLOCK)
+    if format != [UQFF_FORMAT]:
+        raise stored.fault(
+            f"has tensors of F8Q8 beside it, but the file says format {format}; {AGAIN}", "weight"
+        )
+    if shape != [*stored.shape]:
+        raise stored.fault(
+            f"says {shape}, where the model's config asks for {list(stored.shape)}; they are "
+            "of different models, or one is damaged",
+            "weight.shape",
+        )
+    if blocks != [wanted] or nbytes != wanted * NBYTES:
+        raise stored.fault(
+            f"has {nbytes} bytes, said to be {blocks} blocks, where {shape} weights are "
+            f"{wanted} blocks of {NBYTES}; {AGAIN}",
+            "weight",
+        )
+    return stored.shape

@@ -1,0 +1,121 @@
+"""HQQ in plain torch: the byte layouts, and the truth.
+
+A weight [n, k] of groups of g is seen as a matrix, row-major: [n k / g, g] where groups lie along
+rows (axis 1), [g, n k / g] where they lie across them (axis 0). w = (code - zero) * scale, and a
+row of that matrix, or on axis 0 a column, shares both.
+
+Codes are packed along the columns of the matrix. Of c codes to a word, word i of a column holds the
+codes i, i + r, i + 2 r, ... of r words in all, the first in the highest of c b bits:
+
+    "8bit_u8"   1 code of 8 bits in uint8; codes of 5 and 6 bits are kept so as well
+    "4bit_u8"   2 of 4 bits in uint8
+    "3bit_32"  10 of 3 bits in int32, whose two highest bits are 0; the last codes may be padding
+    "2bit_u8"   4 of 2 bits in uint8; ternary codes are kept so as well
+    "1bit_u8"   8 of 1 bit in uint8
+
+Source: hqq.core.bitpack and hqq.core.quantize; UQFF files hold axis 0 of 4 and 8 bits likewise.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Packing(NamedTuple):
+    bits: int
+    many: int
+    word: torch.dtype
+
+
+PACKINGS = {
+    "8bit_u8": Packing(8, 1, torch.uint8),
+    "4bit_u8": Packing(4, 2, torch.uint8),
+    "3bit_32": Packing(3, 10, torch.int32),
+    "2bit_u8": Packing(2, 4, torch.uint8),
+    "1bit_u8": Packing(1, 8, torch.uint8),
+}
+PACKING = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8"} | {
+    3: "3bit_32",
+    2: "2bit_u8",
+    1: "1bit_u8",
+}
+"""By the bits of a code."""
+
+
+class Layout(NamedTuple):
+    """How the codes of a weight `shape` [n, k] lie in its words, as above."""
+
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    axis: int
+    packing: Packing
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        n, k = self.shape
+        groups = n * k // self.group
+        return (groups, self.group) if self.axis else (self.group, groups)
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """The shape of the words."""
+        rows, columns = self.matrix
+        return ceil(rows / self.packing.many), columns
+
+    @property
+    def scales(self) -> tuple[int, int]:
+        """The shape of scale and zero."""
+        return (self.matrix[0], 1) if self.axis else (1, self.matrix[1])
+
+
+def unpack(words: Tensor, layout: Layout) -> Tensor:
+    """words [r, columns] -> the codes of the matrix, uint8 [rows, columns]."""
+    bits, many, _ = layout.packing
+    turns = [(words >> bits * (many - 1 - i)) & ((1 << bits) - 1) for i in range(many)]
+    return torch.cat(turns).to(torch.uint8)[: layout.matrix[0]]
+
+
+def pack(codes: Tensor, layout: Layout) -> Tensor:
+    """The codes of the matrix, uint8 [rows, columns] -> words; padding is 0."""
+    bits, many, word = layout.packing
+    padded = codes.new_zeros(layout.words[0] * many, codes.shape[1])
+    padded[: len(codes)] = codes
+    words = torch.zeros(layout.words, dtype=word, device=codes.device)
+    for i, turn in enumerate(padded.chunk(many)):
+        words |= turn.to(word) << bits * (many - 1 - i)
+    return words
+
+
+def dequantize(
+    words: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+    layout: Layout,
+    start: int = 0,
+    stop: int | None = None,
+) -> Tensor:
+    """Rows start..stop of the weight, float32 [rows, k]: in float32, as hqq computes in that dtype.
+
+    hqq rounds on the way where it computes in halves.
+    """
+    (n, k), (bits, many, _) = layout.shape, layout.packing
+    first, last, _ = slice(start, stop).indices(n)
+    # A row of the weight lies in one row of the matrix, or its weights are looked up one by one.
+    whole = not layout.axis and n % layout.group == 0
+    unit = k if whole else 1
+    at = torch.arange(first * k, max(last, first) * k, unit, device=words.device)
+    row, column = at // layout.matrix[1], at % layout.matrix[1] // unit
+    turn, place = row // len(words), row % len(words)
+    shift = (bits * (many - 1 - turn)).to(words.dtype)[:, None]
+    codes = words.unflatten(1, (-1, unit))[place, column] >> shift & (1 << bits) - 1
+    if layout.axis:
+        scales = (scale[row], zero[row])
+    else:
+        scales = (scale.view(-1, unit)[column], zero.view(-1, unit)[column])
+    weight = (codes - scales[1].float()) * scales[0].float()
+    return weight.view(-1, k)
