@@ -57,6 +57,11 @@ class CacheKind(ABC):
         self.dtype = dtype
         self.device = device
 
+    @classmethod
+    def narrows(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
+        """Whether it can hold a spec in a type of one byte (int8, float8_e4m3fn)."""
+        return False
+
     @abstractmethod
     def bytes(self, blocks: int) -> int:
         """Bytes that so many blocks of all layers of the group take."""

@@ -166,12 +166,14 @@ class Checkpoint(Record):
     """A container of named tensors: safetensors, GGUF, UQFF.
 
     `claims(path)` looks at a file or folder, light. `open` is a callable `open(path)` giving a
-    `core.load.Container`: names with `TensorInfo`, lazy reads, metadata.
+    `core.load.Container`: names with `TensorInfo`, lazy reads, metadata. `write(saving, told)`
+    writes a model in such a container (`core.load.saving`) and gives the path.
     """
 
     claims: Callable[[Path], bool]
     open: Import
     suffixes: tuple[str, ...] = ()
+    write: Import | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

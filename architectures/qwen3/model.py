@@ -34,10 +34,10 @@ class Attention(nn.Attention):
         self.fused = Fused(KERNELS, head_dim=config.head_dim, whole=whole)
 
     def place(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        if not self.fused.on:
+        pages = step.caches[self.layer]
+        if not self.fused.on or not isinstance(pages.k, Tensor):  # pages of eight bits have scales
             return super().place(q, k, v, step)
-        pages, norms = step.caches[self.layer], (self.q_norm.weight, self.k_norm.weight)
-        table = self.rope.table
+        norms, table = (self.q_norm.weight, self.k_norm.weight), self.rope.table
         return self.fused(q, k, v, *norms, self.q_norm.eps, step.positions, table, pages)
 
 

@@ -134,19 +134,13 @@ def cache_kinds(
     for (spec, device), layers in specs.items():
         kind = resolve(plugins.get("caches", spec.kind).kind)
         dtype = types[asked]
-        if asked in NARROW and not holds(kind, spec, dtype):
+        if asked in NARROW and not kind.narrows(spec, dtype):
             dtype = loaded.dtype
         made = kind(spec, len(layers), block=block, dtype=dtype, device=device)
         kinds.append((made, tuple(layers)))
     if asked in NARROW:
         explain_narrow(loaded, asked, [kind for kind, _ in kinds])
     return kinds
-
-
-def holds(kind: type[CacheKind], spec: CacheSpec, dtype: torch.dtype) -> bool:
-    """Whether a kind says, by its method `narrows`, that it can hold a spec in a type of NARROW."""
-    narrows = getattr(kind, "narrows", None)
-    return narrows is not None and narrows(spec, dtype)
 
 
 def explain_narrow(loaded: LoadedModel, asked: str, kinds: Sequence[CacheKind]) -> None:

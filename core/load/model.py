@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from ostro.core.config import ModelConfig, TextConfig
 from ostro.core.errors import ConfigError, Unsupported, UsageError
@@ -83,13 +84,29 @@ class LoadedModel:
         return sum(module.nbytes for module in weights)
 
 
-def load_model(
-    path: Path, settings: Settings, plugins: PluginManager, progress: Progress | None = None
-) -> LoadedModel:
-    """Load the model at a local path.
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """A checkpoint as its headers have it: what its model will be, of which no weight is read."""
 
-    Raises an OstroError that names the file, tensor, field or plugin at fault.
-    """
+    container: Container
+    raw_config: Mapping[str, Any]
+    architecture: Architecture
+    config: ModelConfig
+    model: Model
+    names: Names
+    space: str
+    device: torch.device
+    dtype: torch.dtype
+    plan: Plan | None
+
+    def weigh(self) -> dict[Module, int]:
+        """Bytes that the weights of each module will take."""
+        model, names = self.model, self.names
+        return weigh(model, self.container, names, self.dtype, space=self.space, plan=self.plan)
+
+
+def outline(path: Path, settings: Settings, plugins: PluginManager) -> Outline:
+    """Look at the checkpoint at a local path. Raises as `load_model`."""
     container = open_container(path, plugins, dummy=settings.dummy_weights is not None)
     raw, architecture, space = identify(container, settings, plugins)
     check_settings(settings, architecture)
@@ -98,35 +115,53 @@ def load_model(
     dtype = choose_dtype(settings.dtype, raw, container, device)
     config, model_class, names = parts(architecture, raw, dtype, settings, plugins)
     check_sizes(config, container)
-    context = choose_context(settings.context, config)
     model = model_class(config)
     plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
-    placement = choose_placement(
-        settings.placement,
-        model,
-        device,
-        choose_device,
-        lambda: weigh(model, container, names, dtype, space=space, plan=plan),
-        settings.memory,
-    )
-    loaded = LoadedModel(
-        model=model.eval(),
-        config=config,
+    return Outline(
+        container=container,
         raw_config=raw,
         architecture=architecture,
-        path=path,
-        container=container,
+        config=config,
+        model=model.eval(),
         names=names,
         space=space,
         device=device,
         dtype=dtype,
+        plan=plan,
+    )
+
+
+def load_model(
+    path: Path, settings: Settings, plugins: PluginManager, progress: Progress | None = None
+) -> LoadedModel:
+    """Load the model at a local path.
+
+    Raises an OstroError that names the file, tensor, field or plugin at fault.
+    """
+    found = outline(path, settings, plugins)
+    model, container, dtype = found.model, found.container, found.dtype
+    context = choose_context(settings.context, found.config)
+    placement = choose_placement(
+        settings.placement, model, found.device, choose_device, found.weigh, settings.memory
+    )
+    loaded = LoadedModel(
+        model=model,
+        config=found.config,
+        raw_config=found.raw_config,
+        architecture=found.architecture,
+        path=path,
+        container=container,
+        names=found.names,
+        space=found.space,
+        device=found.device,
+        dtype=dtype,
         context=context,
         identity=identity(container, dtype, settings),
         placement=placement,
-        explain=body.explain(architecture, settings),
+        explain=body.explain(found.architecture, settings),
     )
-    read_weights(loaded, plan, plugins, progress)
-    compare_tied(model, container, names, space)
+    read_weights(loaded, found.plan, plugins, progress)
+    compare_tied(model, container, found.names, found.space)
     placement.move()
     cast_biases(model, dtype)
     target = target_of(loaded, settings)

@@ -32,4 +32,5 @@ def ostro_checkpoints() -> Iterator[Checkpoint]:
         claims=claims,
         open="ostro.plugins.checkpoints.gguf.reader:open_gguf",
         suffixes=(".gguf",),
+        write="ostro.plugins.checkpoints.gguf.write:write_gguf",
     )

@@ -1,0 +1,85 @@
+"""`ostro quantize`: write a model in formats of fewer bits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.core.errors import UsageError
+from ostro.entrypoints.cli.options import add_model_options, settings
+
+if TYPE_CHECKING:
+    from ostro.core.plugins import PluginManager
+    from ostro.core.records import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_options(parser)
+    add = parser.add_argument_group("output").add_argument
+    add("--to", required=True, metavar="CONTAINER", help="what to write: gguf, uqff")
+    add("-o", "--output", required=True, metavar="DIR", help="the folder to write to")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ostro.core.plugins import PluginManager
+
+    asked, plugins = settings(args), PluginManager()
+    plugins.load(asked, args.plugin)
+    names = (asked.quant or "").split(",")
+    for name in names:
+        folder = Path(args.output)
+        written = write(
+            replace(asked, quant=name.strip() or None),
+            plugins,
+            args.to,
+            folder / name.strip() if len(names) > 1 else folder,
+        )
+        print(written)
+    return 0
+
+
+def write(asked: Settings, plugins: PluginManager, container: str, folder: Path) -> Path:
+    """Write the model that settings name into a folder; gives the path of what was written.
+
+    Raises UsageError where nothing is to be quantized or no plugin writes such a container.
+    """
+    from ostro.core.load.model import outline
+    from ostro.core.load.open import find
+    from ostro.core.load.saving import Saving
+    from ostro.core.records import resolve
+
+    records = plugins.collect("checkpoints")
+    record = records.get(container)
+    if record is None or record.write is None:
+        known = ", ".join(name for name, each in records.items() if each.write is not None)
+        raise UsageError(f"--to {container}: no installed plugin writes that; there are {known}")
+    found = outline(find(asked, plugins), asked, plugins)
+    if found.plan is None:
+        raise UsageError("ostro quantize: name the format: --quant q4k, or --topology RULES")
+    usual = found.plan.usual
+    saving = Saving(found, folder, usual.format.name if usual else "mixed", plugins)
+    shown = Shown()
+    path: Path = resolve(record.write)(saving, shown)
+    shown.finish()
+    for line in found.plan.told():
+        print(line, file=sys.stderr)
+    return path
+
+
+class Shown:
+    """Says on the terminal how far the writing has come."""
+
+    def __init__(self) -> None:
+        self.since, self.wide = time.monotonic(), sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.wide:
+            print(f"\r{done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr)
+
+    def finish(self) -> None:
+        end = "\n" if self.wide else ""
+        print(f"{end}written in {time.monotonic() - self.since:.1f} s", file=sys.stderr)

@@ -1,0 +1,176 @@
+"""Write GGUF: a float file again, its weights in blocks of fewer bits.
+
+The metadata is copied byte for byte, but for what says how the file was quantized and split.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from ostro.core.errors import CheckpointError, Unsupported, UsageError
+from ostro.core.load.container import MappedFile
+from ostro.core.load.ggml import BY_NAME
+from ostro.core.load.quantize import Maker
+from ostro.core.load.saving import Saving, Told, refuse_existing, whole
+from ostro.plugins.checkpoints.gguf import MAGIC
+from ostro.plugins.checkpoints.gguf.header import U32, Header
+
+ALIGNMENT = 32
+DROPPED = ("split.", "general.alignment", "general.file_type", "general.quantization_version")
+U32_TYPE, MOSTLY_GUESSED, QUANTIZATION_VERSION = 4, 1024, 2
+"""The value type of u32; the file type that leaves it to the reader to look at the tensors; the
+version of ggml's block layouts."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A tensor of the file to be: `make` gives its bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    make: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return BY_NAME[self.format].row_bytes(prod(self.shape))
+
+
+def write_gguf(saving: Saving, told: Told) -> Path:
+    """Write `<model>-<name>.gguf` into the folder of a saving, tensor by tensor; gives its path.
+
+    The source is a GGUF file: what its metadata says of the model and the tokenizer is made by
+    llama.cpp's converter alone. Raises Unsupported for another source and for weights that are no
+    ggml blocks, UsageError where the file is there already, CheckpointError where the disk is full.
+    """
+    container = saving.outline.container
+    if saving.outline.space != "gguf":
+        raise Unsupported(
+            f"{container.path.name} is no GGUF file: make a float one of it with "
+            "llama.cpp's convert_hf_to_gguf.py first, or write --to uqff"
+        )
+    file = saving.folder / f"{container.path.stem}-{saving.name}.gguf"
+    refuse_existing(file)
+    saving.folder.mkdir(parents=True, exist_ok=True)
+    lines = [line(saving, name) for name in container.tensors]
+    keys = metadata(container.path)
+    total, done = sum(each.nbytes for each in lines), 0
+    with whole(file) as path, open(path, "wb") as stream:
+        stream.write(header(keys, lines))
+        for each in lines:
+            stream.write(bytes(-stream.tell() % ALIGNMENT))
+            emit(stream, each)
+            done += each.nbytes
+            told(done, total)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return file
+
+
+def line(saving: Saving, name: str) -> Line:
+    """A tensor as it will lie in the file: in the blocks that the plan gives to what it is of."""
+    container = saving.outline.container
+    info, plans = container.tensors[name], saving.plans(name)
+    if not plans:
+        return Line(name, info.shape, info.format, lambda: container.read(name))
+    makers = {maker.format.name: maker for _, maker in plans}
+    if len(makers) > 1:
+        raise UsageError(
+            f"--topology: {name} holds {len(plans)} weights in one tensor, which cannot be "
+            f"{' and '.join(makers)}; name one format for all of them"
+        )
+    (maker,) = makers.values()
+    made = blocks(maker)
+    if made not in BY_NAME:
+        raise Unsupported(
+            f"{maker.format.name} weights are no ggml blocks: GGUF takes q4k, q8_0 and so on; "
+            "--to uqff takes others"
+        )
+    return Line(name, info.shape, made, lambda: quantized(saving, name))
+
+
+def blocks(maker: Maker) -> str:
+    """The name of the blocks that a maker makes."""
+    return maker.make(torch.zeros(1, 256), torch.float32, None).format
+
+
+def quantized(saving: Saving, name: str) -> Tensor:
+    """The bytes of a tensor in blocks: rows where they lie in the file, experts one by one."""
+    weight, plans = saving.outline.container.read(name), saving.plans(name)
+    stack = weight.dim() == 3 and weight.shape[0] == len(plans)
+    every = weight.unbind(0) if stack else [weight]
+    made = [
+        maker.make(each.float(), torch.float32, saving.plan.importance.get(slot.name))
+        for each, (slot, maker) in zip(every, plans, strict=False)
+    ]
+    return torch.stack([storage.save()["weight"] for storage in made])
+
+
+def emit(stream: BinaryIO, each: Line) -> None:
+    """Write a tensor's bytes."""
+    raw = each.make().contiguous()
+    flat = raw.view(torch.uint8).flatten()
+    if flat.numel() != each.nbytes:
+        raise CheckpointError(
+            f"{each.name} became {flat.numel()} bytes of {each.format}, not {each.nbytes}"
+        )
+    stream.write(flat.numpy().data)
+
+
+def metadata(path: Path) -> list[bytes]:
+    """The keys of a file with their values as they are, of a split one those of its first file."""
+    first = path if path.is_file() else min(path.glob("*.gguf"))
+    header = Keys(MappedFile(first))
+    return [raw for key, raw in header.keys().items() if not key.startswith(DROPPED)]
+
+
+class Keys(Header):
+    """Reads a header's keys as bytes."""
+
+    def keys(self) -> Mapping[str, bytes]:
+        _, count = self._preamble()
+        found: dict[str, bytes] = {}
+        for _ in range(count):
+            start = self._at
+            key = self._name("key", 1 << 16)
+            self._value(self._number(U32))
+            found[key] = bytes(self._bytes[start : self._at])
+        return found
+
+
+def header(keys: Sequence[bytes], lines: Sequence[Line]) -> bytes:
+    """All that comes before the data, which begins at the next multiple of the alignment."""
+    own = {
+        "general.file_type": MOSTLY_GUESSED,
+        "general.quantization_version": QUANTIZATION_VERSION,
+    }
+    every = [*keys, *(string(key) + u32(U32_TYPE) + u32(value) for key, value in own.items())]
+    out = [MAGIC, u32(3), u64(len(lines)), u64(len(every)), *every]
+    offset = 0
+    for each in lines:
+        dims = each.shape[::-1]
+        out += [string(each.name), u32(len(dims)), *map(u64, dims)]
+        out += [u32(BY_NAME[each.format].id), u64(offset)]
+        offset += -(-each.nbytes // ALIGNMENT) * ALIGNMENT
+    return b"".join(out)
+
+
+def string(text: str) -> bytes:
+    raw = text.encode()
+    return u64(len(raw)) + raw
+
+
+def u32(number: int) -> bytes:
+    return number.to_bytes(4, "little")
+
+
+def u64(number: int) -> bytes:
+    return number.to_bytes(8, "little")
