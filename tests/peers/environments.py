@@ -54,6 +54,19 @@ PEERS = (
         check="import openvino_genai; from optimum.intel import OVModelForCausalLM",
         remove=("torchvision",),
     ),
+    # Reference packages of weight formats, for the scripts in `formats`.
+    Peer(name="hqq", install=(TORCH, "hqq==0.2.8.post1", "safetensors"), check="import hqq"),
+    Peer(
+        name="bnb",
+        install=(TORCH, "bitsandbytes==0.50.2", "safetensors"),
+        check="import bitsandbytes",
+    ),
+    Peer(
+        name="ct",
+        install=(TORCH, "compressed-tensors==0.20.0"),
+        check="import compressed_tensors",
+    ),
+    Peer(name="mlx", install=("mlx[cpu]==0.32.4", "safetensors"), check="import mlx.core"),
 )
 
 
