@@ -1,0 +1,306 @@
+"""Products with planes in Triton: every kind of planes against the naive twin, and machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton import jit
+
+from ostro.core.ops import Op, Target
+from ostro.core.ops.product import DEQUANTIZE, GROUPED, PRODUCT, gemv, naive, tiles, unpack, weight
+from ostro.core.ops.product import triton as product
+from ostro.core.planes import WIDTHS, Planes, pack_codes
+from ostro.core.testing.kernels import DEVICE, poison
+
+NL = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
+
+KINDS: dict[str, dict[str, Any]] = {
+    "4 bits": dict(bits=4, group=32, zero=8),
+    "4 bits, super scales": dict(bits=4, group=32, d=3, scale="u8", offset="u8"),
+    "4 bits, zeros": dict(bits=4, group=96, zero="u8", scale=HALF),
+    "4 bits, float zeros": dict(bits=4, group=64, k=64, zero=FLOAT, scale=BF16),
+    "4 bits, integer table": dict(bits=4, group=32, d=3, scale="i8", table=NL),
+    "4 bits, table of halves": dict(bits=4, group=32, table=FP4),
+    "4 bits, float table": dict(bits=4, group=32, table="random"),
+    "8 bits": dict(bits=8, group=32, zero=128, scale=HALF),
+    "8 bits by sixteens": dict(bits=8, group=16, zero=FLOAT, offset=FLOAT),
+    "8 bits, float table": dict(bits=8, group=96, table="random"),
+    "6 bits": dict(bits=6, group=16, zero=32, d=6, scale="i8"),
+    "5 bits": dict(bits=5, group=32, d=3, scale="u8", offset="u8"),
+    "7 bits": dict(bits=7, group=128, k=128, zero=63.5),
+    "3 bits": dict(bits=3, group=16, zero=4, d=6, scale="i8"),
+    "2 bits": dict(bits=2, group=16, d=6, scale="u8", offset="u8"),
+    "1 bit": dict(bits=1, group=32, zero=0.5, k=1056),
+}
+
+
+def number(shape: tuple[int, ...], kind: Any, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(kind, str):
+        low = -40 if kind == "i8" else 0
+        whole = torch.randint(low, 41, shape, generator=generator)
+        return whole.to(torch.int8 if kind == "i8" else torch.uint8)
+    return (torch.rand(shape, generator=generator) + 0.1).to(kind)
+
+
+def planes(
+    n: int = 5,
+    k: int = 96,
+    *,
+    bits: int,
+    group: int,
+    zero: Any = 0,
+    scale: Any = FLOAT,
+    offset: Any = None,
+    table: Any = None,
+    d: int = 0,
+    lead: tuple[int, ...] = (),
+) -> Planes:
+    """Random planes on `DEVICE`; strings and types say what the numbers of groups are."""
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 2**bits, (*lead, n, k), generator=generator, dtype=torch.uint8)
+    groups, coarse = (*lead, n, k // group), (*lead, n, k // group // max(d, 1))
+    values = torch.randn(2**bits, generator=generator) if table == "random" else table
+    made = Planes(
+        codes=pack_codes(codes, bits),
+        scale=number(groups, scale, 1),
+        zero=zero if isinstance(zero, int | float) else number(groups, zero, 2),
+        offset=None if offset is None else number(groups, offset, 3),
+        table=None if table is None else torch.as_tensor(values).float(),
+        d=number(coarse, HALF, 4) if d else None,
+        m=number(coarse, HALF, 5) if d and offset else None,
+    )
+    return made.to(DEVICE)
+
+
+def some_rows(rows: int, k: int, dtype: torch.dtype = FLOAT) -> Tensor:
+    """Rows of x as views of wider ones; 32 numbers of the second are zero."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, k + 5)[:, 5:]
+    x[1:2, :32] = 0
+    return x.to(DEVICE, dtype)
+
+
+def assert_near(y: Tensor, truth: Tensor, bound: float) -> None:
+    """Within `bound` of the truth's spread; products of one dtype come back in it."""
+    assert not y.isnan().any()
+    assert (y.float() - truth.float()).abs().max() <= bound * truth.float().std()
+
+
+def truth_of(x: Tensor, made: Planes, rounds: bool) -> Tensor:
+    """What the naive twin says of float32; tables of no integers multiply x as it is."""
+    whole = weight.prepare(made).whole
+    twin = naive.product_rounded if rounds and whole else naive.product
+    return twin(x.float(), made)
+
+
+def test_rounds_as_the_naive_twin() -> None:
+    x = some_rows(3, 1056)
+    x[2, 40] = 1e30
+    q, d = naive.rounded(x)
+    made = weight.prepare(planes(1, 1056, bits=4, group=16))
+    with poison():
+        mine, scales, sums = gemv.round_words(x, made)
+        back = gemv.round_floats(x)
+    assert mine.equal(q) and scales.equal(d)
+    assert sums.equal(q.float().unflatten(-1, (-1, 16)).sum(-1))
+    assert back.equal((q.float().unflatten(-1, (-1, 32)) * d[..., None]).flatten(-2))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
+    x = some_rows(1, 96)
+    x[0, 40] = bad
+    assert product.product(x, planes(bits=4, group=32)).isnan().all()
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_one_row(kind: dict[str, Any]) -> None:
+    made = planes(**kind)
+    x = some_rows(1, made.shape[1])
+    with poison():
+        rounded, exact = product.product(x, made), product.product_exact(x, made)
+    assert_near(rounded, truth_of(x, made, True), 1e-5)
+    assert_near(exact, truth_of(x, made, False), 1e-5)
+
+
+def test_few_rows() -> None:
+    """Three rows by a program for four."""
+    made, x = planes(**KINDS["6 bits"]), some_rows(3, 96)
+    with poison():
+        rounded, exact = product.product(x, made), product.product_exact(x, made)
+    assert_near(rounded, truth_of(x, made, True), 1e-5)
+    assert_near(exact, truth_of(x, made, False), 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_dequantizes_bit_for_bit(kind: dict[str, Any]) -> None:
+    made = planes(**kind, lead=(2,))
+    with poison():
+        assert product.dequantize(made, FLOAT).equal(naive.dequantize(made, FLOAT))
+
+
+@pytest.mark.parametrize(
+    "name", ["4 bits, super scales", "6 bits", "8 bits", "4 bits, float table"]
+)
+def test_tiles(name: str) -> None:
+    made = planes(n=37, **KINDS[name])
+    x = some_rows(9, 96, HALF)
+    with poison():
+        rounded, exact = product.product(x, made), product.product_exact(x, made)
+    assert_near(rounded, truth_of(x, made, True), 4e-3)
+    assert_near(exact, truth_of(x, made, False), 4e-3)
+
+
+def test_tiles_in_parts() -> None:
+    """A long row is summed by several programs."""
+    made = planes(3, 32 * 51, bits=4, group=32, zero=8)
+    assert tiles.parts(1, 51) > 2
+    x = some_rows(9, 32 * 51, HALF)
+    with poison():
+        y = product.product_exact(x, made)
+    assert_near(y, truth_of(x, made, False), 4e-3)
+
+
+def test_many_rows_are_multiplied_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "TUNED", {"some": 8})
+    monkeypatch.setattr(product, "WORKSPACE", 96 * 4)
+    made, x = planes(n=9, bits=4, group=32, zero=8), some_rows(11, 96)
+    with poison():
+        rounded, exact = product.product(x, made), product.product_exact(x, made)
+    assert_near(rounded, truth_of(x, made, True), 1e-5)
+    assert_near(exact, truth_of(x, made, False), 1e-5)
+
+
+@pytest.mark.parametrize("runs", [[2, 0, 1], [3, 0, 15]], ids=["few", "many"])
+@pytest.mark.parametrize("name", ["4 bits, super scales", "8 bits, float table"])
+def test_experts(name: str, runs: list[int]) -> None:
+    made = planes(**KINDS[name], lead=(3,))
+    x = some_rows(sum(runs), 96, HALF)
+    experts = torch.arange(3).repeat_interleave(torch.tensor(runs)).to(DEVICE)
+    whole = weight.prepare(made).whole
+    q, d = naive.rounded(x)
+    back = (q.float().unflatten(-1, (-1, 32)) * d[..., None]).flatten(-2) if whole else x.float()
+    with poison():
+        rounded = product.grouped(x, made, experts)
+        exact = product.grouped_exact(x, made, experts)
+        fixed = product.grouped_fixed(x[:3], made, experts[:3])
+    assert_near(rounded, naive.grouped(back, made, experts), 4e-3)
+    assert_near(exact, naive.grouped(x.float(), made, experts), 4e-3)
+    assert_near(fixed, naive.grouped(back[:3], made, experts[:3]), 4e-3)
+
+
+@pytest.mark.parametrize("call", [product.product_fixed, product.product_exact_fixed])
+def test_fixed_rows_have_the_same_bits_in_any_company(call: Callable[..., Tensor]) -> None:
+    made, x = planes(4, bits=4, group=32, zero=8), some_rows(4, 96)
+    together = call(x, made)
+    assert torch.equal(call(x[1:2], made), together[1:2])
+    assert torch.equal(call(x[2:4], made), together[2:4])
+
+
+def test_no_rows() -> None:
+    made = planes(bits=4, group=32)
+    none = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    for call in (product.product, product.product_exact, product.product_fixed):
+        assert call(some_rows(0, 96), made).shape == (0, 5)
+    stack = planes(bits=4, group=32, lead=(2,))
+    assert product.grouped(some_rows(0, 96), stack, none).shape == (0, 5)
+
+
+def test_bfloat16_is_computed_in_float32() -> None:
+    made, x = planes(bits=6, group=32, zero=32), some_rows(1, 96, BF16)
+    assert product.product(x, made).dtype == BF16
+    assert_near(product.product(x, made), truth_of(x, made, True), 2e-2)
+    assert_near(product.product_exact(x, made), truth_of(x, made, False), 2e-2)
+
+
+def test_addresses_are_wide() -> None:
+    """The last of experts that take more than 2 GiB; the others' memory is never touched."""
+    experts, n, cells = 1 << 19, 5, 64
+    codes = torch.empty(experts, n, cells, 16, dtype=torch.uint8, device=DEVICE)
+    assert codes.nbytes > 1 << 31
+    last = planes(n, cells * 32, bits=4, group=cells * 32, zero=8)
+    scale = torch.zeros(experts, n, 1, device=DEVICE)
+    codes[-1], scale[-1] = last.codes[0], last.scale
+    stack, x = Planes(codes=(codes,), scale=scale, zero=8), some_rows(1, cells * 32)
+    expert = torch.tensor([experts - 1], device=DEVICE)
+    truth = truth_of(x, last, False)
+    assert_near(product.grouped_exact(x, stack, expert), truth, 1e-5)
+    assert_near(product.grouped(x, stack, expert), truth_of(x, last, True), 1e-5)
+
+
+@jit  # type: ignore[untyped-decorator]
+def look_up_kernel(ints, word, y, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
+    lane = tl.arange(0, 64)[None, :, None]
+    low, high = unpack.look_up(ints, tl.load(word + lane), ASM)
+    tl.store(y + lane, low)
+    tl.store(y + 64 + lane, high)
+
+
+def test_values_of_tables_are_looked_up() -> None:
+    word = torch.randint(-(1 << 31), 1 << 31, (64,), dtype=torch.int32, device=DEVICE)
+    table = torch.tensor(NL, dtype=torch.float32, device=DEVICE)
+    ints, unit = weight.whole(table)
+    assert ints is not None and unit == 1
+    y = torch.empty(2, 64, dtype=torch.int32, device=DEVICE)
+    look_up_kernel[(1,)](ints, word, y, ASM=tiles.assembler())
+    codes = word.view(torch.uint8)
+    for found, code in zip(y.view(torch.int8), (codes & 15, codes >> 4), strict=True):
+        assert found.float().equal(table[code.int()])
+
+
+def test_which_tables_are_integers() -> None:
+    assert weight.whole(torch.tensor(FP4))[1] == 0.5
+    assert weight.whole(torch.tensor(NL).float() * 2)[0] is None
+    assert weight.whole(torch.arange(256.0))[0] is None
+
+
+def test_what_was_measured_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia_x1.json").write_text('{"few": 4, "stages": 2}')
+    monkeypatch.setattr(tiles, "CONFIGS", tmp_path)
+    monkeypatch.setattr(tiles, "TUNED", tiles.tuned("NVIDIA X1"))
+    assert (tiles.cuts().few, tiles.tile(9).stages, tiles.cuts().some) == (4, 2, 512)
+    assert tiles.tuned("NVIDIA X2") == {}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_choice(deterministic: bool, exact: bool) -> None:
+    target = Target(
+        device=torch.device("cuda"), dtype=BF16, deterministic=deterministic, exact=exact
+    )
+    name = "triton" + " exact" * exact + ", row by row" * deterministic
+    for kernels in (PRODUCT, GROUPED):
+        assert Op(kernels, bits=4, group=32).settle(target).kernel.name == name
+        chosen = Op(kernels, bits=4, group=24).settle(target).kernel.name
+        assert chosen.startswith("naive")
+    assert Op(DEQUANTIZE, bits=4, group=32).settle(target).kernel.name == "triton"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 384])
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_grid(bits: int, group: int) -> None:
+    """Every width and group, with each kind of zero, offset and scale, in every size of program."""
+    numbers = cycle(((FLOAT, None, 0), (BF16, HALF, 0), ("u8", "u8", 1), ("i8", None, 1)))
+    for zero in (0, 2 ** (bits - 1), 0.3, "u8", FLOAT):
+        scale, offset, d = next(numbers)
+        made = planes(
+            n=7, k=384, bits=bits, group=group, zero=zero, scale=scale, offset=offset, d=d
+        )
+        assert product.dequantize(made, FLOAT).equal(naive.dequantize(made, FLOAT))
+        for rows in (1, 3, 8):
+            x = some_rows(rows, 384)
+            with poison():
+                rounded, exact = product.product(x, made), product.product_exact(x, made)
+            assert_near(rounded, truth_of(x, made, True), 1e-5)
+            assert_near(exact, truth_of(x, made, False), 1e-5)

@@ -1,0 +1,186 @@
+"""Products with planes in machine code: nothing spills, and weights cost few instructions.
+
+`instructions.json` says what a weight costs; run this file to write it anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from ostro.core.planes import WIDTHS, Planes
+from ostro.core.testing.kernels import Build, compile_for, targets
+
+TABLE = Path(__file__).with_name("instructions.json")
+N = K = 4096
+HALF, BYTE, FLOAT = torch.float16, torch.uint8, torch.float32
+
+KINDS: dict[str, dict[str, Any]] = {
+    "4 bits, super scales": dict(bits=4, group=32, scale=BYTE, offset=BYTE, d=8),
+    "4 bits by 128": dict(bits=4, group=128, scale=HALF, zero=8),
+    "4 bits, zeros": dict(bits=4, group=64, scale=HALF, zero=HALF),
+    "4 bits, integer table": dict(bits=4, group=32, scale=torch.int8, d=8, table=True),
+    "8 bits": dict(bits=8, group=32, scale=HALF, zero=128),
+    "6 bits": dict(bits=6, group=16, scale=torch.int8, zero=32, d=16),
+    "5 bits": dict(bits=5, group=32, scale=BYTE, offset=BYTE, d=8),
+    "3 bits": dict(bits=3, group=16, scale=torch.int8, zero=4, d=16),
+    "8 bits, float table": dict(bits=8, group=K, scale=FLOAT, table=True),
+}
+
+BUDGETS = {
+    "4 bits, super scales": 2.5,
+    "4 bits by 128": 2.5,
+    "4 bits, zeros": 2.5,
+    # eight codes take thirteen instructions to look up
+    "4 bits, integer table": 3,
+    "8 bits": 4,
+    "6 bits": 3.5,
+}
+"""Instructions that a weight may cost one row of x: what a GPU issues while it loads the weight."""
+
+LAUNCHES = {
+    "one row": ("product", 1),
+    "four rows": ("product", 4),
+    "eight rows": ("product", 8),
+    "exact, one row": ("product_exact", 1),
+    "exact, eight rows": ("product_exact", 8),
+    "tiles of 16": ("product_exact", 16),
+    "tiles of 64": ("product_exact", 64),
+    "experts, few rows": ("grouped", 8),
+    "experts, tiles of 16": ("grouped", 100),
+    "experts, tiles of 64": ("grouped", 4096),
+    "floats": ("dequantize", 0),
+}
+
+SPILLING = ("4 bits, super scales", "6 bits", "5 bits", "8 bits, float table")
+"""Kinds that hold the most in registers."""
+
+
+def outline(
+    bits: int,
+    group: int,
+    *,
+    scale: torch.dtype,
+    zero: Any = 0,
+    offset: torch.dtype | None = None,
+    d: int = 0,
+    table: bool = False,
+    experts: int = 0,
+) -> Planes:
+    """Planes without numbers, [N, K] or of so many experts."""
+    rows = (experts, N) if experts else (N,)
+
+    def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(*rows, size, dtype=dtype, device="meta")
+
+    groups = K // group
+    return Planes(
+        codes=tuple(empty(K * b // 8, BYTE).unflatten(-1, (-1, 4 * b)) for b in WIDTHS[bits]),
+        scale=empty(groups, scale),
+        zero=empty(groups, zero) if isinstance(zero, torch.dtype) else zero,
+        offset=None if offset is None else empty(groups, offset),
+        d=empty(groups // d, HALF) if d else None,
+        m=empty(groups // d, HALF) if d and offset is not None else None,
+        table=torch.arange(2.0**bits) if table else None,
+    )
+
+
+def launched(target: str, kind: str, verb: str, rows: int) -> list[Build]:
+    dtype = HALF if target == "sm_75" else torch.bfloat16
+    made = outline(**KINDS[kind], experts=32 if verb == "grouped" else 0)
+    x = torch.empty(rows, K, dtype=dtype, device="meta")
+    arguments: tuple[Any, ...] = (x, made)
+    if verb == "dequantize":
+        arguments = (made, dtype)
+    elif verb == "grouped":
+        arguments = (x, made, torch.empty(rows, dtype=torch.int64, device="meta"))
+    return compile_for(target, f"ostro.core.ops.product.triton:{verb}", *arguments)
+
+
+def cost(target: str, kind: str, rows: int) -> float:
+    """Instructions per weight of the lanes' loop: a lane has a cell of each row of the weight."""
+    build = launched(target, kind, "product", rows)[-1]
+    assert build.kernel == "words_kernel"
+    columns = 2 if rows > 4 else 4
+    return round(build.instructions_per(columns * build.threads * 32), 2)
+
+
+def slow_but(quick: bool) -> Any:
+    return () if quick else pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        pytest.param(target, kind, marks=slow_but(target == "sm_90" and "zeros" not in kind))
+        for target in ("sm_80", "sm_90")
+        for kind in BUDGETS
+    ],
+)
+def test_a_weight_costs_few_instructions(target: str, kind: str) -> None:
+    measured, table = cost(target, kind, 1), json.loads(TABLE.read_text())
+    assert measured <= BUDGETS[kind]
+    if triton.__version__ == table["triton"]:
+        assert measured <= table["instructions"][target][kind]["1"] * 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [4, 8])
+@pytest.mark.parametrize("kind", BUDGETS)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_the_table_of_costs_holds(target: str, kind: str, rows: int) -> None:
+    table = json.loads(TABLE.read_text())
+    if triton.__version__ != table["triton"]:
+        pytest.skip(f"the table is of triton {table['triton']}")
+    assert cost(target, kind, rows) <= table["instructions"][target][kind][str(rows)] * 1.05
+
+
+def test_hopper_takes_dequantized_weights_from_registers() -> None:
+    build = launched("sm_90", "4 bits, super scales", "product_exact", 64)[-1]
+    products = [line for line in build.loop if line.startswith("HGMMA")]
+    assert len(products) == 8
+    # accumulators, the left operand, the right one: a descriptor names what lies in shared memory
+    assert all(line.split(", ")[1].startswith("R") for line in products)
+    assert build.spills == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [target.values[0] for target in targets()])
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("kind", SPILLING)
+def test_compiles_without_spills(kind: str, launch: str, target: str) -> None:
+    if target == "sm_75" and "tiles" in launch and "experts" not in launch:
+        pytest.skip("dense: sm_75 has no tensor cores in triton, and torch multiplies no meta")
+    builds = launched(target, kind, *LAUNCHES[launch])
+    assert builds
+    for build in builds:
+        assert build.spills == 0, build.kernel
+        assert build.shared <= 96 << 10, build.kernel
+
+
+@pytest.mark.parametrize("target", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.slow)])
+def test_amd_multiplies_four_codes_at_once(target: str) -> None:
+    build = launched(target, "4 bits, integer table", "product", 1)[-1]
+    assert "v_dot4" in build.assembly and "v_perm_b32" in build.assembly
+    assert build.spills == 0
+
+
+def record() -> None:
+    """Write the table."""
+    costs = {
+        target: {
+            kind: {str(rows): cost(target, kind, rows) for rows in (1, 4, 8)} for kind in BUDGETS
+        }
+        for target in ("sm_80", "sm_90")
+    }
+    found = {"triton": triton.__version__, "instructions": costs}
+    TABLE.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    record()
