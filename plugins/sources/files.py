@@ -22,6 +22,10 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 ELSEWHERE = {"original", "onnx", "openvino", "coreml", "flax", "tf", "runs"}
 """Folders in which repositories keep the same model for other programs."""
 
+RESIDUAL = "residual.safetensors"
+"""What UQFF repositories hold beside the layers."""
+
+UQFF = re.compile(r"-\d+\.uqff$")
 _SPLIT = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
 
 
@@ -48,6 +52,14 @@ def select(names: Iterable[str], kind: str, selector: str | None, where: str) ->
     if selector:
         return _selected(names, small, selector, where)
     weights = _tensors(names)
+    if weights == (RESIDUAL,):
+        stems = sorted({stem for name in names if (stem := UQFF.sub("", name)) != name})
+        if len(stems) == 1:
+            return _selected(names, small, stems[0], where)
+        if stems:
+            raise ModelNotFound(
+                f"{where} holds {listed(stems)} as UQFF; name one, as in {where}:{stems[0]}"
+            )
     if weights and (kind == "adapter" or any(name in names for name in CONFIGS)):
         return Selection(small=small, weights=weights)
     models = gguf_models(names)
@@ -136,5 +148,5 @@ def _selected(names: Sequence[str], small: tuple[str, ...], text: str, where: st
     weights = found[0]
     if weights[0].endswith(".gguf"):
         return Selection(small=(), weights=weights, target=weights[0])
-    rest = tuple(n for n in names if n == "residual.safetensors" and n not in weights)
+    rest = tuple(n for n in names if n == RESIDUAL and n not in weights)
     return Selection(small=small, weights=weights + rest, target=weights[0])

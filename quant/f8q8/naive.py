@@ -1,6 +1,6 @@
 """F8Q8 in plain torch: the byte layout, and the truth.
 
-A block is 33 bytes, a float8_e4m3fn d and 32 integers q of eight bits; w = q * (d / 448). Blocks
+A block is 33 bytes, a float8_e4m3fn d and 32 integers q of eight bits; w = q * (d / 416). Blocks
 run over the flattened weight, whatever the length of its rows, and the last is filled with zeros.
 Source: mistral.rs's UQFF format 5.
 """
@@ -12,24 +12,24 @@ from torch import Tensor
 
 BLOCK = 32
 NBYTES = 33
-MOST = 448.0
-"""The largest number of float8_e4m3fn."""
+UNIT = 416.0
+"""What d is divided by: as mistral.rs 0.9 does, though its specification says 448."""
 
 LARGEST = 0x7E
-"""Its code."""
+"""The code of the largest number of float8_e4m3fn, 448."""
 
 RUN = 2**17  # blocks quantized at a time, so that the floats of a large weight are never all there
 
 
 def split(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """blocks uint8 [..., 33] -> q int8 [..., 32], scale float32 [...]: d / 448."""
+    """blocks uint8 [..., 33] -> q int8 [..., 32], scale float32 [...]: d / 416."""
     d = blocks[..., 0].contiguous().view(torch.float8_e4m3fn).float()
-    return blocks[..., 1:].contiguous().view(torch.int8), d / MOST
+    return blocks[..., 1:].contiguous().view(torch.int8), d / UNIT
 
 
 def join(q: Tensor, scale: Tensor) -> Tensor:
-    """The blocks again: a scale times 448 is nearest to the d that it came from."""
-    d = (scale * MOST).to(torch.float8_e4m3fn)[..., None]
+    """The blocks again: a scale times 416 is nearest to the d that it came from."""
+    d = (scale * UNIT).to(torch.float8_e4m3fn)[..., None]
     return torch.cat((d.view(torch.uint8), q.view(torch.uint8)), -1)
 
 
@@ -52,7 +52,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     """`quantize` of blocks float32 [m, 32]."""
-    wanted = (weight.abs().amax(-1) / 127 * MOST).clamp_max(MOST)
+    wanted = (weight.abs().amax(-1) / 127 * UNIT).clamp_max(448)
     code = wanted.to(torch.float8_e4m3fn).view(torch.uint8).int()
     above = code.to(torch.uint8).view(torch.float8_e4m3fn).float() > wanted
     low = code - above.int()
@@ -64,7 +64,7 @@ def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def fitted(weight: Tensor, code: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, scale and squared error where d is the float of this code."""
-    scale = code.to(torch.uint8).view(torch.float8_e4m3fn).float() / MOST
+    scale = code.to(torch.uint8).view(torch.float8_e4m3fn).float() / UNIT
     steps = torch.where(scale[..., None] > 0, weight / scale[..., None], 0)
     q = steps.round().clamp(-127, 127)
     return q.to(torch.int8), scale, (weight - q * scale[..., None]).square().sum(-1)

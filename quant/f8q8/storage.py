@@ -22,7 +22,7 @@ AGAIN = "the file is damaged, download it again"
 
 
 class F8Q8(Packed):
-    """A weight [n, k], or [experts, n, k], of groups of 32 with scales of float32, d / 448."""
+    """A weight [n, k], or [experts, n, k], of groups of 32 with scales of float32, d / 416."""
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:

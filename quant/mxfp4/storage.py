@@ -119,14 +119,14 @@ class Mxfp4(Storage):
 
     @classmethod
     def fuse(cls, storages: Sequence[Mxfp4]) -> Mxfp4 | None:
-        if len({(type(s), s.dtype, s.form) for s in storages}) != 1:
+        if not alike(storages):
             return None
         q, e = torch.cat([s.q for s in storages], -3), torch.cat([s.e for s in storages], -2)
         return cls(q, e, storages[0].dtype, form=storages[0].form)
 
     @classmethod
     def stack(cls, storages: Sequence[Mxfp4]) -> Mxfp4 | None:
-        if len({(type(s), s.dtype, s.form) for s in storages}) != 1:
+        if not alike(storages):
             return None
         q, e = torch.stack([s.q for s in storages]), torch.stack([s.e for s in storages])
         return cls(q, e, storages[0].dtype, form=storages[0].form)
@@ -158,3 +158,9 @@ def form_of(stored: Stored) -> str:
     if "weight" not in tensors:
         return "hub"
     return "mlx" if "scales" in tensors else "gguf"
+
+
+def alike(storages: Sequence[Storage]) -> bool:
+    """Whether storages can be one: all of this format, in one dtype and one form."""
+    kinds = {(s.dtype, s.form) for s in storages if isinstance(s, Mxfp4)}
+    return len(kinds) == 1 and all(isinstance(s, Mxfp4) for s in storages)

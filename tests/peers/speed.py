@@ -1,8 +1,10 @@
 """Compare the speed of ostro with other engines on one checkpoint, side by side on this machine.
 
-    python tests/peers/speed.py CHECKPOINT [--gguf FILE] [--runs 5] [--prompt 512] [--tokens 64]
+    python tests/peers/speed.py CHECKPOINT [--gguf FILE] [--bits 8] [--runs 5] [--prompt 512]
 
-CHECKPOINT is a Hugging Face folder; llama.cpp takes FILE, the same weights as GGUF. Every peer
+CHECKPOINT is a Hugging Face folder; llama.cpp takes FILE, the same weights as GGUF. With --bits
+FILE is quantized (`llama-quantize FLOATS FILE Q8_0` or Q4_K_M), ostro takes it as well, mistral.rs
+quantizes while it reads, and OpenVINO's model is compressed when it is converted. Every peer
 runs in a process of its own under the python of its environment (`environments.py`), loads once,
 warms up once, and then all take turns: in each round one after the other prefills the prompt and
 decodes, so that whatever else the machine does meets all of them alike. Decode is greedy, at batch
@@ -23,6 +25,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
+
+BITS = {"8": ("Q8_0", "int8"), "4": ("Q4K", "int4")}
+"""What mistral.rs and OpenVINO call them."""
 
 Turn = Callable[[list[int]], tuple[float, float]]  # prompt -> seconds to prefill, to decode
 
@@ -55,6 +60,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("checkpoint", type=Path)
     add("--gguf", type=Path, help="the same weights for llama.cpp")
+    add("--bits", choices=BITS, help="compare weights of so many bits, not floats")
     add("--openvino", type=Path, help="folder of the converted model, made there if it is missing")
     add("--root", type=Path, help="where environments.py put the peers")
     add("--only", help="names with commas, ostro among them")
@@ -82,8 +88,10 @@ def start(args: argparse.Namespace) -> dict[str, subprocess.Popen[str]]:
             reason = f"no such peer (there are {', '.join(pythons)})"
         elif not pythons[name].exists():
             reason = f"no environment in {root}: run environments.py {name}"
-        elif name == "llama_cpp" and args.gguf is None:
+        elif args.gguf is None and (name == "llama_cpp" or (args.bits and name == "ostro")):
             reason = "needs --gguf FILE"
+        elif args.bits and name == "transformers":
+            reason = "has no such weights"
         if reason:
             print(f"{name}: left out, {reason}", file=sys.stderr)
             continue
@@ -155,7 +163,8 @@ def ostro(args: argparse.Namespace) -> Turn:
     from ostro.entrypoints.python import load_text
 
     need = args.prompt + args.tokens + 2
-    model = load_text(Settings(reference=str(args.checkpoint), context=need, max_seqs=1), [])
+    reference = args.gguf if args.bits else args.checkpoint
+    model = load_text(Settings(reference=str(reference), context=need, max_seqs=1), [])
     warm_up(model.engine)
 
     def turn(prompt: list[int]) -> tuple[float, float]:
@@ -197,7 +206,10 @@ def mistralrs(args: argparse.Namespace) -> Turn:
 
     # The dtype it chooses by itself: its bf16 took three times as long on a CPU with AMX.
     which = Which.Plain(model_id=str(args.checkpoint))
-    runner = Runner(which=which, max_seqs=1, prefix_cache_n=0, token_source="none")
+    isq = BITS[args.bits][0] if args.bits else None
+    runner = Runner(
+        which=which, max_seqs=1, prefix_cache_n=0, token_source="none", in_situ_quant=isq
+    )
 
     def turn(prompt: list[int]) -> tuple[float, float]:
         request = CompletionRequest(
@@ -241,9 +253,11 @@ def openvino(args: argparse.Namespace) -> Turn:
     import openvino as ov
     import openvino_genai as genai
 
-    folder = args.openvino or args.checkpoint / "openvino"
+    kind = BITS[args.bits][1] if args.bits else "fp16"
+    folder = args.openvino or args.checkpoint / (f"openvino-{kind}" if args.bits else "openvino")
     if not (folder / "openvino_model.xml").exists():
-        export = ["export", "openvino", "--model", args.checkpoint, "--weight-format", "fp16"]
+        export = ["export", "openvino", "--model", args.checkpoint, "--weight-format", kind]
+        export += ["--group-size", "64"] if kind == "int4" else []
         task = ["--task", "text-generation-with-past"]
         subprocess.run(
             [Path(sys.executable).with_name("optimum-cli"), *export, *task, folder],

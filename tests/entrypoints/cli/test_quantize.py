@@ -110,3 +110,31 @@ def test_several_formats_go_to_folders_of_their_own(source: Path, tmp_path: Path
     assert main(words(source, tmp_path, "--quant", "q8_0,q4_0")) == 0
     found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.gguf"))
     assert found == ["q4_0/tiny-q4_0.gguf", "q8_0/tiny-q8_0.gguf"]
+
+
+@pytest.mark.parametrize("name", ["q8_0", "f8q8", "q4_0"])
+def test_a_uqff_folder_is_what_quantizing_at_load_gives(name: str, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "tiny")
+    out = tmp_path / "out"
+    given = ["quantize", "-m", str(folder), "--to", "uqff", "-o", str(out), "--quant", name]
+    assert main(given) == 0
+    assert {path.name for path in out.iterdir()} >= {
+        f"{name}-0.uqff",
+        "residual.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "uqff_report.json",
+    }
+    with (
+        ostro.load(out, exact=True, dtype="float32") as written,
+        ostro.load(folder, quant=name, exact=True, dtype="float32") as loaded,
+    ):
+        np.testing.assert_array_equal(written.logits([5, 6, 7]), loaded.logits([5, 6, 7]))
+        assert written.generate("hello", **GREEDY) == loaded.generate("hello", **GREEDY)
+    assert main(given) == UsageError.exit_code
+
+
+def test_uqff_is_not_made_of_a_gguf_file(source: Path, tmp_path: Path, capsys: Any) -> None:
+    given = ["quantize", "-m", str(source), "--to", "uqff", "-o", str(tmp_path), "--quant", "q4_0"]
+    assert main(given) == Unsupported.exit_code
+    assert "--to gguf" in capsys.readouterr().err

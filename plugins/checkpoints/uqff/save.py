@@ -1,0 +1,86 @@
+"""From a saving to a UQFF folder: its weights are the layers, all else is the residual."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+
+from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.load.saving import Saving, Told
+from ostro.core.nn.linear import Slot
+from ostro.core.nn.storage import Storage
+from ostro.plugins.checkpoints.uqff.write import Entry, write
+
+ASSETS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "modules.json",
+)
+
+Make = Callable[[], Storage]
+
+
+def save_uqff(saving: Saving, told: Told) -> Path:
+    """Write the folder of a saving; see `write`. Raises Unsupported for what is no hub folder."""
+    found = saving.outline
+    if found.space != "hub" or not found.container.path.is_dir():
+        raise Unsupported(
+            f"{found.container.path.name} has no config.json beside it, which a UQFF folder needs; "
+            "quantize the model's folder, or write --to gguf"
+        )
+    layers = stacks(saving)
+    total = sum(prod(slot.shape) for slots in layers.values() for slot, _ in slots)
+    done = 0
+
+    def make(parts: Sequence[tuple[Slot, Make]]) -> Storage:
+        nonlocal done
+        storages = [read() for _, read in parts]
+        done += sum(prod(slot.shape) for slot, _ in parts)
+        told(done, total)
+        return storages[0] if parts[0][0].expert is None else stacked(parts[0][0], storages)
+
+    others = saving.others()
+    biases = {f"{key}.bias" for key in layers}
+    write(
+        saving.folder,
+        saving.name,
+        [
+            Entry(key, partial(make, parts), others.get(f"{key}.bias"))
+            for key, parts in layers.items()
+        ],
+        residual={name: tensor for name, tensor in others.items() if name not in biases},
+        config=found.raw_config,
+        assets=[path for path in (found.container.path / a for a in ASSETS) if path.exists()],
+        base_model=found.container.path.resolve().name,
+    )
+    return saving.folder
+
+
+def stacks(saving: Saving) -> dict[str, list[tuple[Slot, Make]]]:
+    """The weights by key, those of experts together: `above.3.part` is of `above.part`."""
+    found: dict[str, list[tuple[Slot, Make]]] = defaultdict(list)
+    for slot, read in saving.weights():
+        above, _, last = slot.name.rpartition(".")
+        key = slot.name if slot.expert is None else f"{above.rpartition('.')[0]}.{last}"
+        found[key].append((slot, read))
+    return found
+
+
+def stacked(slot: Slot, storages: Sequence[Storage]) -> Storage:
+    """The storage of all experts."""
+    made = type(storages[0]).stack(storages)
+    if made is None:
+        formats = ", ".join(sorted({storage.format for storage in storages}))
+        raise CheckpointError(
+            f"{slot.name}: its experts are {formats}, which cannot be stacked; name one format"
+        )
+    return made

@@ -1,0 +1,244 @@
+"""Write UQFF: a folder that mistral.rs and ostro load, shard by shard.
+
+Everything is written to a hidden folder beside the one asked for, which takes its name when all is
+there. A run that was cut off leaves its whole shards in it, and the next one goes on after them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostro import __version__
+from ostro.core.errors import CheckpointError, OstroError, UsageError
+from ostro.core.load.container import DTYPES, read_config
+from ostro.core.nn.storage import Storage
+from ostro.plugins.checkpoints.uqff import RESIDUAL, SUFFIX
+from ostro.plugins.checkpoints.uqff.reader import REPORT, VERSION, VERSION_KEYS
+from ostro.plugins.checkpoints.uqff.storages import stored_name, tensors, word
+
+LIMIT = 4 << 30
+"""Bytes of a shard, which are in memory until it is written; mistral.rs has at most 10 GiB."""
+
+NAMES = {getattr(torch, dtype): name for name, (dtype, _) in DTYPES.items()}
+SPOKEN = ".".join(map(str, VERSION))
+METADATA = {
+    "uqff.producer": "ostro",
+    "uqff.version": SPOKEN,
+    "uqff.producer.ostro.version": __version__,
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A layer: its name without ".weight", what makes its weight, its bias.
+
+    `make` is not called where an earlier run has written the layer.
+    """
+
+    key: str
+    make: Callable[[], Storage]
+    bias: Tensor | None = None
+
+
+@dataclass
+class Output:
+    """The shards of one quantization in `folder`, and what the report says of their layers."""
+
+    folder: Path
+    stem: str
+    base_model: str | None
+    shards: list[str] = field(default_factory=list)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    held: dict[str, Tensor] = field(default_factory=dict)
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def done(self) -> set[str]:
+        """Keys of the layers that lie in whole shards."""
+        return {layer["module"] for layer in self.layers}
+
+    def add(self, entry: Entry, limit: int) -> None:
+        """Take a layer, in a new shard where it does not fit."""
+        storage = entry.make()
+        parts = tensors(entry.key, storage)
+        named = {f"{entry.key}.{suffix}": tensor for suffix, tensor in parts.items()}
+        if entry.bias is not None:
+            named[f"{entry.key}.bias"] = entry.bias
+        if self.held and size(self.held) + size(named) > limit:
+            self.flush()
+        self.held |= named
+        shape, stored = list(storage.shape), stored_name(storage, parts)
+        self.waiting.append({"module": entry.key, "stored": stored, "shape": shape})
+
+    def flush(self) -> None:
+        """Write what was taken to a shard, then say so in the report."""
+        if not self.shards:
+            self.held |= {k: word(v) for k, v in zip(VERSION_KEYS, VERSION, strict=True)}
+        name = f"{self.stem}-{len(self.shards)}{SUFFIX}"
+        save(self.folder / name, self.held)
+        self.held = {}
+        self.shards.append(name)
+        self.layers += self.waiting
+        self.waiting = []
+        save_json(self.folder / REPORT, self.report())
+
+    def report(self) -> dict[str, Any]:
+        """`uqff_report.json`, schema 1; layers that stayed floats are its fallbacks."""
+        floats = [layer for layer in self.layers if layer["stored"] == "unquant"]
+        told = [
+            {
+                "module": layer["module"],
+                "from": self.stem,
+                "to": layer["stored"],
+                "shape": layer["shape"],
+            }
+            for layer in floats
+        ]
+        output = {
+            "quant": self.stem,
+            "shards": self.shards,
+            "layers": len(self.layers),
+            "actual_counts": dict(Counter(layer["stored"] for layer in self.layers)),
+            "fallback_count": len(told),
+            "fallbacks": told,
+            "layer_details": self.layers,
+        }
+        base = {} if self.base_model is None else {"base_model": self.base_model}
+        made = {"tool": f"ostro {__version__}"}
+        said = {"schema": 1, "generated_by": made, **base, "uqff_version": SPOKEN}
+        return said | {"outputs": [output]}
+
+
+def write(
+    folder: Path,
+    stem: str,
+    entries: Iterable[Entry],
+    *,
+    residual: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    assets: Iterable[Path] = (),
+    base_model: str | None = None,
+    limit: int = LIMIT,
+) -> None:
+    """Write layers to `<stem>-0.uqff`... of about `limit` bytes at most, and what goes with them.
+
+    `residual` are the tensors that are of no layer, by name; `config` becomes config.json;
+    `assets` are files that are copied (tokenizer.json, chat templates...). Where an earlier run
+    of the same stem, config and base model was cut off, its shards are kept.
+
+    Raises UsageError where the folder exists, a layer comes twice, or an earlier run wrote others;
+    Unsupported for a storage that UQFF has no family for; CheckpointError where the disk is full.
+    """
+    if folder.exists():
+        raise UsageError(f"{folder} exists; remove it, or name another folder")
+    part = folder.with_name(f".{folder.name}.part")
+    said = legacy(config)
+    output = resume(part, stem, base_model, said)
+    done, seen = output.done, set[str]()
+    for entry in entries:
+        if entry.key in seen:
+            raise UsageError(f"{entry.key} comes twice among the layers to be written")
+        seen.add(entry.key)
+        if entry.key not in done:
+            output.add(entry, limit)
+    if stale := done - seen:
+        raise UsageError(
+            f"{part} has {min(stale)}, which is not among the layers to be written; remove it"
+        )
+    if output.held or not output.shards:
+        output.flush()
+    save(part / RESIDUAL, residual)
+    for asset in assets:
+        with whole(part / asset.name) as path:
+            shutil.copyfile(asset, path)
+    os.rename(part, folder)
+
+
+def resume(part: Path, stem: str, base_model: str | None, config: Mapping[str, Any]) -> Output:
+    """What an earlier run has written, or an empty folder where there is none of the same kind."""
+    output = Output(part, stem, base_model)
+    try:
+        if read_config(part) == json.loads(json.dumps(config)):
+            report = read_config(part / REPORT)
+            (last,) = report["outputs"]
+            here = all((part / name).is_file() for name in last["shards"])
+            if here and (last["quant"], report.get("base_model")) == (stem, base_model):
+                output.shards, output.layers = last["shards"], last["layer_details"]
+                return output
+    except (OstroError, LookupError, TypeError, ValueError):
+        pass  # nothing there, or not of ours
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_json(part / "config.json", config)
+    return output
+
+
+def legacy(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json as mistral.rs reads it: without words on formats, with `rope_theta` on top."""
+    formats = ("quantization_config", "quantization")
+    found = {
+        key: legacy(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key not in formats
+    }
+    rope = found.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        found.setdefault("rope_theta", rope["rope_theta"])
+    return found
+
+
+def size(held: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in held.values())
+
+
+def save(file: Path, held: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, wide types first, so that all of them are aligned."""
+    order = sorted(held, key=lambda name: (-held[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": METADATA}
+    end = 0
+    for name in order:
+        start, end = end, end + held[name].nbytes
+        shape = list(held[name].shape)
+        dtype = NAMES[held[name].dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with whole(file) as path, open(path, "wb") as stream:
+        stream.write(len(raw).to_bytes(8, "little") + raw)
+        for name in order:
+            flat = held[name].detach().cpu().contiguous().flatten()
+            stream.write(flat.view(torch.uint8).numpy().data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def save_json(file: Path, value: Mapping[str, Any]) -> None:
+    with whole(file) as path:
+        path.write_text(json.dumps(value, indent=2), "utf-8")
+
+
+@contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `file` when all is there, and is gone where it is not."""
+    path = file.with_name(f"{file.name}.part")
+    try:
+        yield path
+        os.replace(path, file)
+    except OSError as error:
+        raise CheckpointError(
+            f"{file.name} cannot be written: {error.strerror}; make room and run it again, which "
+            f"goes on after the last whole shard, or remove {file.parent}"
+        ) from error
+    finally:
+        path.unlink(missing_ok=True)
