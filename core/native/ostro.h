@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -66,6 +66,7 @@ static inline v16u operator<<(v16u a, int n) { return {a.low << n, a.high << n};
 static inline v16u operator>>(v16u a, int n) { return {a.low >> n, a.high >> n}; }
 static inline v16i operator>(v16 a, v16 b) { return {a.low > b.low, a.high > b.high}; }
 static inline v16i operator<(v16 a, v16 b) { return {a.low < b.low, a.high < b.high}; }
+static inline v16i operator==(v16u a, uint32_t b) { return {a.low == b, a.high == b}; }
 static inline v16i operator!=(v16 a, v16 b) { return {a.low != b.low, a.high != b.high}; }
 
 static inline v16 select(v16i mask, v16 a, v16 b) {
@@ -143,6 +144,36 @@ static inline v16 load(const f16* p) {
 
 #endif
 
+// The low halves of words as floats.
+static inline v16 from_halves(v16u x) {
+#ifdef __AVX512F__
+    return (v16)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)x));
+#else
+    v16 y;
+    for (int i = 0; i < 16; i++) {
+        uint16_t bits = (uint16_t)x[i];
+        f16 half;
+        memcpy(&half, &bits, sizeof half);
+        y[i] = (float)half;
+    }
+    return y;
+#endif
+}
+
+// 16 bytes as words: one instruction that compilers do not find.
+static inline v16u widen(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (v16u)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+    return {(v8u)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+            (v8u)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+#else
+    v16u x;
+    for (int i = 0; i < 16; i++) x[i] = p[i];
+    return x;
+#endif
+}
+
 // To the nearest, ties to even; NaN stays NaN.
 static inline void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
 
@@ -191,6 +222,35 @@ static inline float load_one(const T* p) {
     return load(p, 1)[0];
 }
 
+static inline v16 to_floats(v16i x) {
+#ifdef __AVX512F__
+    return __builtin_convertvector(x, v16);
+#else
+    return {__builtin_convertvector(x.low, v8), __builtin_convertvector(x.high, v8)};
+#endif
+}
+
+// The low bytes of words.
+static inline void store_bytes(int8_t* p, v16u x) {
+#ifdef __AVX512F__
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x));
+#else
+    for (int i = 0; i < 16; i++) p[i] = (int8_t)x[i];
+#endif
+}
+
+// x as it was rounded: a product stays one where the compiler would fuse it with the next sum.
+static inline v16 settled(v16 x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__AVX__)
+    asm("" : "+x"(x.low), "+x"(x.high));
+#else
+    asm("" : "+m"(x));
+#endif
+    return x;
+}
+
 static inline float sum(v16 x) {
     v8 a[2];
     memcpy(a, &x, sizeof x);
@@ -204,9 +264,15 @@ static inline float sum(v16 x) {
 static inline v16 larger(v16 a, v16 b) { return select(a > b, a, b); }
 
 static inline float largest(v16 x) {
-    float most = x[0];
-    for (int i = 1; i < 16; i++) most = x[i] > most ? x[i] : most;
-    return most;
+    v8 a[2];
+    memcpy(a, &x, sizeof x);
+    a[0] = a[0] > a[1] ? a[0] : a[1];
+    v4 b[2];
+    memcpy(b, a, sizeof b);
+    b[0] = b[0] > b[1] ? b[0] : b[1];
+    float low = b[0][0] > b[0][2] ? b[0][0] : b[0][2];
+    float high = b[0][1] > b[0][3] ? b[0][1] : b[0][3];
+    return low > high ? low : high;
 }
 
 // e^x within 2 ulp: 2^n times a polynomial on [-ln2/2, ln2/2]; 0 below -87.3.
@@ -235,5 +301,69 @@ static inline v16 add_pairs(v16 acc, v16u a, v16u b) {
 #else
     v16 even = as_floats(a << 16) * as_floats(b << 16);
     return acc + even + as_floats(a & 0xffff0000u) * as_floats(b & 0xffff0000u);
+#endif
+}
+
+// acc + the 16 sums of four products of bytes: those of a are unsigned, the four of b signed.
+static inline v16i add_fours(v16i acc, v16u a, uint32_t b) {
+#if defined(__AVX512VNNI__)
+    return (v16i)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, _mm512_set1_epi32((int)b));
+#elif defined(__AVX512BW__)
+    __m512i all = _mm512_set1_epi32((int)b), low = _mm512_set1_epi16(255);
+    __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), odd = _mm512_srai_epi16(all, 8);
+    __m512i first = _mm512_madd_epi16(_mm512_and_si512((__m512i)a, low), even);
+    __m512i second = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)a, 8), odd);
+    return (v16i)_mm512_add_epi32((__m512i)acc, _mm512_add_epi32(first, second));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    __m256i all = _mm256_set1_epi32((int)b), low = _mm256_set1_epi16(255);
+    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd = _mm256_srai_epi16(all, 8);
+    __m256i from[2] = {(__m256i)a.low, (__m256i)a.high}, to[2] = {(__m256i)acc.low, (__m256i)acc.high};
+    for (int i = 0; i < 2; i++) {
+        to[i] = _mm256_add_epi32(to[i], _mm256_madd_epi16(_mm256_and_si256(from[i], low), even));
+        to[i] = _mm256_add_epi32(to[i], _mm256_madd_epi16(_mm256_srli_epi16(from[i], 8), odd));
+    }
+    return {(v8i)to[0], (v8i)to[1]};
+#else
+    v16u sums;
+    memcpy(&sums, &acc, sizeof acc);
+    for (int i = 0; i < 4; i++) {
+        uint32_t signed_byte = (uint32_t)(int32_t)(int8_t)(b >> 8 * i);
+        sums += (a >> 8 * i & 255u) * signed_byte;
+    }
+    memcpy(&acc, &sums, sizeof acc);
+    return acc;
+#endif
+}
+
+// 16 words of each of 16 rows, `row` bytes apart, become 16 vectors, of one word of all rows each.
+static inline void load_transposed(const uint8_t* p, int64_t row, v16u* to) {
+#ifdef __AVX512F__
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        __m512i one = _mm512_loadu_si512(p + i * row), two = _mm512_loadu_si512(p + (i + 1) * row);
+        a[i] = _mm512_unpacklo_epi32(one, two);
+        a[i + 1] = _mm512_unpackhi_epi32(one, two);
+    }
+    for (int i = 0; i < 16; i++) {
+        int from = i / 4 * 4 + i % 4 / 2;
+        b[i] = i % 2 ? _mm512_unpackhi_epi64(a[from], a[from + 2])
+                     : _mm512_unpacklo_epi64(a[from], a[from + 2]);
+    }
+    // b[4 i + j] holds of rows 4 i .. + 3 the words j, j + 4, j + 8, j + 12
+    for (int j = 0; j < 4; j++) {
+        __m512i even = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88);
+        __m512i odd = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);
+        __m512i more_even = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88);
+        __m512i more_odd = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
+        to[j] = (v16u)_mm512_shuffle_i32x4(even, more_even, 0x88);
+        to[j + 4] = (v16u)_mm512_shuffle_i32x4(odd, more_odd, 0x88);
+        to[j + 8] = (v16u)_mm512_shuffle_i32x4(even, more_even, 0xdd);
+        to[j + 12] = (v16u)_mm512_shuffle_i32x4(odd, more_odd, 0xdd);
+    }
+#else
+    uint32_t words[16][16];
+    for (int r = 0; r < 16; r++)
+        for (int w = 0; w < 16; w++) memcpy(&words[w][r], p + r * row + 4 * w, 4);
+    memcpy(to, words, sizeof words);
 #endif
 }

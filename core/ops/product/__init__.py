@@ -18,7 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ostro.core.ops.choose import Kernel
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def even(facts: Mapping[str, Any]) -> bool:
@@ -27,10 +31,47 @@ def even(facts: Mapping[str, Any]) -> bool:
     return bool(group == 16 or group % 32 == 0)
 
 
+def on_cuda(verb: str) -> tuple[Kernel, ...]:
+    """Those in Triton; `core.ops.product.triton` says what each does."""
+    kinds = [("triton", verb, True), ("triton exact", f"{verb}_exact", False)]
+    return tuple(
+        Kernel(
+            name=name + ", row by row" * fixed,
+            call=f"{__name__}.triton:{call}" + "_fixed" * fixed,
+            devices=("cuda",),
+            dtypes=FLOATS,
+            deterministic=fixed,
+            rounds=rounds,
+            fits=even,
+        )
+        for fixed in (False, True)
+        for name, call, rounds in kinds
+    )
+
+
+def on_cpu(verb: str) -> tuple[Kernel, ...]:
+    """Those in C++, the same for any number of rows."""
+    kinds = [("native", verb, True), ("native exact", f"{verb}_exact", False)]
+    return tuple(
+        Kernel(
+            name=name,
+            call=f"{__name__}.native:{call}",
+            devices=("cpu",),
+            dtypes=FLOATS,
+            deterministic=True,
+            rounds=rounds,
+            fits=even,
+        )
+        for name, call, rounds in kinds
+    )
+
+
 def kernels(verb: str) -> tuple[Kernel, ...]:
     """The ways to run one of the verbs, in order of preference."""
     here = __name__
     return (
+        *on_cuda(verb),
+        *on_cpu(verb),
         Kernel(
             name="naive, blocks of rows",
             call=f"{here}.naive:{verb}",
@@ -42,4 +83,22 @@ def kernels(verb: str) -> tuple[Kernel, ...]:
 
 PRODUCT = kernels("product")
 GROUPED = kernels("grouped")
-DEQUANTIZE = (Kernel(name="naive", call=f"{__name__}.naive:dequantize", deterministic=True),)
+DEQUANTIZE = (
+    Kernel(
+        name="triton",
+        call=f"{__name__}.triton:dequantize",
+        devices=("cuda",),
+        dtypes=FLOATS,
+        deterministic=True,
+        fits=even,
+    ),
+    Kernel(
+        name="native",
+        call=f"{__name__}.native:dequantize",
+        devices=("cpu",),
+        dtypes=FLOATS,
+        deterministic=True,
+        fits=even,
+    ),
+    Kernel(name="naive", call=f"{__name__}.naive:dequantize", deterministic=True),
+)

@@ -1,0 +1,273 @@
+"""Products with planes in C++ against naive, of every kind, with outputs poisoned; other CPUs."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostro.core import native as compiled
+from ostro.core.native import DTYPES
+from ostro.core.ops import Op, Target
+from ostro.core.ops import product as ops
+from ostro.core.ops.product import naive, native
+from ostro.core.planes import WIDTHS, Planes, pack_codes
+from ostro.core.testing.kernels import poison
+
+KINDS = (
+    "zero",
+    "half zero",
+    "float zeros",
+    "byte zeros",
+    "offset",
+    "super",
+    "signed",
+    "integers",
+    "table",
+    "e8m0",
+    "e4m3",
+    "double",
+)
+"""Ways to make weights of codes; `planes` says what they are."""
+
+EDGE = 2e-5  # of the size of the results: sums of float32 in another order
+HALF = {torch.float32: 0.0, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+def planes(kind: str, bits: int, group: int, n: int, k: int, *experts: int) -> Planes:
+    generator = torch.Generator().manual_seed(bits * group + n)
+    lead = (*experts, n)
+    groups = (*lead, k // group)
+    several = 2 if k // group % 2 == 0 else 1
+    coarse = (*lead, k // group // several)
+
+    def random(*shape: int, low: float = 0, high: float = 1) -> Tensor:
+        return torch.rand(shape, generator=generator) * (high - low) + low
+
+    codes = torch.randint(0, 2**bits, (*lead, k), generator=generator, dtype=torch.uint8)
+    parts: dict[str, Any] = {
+        "scale": random(*groups, low=-0.02, high=0.04),
+        "zero": 2 ** (bits - 1),
+    }
+    match kind:
+        case "half zero":
+            parts["zero"] = 2.5
+        case "float zeros":
+            parts |= {"scale": parts["scale"].half(), "zero": random(*groups, high=2**bits)}
+        case "byte zeros":
+            zeros = random(*groups, high=2**bits).to(torch.uint8)
+            parts |= {"scale": parts["scale"].bfloat16(), "zero": zeros}
+        case "offset":
+            parts |= {"zero": 0, "offset": random(*groups, low=-0.5).bfloat16()}
+        case "super":
+            small = [random(*groups, high=64).to(torch.uint8) for _ in range(2)]
+            large = [random(*coarse, high=0.002).half() for _ in range(2)]
+            parts = {"scale": small[0], "offset": small[1], "d": large[0], "m": -large[1]}
+        case "signed":
+            scale = random(*groups, low=-100, high=100).to(torch.int8)
+            parts |= {"scale": scale, "d": random(*coarse, high=0.001)}
+        case "integers":
+            values = torch.randint(-128, 128, (2**bits,), generator=generator)
+            parts |= {"zero": 0, "table": values / 8}
+        case "table":
+            parts |= {"zero": 0.3, "table": torch.randn(2**bits, generator=generator)}
+        case "e8m0":
+            exponents = random(*groups, low=120, high=130).to(torch.uint8)
+            parts["scale"] = exponents.view(torch.float8_e8m0fnu)
+        case "e4m3":
+            parts["scale"] = parts["scale"].to(torch.float8_e4m3fn)
+        case "double":
+            parts["scale"] = parts["scale"].double()
+    return Planes(codes=pack_codes(codes, bits), **parts)
+
+
+def truth(x: Tensor, weights: Planes, kind: str) -> Tensor:
+    """What `product` shall give: a table of other numbers than few integers rounds no x."""
+    exact = kind == "table" or (kind == "integers" and weights.bits > 4)
+    return (naive.product if exact else naive.product_rounded)(x.float(), weights)
+
+
+def assert_near(ours: Tensor, theirs: Tensor, *, edge: float = EDGE) -> None:
+    torch.testing.assert_close(
+        ours.double(),
+        theirs.double(),
+        rtol=HALF[ours.dtype],
+        atol=edge * theirs.double().square().mean().sqrt().item(),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", [16, 32, 96, 480])
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_every_kind(bits: int, group: int, kind: str) -> None:
+    weights = planes(kind, bits, group, 37, 480)
+    dtype = DTYPES[bits % 3]
+    with poison():
+        assert native.dequantize(weights, dtype).equal(naive.dequantize(weights, dtype))
+    for rows in (1, 3, 11):
+        x = torch.randn(rows, 480 + 3).to(dtype)[:, 3:]
+        with poison():
+            y, e = native.product(x, weights), native.product_exact(x, weights)
+        assert_near(y, truth(x, weights, kind))
+        assert_near(e, naive.product(x.double(), weights))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 32), (16, 64), (33, 1056), (70, 544)], ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 2, 4, 5, 8, 9, 17, 130, 1030])
+def test_shapes(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weights = planes("super", 6, 16, *shape)
+    x = torch.randn(rows, shape[1]).to(dtype)
+    with poison():
+        y, e = native.product(x, weights), native.product_exact(x, weights)
+    assert y.shape == (rows, shape[0])
+    if rows:
+        assert_near(y, truth(x, weights, "super"), edge=1e-4)
+        assert_near(e, naive.product(x.double(), weights), edge=1e-4)
+
+
+@pytest.mark.parametrize("call", [native.product, native.product_exact])
+@pytest.mark.parametrize(("kind", "bits", "group"), [("super", 4, 32), ("zero", 8, 16)])
+def test_a_row_has_the_same_bits_in_any_company(
+    call: Any, kind: str, bits: int, group: int
+) -> None:
+    weights = planes(kind, bits, group, 70, 1056)
+    x = torch.randn(300, 1056).bfloat16()
+    alone = torch.cat([call(row, weights) for row in x.split(1)])
+    for first, last in ((0, 300), (3, 5), (0, 6), (7, 14), (1, 9), (1, 10), (11, 30), (20, 290)):
+        assert torch.equal(call(x[first:last], weights), alone[first:last])
+
+
+@pytest.mark.parametrize("call", [native.grouped, native.grouped_exact])
+@pytest.mark.parametrize("kind", ["super", "integers"])
+@pytest.mark.parametrize(
+    "runs", [[0, 1, 0], [1, 1, 1, 1], [0, 3, 0, 0, 18, 1, 0], [0, 600, 700], [0, 0]], ids=str
+)
+def test_grouped(runs: list[int], kind: str, call: Any) -> None:
+    weights = planes(kind, 4, 32, 37, 96, len(runs))
+    experts = torch.arange(len(runs)).repeat_interleave(torch.tensor(runs))
+    x = torch.randn(len(experts), 96)
+    with poison():
+        y = call(x, weights, experts)
+    assert y.shape == (len(experts), 37)
+    for expert in set(experts.tolist()):
+        mine = experts == expert
+        alone = weights.take(slice(expert, expert + 1)).rows()
+        one = native.product if call is native.grouped else native.product_exact
+        assert torch.equal(y[mine], one(x[mine], alone))
+        exact = call is native.grouped_exact
+        assert_near(
+            y[mine], naive.product(x[mine], alone) if exact else truth(x[mine], alone, kind)
+        )
+
+
+def test_one_thread_and_two_give_the_same_bits() -> None:
+    weights, x = planes("super", 4, 32, 300, 1056), torch.randn(90, 1056)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.append((native.product(x, weights), native.product_exact(x, weights)))
+    torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_no_finite_number_shows(bad: float) -> None:
+    weights, x = planes("zero", 4, 32, 20, 96), torch.randn(3, 96)
+    good = native.product(x, weights)
+    x[1, 40] = bad
+    y = native.product(x, weights)
+    assert y[1].isnan().all() and torch.equal(y[[0, 2]], good[[0, 2]])
+    assert not native.product_exact(x, weights)[1].isfinite().any()
+
+
+def test_rows_of_zeros_are_zeros() -> None:
+    weights = planes("offset", 4, 32, 20, 96)
+    assert native.product(torch.zeros(3, 96), weights).eq(0).all()
+
+
+def test_floats_of_eight_bits() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    table = codes.view(torch.float8_e4m3fn).float()
+    rows = codes.view(8, 32)
+    weights = Planes(codes=pack_codes(rows, 8), scale=torch.ones(8, 1), table=table)
+    w = native.dequantize(weights, torch.float32)
+    torch.testing.assert_close(w.flatten(), table, rtol=0, atol=0, equal_nan=True)
+    x = torch.randn(5, 32)
+    y = native.product(x, weights)
+    assert y[:, [3, 7]].isnan().all()
+    keep = [0, 1, 2, 4, 5, 6]
+    assert_near(y[:, keep], x.double() @ w[keep].double().t())
+
+
+def test_weights_that_move_are_found_again() -> None:
+    weights, x = planes("zero", 4, 32, 20, 96), torch.randn(3, 96)
+    first = native.product(x, weights)
+    for tensor in (*weights.codes, weights.scale):
+        tensor.data = tensor.flip(0)
+    assert torch.equal(native.product(x, weights), first.flip(1))
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """Rows of one weight end behind 2 ** 32 bytes; the pages between are never touched."""
+    n, k = 70_000, 64 * 1024
+    lying = torch.empty(n * k, dtype=torch.uint8)
+    codes, scale = lying.view(n, k // 32, 32), torch.ones(1, 1).expand(n, 1).contiguous()
+    last = slice(n - 3, n)
+    codes[last] = torch.randint(0, 256, (3, k // 32, 32), dtype=torch.uint8)
+    weights = Planes(codes=(codes,), scale=scale, zero=128)
+    experts = weights.map(lambda tensor: tensor.unflatten(0, (n // 2, 2)))
+    x = torch.randn(1, k)
+    alone = native.product(x, weights.take(slice(n - 2, n)))
+    assert torch.equal(native.grouped(x, experts, torch.tensor([n // 2 - 1])), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", ["-mno-avx512vnni", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-fma"]
+)
+def test_other_cpus(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = built_with(flags.split(), monkeypatch)
+    for kind in KINDS:
+        for bits, group in ((1, 16), (3, 32), (4, 480), (6, 16), (8, 96)):
+            weights, x = planes(kind, bits, group, 37, 480), torch.randn(11, 480).half()
+            assert other.dequantize(weights, x.dtype).equal(naive.dequantize(weights, x.dtype))
+            for rows in (1, 11):
+                some = x[:rows]
+                assert_near(other.product(some, weights), truth(some, weights, kind))
+                exact = naive.product(some.double(), weights)
+                assert_near(other.product_exact(some, weights), exact)
+
+
+def built_with(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module again, over a library that is compiled for a lesser CPU."""
+    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, *flags))
+    compiled.machine.cache_clear()
+    spec = spec_from_file_location("lesser", native.__file__)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.undo()
+    compiled.machine.cache_clear()
+    return module
+
+
+@pytest.mark.parametrize(
+    ("exact", "group", "kernel"),
+    [(False, 32, "native"), (True, 32, "native exact"), (True, 16, "native exact")],
+)
+@pytest.mark.parametrize("kernels", [ops.PRODUCT, ops.GROUPED])
+def test_choice(kernels: Any, exact: bool, group: int, kernel: str) -> None:
+    for deterministic in (False, True):
+        target = Target(
+            device=torch.device("cpu"),
+            dtype=torch.bfloat16,
+            deterministic=deterministic,
+            exact=exact,
+        )
+        assert Op(kernels, bits=4, group=group).settle(target).kernel.name == kernel
+        assert "naive" in Op(kernels, bits=4, group=24).settle(target).kernel.name
