@@ -12,7 +12,12 @@ from ostro.core.chat import ChatTemplate, load_template
 from ostro.core.engine.client import AsyncEngine
 from ostro.core.engine.messages import Facts, Load
 from ostro.core.errors import OstroError, TemplateError, Unsupported
-from ostro.core.load.open import architecture_of, generation_defaults, open_container
+from ostro.core.load.open import (
+    architecture_of,
+    generation_defaults,
+    header_config,
+    open_container,
+)
 from ostro.core.plugins import PluginManager
 from ostro.core.records import STARTER, Architecture, Settings, resolve
 from ostro.core.served import Served
@@ -75,6 +80,8 @@ def find(settings: Settings, plugins: PluginManager) -> Found:
     with closing(open_container(path, plugins)) as container:
         raw = container.config()
         architecture = architecture_of(container, raw, settings, plugins)
+        if raw is None and architecture.inputs is not None:
+            raw = header_config(container, architecture)
         if not architecture.tasks:
             raise Unsupported(
                 f"{path.name}: {architecture.name} does nothing alone; load a model that is built "

@@ -14,7 +14,13 @@ LAYERS = {
     },
 }
 TINY = {**GEMMA, **LAYERS}
-WIDE = {**GEMMA_WIDE, **LAYERS}
+WIDE = {
+    **GEMMA_WIDE,
+    **LAYERS,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 256,
+}
 TOWER = {
     "model_type": "siglip_vision_model",
     "hidden_size": 32,
@@ -57,10 +63,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         api=(0, 1),
         tasks=("text",),
         classes=("Gemma3ForConditionalGeneration",),
+        gguf=("gemma3+gemma3",),
         config=f"{__name__}.vision:Config",
         model=f"{__name__}.vision:Model",
         inputs=f"{__name__}.inputs:Inputs",
-        names=f"{__name__}.vision:names",
+        names=f"{__name__}.projector:names",
+        gguf_config=f"{__name__}.projector:gguf_config",
         tiny={**SIGHT, "text_config": {"model_type": "gemma3_text", **TINY}},
         wide={
             **SIGHT,

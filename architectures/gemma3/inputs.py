@@ -44,6 +44,8 @@ class Inputs(llava.Inputs):
     @cached_property
     def lines(self) -> dict[int, int]:
         """How many ends of lines are one token, and which."""
+        if (told := self.raw.get("line_token_ids")) and told[0] is not None:
+            return {n: id for n, id in enumerate(told, 1) if id is not None}
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"{path} is missing, without which images have no empty lines")

@@ -63,7 +63,8 @@ class Inputs(ostro.Inputs):
 
     @cached_property
     def preprocessor(self) -> pixels.Preprocessor:
-        found = self.settings.read(self.folder)
+        told = self.raw.get("preprocessor_config")
+        found = self.settings.of(told, self.folder) if told else self.settings.read(self.folder)
         check_shape(found, self.folder, self.side)
         return found
 

@@ -99,6 +99,8 @@ class Model(llama.Model):
         self.chosen = config.vision_feature_layer
         self.skipped = int(config.vision_feature_select_strategy == "default")
         self.vision_tower = VisionTower(config.seen)
+        # it norms no state that is looked at, and not all files have it
+        del self.vision_tower.post_layernorm
         self.multi_modal_projector = Projector(config)
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
@@ -132,13 +134,14 @@ TOWERS = (
 
 
 def names(config: Config) -> Names:
-    """Layers of the tower that nobody looks at are left over."""
+    """Layers of the tower that nobody looks at are left over, and the norm behind them."""
     count, used = config.vision.num_hidden_layers, config.seen.num_hidden_layers
     layers = [f"encoder.layers.{i}" for i in range(count)]
     embedded = [f"embeddings.{kind}_embedding" for kind in ("class", "patch", "position")]
-    parts = (*embedded, "pre_layrnorm", "post_layernorm", *layers[:used])
+    parts = (*embedded, "pre_layrnorm", *layers[:used])
     tower = [Pair(f"{root}.{part}", f"vision_tower.{part}") for root in TOWERS for part in parts]
-    unseen = [f"{root}.{layer}.{{rest}}" for root in TOWERS for layer in layers[used:]]
+    hidden = (*layers[used:], "post_layernorm")
+    unseen = [f"{root}.{layer}.{{rest}}" for root in TOWERS for layer in hidden]
     projector = "multi_modal_projector"
     return Names(
         hub=(*tower, Pair(f"model.{projector}", projector), *TEXT),

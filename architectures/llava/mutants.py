@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import torch.nn.functional as F
 from torch import Tensor, relu
 
 from ostro import Mutant, Step, nn
@@ -38,9 +39,11 @@ def class_token_kept(model: Model) -> None:
 def normed_features(model: Model) -> None:
     tower = model.vision_tower
     forward = tower.forward
-    tower.forward = lambda pixels, step: [  # type: ignore[method-assign]
-        tower.post_layernorm(state) for state in forward(pixels, step)
-    ]
+
+    def spoil(pixels: Tensor, step: Step) -> list[Tensor]:
+        return [F.layer_norm(state, state.shape[-1:]) for state in forward(pixels, step)]
+
+    tower.forward = spoil  # type: ignore[method-assign]
 
 
 def relu_projector(model: nn.Model) -> None:

@@ -52,10 +52,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         name="qwen2_5_vl",
         api=(0, 1),
         classes=("Qwen2_5_VLForConditionalGeneration",),
+        gguf=("qwen2vl+qwen2.5vl_merger",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
         inputs=f"{__name__}.inputs:Inputs",
-        names=f"{__name__}.model:names",
+        names=f"{__name__}.projector:names",
+        gguf_config=f"{__name__}.projector:gguf_config",
         tiny=shape(TEXT, TOWER, [2, 3, 3]),
         wide=shape(WIDE_TEXT, {**TOWER, **ALIGNED, "window_size": 64}, [8, 12, 12]),
         reference="transformers:Qwen2_5_VLForConditionalGeneration",
@@ -63,7 +65,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         examples=f"{__name__}.examples:examples",
         trunk=True,
     )
-    # the text's part alone, which for text alone is a Qwen2: what a GGUF file holds
+    # the text's part alone, which for text alone is a Qwen2: a GGUF file without a projector
     yield Architecture(
         name="qwen2_vl_text",
         api=(0, 1),

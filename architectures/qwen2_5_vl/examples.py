@@ -15,7 +15,6 @@ from ostro.architectures.qwen2_5_vl import PLACES
 from ostro.architectures.qwen2_5_vl.inputs import Inputs
 from ostro.core.testing.examples import Example, pixels, words
 
-PREPROCESSOR = {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 4096}}
 MEDIA = {"i": pixels(0, 24, 40), "j": pixels(1, 33, 17), "v": pixels(2, 6, 16, 24)}
 """Two images of different shape, and a video of six frames."""
 
@@ -28,14 +27,16 @@ TAKEN = {
 
 
 def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
-    equip(folder)
+    equip(folder, raw["vision_config"]["patch_size"])
     yield from seeing(Inputs(raw, folder))
 
 
-def equip(folder: Path) -> None:
-    """Write the files that the inputs read."""
+def equip(folder: Path, patch: int) -> None:
+    """Write the files that the inputs read: images of 4 to 256 patches."""
+    size = {"shortest_edge": 4 * patch**2, "longest_edge": 256 * patch**2}
+    settings = {"patch_size": patch, "size": size}
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-        (folder / name).write_text(json.dumps(PREPROCESSOR))
+        (folder / name).write_text(json.dumps(settings))
 
 
 def seeing(inputs: ostro.Inputs) -> Iterator[Example]:

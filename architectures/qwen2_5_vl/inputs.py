@@ -12,8 +12,15 @@ import numpy as np
 import ostro
 from ostro import Array, Item, content_key
 from ostro.architectures.qwen2_5_vl.grid import Grid, Ints
-from ostro.architectures.qwen2_5_vl.pixels import Floats, Pixels, Preprocessor, fit, read
-from ostro.core.errors import RequestError
+from ostro.architectures.qwen2_5_vl.pixels import (
+    Floats,
+    Pixels,
+    Preprocessor,
+    fit,
+    read,
+    settings_of,
+)
+from ostro.core.errors import RequestError, Unsupported
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -53,10 +60,18 @@ class Inputs(ostro.Inputs):
 
     @cached_property
     def images(self) -> Preprocessor:
+        if told := self.raw.get("preprocessor_config"):
+            return settings_of(told, self.folder, self.vision)
         return read(self.folder, "image", self.vision)
 
     @cached_property
     def videos(self) -> Preprocessor:
+        if "preprocessor_config" in self.raw:
+            raise Unsupported(
+                "a projector file (mmproj) does not say how videos are made ready: send images, or "
+                "load the model from its original files",
+                param="messages",
+            )
         return read(self.folder, "video", self.vision)
 
     def image(self, pixels: Pixels) -> Item:

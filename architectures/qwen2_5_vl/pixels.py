@@ -120,13 +120,18 @@ def read(folder: Path, kind: str, vision: Mapping[str, Any]) -> Preprocessor:
                 "or copy the file from its original"
             )
         whole = parse(path)
+    return settings_of(whole, path, vision)
+
+
+def settings_of(found: Mapping[str, Any], path: Path, vision: Mapping[str, Any]) -> Preprocessor:
+    """The settings that a file states. Raises ConfigError."""
     try:
-        settings = msgspec.convert(whole, Preprocessor)
+        made = msgspec.convert(found, Preprocessor)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
-    if fault := refusal(settings, vision):
+    if fault := refusal(made, vision):
         raise ConfigError(f"{path}: {fault}")
-    return settings
+    return made
 
 
 def refusal(settings: Preprocessor, vision: Mapping[str, Any]) -> str | None:

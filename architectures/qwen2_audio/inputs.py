@@ -10,7 +10,7 @@ import numpy as np
 
 from ostro import Array, Item, content_key
 from ostro import Inputs as Base
-from ostro.architectures.whisper.spectrum import read_mel
+from ostro.architectures.whisper.spectrum import Mel, read_mel
 from ostro.core.errors import RequestError
 
 SILENCE = 800
@@ -24,7 +24,12 @@ class Inputs(Base):
 
     def __init__(self, raw: Mapping[str, Any], folder: Path) -> None:
         super().__init__(raw, folder)
-        self.mel = read_mel(folder)
+        told = raw.get("preprocessor_config")
+        self.mel = (
+            Mel(bins=told["feature_size"], seconds=told["chunk_length"])
+            if told
+            else read_mel(folder)
+        )
         self.token = int(raw.get("audio_token_index", raw.get("audio_token_id", 151646)))
 
     @property

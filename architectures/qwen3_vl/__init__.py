@@ -24,17 +24,19 @@ def ostro_architectures() -> Iterable[Architecture]:
         name="qwen3_vl",
         api=(0, 1),
         classes=("Qwen3VLForConditionalGeneration",),
+        gguf=("qwen3vl+qwen3vl_merger",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
         inputs=f"{__name__}.inputs:Inputs",
-        names=f"{__name__}.names:names",
+        names=f"{__name__}.projector:names",
+        gguf_config=f"{__name__}.projector:gguf_config",
         tiny=shape(QWEN3, TOWER, [8, 4, 4]),
         wide=shape(QWEN3_WIDE, {**TOWER, **ALIGNED}, [12, 10, 10]),
         reference="transformers:Qwen3VLForConditionalGeneration",
         mutants=f"{__name__}.mutants:mutants",
         examples=f"{__name__}.examples:examples",
     )
-    # the text's part alone, which for text alone is a Qwen3: what a GGUF file holds
+    # the text's part alone, which for text alone is a Qwen3: a GGUF file without a projector
     yield Architecture(
         name="qwen3_vl_text",
         api=(0, 1),

@@ -16,7 +16,7 @@ TOLD = "<>. second0123456789"
 
 
 def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
-    equip(folder)
+    equip(folder, raw["vision_config"]["patch_size"])
     ids = {character: i for i, character in enumerate(TOLD, 40)}
     Tokenizer(models.BPE(ids, [])).save(str(folder / "tokenizer.json"))
     yield from seeing(Inputs(raw, folder))

@@ -14,6 +14,7 @@ TINY = {
     "patch_size": 6,
     "vision_use_head": False,
 }
+WIDE = {**TINY, "hidden_size": 256, "intermediate_size": 512}
 
 
 @hookimpl
@@ -26,6 +27,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.model:names",
         tiny=TINY,
+        wide=WIDE,
         reference="transformers:SiglipVisionModel",
         mutants=f"{__name__}.mutants:mutants",
         trunk=True,

@@ -54,6 +54,11 @@ class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
         here.
         """
         path, found = find(folder)
+        return cls.of(found, path)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], path: Path) -> Self:
+        """The settings that a file states. Raises ConfigError."""
         try:
             settings = msgspec.convert({k: v for k, v in found.items() if v is not None}, cls)
         except msgspec.ValidationError as error:

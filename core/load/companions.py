@@ -1,7 +1,8 @@
-"""Models that lie in several folders: one of them, and companions that its record names.
+"""Models that lie in several places: one of them, and companions that its record names, or that a
+container finds beside it.
 
-A companion's tensors are called "part.name", and its config lies in the model's under the part's
-name.
+A companion's tensors are called "part.name", its config lies in the model's under the part's name,
+and its metadata, where the model's own does not say otherwise, in the model's.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ostro.core.load.container import Container
-from ostro.core.load.open import open_container
+from ostro.core.load.open import gguf_name, open_container
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Architecture, Settings, TensorInfo, resolve
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Joined:
@@ -26,19 +28,18 @@ class Joined:
         self.main, self.parts = main, parts
         self.tensors: dict[str, TensorInfo] = dict(main.tensors)
         self.homes = {name: (main, name) for name in main.tensors}
+        self.metadata: dict[str, Any] = {}
         for part, container in parts.items():
             for name, info in container.tensors.items():
                 full = f"{part}.{name}"
                 self.tensors[full] = replace(info, name=full, file=f"{part}/{info.file}")
                 self.homes[full] = container, name
+            self.metadata |= container.metadata
+        self.metadata |= main.metadata
 
     @property
     def path(self) -> Path:
         return self.main.path
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.main.metadata
 
     def read(self, name: str) -> torch.Tensor:
         """As `Container.read`."""
@@ -66,9 +67,12 @@ def join(
 ) -> tuple[Container, dict[str, Any]]:
     """A model's container and config, with those of its companions where it has some.
 
-    Companions are found, and fetched if need be, as models are. Raises an OstroError where one is
+    Companions are found, and fetched if need be, as models are. Those that a container found are
+    let go of where the architecture is one of the model alone. Raises an OstroError where one is
     not there.
     """
+    if isinstance(container, Joined) and gguf_name(container) not in architecture.gguf:
+        container = container.main
     if architecture.companions is None:
         return container, raw
     asked = replace(settings, revision=None)

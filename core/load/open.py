@@ -13,6 +13,9 @@ from ostro.core.load.container import Container
 from ostro.core.plugins import PluginManager
 from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
 
+PROJECTORS = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
+"""Keys of a GGUF file that say what kind of projector it is, one of them in each."""
+
 
 def find(settings: Settings, plugins: PluginManager) -> Path:
     """The path of what the settings refer to: a shape to fill with noise, or a located model."""
@@ -59,10 +62,27 @@ def architecture_of(
             if unclaimed is None:
                 raise
             return unclaimed
-    gguf = container.metadata.get("general.architecture")
-    if not isinstance(gguf, str):
+    gguf = gguf_name(container)
+    if gguf is None:
         raise ConfigError(f"{container.path.name}: has neither config.json nor a GGUF architecture")
-    return plugins.architecture_for(gguf=gguf, name=settings.arch)
+    try:
+        return plugins.architecture_for(gguf=gguf, name=settings.arch)
+    except UnsupportedArchitecture as error:
+        if "+" not in gguf or settings.arch is not None:
+            raise
+        alone = plugins.architecture_for(gguf=gguf.partition("+")[0]).name
+        raise UnsupportedArchitecture(
+            f"{error}; --arch {alone} loads the text without the projector beside it"
+        ) from None
+
+
+def gguf_name(container: Container) -> str | None:
+    """The GGUF name of a model: its `general.architecture`; with a projector, "text+projector"."""
+    metadata = container.metadata
+    text, *types = (metadata.get(key) for key in ("general.architecture", *PROJECTORS))
+    if not isinstance(text, str):
+        return None
+    return "+".join([text, *(kind for kind in types if isinstance(kind, str))][:2])
 
 
 def identify(
@@ -73,9 +93,15 @@ def identify(
     architecture = architecture_of(container, raw, settings, plugins)
     if raw is not None:
         return raw, architecture, "hub"
+    return header_config(container, architecture), architecture, "gguf"
+
+
+def header_config(container: Container, architecture: Architecture) -> dict[str, Any]:
+    """What the header of a GGUF file says in place of a config.json."""
     if architecture.gguf_config is None:
         raise Unsupported(f"the plugin of {architecture.name} does not read GGUF files")
-    return resolve(architecture.gguf_config)(container), architecture, "gguf"
+    config: dict[str, Any] = resolve(architecture.gguf_config)(container)
+    return config
 
 
 def folder_files(path: Path, config: Mapping[str, Any]) -> Files:

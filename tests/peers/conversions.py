@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,27 +31,35 @@ class Case:
     """An architecture by its record, and the folder that is made of it.
 
     changes: what the config says else than the tiny one; what a file cannot say has the value that
-    it stands for. stated: what a published config.json says besides, and transformers does not
-    save. change: what is done to the folder, or to the reference. options: more for the converter.
-    asked: the architecture to load the file as. refused: what is said where it cannot be done.
+    it stands for; others: the same of what is not the text's. stated: what a published config.json
+    says besides, and transformers does not save. media: the preprocessor_config.json of a model
+    that sees or hears, of which a projector is made as well. change: what is done to the folder, or
+    to the reference. options: more for the converter. asked: the architecture to load the file as.
+    refused: what is said where it cannot be done.
     """
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str = "bytes"
     stated: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
+    media: Mapping[str, Any] | None = None
     change: Callable[[Subject], None] | None = None
     options: tuple[str, ...] = ()
     asked: str | None = None
     refused: str = ""
 
-    def shape(self, plugins: PluginManager) -> dict[str, Any]:
-        """The config; what concerns the text is in its text's part, where it has one."""
-        tiny = dict(plugins.get("architectures", self.name).tiny)
+    def shape(self, plugins: PluginManager, size: str = "tiny") -> dict[str, Any]:
+        """The config, tiny or wide; what concerns the text is in its text's part, if it has one."""
+        tiny = dict(getattr(plugins.get("architectures", self.name), size))
         text = tiny.get("text_config", tiny)
         sized = {"vocab_size": VOCABULARY} if "vocab_size" in text else {}
         text = {**text, **sized, **self.changes}
-        return {**tiny, "text_config": text} if "text_config" in tiny else text
+        if "text_config" not in tiny:
+            return text
+        for name, said in self.others.items():
+            tiny[name] = {**tiny[name], **said} if isinstance(said, Mapping) else said
+        return {**tiny, "text_config": text}
 
     def prepare(self, tiny: Subject) -> None:
         """Add to a saved model what the converter wants to see."""
@@ -59,6 +68,8 @@ class Case:
             self.change(tiny)
         config = tiny.folder / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | dict(self.stated)))
+        if self.media is not None:
+            (tiny.folder / "preprocessor_config.json").write_text(json.dumps(self.media))
 
 
 def write_bytes(folder: Path) -> None:
@@ -67,12 +78,32 @@ def write_bytes(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
 
 
-def write_pieces(folder: Path) -> None:
+def write_marked_bytes(folder: Path) -> None:
+    """With the tokens that stand for media first, where tiny configs have them."""
+    write_bytes(folder)
+    file = folder / "tokenizer.json"
+    said = json.loads(file.read_text())
+    vocabulary = said["model"]["vocab"]
+    free = len(said["added_tokens"]) + len(vocabulary)
+    places = {id: text for text, id in vocabulary.items()}
+    for id, mark in enumerate(MARKS, 1):
+        vocabulary[places[id]], vocabulary[mark] = free + id - 1, id
+        said["added_tokens"].append(said["added_tokens"][0] | {"id": id, "content": mark})
+    said["added_tokens"].sort(key=lambda token: token["id"])
+    file.write_text(json.dumps(said))
+
+
+def write_pieces(folder: Path, **more: Any) -> None:
     """As Gemma and T5 have them: pieces of words, of the unigram model."""
     file = str(folder / "tokenizer")
-    quiet: dict[str, Any] = {"minloglevel": 2, "hard_vocab_limit": False}
+    quiet: dict[str, Any] = {"minloglevel": 2, "hard_vocab_limit": False, **more}
     lines = iter(TEXT * 20)
     SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=file, vocab_size=64, **quiet)
+
+
+def write_marked_pieces(folder: Path) -> None:
+    """With the marks of images and ends of lines first, where tiny configs have them."""
+    write_pieces(folder, user_defined_symbols=[*SQUARES, *LINES], bos_id=7, eos_id=8)
 
 
 def write_words(folder: Path) -> None:
@@ -82,8 +113,13 @@ def write_words(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
 
 
+MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|AUDIO|>")
+SQUARES = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
+LINES = ("\n", "\n\n", "\n\n\n")
 TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
     "bytes": write_bytes,
+    "marked bytes": write_marked_bytes,
+    "marked pieces": write_marked_pieces,
     "pieces": write_pieces,
     "words": write_words,
 }
@@ -105,6 +141,28 @@ def guess(tiny: Subject) -> None:
     for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         more[f"mtp.{norm}.weight"] = torch.ones(d)
     save_file(more, tiny.folder / "model-mtp.safetensors", {"format": "pt"})
+
+
+def halve(*ends: str) -> Callable[[Subject], None]:
+    """Round weights to the float16 in which the converter writes them whatever it is asked for, and
+    call the tower's by the names that they were published with.
+    """
+
+    def change(tiny: Subject) -> None:
+        file = tiny.folder / "model.safetensors"
+        tower = re.compile(r"^vision_tower\.(?!vision_model\.)")
+        tensors = {
+            tower.sub("vision_tower.vision_model.", name): (
+                tensor.half().float() if name.endswith(ends) else tensor
+            )
+            for name, tensor in load_file(file).items()
+        }
+        save_file(tensors, file, {"format": "pt"})
+        for name, parameter in tiny.reference.named_parameters():
+            if name.endswith(ends):
+                parameter.data = parameter.data.half().float()
+
+    return change
 
 
 def pack(tiny: Subject) -> None:
@@ -152,6 +210,9 @@ LITE = {
 }
 DENSE = {"mlp_only_layers": [], "norm_topk_prob": True}
 SCALED = {"query_pre_attn_scalar": 16}
+NORMED = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.25, 0.3, 0.2]}
+WINDOWS = {"vision_config": {"patch_size": 28, "window_size": 112}}
+LEVELS = {"vision_config": {"deepstack_visual_indexes": [0, 2]}}
 FAR = {"relative_attention_max_distance": 128}
 UNKNOWN = "not supported"
 
@@ -192,6 +253,24 @@ CASES = {
     "text of qwen2.5 vl": Case("qwen2_5_vl"),
     "text of qwen3 vl": Case("qwen3_vl"),
     "text of qwen2 audio": Case("qwen2_audio", {"use_sliding_window": False}),
+    "qwen2.5 vl": Case("qwen2_5_vl", tokenizer="marked bytes", others=WINDOWS, media=NORMED),
+    "qwen3 vl": Case("qwen3_vl", tokenizer="marked bytes", others=LEVELS, media=NORMED),
+    "gemma3 with images": Case(
+        "gemma3_images",
+        SCALED,
+        "marked pieces",
+        media={**NORMED, "image_seq_length": 16},
+        change=halve("mm_input_projection_weight"),
+    ),
+    "qwen2 audio": Case(
+        "qwen2_audio",
+        {"use_sliding_window": False},
+        "marked bytes",
+        others={"audio_token_index": 5, "audio_config": {"encoder_layers": 3}},
+        media={},
+        change=halve("conv1.weight", "conv2.weight"),
+    ),
+    "llava": Case("llava", media=NORMED, refused="Unsupported model type: clip_vision_model"),
     "mllama": Case("mllama", refused=UNKNOWN),
     "whisper": Case("whisper", refused=UNKNOWN),
     "clip": Case("clip", refused=UNKNOWN),

@@ -5,7 +5,8 @@
 CHECKOUT is one of llama.cpp (default: $OSTRO_LLAMA_CPP). Of every architecture that it and we know,
 transformers saves a tiny model with honest weights, `convert_hf_to_gguf.py --outtype f32` makes a
 file of it, and what we load from the file is compared with transformers: the greatest difference of
-the logits (an encoder's states, a classifier's scores) as a share of their standard deviation. What
+the logits (an encoder's states, a classifier's scores) as a share of their standard deviation. Of
+one that sees or hears, both files are made, text and projector, and media are in the prompts. What
 failed is told in the words of the one who failed.
 
 The converter runs as it is, in a process of its own under PYTHON, with the gguf package of its
@@ -21,16 +22,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from conversions import CASES, Case
 from environments import default_root, python_of
 
-from ostro.core.errors import OstroError
+from ostro.core.errors import ConfigError, OstroError, Unsupported
 from ostro.core.load.model import load_model
 from ostro.core.plugins import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import Settings, resolve
 from ostro.core.testing.parity import BAR, Subject, deviation, subject
 
 CHECKOUT = "OSTRO_LLAMA_CPP"
@@ -87,6 +89,24 @@ def compare(tiny: Subject, file: Path, asked: str | None) -> float:
     return deviation(engine.runner.logits(tiny.prompt), tiny.truth(tiny.prompt))
 
 
+def compare_media(tiny: Subject, folder: Path) -> float:
+    """The same of a text and a projector, with media made ready as the two say."""
+    loaded = load_model(folder, Settings(dtype="float32", device="cpu"), tiny.plugins)
+    if loaded.architecture.name != tiny.name:
+        raise ConfigError(f"loaded as {loaded.architecture.name}")
+    made = resolve(tiny.record.examples)(tiny.folder, loaded.raw_config)
+    engine, found = tiny.engine(loaded), []
+    with suppress(Unsupported):  # videos, behind the images
+        for example in made:
+            ours = engine.runner.logits(
+                example.prompt.tokens,
+                items=example.prompt.items,
+                positions=example.prompt.positions,
+            )
+            found.append(deviation(ours, tiny.said(example)))
+    return max(found)
+
+
 def run(case: Case, checkout: Path, python: Path, plugins: PluginManager) -> Outcome:
     """Make the model, let it be converted, and compare."""
     with (
@@ -97,6 +117,10 @@ def run(case: Case, checkout: Path, python: Path, plugins: PluginManager) -> Out
         file = Path(made) / "model.gguf"
         try:
             convert(tiny.folder, file, checkout, python, case.options)
+            if case.media is not None:
+                projector = file.with_name("mmproj-model.gguf")
+                convert(tiny.folder, projector, checkout, python, ("--mmproj",))
+                return Outcome(compare_media(tiny, file.parent))
             return Outcome(compare(tiny, file, case.asked))
         except ConverterError as error:
             return Outcome(said=f"the converter: {error}")

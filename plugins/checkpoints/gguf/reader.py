@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import CheckpointError, ModelNotFound
-from ostro.core.load.container import MappedContainer, MappedFile, Place
+from ostro.core.load.companions import Joined
+from ostro.core.load.container import Container, MappedContainer, MappedFile, Place
 from ostro.plugins.checkpoints.gguf.header import Header
+from ostro.plugins.checkpoints.gguf.projector import Projector, is_projector
 
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
+PART = "mmproj"
+"""What a projector's tensors are called by, as a part of its model."""
 
-def open_gguf(path: Path) -> MappedContainer:
+
+def open_gguf(path: Path) -> Container:
     """Open a .gguf file, any file of a split model, or a folder that holds one model.
 
-    Only headers are read. The metadata is that of the first file. Raises CheckpointError
-    ("<file>@offset N: reason") and ModelNotFound.
+    A text beside which lies its projector (mmproj) is one model with it, whichever of the two is
+    named; the projector's tensors are called "mmproj.name". Only headers are read. The metadata is
+    that of the first file, and the projector's. Raises CheckpointError ("<file>@offset N: reason")
+    and ModelNotFound.
     """
     file = _find_model(path) if path.is_dir() else path
+    container = _open(path, file)
+    if is_projector(container.metadata):
+        return _text_of(path)
+    found = _projectors(file, container.metadata)
+    if len(found) > 1:
+        names = ", ".join(projector.path.name for projector in found)
+        raise CheckpointError(
+            f"{file.name}: several projectors lie beside it: {names}; name the one to take in "
+            "place of the text, or keep one in the folder"
+        )
+    return Joined(container, {PART: found[0]}) if found else container
+
+
+def _open(path: Path, file: Path) -> MappedContainer:
+    """A file with all that it was split into; it is called by `path`."""
     places, metadata = Header(MappedFile(file)).read()
     count = metadata.get("split.count", 1)
     if type(count) is not int:
@@ -27,6 +50,27 @@ def open_gguf(path: Path) -> MappedContainer:
     if count > 1:
         places, metadata = _gather(_split_paths(file, count))
     return MappedContainer(path, places, metadata)
+
+
+def _text_of(file: Path) -> Joined:
+    """The model that a projector belongs to: that of its folder."""
+    projector, text = Projector(file), _find_model(file.absolute().parent)
+    container = _open(file, text)
+    if not projector.fits(container.metadata):
+        raise CheckpointError(
+            f"{file.name} is a projector, but not of {text.name}, the text beside it: their widths "
+            "differ; put it beside its own text"
+        )
+    return Joined(container, {PART: projector})
+
+
+def _projectors(file: Path, text: Mapping[str, Any]) -> list[Projector]:
+    """The projectors beside a text that are as wide as it is."""
+    if "general.architecture" not in text or text.get("general.type", "model") != "model":
+        return []
+    beside = sorted(p for p in file.parent.glob("*.gguf") if "mmproj" in p.name.lower())
+    found = [Projector(path) for path in beside]
+    return [p for p in found if is_projector(p.metadata) and p.fits(text)]
 
 
 def _find_model(folder: Path) -> Path:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
+from ostro.core.load.companions import Joined
 from ostro.core.load.container import MappedFile
 from ostro.core.load.ggml import BY_NAME
 from ostro.core.load.quantize import Maker
@@ -56,6 +57,11 @@ def write_gguf(saving: Saving, told: Told) -> Path:
         raise Unsupported(
             f"{container.path.name} is no GGUF file: make a float one of it with "
             "llama.cpp's convert_hf_to_gguf.py first, or write --to uqff"
+        )
+    if isinstance(container, Joined):
+        raise Unsupported(
+            f"{container.path.name} and its projector stay two files: quantize the text with the "
+            "--arch of the text alone, and put the projector beside what comes of it"
         )
     file = saving.folder / f"{container.path.stem}-{saving.name}.gguf"
     refuse_existing(file)

@@ -1,0 +1,128 @@
+"""LLaVA in two GGUF files: what a text's and a projector's (mmproj) say, and call the weights.
+
+Other families that see so begin with what they share: keys, tokens, and the names of a tower's
+layers. Source: llama.cpp's converter and tools/mtmd, 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ostro import Container, Names, Pair
+from ostro.architectures.llama import names as llama
+from ostro.architectures.llava import model as llava
+from ostro.core.errors import ConfigError
+
+BLOCK = {
+    "ln1": "layer_norm1",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ln2": "layer_norm2",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+TOWER = {
+    "class_embd": "embeddings.class_embedding",
+    "patch_embd": "embeddings.patch_embedding",
+    "position_embd": "embeddings.position_embedding",
+    "pre_ln": "pre_layrnorm",
+    "post_ln": "post_layernorm",
+    **{f"blk.{{i}}.{theirs}": f"encoder.layers.{{i}}.{ours}" for theirs, ours in BLOCK.items()},
+}
+"""CLIP's and SigLIP's."""
+
+
+def pairs(names: Mapping[str, str], theirs: str, ours: str) -> tuple[Pair, ...]:
+    """The pairs of parts below `theirs` in a projector, and below `ours`."""
+    return tuple(Pair(f"mmproj.{theirs}.{a}", f"{ours}.{b}") for a, b in names.items())
+
+
+def stated(container: Container, key: str, kind: type = int) -> Any:
+    """What a projector says below "clip.": a positive integer, or a list of numbers.
+
+    Raises ConfigError where it does not.
+    """
+    found: Any = container.metadata.get(f"clip.{key}")
+    if hasattr(found, "tolist"):
+        found = found.tolist()
+    if isinstance(found, kind) and (found > 0 if kind is int else True):
+        return found
+    raise ConfigError(f"{container.path.name}: its projector says clip.{key}={found!r:.80}")
+
+
+def tower(container: Container) -> dict[str, Any]:
+    """The config of a vision transformer over square images."""
+    act = [name for name in ("gelu", "silu") if container.metadata.get(f"clip.use_{name}")]
+    return {
+        "hidden_size": stated(container, "vision.embedding_length"),
+        "intermediate_size": stated(container, "vision.feed_forward_length"),
+        "num_hidden_layers": stated(container, "vision.block_count"),
+        "num_attention_heads": stated(container, "vision.attention.head_count"),
+        "image_size": stated(container, "vision.image_size"),
+        "patch_size": stated(container, "vision.patch_size"),
+        "layer_norm_eps": stated(container, "vision.attention.layer_norm_epsilon", float),
+        "hidden_act": (*act, "quick_gelu")[0],
+    }
+
+
+def preprocessor(container: Container, **more: Any) -> dict[str, Any]:
+    """What a preprocessor_config.json would say: how pixels are normalised, and more."""
+    kinds = ("image_mean", "image_std")
+    return {kind: stated(container, f"vision.{kind}", list) for kind in kinds} | more
+
+
+def token(container: Container, *texts: str) -> int:
+    """The id of a token: of the first of `texts` that is one. Raises ConfigError."""
+    tokens = container.metadata.get("tokenizer.ggml.tokens") or []
+    for text in texts:
+        if text in tokens:
+            return int(tokens.index(text))
+    raise ConfigError(
+        f"{container.path.name}: its vocabulary has no {texts[0]!r}, which stands where an image "
+        "or a sound is; convert the model again"
+    )
+
+
+def gguf_config(container: Container) -> dict[str, Any]:
+    """A config.json. The layers behind the one that is looked at are not in the file.
+
+    Images are padded to squares first, as llama.cpp does. Raises ConfigError for LLaVA 1.6, which
+    looks at parts of an image as well.
+    """
+    if "clip.vision.image_grid_pinpoints" in container.metadata:
+        raise ConfigError(
+            f"{container.path.name}: clip.vision.image_grid_pinpoints, the tiles of LLaVA 1.6, are "
+            "not implemented"
+        )
+    vision = tower(container)
+    side, layers = vision["image_size"], [vision["num_hidden_layers"]]
+    if "clip.vision.feature_layer" in container.metadata:
+        layers = stated(container, "vision.feature_layer", list)
+    images = preprocessor(
+        container,
+        image_processor_type="LlavaImageProcessor",
+        do_pad=True,
+        size={"shortest_edge": side},
+        crop_size={"height": side, "width": side},
+    )
+    return {
+        "text_config": llama.gguf_config(container),
+        "vision_config": vision,
+        "vision_feature_layer": layers,
+        "image_token_index": token(container, "<image>"),
+        "preprocessor_config": images,
+    }
+
+
+def names(config: llava.Config) -> Names:
+    """As files of the hub, and in two GGUF files."""
+    ends = pairs({"0": "linear_1", "2": "linear_2"}, "mm", "multi_modal_projector")
+    sees = pairs(TOWER, "v", "vision_tower")
+    text = llama.names(config.text).gguf
+    hub = llava.names(config)
+    unused = (*hub.ignore, "mmproj.v.post_ln.{rest}")
+    return replace(hub, gguf=(*sees, *ends, *text), ignore=unused)

@@ -1,0 +1,92 @@
+"""Qwen2.5-VL in two GGUF files: what a text's and a projector's (mmproj) say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ostro import Container, Names, Pair
+from ostro.architectures.llama import names as llama
+from ostro.architectures.llava import projector as llava
+from ostro.architectures.qwen2_5_vl import model as qwen2_5_vl
+from ostro.architectures.qwen2_5_vl.config import Config, SightedConfig
+
+BLOCK = {
+    "ln1": "norm1",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ln2": "norm2",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+WINDOW = 112
+"""Pixels of a window's side, which the converter does not write and all published models have."""
+
+LIMITS = 8, 4096
+"""Rows of an image at least and at most, where a file does not say how many pixels it may have."""
+
+
+def gguf_config(container: Container) -> dict[str, Any]:
+    """A config.json, and how images are made ready. One layer in so many sees all."""
+    depth = llava.stated(container, "vision.block_count")
+    pattern = llava.stated(container, "vision.n_wa_pattern")
+    more = {
+        "window_size": WINDOW,
+        "fullatt_block_indexes": list(range(pattern - 1, depth, pattern)),
+    }
+    return sighted_config(container, **more)
+
+
+def sighted_config(container: Container, **tower: Any) -> dict[str, Any]:
+    """What the families of Qwen-VL share of it; `tower` is what they add to the tower's config."""
+    metadata, text = container.metadata, llama.gguf_config(container)
+    sections = metadata.get(f"{metadata['general.architecture']}.rope.dimension_sections")
+    if sections is not None:
+        text["rope_parameters"]["mrope_section"] = [int(size) for size in sections][:3]
+    merge = 2
+    if "clip.vision.spatial_merge_size" in metadata:
+        merge = llava.stated(container, "vision.spatial_merge_size")
+    patch = llava.stated(container, "vision.patch_size")
+    sides = zip(("min", "max"), LIMITS, strict=True)
+    limits = {
+        f"{side}_pixels": metadata.get(f"clip.vision.image_{side}_pixels", n * (merge * patch) ** 2)
+        for side, n in sides
+    }
+    vision = {
+        "depth": llava.stated(container, "vision.block_count"),
+        "hidden_size": llava.stated(container, "vision.embedding_length"),
+        "intermediate_size": llava.stated(container, "vision.feed_forward_length"),
+        "num_heads": llava.stated(container, "vision.attention.head_count"),
+        "out_hidden_size": llava.stated(container, "vision.projection_dim"),
+        "patch_size": patch,
+        "spatial_merge_size": merge,
+    }
+    images = llava.preprocessor(container, patch_size=patch, merge_size=merge, **limits)
+    return {
+        "text_config": text,
+        "vision_config": vision | tower,
+        "image_token_id": llava.token(container, "<|image_pad|>"),
+        "video_token_id": llava.token(container, "<|video_pad|>"),
+        "vision_start_token_id": llava.token(container, "<|vision_start|>"),
+        "vision_end_token_id": llava.token(container, "<|vision_end|>"),
+        "preprocessor_config": images,
+    }
+
+
+def tower_pairs(config: SightedConfig) -> tuple[Pair, ...]:
+    """The names of what the towers of the families share, but for their layers."""
+    kernel = qwen2_5_vl.Flatten(config.vision.patch_shape)
+    ends = {"0": "linear_fc1", "2": "linear_fc2"}
+    return (
+        Pair("mmproj.v.patch_embd.weight", "visual.patch_embed.proj.weight", kernel),
+        Pair("mmproj.v.post_ln", "visual.merger.norm"),
+        *llava.pairs(ends, "mm", "visual.merger"),
+    )
+
+
+def names(config: Config) -> Names:
+    """As files of the hub, and in two GGUF files."""
+    layers = llava.pairs(BLOCK, "v.blk.{i}", "visual.blocks.{i}")
+    gguf = (*tower_pairs(config), *layers, *llama.GGUF)
+    return replace(qwen2_5_vl.names(config), gguf=gguf)

@@ -1,0 +1,48 @@
+"""Qwen3-VL in two GGUF files: what a text's and a projector's (mmproj) say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ostro import Container, Names, Pair
+from ostro.architectures.llama.names import GGUF as TEXT
+from ostro.architectures.llava import projector as llava
+from ostro.architectures.qwen2_5_vl.projector import BLOCK as BLOCK_2_5
+from ostro.architectures.qwen2_5_vl.projector import sighted_config, tower_pairs
+from ostro.architectures.qwen3_vl import names as qwen3_vl
+from ostro.architectures.qwen3_vl.config import Config
+from ostro.core.errors import ConfigError
+
+BLOCK = {**BLOCK_2_5, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+MERGER = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
+POSITIONS = "mmproj.v.position_embd.weight"
+
+
+def gguf_config(container: Container) -> dict[str, Any]:
+    """A config.json, and how images are made ready. Raises ConfigError for what is missing."""
+    speaking = llava.stated(container, "vision.is_deepstack_layers", list)
+    if POSITIONS not in container.tensors:
+        raise ConfigError(f"{container.path.name}: its projector has no learned positions")
+    return sighted_config(
+        container,
+        num_position_embeddings=container.tensors[POSITIONS].shape[0],
+        deepstack_visual_indexes=[i for i, speaks in enumerate(speaking) if speaks],
+    )
+
+
+def names(config: Config) -> Names:
+    """As files of the hub, and in two GGUF files, where levels are numbered by their layers."""
+    levels = (
+        pair
+        for i, layer in enumerate(config.vision.deepstack_visual_indexes)
+        for pair in llava.pairs(MERGER, f"v.deepstack.{layer}", f"visual.deepstack_merger_list.{i}")
+    )
+    ends = (
+        Pair(POSITIONS, "visual.pos_embed.weight"),
+        Pair("mmproj.v.patch_embd.bias", "visual.patch_embed.proj.bias"),
+    )
+    layers = llava.pairs(BLOCK, "v.blk.{i}", "visual.blocks.{i}")
+    return replace(
+        qwen3_vl.names(config), gguf=(*tower_pairs(config), *ends, *levels, *layers, *TEXT)
+    )
