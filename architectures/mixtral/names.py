@@ -20,7 +20,9 @@ HUB = (
     Pair(f"{OLD}.experts.{{e}}.w3", f"{LAYER}.mlp.experts.{{e}}.up_proj"),
     Pair(f"{OLD}.experts", f"{LAYER}.mlp.experts"),
 )
-"""As the hub has Mixtral; the last is UQFF's. transformers 5 has the names on the right, its experts stacked."""
+"""As the hub has Mixtral, the last as UQFF does. transformers 5 has the names on the right, its
+experts stacked.
+"""
 
 STACKS = (
     Pair(f"{LAYER}.mlp.experts.gate_up_proj", f"{EACH}.gate_proj.weight", Part(0, 2)),

@@ -1,9 +1,10 @@
 """Native kernels: C++ beside its Python wrapper, compiled once for this CPU.
 
 A kernel is a file `native.cpp` of functions over addresses and sizes, with `ostro.h` for what all
-share; its wrapper calls them through ctypes, which lets go of the GIL. No torch headers, so a file
-takes a second to compile; the result is kept in $OSTRO_CACHE, `~/.cache/ostro`. Without a
-C++ compiler the wrapper cannot be imported, and the chooser takes the next kernel.
+share, and headers of its own beside it; its wrapper calls them through ctypes, which lets go of the
+GIL. No torch headers, so a file takes seconds to compile; the result is kept in $OSTRO_CACHE,
+`~/.cache/ostro`. Without a C++ compiler the wrapper cannot be imported, and the chooser takes the
+next kernel.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ FAILED: dict[Path, str] = {}
 def load(source: Path) -> ctypes.CDLL:
     """The compiled library of a C++ file. Raises ImportError, with the reason, if there is none."""
     key = hashlib.sha256()
-    for part in (source.read_bytes(), (HEADERS / "ostro.h").read_bytes(), machine()):
+    headers = (HEADERS / "ostro.h", *sorted(source.parent.glob("*.h")))
+    for part in (*(file.read_bytes() for file in (source, *headers)), machine()):
         key.update(part)
     place = cache_folder() / f"{source.parent.name}-{key.hexdigest()[:20]}.so"
     if place in FAILED:

@@ -317,7 +317,8 @@ static inline v16i add_fours(v16i acc, v16u a, uint32_t b) {
 #elif defined(__AVX2__) && !defined(__AVX512F__)
     __m256i all = _mm256_set1_epi32((int)b), low = _mm256_set1_epi16(255);
     __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd = _mm256_srai_epi16(all, 8);
-    __m256i from[2] = {(__m256i)a.low, (__m256i)a.high}, to[2] = {(__m256i)acc.low, (__m256i)acc.high};
+    __m256i from[2] = {(__m256i)a.low, (__m256i)a.high};
+    __m256i to[2] = {(__m256i)acc.low, (__m256i)acc.high};
     for (int i = 0; i < 2; i++) {
         to[i] = _mm256_add_epi32(to[i], _mm256_madd_epi16(_mm256_and_si256(from[i], low), even));
         to[i] = _mm256_add_epi32(to[i], _mm256_madd_epi16(_mm256_srli_epi16(from[i], 8), odd));

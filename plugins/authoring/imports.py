@@ -14,7 +14,8 @@ from ostro.plugins.authoring.package import Package
 HEAVY = frozenset("torch transformers triton numpy diffusers safetensors scipy sklearn".split())
 LIGHT = frozenset(
     [
-        *"hookimpl errors config Files Format TensorInfo Mutant Settings Record __version__".split(),
+        *"hookimpl errors config Record __version__".split(),
+        *"Files Format TensorInfo Mutant Settings".split(),
         *(record.__name__ for record in KINDS.values()),
     ]
 )
