@@ -70,7 +70,7 @@ class Op:
     def settle(self, target: Target) -> Choice:
         """Choose the first kernel that fits the target and call it from now on."""
         refused = []
-        for kernel in self.kernels:
+        for kernel in [k for k in self.kernels if target.device.type in k.devices]:
             if reason := refusal(kernel, target, self.facts):
                 refused.append(f"{kernel.name}: {reason}")
                 continue
