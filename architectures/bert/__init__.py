@@ -38,6 +38,7 @@ def ostro_architectures() -> Iterable[Architecture]:
     yield replace(
         encoder,
         name="bert_classifier",
+        wide={**WIDE, "num_labels": 8},
         tasks=("classify", "rerank"),
         classes=("BertForSequenceClassification",),
         gguf=(),

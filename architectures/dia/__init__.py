@@ -1,10 +1,11 @@
 """Dia 1.6B: dialogues spoken from text."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from ostro import Architecture, hookimpl
 
-TINY = {
+TINY: dict[str, Any] = {
     "encoder_config": {
         "vocab_size": 256,
         "hidden_size": 48,
@@ -35,6 +36,17 @@ TINY = {
     },
     "delay_pattern": [0, 3, 4, 5],
 }
+ALIGNED = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+WIDE = {
+    **TINY,
+    "encoder_config": {**TINY["encoder_config"], **ALIGNED},
+    "decoder_config": {
+        **TINY["decoder_config"],
+        **ALIGNED,
+        "cross_head_dim": 64,
+        "cross_hidden_size": 256,
+    },
+}
 CODEC = {
     "encoder_hidden_size": 8,
     "downsampling_ratios": [2, 4],
@@ -61,5 +73,6 @@ def ostro_architectures() -> Iterable[Architecture]:
         companions=f"{__name__}.folder:companions",
         sensitive=("logits_dense",),
         tiny={**TINY, "codec": CODEC},
+        wide={**WIDE, "codec": CODEC},
         mutants=f"{__name__}.mutants:mutants",
     )

@@ -5,9 +5,11 @@ from typing import Any
 
 from ostro import Architecture, Files, hookimpl
 from ostro.architectures.clip import TINY as CLIP
+from ostro.architectures.clip import WIDE as WIDE_CLIP
 from ostro.architectures.t5 import TINY as T5
+from ostro.architectures.t5 import WIDE as WIDE_T5
 
-TINY = {
+TINY: dict[str, Any] = {
     "_class_name": "FluxPipeline",
     "transformer": {
         "in_channels": 16,
@@ -35,6 +37,21 @@ TINY = {
     "text_encoder_2": T5,
     "scheduler": {"shift": 3.0, "use_dynamic_shifting": True},
 }
+WIDE = {
+    **TINY,
+    "transformer": {
+        **TINY["transformer"],
+        "in_channels": 256,
+        "attention_head_dim": 64,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 256,
+        "pooled_projection_dim": 256,
+        "axes_dims_rope": [16, 24, 24],
+    },
+    "vae": {**TINY["vae"], "block_out_channels": [8, 16, 256], "latent_channels": 64},
+    "text_encoder": WIDE_CLIP,
+    "text_encoder_2": WIDE_T5,
+}
 
 
 def claims(files: Files, config: Mapping[str, Any]) -> bool:
@@ -55,6 +72,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         sensitive=("transformer.norm_out.*", "transformer.x_embedder", "transformer.proj_out"),
         tiny=TINY,
+        wide=WIDE,
         mutants=f"{__name__}.mutants:mutants",
         trunk=True,
     )

@@ -15,6 +15,7 @@ from torch.nn import Module
 from ostro.core.config import ModelConfig, TextConfig
 from ostro.core.errors import ConfigError, Unsupported, UsageError
 from ostro.core.load import body
+from ostro.core.load.budget import read_budget
 from ostro.core.load.companions import join
 from ostro.core.load.container import Container
 from ostro.core.load.names import Names
@@ -106,7 +107,10 @@ class Outline:
 
 
 def outline(path: Path, settings: Settings, plugins: PluginManager) -> Outline:
-    """Look at the checkpoint at a local path. Raises as `load_model`."""
+    """Look at the checkpoint at a local path; where --quant is a budget, measure how to spend it.
+
+    Raises as `load_model`.
+    """
     container = open_container(path, plugins, dummy=settings.dummy_weights is not None)
     raw, architecture, space = identify(container, settings, plugins)
     check_settings(settings, architecture)
@@ -117,7 +121,7 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> Outline:
     check_sizes(config, container)
     model = model_class(config)
     plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
-    return Outline(
+    found = Outline(
         container=container,
         raw_config=raw,
         architecture=architecture,
@@ -129,6 +133,11 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> Outline:
         dtype=dtype,
         plan=plan,
     )
+    if (budget := read_budget(settings.quant)) is None:
+        return found
+    from ostro.core.load.spending import spend  # which loads models itself
+
+    return replace(found, plan=spend(found, budget, path, settings, plugins))
 
 
 def load_model(
@@ -221,6 +230,8 @@ def requantize(
     """
     sensitive, places = loaded.architecture.sensitive, list(slots(loaded.model))
     plan = read_plan(settings, sensitive, loaded.names, places, plugins)
+    if read_budget(settings.quant) is not None:
+        plan = outline(loaded.path, settings, plugins).plan
     loaded.explain = body.explain(loaded.architecture, settings)
     read_weights(loaded, plan, plugins, progress)
     loaded.placement.move()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import UsageError, nearest
+from ostro.core.load.budget import read_budget
 from ostro.core.load.importance import read_importance, slot_importance
 from ostro.core.load.names import Names
 from ostro.core.load.open import open_container
@@ -179,7 +180,8 @@ def read_plan(
     slots: Sequence[Slot],
     plugins: PluginManager,
 ) -> Plan | None:
-    """The plan that the user's words say, or None where nothing is to be quantized.
+    """The plan that the user's words say, or None where nothing is to be quantized. Where they name
+    a budget it has no usual format yet.
 
     Raises UsageError for words that say nothing, CheckpointError for a damaged importance file.
     """
@@ -190,7 +192,7 @@ def read_plan(
         return None
     known = makers(plugins)
     rules = [] if topology is None else read_rules(topology, "--topology")
-    usual = None if quant is None else find(quant, known)
+    usual = None if quant is None or read_budget(quant) else find(quant, known)
     importance: dict[str, Tensor] = {}
     if settings.importance is not None:
         file = Path(settings.importance)

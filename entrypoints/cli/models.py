@@ -1,29 +1,112 @@
-"""`ostro models`: the architectures and formats at hand, from records only."""
+"""`ostro models`: the architectures and formats at hand, from records only.
+
+With `--explain REF`: how the weights of a model lie and multiply, once it is loaded.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ostro.core.errors import UsageError
+from ostro.entrypoints.cli.options import add_model_options, settings
+
+if TYPE_CHECKING:
+    from ostro.core.load.model import LoadedModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "List the architectures and formats at hand. With --explain REF, load a model as the "
+        "options say, and list where its weights lie, in which formats, and what multiplies them."
+    )
+    parser.add_argument("reference", nargs="?", metavar="REF", help="the model to explain, or -m")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plugin", action="append", default=[], metavar="PATH")
+    add_model_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.core.load.body import BODY
     from ostro.core.plugins import PluginManager
 
+    check(args)
     plugins = PluginManager()
-    plugins.load(None, args.plugin)
-    found = inventory(plugins)
+    if args.explain:
+        from ostro.core.load.model import load_model
+        from ostro.core.load.open import find
+
+        asked = settings(args)
+        plugins.load(asked, args.plugin)
+        found = explained(load_model(find(asked, plugins), asked, plugins))
+    else:
+        plugins.load(None, args.plugin)
+        found = inventory(plugins)
     if args.json:
         print(json.dumps(found, indent=2))
-        return 0
+    elif args.explain:
+        show_layers(found)
+    else:
+        show_inventory(found)
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise UsageError for a model that is named twice, or not to be explained."""
+    if args.reference and args.model:
+        raise UsageError(f"{args.reference} and -m {args.model}: name one model")
+    args.model = args.reference or args.model
+    if args.model and not args.explain:
+        raise UsageError(f"{args.model}: say --explain to have it loaded and explained")
+
+
+def explained(loaded: LoadedModel) -> dict[str, Any]:
+    """How the weights of a loaded model lie and multiply, and what else was said of it."""
+    kernels = {layer.kernel for layer in loaded.layers}
+    return {
+        "model": loaded.path.name,
+        "architecture": loaded.architecture.name,
+        "device": str(loaded.device),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "bytes": loaded.nbytes,
+        "layers": [
+            {
+                "path": layer.path,
+                "formats": list(layer.formats),
+                "bytes": layer.nbytes,
+                "kernel": layer.kernel,
+            }
+            for layer in loaded.layers
+        ],
+        "notes": [line for line in loaded.explain if line.partition(": ")[2] not in kernels],
+    }
+
+
+def show_layers(found: dict[str, Any]) -> None:
+    """A row a layer; what multiplies many of them is told once, below."""
     from rich.table import Table
 
+    from ostro.entrypoints.cli import console
+
+    out = console()
+    about = (found[key] for key in ("architecture", "dtype", "device"))
+    out.print(f"{found['model']}: {', '.join(about)}")
+    table = Table("layer", "formats", "bytes", "kernel")
+    kernels = list(dict.fromkeys(layer["kernel"] for layer in found["layers"]))
+    for layer in found["layers"]:
+        formats, number = ", ".join(layer["formats"]), kernels.index(layer["kernel"]) + 1
+        table.add_row(layer["path"], formats, f"{layer['bytes']:,}", f"({number})")
+    out.print(table)
+    for number, kernel in enumerate(kernels, 1):
+        out.print(f"({number}) {kernel}")
+    for line in found["notes"]:
+        out.print(line)
+    out.print(f"{found['bytes']:,} bytes of weights")
+
+
+def show_inventory(found: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from ostro.core.load.body import BODY
     from ostro.entrypoints.cli import console
 
     out = console()
@@ -39,7 +122,6 @@ def run(args: argparse.Namespace) -> int:
         )
     out.print(f"weight formats: {', '.join(found['formats'])}")
     out.print(f"checkpoints: {', '.join(found['checkpoints'])}")
-    return 0
 
 
 def inventory(plugins: Any) -> dict[str, Any]:

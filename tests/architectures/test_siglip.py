@@ -24,6 +24,7 @@ from ostro.core.plugins import PluginManager
 from ostro.core.records import resolve
 from ostro.core.step import ROWS
 from ostro.core.testing.architecture import ArchitectureTests, Nudge
+from ostro.core.testing.formats import assert_same, formats, some, wide
 from ostro.core.testing.parity import BAR, RED, STD, Subject, deviation, subject
 
 SIDE = 24
@@ -96,6 +97,13 @@ class TestSiglip(ArchitectureTests):
     def test_images_of_another_size_are_refused(self, tiny: Subject) -> None:
         with pytest.raises(RequestError, match="18 x 24 pixels"):
             seen(tiny.load().model, torch.zeros(1, 3, 18, 24))
+
+    @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_few_bits_say_what_their_floats_say(self, plugins: PluginManager, every: bool) -> None:
+        with wide(plugins, plugins.get("architectures", "siglip")) as made:
+            for format in formats(plugins) if every else some(plugins, "siglip"):
+                loaded = made.load(quant=format, exact=True)
+                assert_same(loaded, plugins, format, lambda model=loaded.model: [seen(model)])
 
     def test_it_reads_no_text(self, tiny: Subject) -> None:
         with pytest.raises(Unsupported, match="no text"):

@@ -118,7 +118,7 @@ def test_packed_answers_every_verb(ordered: bool, deterministic: bool) -> None:
             storage.settle(deterministic, exact=True)
         assert storage.dequantize().equal(truth) and storage.dequantize(2, 5).equal(truth[2:5])
         x = torch.randn(3, 2, K)
-        torch.testing.assert_close(storage.matmul(x), x @ truth.t(), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(storage.matmul(x), x @ truth.t(), rtol=1e-5, atol=2e-3)
         ids = torch.tensor([3, 0, 3])
         assert storage.rows(ids).equal(truth[ids])
         assert storage.slice(0, 4, 8).dequantize().equal(truth[4:8])
@@ -130,7 +130,7 @@ def test_packed_answers_every_verb(ordered: bool, deterministic: bool) -> None:
     assert stacked is not None and stacked.shape == (2, N, K)
     stacked.settle(deterministic, exact=True)
     x, experts = torch.randn(5, K), torch.tensor([0, 0, 1, 1, 1])
-    torch.testing.assert_close(stacked.grouped(x, experts), x @ truth.t(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(stacked.grouped(x, experts), x @ truth.t(), rtol=1e-5, atol=2e-3)
     if ordered:
         with pytest.raises(Unsupported, match="order of their own"):
             storage.slice(1, 0, 64)

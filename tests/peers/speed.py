@@ -164,7 +164,9 @@ def ostro(args: argparse.Namespace) -> Turn:
 
     need = args.prompt + args.tokens + 2
     reference = args.gguf if args.bits else args.checkpoint
-    model = load_text(Settings(reference=str(reference), context=need, max_seqs=1), [])
+    words = str(args.checkpoint)
+    asked = Settings(reference=str(reference), tokenizer=words, context=need, max_seqs=1)
+    model = load_text(asked, [])
     warm_up(model.engine)
 
     def turn(prompt: list[int]) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,14 @@ class Dia:
         return found
 
 
-def make_dia(folder: Path, *, std: float = 0.15, beside: bool = True) -> Dia:
+def make_dia(
+    folder: Path, shape: Mapping[str, Any] = SHAPE, *, std: float = 0.15, beside: bool = True
+) -> Dia:
     """Write both folders; the codec lies in `codec` or, not `beside`, where the processor says.
 
     Scores are not scaled: with more spread than this, rounding is heard.
     """
-    model = DiaForConditionalGeneration(DiaConfig(**SHAPE)).eval()
+    model = DiaForConditionalGeneration(DiaConfig(**shape)).eval()
     reinitialise(model, std)
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.3, top_p=0.95, top_k=12, guidance_scale=2.5, **MARKS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tiny_model import make_tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -12,23 +14,23 @@ from ostro.architectures.flux import TINY
 from ostro.core.testing.parity import reinitialise
 
 
-def make_flux(folder: Path) -> Path:
+def make_flux(folder: Path, shape: Mapping[str, Any] = TINY, std: float = 0.1) -> Path:
     """Write the folder and return it."""
     import diffusers
     import transformers
 
-    clip = {**TINY["text_encoder"], "vocab_size": 304, "eos_token_id": 301}
-    t5 = {**TINY["text_encoder_2"], "vocab_size": 304}
+    clip = {**shape["text_encoder"], "vocab_size": 304, "eos_token_id": 301}
+    t5 = {**shape["text_encoder_2"], "vocab_size": 304}
     parts = {
-        "transformer": diffusers.FluxTransformer2DModel(**TINY["transformer"]),
-        "vae": diffusers.AutoencoderKL(**TINY["vae"], **BLOCKS),
+        "transformer": diffusers.FluxTransformer2DModel(**shape["transformer"]),
+        "vae": diffusers.AutoencoderKL(**shape["vae"], **BLOCKS),
         "text_encoder": transformers.CLIPTextModel(transformers.CLIPTextConfig(**clip)),
         "text_encoder_2": transformers.T5EncoderModel(transformers.T5Config(**t5)),
     }
     for name, part in parts.items():
-        reinitialise(part, 0.1)
+        reinitialise(part, std)
         part.save_pretrained(folder / name)
-    made = diffusers.FlowMatchEulerDiscreteScheduler(**TINY["scheduler"])
+    made = diffusers.FlowMatchEulerDiscreteScheduler(**shape["scheduler"])
     made.save_pretrained(folder / "scheduler")
     words = make_tokenizer()
     end = words.token_to_id("<|im_end|>")

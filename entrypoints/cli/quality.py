@@ -1,0 +1,178 @@
+"""`ostro quality`: what quantization costs, measured beside the model in floats."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.core.errors import UsageError
+from ostro.core.records import Settings
+from ostro.entrypoints.cli.options import add_model_options, settings
+
+if TYPE_CHECKING:
+    from ostro.core.plugins import PluginManager
+    from ostro.entrypoints.quality.figures import Estimate, Quality, Report
+
+EVERY = "all"
+"""What stands for every format that an installed quantizer makes."""
+
+WORST = 5
+"""Weights of a variant whose errors are shown; JSON has all of them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Compare a model in few bits with the same model in floats, token by token of a text. "
+        "--quant takes several formats here (q8_0,q4k), or all; without --quant and --topology, "
+        "-m is compared as it is with --reference."
+    )
+    add_model_options(parser)
+    add = parser.add_argument_group("quality").add_argument
+    add("--reference", metavar="REF", help="compare with this; default: -m as it is stored")
+    add("--text", metavar="FILE", help="the text to read; default: one that comes with ostro")
+    add("--tokens", type=int, metavar="N", help="read so many tokens of the text")
+    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, or print it")
+    add("--plot", type=Path, metavar="FILE.svg", help="draw bits per weight against divergence")
+
+
+def run(args: argparse.Namespace) -> int:
+    check(args)
+    from ostro.core.plugins import PluginManager
+    from ostro.entrypoints.quality.measure import measure
+    from ostro.entrypoints.quality.plot import check_plot, write_plot
+    from ostro.entrypoints.quality.text import read_text
+
+    if args.plot is not None:
+        check_plot(args.plot)
+    asked = settings(args)
+    plugins = PluginManager()
+    plugins.load(asked, args.plugin)
+    reference = reference_of(asked, args.reference)
+    if asked == reference and args.reference is None:
+        raise UsageError(
+            "nothing to compare: name formats (--quant q8_0,q4k or all), a --topology, or a "
+            "--reference"
+        )
+    variants = variants_of(asked, plugins)
+    text = read_text(args.text, reference.reference)
+    with progress() as told:
+        report = measure(reference, variants, text, plugins, tokens=args.tokens, told=told)
+    if args.plot is not None:
+        write_plot(report, args.plot)
+    written = json.dumps(report.plain(), indent=2)
+    if args.json == "-":
+        print(written)
+        return 0
+    if args.json is not None:
+        Path(args.json).write_text(written + "\n", "utf-8")
+    show(report)
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise UsageError for what would only fail in the end."""
+    if args.tokens is not None and args.tokens < 2:
+        raise UsageError(f"--tokens {args.tokens}: at least 2 are needed")
+    for option in ("json", "plot"):
+        file = getattr(args, option)
+        if file is not None and not Path(file).parent.is_dir():
+            raise UsageError(f"--{option} {file}: there is no such folder")
+
+
+def reference_of(asked: Settings, other: str | None) -> Settings:
+    """The same model, or another one, with nothing quantized that is not stored so."""
+    usual = Settings()
+    plain = replace(
+        asked,
+        quant=None,
+        topology=None,
+        importance=None,
+        kv_dtype=usual.kv_dtype,
+        exact=usual.exact,
+    )
+    if other is None:
+        return plain
+    return replace(plain, reference=other, name=None, arch=None, revision=None)
+
+
+def variants_of(asked: Settings, plugins: PluginManager) -> dict[str, Settings]:
+    """What is compared, by name: -m in each format, or as it is."""
+    from ostro.core.load.quantize import makers
+    from ostro.entrypoints.found import name_of
+
+    if asked.quant is None:
+        return {name_of(asked): asked}
+    formats = [word.strip() for word in asked.quant.split(",")]
+    if formats == [EVERY]:
+        known = makers(plugins)
+        formats = sorted(known, key=lambda name: (-known[name].format.bits, name))
+    return {name: replace(asked, quant=name) for name in formats}
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal; nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield lambda *news: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda who, done, total: bar.update(
+            task, description=who, completed=done, total=total
+        )
+
+
+def show(report: Report) -> None:
+    """Print a line a variant, and the worst weights of each."""
+    from rich.table import Table
+
+    from ostro.entrypoints.cli import console
+
+    out = console()
+    out.print(
+        f"{report.positions} positions of {report.text}, windows of {report.window}; "
+        f"computed in {report.dtype}"
+    )
+    columns = ("MB", "bits/weight", "KL", "KL p99", "same top token, %", "perplexity", "ratio")
+    table = Table("", *columns, title=f"{report.model} (95 % intervals)")
+    first = report.weights
+    size = f"{first.nbytes / 1e6:.1f}", f"{first.bits:.2f}"
+    table.add_row(report.reference, *size, "", "", "", spread(report.perplexity, ".3f"), "")
+    for variant in report.variants:
+        table.add_row(*cells(variant))
+    out.print(table)
+    worst = Table("", "weight", "format", "error", title="Weights that lose most")
+    for variant in report.variants:
+        for i, layer in enumerate(variant.layers[:WORST]):
+            name = "" if i else variant.name
+            worst.add_row(name, layer.name, layer.format, f"{100 * layer.error:.2f} %")
+    out.print(worst)
+
+
+def cells(variant: Quality) -> tuple[str, ...]:
+    """A line of the table, as text."""
+    return (
+        variant.name,
+        f"{variant.weights.nbytes / 1e6:.1f}",
+        f"{variant.weights.bits:.2f}",
+        f"{variant.kl.value:.3g} ± {variant.kl.high - variant.kl.value:.1g}",
+        f"{variant.kl_p99:.3g}",
+        spread(variant.top1, ".2f", 100),
+        spread(variant.perplexity, ".3f"),
+        spread(variant.ratio, ".4f"),
+    )
+
+
+def spread(estimate: Estimate, form: str, times: int = 1) -> str:
+    """A figure and its interval."""
+    value, low, high = (times * x for x in (estimate.value, estimate.low, estimate.high))
+    return f"{value:{form}} ({low:{form}}..{high:{form}})"

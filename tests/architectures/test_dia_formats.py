@@ -1,0 +1,50 @@
+"""Dia in few bits: states and logits are those of its dequantized weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+pytest.importorskip("transformers")
+
+from tiny_dia import make_dia
+
+from ostro.architectures.dia import WIDE
+from ostro.core.load.model import load_model
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings
+from ostro.core.step import ROWS
+from ostro.core.testing.architecture import all_plugins
+from ostro.core.testing.formats import STD, assert_same, formats, some
+
+TEXT = list(b"\x01 hello, \x02 said the other")
+TEXTS = torch.tensor([TEXT, [0] * len(TEXT)])
+CODES = torch.randint(0, 32, (30, 4), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_dia(tmp_path_factory.mktemp("models") / "dia", WIDE, std=STD).folder
+
+
+@torch.inference_mode()
+def heard(model: Any) -> list[Tensor]:
+    """States of the encoder, and logits [n, places, channels, V] for given codes."""
+    memory = model.remember(TEXTS, len(CODES), ROWS)
+    logits = [model.logits(frame, memory, i, ROWS) for i, frame in enumerate(CODES)]
+    return [model.model.encoder(TEXTS, ROWS), torch.stack(logits, 1)]
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_few_bits_say_what_their_floats_say(folder: Path, every: bool) -> None:
+    plugins: PluginManager = all_plugins()
+    for format in formats(plugins) if every else some(plugins, "dia"):
+        loaded = load_model(folder, Settings(dtype="float32", quant=format, exact=True), plugins)
+        assert_same(loaded, plugins, format, lambda model=loaded.model: heard(model))

@@ -1,0 +1,85 @@
+"""The whole grid: every architecture that has a wide config, and a body, in every format.
+
+`--ostro-plugin PATH` adds an architecture, or a format, from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Architecture
+from ostro.core.testing import references
+from ostro.core.testing.architecture import given
+from ostro.core.testing.checks import answers
+from ostro.core.testing.formats import STD, assert_grid, formats, some, wide
+from ostro.core.testing.parity import Subject
+
+BODY = Architecture(
+    name="a body",
+    api=(0, 1),
+    classes=("Olmo2ForCausalLM",),
+    config="transformers:Olmo2Config",
+    model="transformers:Olmo2ForCausalLM",
+    reference="transformers:Olmo2ForCausalLM",
+    wide={
+        "vocab_size": 128,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+)
+"""A class of transformers that no plugin claims: it is found by what its config says."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    plugins = given(metafunc.config)
+    records = plugins.collect("architectures").values()
+    names = [r.name for r in records if answers(r) and r.wide is not None] + [BODY.name]
+    quick = some(plugins, BODY.name)
+    cells = [
+        pytest.param(name, format, marks=() if name == BODY.name and format in quick else SLOW)
+        for name in names
+        for format in formats(plugins)
+    ]
+    metafunc.parametrize(("grid", "format"), cells, indirect=["grid"], scope="module")
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def grid(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """The subject of an architecture, one after the other."""
+    plugins = given(request.config)
+    if request.param == BODY.name:
+        with body(plugins) as made:
+            yield made
+        return
+    with wide(plugins, plugins.get("architectures", request.param)) as made:
+        yield made
+
+
+@contextmanager
+def body(plugins: PluginManager) -> Iterator[Subject]:
+    """The subject of a record that no plugin declares."""
+    shape = dict(BODY.wide or {})
+    reference = references.build(BODY, shape, STD, plugins)
+    with TemporaryDirectory() as folder:
+        references.save(BODY, reference, shape, Path(folder))
+        yield Subject(BODY, reference, Path(folder), plugins, shape, STD)
+
+
+def test_few_bits_say_what_their_floats_say(grid: Subject, format: str) -> None:
+    assert_grid(grid, format)

@@ -1,0 +1,74 @@
+"""What llama.cpp's own quantizer writes, where there is a checkout and an environment of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+import quantized
+from conversions import CASES
+from converter import CHECKOUT, find_checkout, find_python
+from gguf import GGUFReader
+from quantized import FORMATS, Outcome, cases, find_llama, run
+
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def checkout() -> Path:
+    found = find_checkout(None)
+    if found is None:
+        pytest.skip(f"{CHECKOUT} names no checkout of llama.cpp")
+    if not find_llama().exists():
+        pytest.skip(f"there is no {find_llama()}; environments.py makes it")
+    return found
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    manager = PluginManager()
+    manager.load(Settings())
+    return manager
+
+
+@pytest.mark.parametrize("name", cases())
+def test_its_files_say_what_it_says(name: str, checkout: Path, plugins: PluginManager) -> None:
+    case = CASES[name]
+    outcomes = dict(run(case, list(FORMATS), checkout, find_python(), plugins))
+    if "No module named" in outcomes.get("", Outcome()).said:
+        pytest.skip(outcomes[""].said)
+    bad = {format: str(outcome) for format, outcome in outcomes.items() if not outcome.good(case)}
+    assert not bad and outcomes.keys() == FORMATS.keys()
+
+
+@pytest.fixture
+def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One scale of the file is doubled after llama.cpp has read it."""
+    ask = quantized.ask
+
+    def change(source: Path, format: str, folder: Path, *rest: Any) -> Any:
+        theirs = ask(source, format, folder, *rest)
+        reader = GGUFReader(folder / "model.gguf", "r+")
+        [down] = [tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.weight"]
+        down.data[0, :2].view("float16")[:] *= 2
+        reader.data.flush()
+        return theirs
+
+    monkeypatch.setattr(quantized, "ask", change)
+    yield
+
+
+@pytest.mark.usefixtures("damaged")
+def test_a_wrong_scale_is_noticed(checkout: Path, plugins: PluginManager) -> None:
+    [(_, outcome)] = run(CASES["llama"], ["Q8_0"], checkout, find_python(), plugins)
+    assert outcome.own <= quantized.SAME and outcome.floats > 2 * quantized.BAR
+    assert not outcome.good(CASES["llama"])
