@@ -49,7 +49,10 @@ class TestEmbeddingGemma(ArchitectureTests):
     @pytest.mark.parametrize("format", ["F32", "BF16", "Q8_0"])
     def test_gguf_files(self, plugins: PluginManager, format: str, tmp_path: Path) -> None:
         """The scale of the scores is no key: it follows from the size of a head."""
-        record, asked = plugins.get("architectures", self.name), Settings(dtype="float32")
+        record, asked = (
+            plugins.get("architectures", self.name),
+            Settings(dtype="float32", exact=True),
+        )
         config = {**record.tiny, "query_pre_attn_scalar": record.tiny["head_dim"]}
         with subject(plugins, self.name, config=config) as tiny:
             convert(tiny.reference, tmp_path / "model.gguf", format, {})
@@ -143,7 +146,7 @@ def test_vectors_of_a_folder(
     reference.save_pretrained(tmp_path)
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
     describe(tmp_path, *layers)
-    with ostro.load(tmp_path, dtype="float32", device="cpu") as model:
+    with ostro.load(tmp_path, dtype="float32", device="cpu", exact=True) as model:
         assert isinstance(model, Tasks) and model.tokenizer is not None
         vectors = torch.as_tensor(model.embed(TEXTS, prompt=prompt))
         tokens = [model.tokenizer.encode(PROMPTS.get(prompt or "", "") + text) for text in TEXTS]

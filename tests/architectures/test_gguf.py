@@ -216,7 +216,8 @@ def convert(reference: Any, file: Path, formats: tuple[str, ...]) -> None:
 
 
 def loaded(file: Path, plugins: PluginManager, **settings: Any) -> Any:
-    return load_model(file, Settings(dtype="float32", device="cpu", **settings), plugins)
+    asked = Settings(dtype="float32", device="cpu", exact=True, **settings)
+    return load_model(file, asked, plugins)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -93,7 +93,7 @@ def test_logits_equal_transformers(name: str, format: str, tmp_path: Path) -> No
     config = {**plugins.get("architectures", name).tiny, **CHANGES[name]}
     with subject(plugins, name, config=config) as tiny:
         convert(tiny.reference, name, tmp_path / "model.gguf", format)
-        asked = Settings(dtype="float32", device="cpu")
+        asked = Settings(dtype="float32", device="cpu", exact=True)
         model = load_model(tmp_path / "model.gguf", asked, plugins)
         logits = tiny.engine(model).runner.logits(tiny.prompt)
         assert deviation(logits, tiny.truth(tiny.prompt)) <= BAR
