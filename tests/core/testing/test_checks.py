@@ -136,6 +136,10 @@ WRONG: dict[str, tuple[str, Wrong]] = {
         "llama",
         lambda: replaced(llama_names, "GGUF", llama_names.GGUF[1:]),
     ),
+    "few bits say what their floats say": (
+        "llama",
+        lambda: around(nn.Packed, "floats", lambda weight, *_: weight * 1.01),
+    ),
     "kernels say what their naive twins say": (
         "qwen3",
         lambda: around(twins, "runnable", louder),
