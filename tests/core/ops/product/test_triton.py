@@ -287,6 +287,7 @@ def test_choice(deterministic: bool, exact: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 @pytest.mark.parametrize("group", [16, 32, 64, 128, 384])
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_grid(bits: int, group: int) -> None:
