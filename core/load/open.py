@@ -13,8 +13,8 @@ from ostro.core.load.container import Container
 from ostro.core.plugins import PluginManager
 from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
 
-PROJECTORS = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
-"""Keys of a GGUF file that say what kind of projector it is, one of them in each."""
+PROJECTOR = "projector_type"
+"""How the key of a GGUF file ends that says what kind of projector it is."""
 
 
 def find(settings: Settings, plugins: PluginManager) -> Path:
@@ -79,7 +79,8 @@ def architecture_of(
 def gguf_name(container: Container) -> str | None:
     """The GGUF name of a model: its `general.architecture`; with a projector, "text+projector"."""
     metadata = container.metadata
-    text, *types = (metadata.get(key) for key in ("general.architecture", *PROJECTORS))
+    text = metadata.get("general.architecture")
+    types = [value for key, value in metadata.items() if key.endswith(f".{PROJECTOR}")]
     if not isinstance(text, str):
         return None
     return "+".join([text, *(kind for kind in types if isinstance(kind, str))][:2])

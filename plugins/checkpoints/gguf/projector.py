@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.container import MappedContainer, MappedFile, Place
-from ostro.core.load.open import PROJECTORS
+from ostro.core.load.open import PROJECTOR
 from ostro.core.records import TensorInfo
 from ostro.plugins.checkpoints.gguf.header import Header
 
@@ -47,8 +47,8 @@ class Projector(MappedContainer):
     def __init__(self, file: Path) -> None:
         """Raises CheckpointError where it is none that can be told from others."""
         places, metadata = Header(MappedFile(file)).read()
-        if is_projector(metadata) and not any(map(metadata.get, PROJECTORS)):
-            raise CheckpointError(f"{file.name}: {PROJECTORS[0]} is missing; convert it again")
+        if is_projector(metadata) and not any(key.endswith(f".{PROJECTOR}") for key in metadata):
+            raise CheckpointError(f"{file.name}: clip.{PROJECTOR} is missing; convert it again")
         super().__init__(file, named(places, metadata), metadata)
         self.wholes = {whole.info.name: whole for whole in wholes(self.tensors, metadata)}
         for whole in self.wholes.values():

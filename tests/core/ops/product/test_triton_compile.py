@@ -111,7 +111,7 @@ def cost(target: str, kind: str, rows: int) -> float:
 
 
 def slow_but(quick: bool) -> Any:
-    return () if quick else pytest.mark.slow
+    return () if quick else (pytest.mark.slow, pytest.mark.grid)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,7 @@ def test_a_weight_costs_few_instructions(target: str, kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [4, 8])
 @pytest.mark.parametrize("kind", BUDGETS)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
@@ -150,6 +151,7 @@ def test_hopper_takes_dequantized_weights_from_registers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 @pytest.mark.parametrize("target", [target.values[0] for target in targets()])
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("kind", SPILLING)
@@ -163,7 +165,9 @@ def test_compiles_without_spills(kind: str, launch: str, target: str) -> None:
         assert build.shared <= 96 << 10, build.kernel
 
 
-@pytest.mark.parametrize("target", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "target", ["gfx942", pytest.param("gfx1100", marks=(pytest.mark.slow, pytest.mark.grid))]
+)
 def test_amd_multiplies_four_codes_at_once(target: str) -> None:
     build = launched(target, "4 bits, integer table", "product", 1)[-1]
     assert "v_dot4" in build.assembly and "v_perm_b32" in build.assembly
