@@ -1,4 +1,4 @@
-"""Buckets: decode steps of fixed size over inputs that stay in place, captured on CUDA.
+"""Buckets: decode steps of fixed size over inputs that stay in place, captured as graphs.
 
 Of a model whose layers are split, its segments are captured; see `core/load/segment.py`.
 """
@@ -68,8 +68,7 @@ class Bucket:
         """Logits [n, V] of n decode rows."""
         self.load(chunks)
         out = self.launch()[: len(chunks)]
-        if self.runner.device.type != "cuda":
-            out = out.clone()
+        if self.runner.poisons:
             self.poison()
         return out
 

@@ -26,6 +26,9 @@ from ostro.core.records import Settings, resolve
 ROWS = {"cuda": 4096, "cpu": 512}
 """Rows of one step: enough for the device's matmuls, few enough that decodes do not wait long."""
 
+TAPED = 8
+"""Rows of the largest decode step that is recorded on CPU: of larger ones Python takes little."""
+
 MAX_THREADS = 1024
 
 NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -67,7 +70,9 @@ def build_engine(
     processors = plugins.collect("logits_processors").values()
     sampler = Sampler(seqs, vocab, target, eos, processors)
     loaded.explain += [describe(choice) for choice in sampler.choices]
-    captured = device.type == "cuda" or settings.replay
+    ahead = device.type == "cuda" or settings.replay
+    segments = loaded.placement.segments(settings.replay) if ahead else None
+    captured = seqs if ahead else min(seqs, TAPED) if loaded.placement.borders is None else 0
     held = Blocks(groups, block)
     short = [g for g in held.groups if g.pool.size < g.kind.blocks_of(loaded.context, rows)]
     context = min([loaded.context, *(group.pool.size * block for group in short)])
@@ -77,8 +82,9 @@ def build_engine(
         sampler,
         context=context,
         dtype=loaded.dtype,
-        captured=seqs if captured else 0,
-        segments=loaded.placement.segments(settings.replay) if captured else None,
+        captured=captured,
+        replay=settings.replay,
+        segments=segments,
     )
     return Engine(
         runner,
@@ -86,7 +92,7 @@ def build_engine(
         vocab=vocab,
         context=context,
         eos_ids=eos,
-        lag=int(captured),
+        lag=int(ahead),
         identity=key_root(loaded, settings),
         prefix_cache=prefix_cache,
     )
@@ -186,6 +192,8 @@ def make_ready(engine: Engine, loaded: LoadedModel) -> None:
         engine.runner.capture()
     if engine.runner.segments is not None:
         loaded.explain += engine.runner.segments.describe()
+    elif why := engine.runner.graphs.refused:
+        loaded.explain.append(f"decode steps: not captured, for {why}")
 
 
 def warm_up(engine: Engine) -> None:

@@ -1,4 +1,7 @@
-"""Graphs: calls over inputs that stay in place, captured on CUDA, so that a launch repeats them."""
+"""Graphs: calls over inputs that stay in place, captured, so that a launch repeats them.
+
+CUDA captures graphs, the CPU tapes (`core.engine.tape`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+
+from ostro.core.engine.tape import Unrecorded, record
 
 T = TypeVar("T")
 
@@ -27,6 +32,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self.lanes: dict[torch.device, Lane] = {}
+        self.refused = ""  # why a call was not captured
 
     def lane(self, device: torch.device) -> Lane:
         if device not in self.lanes:
@@ -38,10 +44,14 @@ class Graphs:
         """The call as one launch on the device's current stream: warmed up on a side stream, then
         captured. What it gives lies where it lay before, and holds until the next launch.
 
-        On a device that captures nothing, the call itself.
+        What cannot be captured is called itself; `refused` says why.
         """
         if device.type != "cuda":
-            return call
+            try:
+                return record(call)
+            except Unrecorded as error:
+                self.refused = str(error)
+                return call
         lane, graph = self.lane(device), torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             lane.stream.wait_stream(torch.cuda.current_stream())

@@ -1,9 +1,9 @@
 """The runner: from a plan to a `Step`, through the model, to drawn tokens, all on the device.
 
-Decode steps run in buckets: steps of fixed size over inputs that stay in place. On CUDA a bucket is
-a captured graph, or one for each long segment of a model whose layers are split. In `replay` mode,
-on any device, the eager call stands in for the graph and the inputs are poisoned between steps, so
-that the same loop is exercised without a GPU.
+Decode steps run in buckets: steps of fixed size over inputs that stay in place. A bucket is a
+captured graph, or one for each long segment of a model whose layers are split; on CPU it is a tape.
+In `replay` mode inputs are poisoned between steps, and where nothing can be captured the eager call
+stands in for the graph, so that the loop of a GPU is exercised without one.
 """
 
 from __future__ import annotations
@@ -58,19 +58,20 @@ class Runner:
         context: int,
         dtype: torch.dtype = torch.float32,
         captured: int = 0,
+        replay: bool = False,
         segments: Segments | None = None,
         features: int = 1 << 28,
     ) -> None:
         """`captured` > 0 runs decode steps of up to so many rows in buckets, of a split model those
-        of its `segments` that are captured; floating media arrive in `dtype`; `features` bytes of
-        encoded media are kept.
+        of its `segments` that are captured; `replay` as the module says; floating media arrive in
+        `dtype`; `features` bytes of encoded media are kept.
         """
         self.model, self.blocks, self.sampler = model, blocks, sampler
         self.device, self.context, self.dtype = sampler.device, context, dtype
         self.features = FeatureStore(features)
         self.layers = 1 + max((i for group in blocks.all for i in group.layers), default=-1)
         self.sizes = [n for i, n in enumerate(BUCKETS) if not i or BUCKETS[i - 1] < captured]
-        self.segments, self.graphs = segments, Graphs()
+        self.segments, self.graphs, self.poisons = segments, Graphs(), replay
         self.buckets: dict[int, Bucket] = {}
         if not captured or not self.captures:
             self.sizes = []
@@ -78,14 +79,17 @@ class Runner:
     @property
     def captures(self) -> bool:
         """Whether there is anything in a step that is captured."""
+        if self.graphs.refused and not self.poisons:
+            return False
         return self.segments is None or bool(self.segments.captured)
 
     def capture(self) -> None:
         """Make all buckets, the largest first so that the smaller share its memory."""
         for size in reversed(self.sizes):
             self.buckets[size] = Bucket(self, size)
-        if not self.captures:
-            self.sizes, self.buckets = [], {}
+            if not self.captures:
+                self.buckets = {}
+                return
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Launched:
@@ -215,7 +219,7 @@ class Runner:
         if not plan.decodes or any(wants_prompt(chunk) for chunk in plan.chunks):
             return None
         rows = len(plan.chunks)
-        return next((self.buckets[size] for size in self.sizes if size >= rows), None)
+        return next((b for b in reversed(self.buckets.values()) if b.size >= rows), None)
 
     def mixed(self, chunks: Sequence[Chunk], launched: Launched) -> Tensor:
         """Any step, eagerly; returns the logits [W, V] of the rows that draw."""

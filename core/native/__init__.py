@@ -33,6 +33,9 @@ SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = tuple(SUFFIXES)
 
 Function = Callable[..., Any]
+TAPES: list[list[tuple[Function, tuple[Any, ...]]]] = []
+"""Where calls are noted while they are recorded (`core.engine.tape`)."""
+
 FAILED: dict[Path, str] = {}
 """What would not compile, and why: it is not tried again by this process."""
 
@@ -62,8 +65,24 @@ def functions(library: ctypes.CDLL, name: str, *kinds: Any) -> dict[torch.dtype,
     for dtype, suffix in SUFFIXES.items():
         address = getattr(library, f"{name}_{suffix}_address")
         address.restype = ctypes.c_void_p
-        found[dtype] = prototype(address())
+        found[dtype] = noted(prototype(address()))
     return found
+
+
+def function(library: ctypes.CDLL, name: str, *kinds: Any) -> Function:
+    """A function that is there for one type alone."""
+    return noted(ctypes.CFUNCTYPE(None, *kinds)((name, library)))
+
+
+def noted(function: Function) -> Function:
+    """The function, its calls noted on tapes."""
+
+    def call(*args: Any) -> None:
+        for tape in TAPES:
+            tape.append((function, args))
+        function(*args)
+
+    return call
 
 
 def build(source: Path, place: Path) -> None:

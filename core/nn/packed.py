@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from math import prod
 from typing import Any, Self
 
 import torch
@@ -13,6 +14,7 @@ from ostro.core.errors import Unsupported
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Op, Target, product
 from ostro.core.planes import Planes
+from ostro.core.records import resolve
 
 
 class Packed(Storage):
@@ -26,12 +28,19 @@ class Packed(Storage):
     def __init__(
         self, format: str, planes: Planes, dtype: torch.dtype, *, order: Tensor | None = None
     ) -> None:
-        self.format, self.planes, self.order = format, planes, order
+        self.format, self.order = format, order
+        self.held: Any = planes  # or what a kernel lays out in their place
         self.shape = planes.shape
         self.dtype, self.device = dtype, planes.scale.device
         facts = {"bits": planes.bits, "group": planes.group}
         self.times = Op(product.GROUPED if len(self.shape) == 3 else product.PRODUCT, **facts)
         self.unpack = Op(product.DEQUANTIZE, **facts)
+
+    @property
+    def planes(self) -> Planes:
+        """The planes as they were given; made again where a kernel holds them otherwise."""
+        planes: Planes = self.held if isinstance(self.held, Planes) else self.held.planes()
+        return planes
 
     def of(self, planes: Planes) -> Self:
         """A storage like this one of other planes, unsettled."""
@@ -40,10 +49,16 @@ class Packed(Storage):
         return made
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        return self.floats(self.planes.rows().take(slice(start, stop)))
+        rows = prod(self.shape[:-1])
+        if (start, stop) in ((0, None), (0, rows)):
+            return self.floats(self.held).flatten(0, -2)
+        if isinstance(self.held, Planes):
+            return self.floats(self.held.rows().take(slice(start, stop)))
+        return self.rows(torch.arange(rows)[start:stop])
 
-    def floats(self, planes: Planes) -> Tensor:
-        weight: Tensor = self.unpack(planes, self.dtype)
+    def floats(self, held: Any) -> Tensor:
+        """The weights of planes, or of what a kernel holds in their place."""
+        weight: Tensor = self.unpack(held, self.dtype)
         if self.order is None:
             return weight
         placed = torch.empty_like(weight)
@@ -52,12 +67,12 @@ class Packed(Storage):
 
     def matmul(self, x: Tensor) -> Tensor:
         flat = self.moved(x.reshape(-1, x.shape[-1]))
-        y: Tensor = self.times(flat, self.planes)
+        y: Tensor = self.times(flat, self.held)
         return y.view(*x.shape[:-1], self.shape[-2])
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
         """x [t, k], expert_of_row [t] int64, ascending -> [t, n]."""
-        y: Tensor = self.times(self.moved(x), self.planes, expert_of_row)
+        y: Tensor = self.times(self.moved(x), self.held, expert_of_row)
         return y
 
     def moved(self, x: Tensor) -> Tensor:
@@ -65,7 +80,7 @@ class Packed(Storage):
         return x if self.order is None else x.index_select(-1, self.order)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self.floats(self.planes.take(ids.flatten())).view(*ids.shape, -1)
+        return self.floats(self.held.take(ids.flatten())).view(*ids.shape, self.shape[-1])
 
     def slice(self, axis: int, start: int, stop: int) -> Self:
         if axis == len(self.shape) - 1:
@@ -83,7 +98,7 @@ class Packed(Storage):
 
     @property
     def nbytes(self) -> int:
-        return self.planes.nbytes + (0 if self.order is None else self.order.nbytes)
+        return int(self.held.nbytes) + (0 if self.order is None else self.order.nbytes)
 
     @classmethod
     def fuse(cls, storages: Sequence[Any]) -> Storage | None:
@@ -101,7 +116,9 @@ class Packed(Storage):
         )
         self.unpack.settle(target)
         choice = self.times.settle(target)
-        held = f"{self.planes.bits} bits, groups of {self.planes.group}"
+        held = f"{self.times.facts['bits']} bits, groups of {self.times.facts['group']}"
+        if choice.kernel.lays is not None and isinstance(self.held, Planes):
+            self.held = resolve(choice.kernel.lays)(self.held)
         return f"{self.format} ({held}): {choice.kernel.name} ({choice.reason})"
 
 

@@ -15,7 +15,9 @@ from ostro.core.records import Import, resolve
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One way to run an op. `fits(facts)` looks at shapes known at load ("head_dim": 128...);
-    `rounds` says that it rounds what it is given, which an exact target refuses.
+    `rounds` says that it rounds what it is given, which an exact target refuses. `lays` is a type:
+    whoever holds planes makes one of them, once, and calls the kernel with that instead; it has
+    their `shape`, `nbytes`, `take(ids)` for rows of all experts end to end, and `planes()`.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Kernel:
     dtypes: tuple[torch.dtype, ...] | None = None
     deterministic: bool = False
     rounds: bool = False
+    lays: Import | None = None
     fits: Callable[[Mapping[str, Any]], bool] | None = None
 
 

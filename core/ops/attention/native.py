@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, FLOAT, INT, functions, load
+from ostro.core.native import ADDRESS, FLOAT, INT, function, functions, load
 from ostro.core.ops.attention import cpu
 from ostro.core.ops.kv_write.scaled import Scaled, parts_of
 
@@ -30,11 +30,11 @@ UNPACK = functions(
     LIBRARY, "unpack", *(INT, ADDRESS, ADDRESS, ADDRESS, INT, INT, INT, INT, INT, ADDRESS)
 )
 STORED = {torch.int8: 1, torch.float8_e4m3fn: 2}
-PREFILL = LIBRARY.prefill_bf16
-PREFILL.restype = None
-PREFILL.argtypes = [
-    *(ADDRESS, INT, INT, ADDRESS, ADDRESS, INT, INT, INT, INT, INT, INT, *RULE, ADDRESS)
-]
+PREFILL = function(
+    LIBRARY,
+    "prefill_bf16",
+    *(ADDRESS, INT, INT, ADDRESS, ADDRESS, INT, INT, INT, INT, INT, INT, *RULE, ADDRESS),
+)
 TILED = not torch.cpu._is_amx_tile_supported()
 CUT = 256  # keys that are worth a thread of their own
 

@@ -60,6 +60,7 @@ def on_cpu(verb: str) -> tuple[Kernel, ...]:
             dtypes=FLOATS,
             deterministic=True,
             rounds=rounds,
+            lays=f"{__name__}.native:Weight",
             fits=even,
         )
         for name, call, rounds in kinds

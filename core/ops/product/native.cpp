@@ -1,14 +1,13 @@
 // Products with weights in planes, and the weights as floats again.
 //
-// Two sixteens of rows of weights make a strip, of which a block is unpacked into the first cache
-// and then serves all rows of x. Sums run over the units of a row, one after the other, however
-// many rows there are: their bits are the same in any company.
+// One strip or two at a time: few rows of x meet codes where they lie, for many a block is unpacked
+// into the first cache and then serves them all. Sums run over the units of a row, one after the
+// other, however many rows there are: their bits are the same in any company.
 #include "rows.h"
 
 #include <vector>
 
-// Rows of x up to which codes are unpacked when they are multiplied, in strips of one sixteen: with
-// AVX-512 on one core 8 rows by 4 bits [512, 4096] take 108 us, and 132 us laid out first.
+// Rows of x up to which codes are unpacked when they are multiplied, one strip at a time.
 enum { FEW = 8 };
 
 // Rows that a thread takes, whose sums stay in the second cache; and that are prepared at once.
@@ -33,41 +32,40 @@ static std::vector<Piece> cut(const int64_t* expert_of_row, int64_t first, int64
     return pieces;
 }
 
-// A thread's room for C sixteens of a block.
+// A thread's room for a block of C strips.
 template <int C>
 struct Room {
-    v16u words[BLOCK / 4], codes[C][BLOCK / 4];
+    v16u codes[C][BLOCK / 4];
     Factors factors[C];
-    Sixteen weights[C];
+    Strip strips[C];
 };
 
-// acc [rows, 16 C] = rows of x times the rows of weights from `first` on. Blocks of a row of x are
-// `all` apart. Few rows take codes as they come, for many they are laid out.
+// acc [rows, 16 C] = rows of x times C strips of weights from `first` on, of which some may not be
+// there. Blocks of a row of x are `all` apart.
 template <int C, class X>
-APART static void multiply_strip(const Weights& w, int64_t expert, int64_t first, const X* x, int64_t all,
-                           int64_t rows, float* acc) {
+APART static void multiply_strips(const Weights& w, int64_t first, int64_t there, const X* x,
+                                  int64_t all, int64_t rows, float* acc) {
     Room<C> room;
     std::fill(acc, acc + rows * 16 * C, 0.0f);
-    for (int c = 0; c < C; c++)
-        room.weights[c].begin(w, expert * w.n + first + 16 * c, w.n - first - 16 * c);
+    for (int c = 0; c < C; c++) room.strips[c].begin(w, first + std::min<int64_t>(c, there - 1));
     bool plus = w.rest != 0 || w.zero.data || w.offset.data, bytes = X::BYTES && w.bytes;
     int64_t unit = w.group == 16 ? 16 : CELL;
     for (int64_t cell = 0; cell < w.k / CELL; cell += CELLS, x += all) {
         int64_t cells = std::min<int64_t>(CELLS, w.k / CELL - cell), units = cells * CELL / unit;
         Codes<8, false> laid[C];
         for (int c = 0; c < C; c++) {
-            room.weights[c].factors(units, w.group / unit, plus, room.factors[c]);
-            room.weights[c].next(cells, room.words);
+            room.strips[c].factors(units, w.group / unit, plus, room.factors[c]);
             if constexpr (C == 1 && X::BYTES) {
-                with_codes(w, room.words, bytes, [&](auto codes) {
+                with_codes(room.strips[c], bytes, [&](auto codes) {
                     auto run = unit == 16 ? multiply_rows<4, 1, 16, decltype(codes), X>
                                           : multiply_rows<4, 1, 32, decltype(codes), X>;
                     run(&codes, room.factors, x, rows, units, plus, acc);
                 });
             } else {
-                lay_out(w, room.words, bytes, cells, room.codes[c]);
+                lay_out(room.strips[c], bytes, cells, room.codes[c]);
+                laid[c] = {{room.codes[c]}, nullptr};
             }
-            laid[c] = {room.codes[c], nullptr};
+            room.strips[c].next(cells, units);
         }
         if constexpr (C > 1 || !X::BYTES) {
             constexpr int MOST = X::MOST;
@@ -90,7 +88,8 @@ static void multiply_all(const Weights& w, const T* x, int64_t x_row, const int6
         std::vector<Piece> pieces = cut(expert_of_row, from, from + rows);
         int64_t many = pieces.size();
         for (const Piece& piece : pieces) most = std::max(most, piece.rows);
-        int64_t wide = most > FEW ? 16 * SIXTEENS : 16, strips = (w.n + wide - 1) / wide;
+        int64_t wide = most > FEW ? 16 * SIXTEENS : 16, strips = (w.n + 15) / 16;
+        int64_t turns = (strips * 16 + wide - 1) / wide;
         if ((int64_t)kept.size() < rows * blocks) kept.resize(rows * blocks);
         X* ready = kept.data();
         bool small = rows * w.n * w.k < 1 << 16;
@@ -104,12 +103,13 @@ static void multiply_all(const Weights& w, const T* x, int64_t x_row, const int6
             }
 #pragma omp for collapse(2) schedule(static)
             for (int64_t p = 0; p < many; p++)
-                for (int64_t s = 0; s < strips; s++) {
+                for (int64_t s = 0; s < turns; s++) {
                     const Piece& piece = pieces[p];
                     alignas(64) float acc[PIECE * 16 * SIXTEENS];
-                    auto run = wide == 16 ? multiply_strip<1, X> : multiply_strip<SIXTEENS, X>;
+                    auto run = wide == 16 ? multiply_strips<1, X> : multiply_strips<SIXTEENS, X>;
                     int64_t first = s * wide;
-                    run(w, piece.expert, first, ready + piece.first, rows, piece.rows, acc);
+                    run(w, piece.expert * strips + first / 16, strips - first / 16,
+                        ready + piece.first, rows, piece.rows, acc);
                     for (int64_t r = 0; r < piece.rows; r++)
                         for (int64_t i = 0; i < wide && first + i < w.n; i += 16)
                             store(y + (from + piece.first + r) * w.n + first + i,
@@ -137,96 +137,53 @@ void product_exact(const Weights* w, const T* x, int64_t x_row, const int64_t* e
 }
 EXPORT(product_exact)
 
-// One number of a group.
-static inline float one(const Numbers& from, int64_t i) {
-    const uint8_t* p = from.data + i * size_of(from.type);
-    switch (from.type) {
-        case F32: return ((const float*)p)[0];
-        case F16: return (float)((const f16*)p)[0];
-        case BF16: return as_floats(v16u{} + ((uint32_t)((const uint16_t*)p)[0] << 16))[0];
-        case I8: return (int8_t)*p;
-        case U8: return *p;
-        case E8M0: return from_e8m0(v16u{} + (uint32_t)*p)[0];
-        default: return from_e4m3(v16u{} + (uint32_t)*p)[0];
+// Half a cell of a strip as the formula says (core/planes.py), rounded once: sixteen weights of
+// each of `rows` rows, which are k apart.
+template <class T>
+static void dequantize_half(const Weights& w, const v16u* codes, v16 times, v16 zero, v16 plus,
+                            int64_t rows, T* y) {
+    v16u weights[16], turned[16];
+    for (int i = 0; i < 16; i++) {
+        v16u code = (codes[i / 4] >> (8 * (i % 4))) & 255u;
+        v16 weight = ((w.table ? Many::of(code, w.table) : Themselves::of(code, nullptr)) - zero) * times;
+        if (w.offset.data) weight = settled(weight) + plus;
+        weights[i] = as_bits(weight);
     }
+    load_transposed((const uint8_t*)weights, sizeof weights[0], turned);
+    for (int64_t r = 0; r < rows; r++) store(y + r * w.k, as_floats(turned[r]));
 }
 
-// The words of a cell in a plane of W bits, as often as it takes to fill a vector: turn s of them
-// holds codes 4 W s and on in its bits W s and on.
-template <int W>
-static inline v8u turns(const uint8_t* p) {
-    typedef uint64_t v4q __attribute__((vector_size(32)));
-    uint64_t words[4];
-    memcpy(words, p, 4 * W);
-    if (W == 8) return (v8u)v4q{words[0], words[1], words[2], words[3]};
-    v8u all = W == 4   ? (v8u)v4q{words[0], words[1], words[0], words[1]}
-              : W == 2 ? (v8u)(v4q{} + words[0])
-                       : v8u{} + (uint32_t)words[0];
-    v8u shift;
-    for (int i = 0; i < 8; i++) shift[i] = i / W * W;
-    return (all >> shift) & 0x01010101u * ((1u << W) - 1);
-}
-
-// The codes of a cell, in order.
-template <int BITS>
-static inline void unpack_cell(const Weights& w, int64_t cell, uint8_t* codes) {
-    v8u fours = {};
-    int low = 0;
-    for (int p = 0; p < 3 && WIDTHS[BITS][p]; p++) {
-        int width = WIDTHS[BITS][p];
-        const uint8_t* from = w.codes[p] + cell * 4 * width;
-        v8u some = width == 8 ? turns<8>(from) : width == 4 ? turns<4>(from)
-                   : width == 2 ? turns<2>(from) : turns<1>(from);
-        fours |= some << low;
-        low += width;
-    }
-    memcpy(codes, &fours, sizeof fours);
-}
-
-// A row [k] of weights as the formula says, rounded once.
-template <int BITS, class T>
-static void dequantize_row(const Weights& w, int64_t row, T* y) {
-    v16 zero = splat(w.constant), times = {}, plus = {};
-    int64_t cells = w.k / CELL, left = 0, group = row * w.scale.many;
-    // Which d and m, and for how many groups yet.
-    int64_t coarse = row * (w.scale.many / w.together), fine = w.together;
-    for (int64_t cell = 0; cell < cells; cell++) {
-        uint8_t codes[CELL];
-        unpack_cell<BITS>(w, row * cells + cell, codes);
-        for (int h = 0; h < 2; h++) {
-            if (left == 0) {
-                if (fine-- == 0) coarse++, fine = w.together - 1;
-                float scale = one(w.scale, group);
-                times = splat(w.d.data ? scale * one(w.d, coarse) : scale);
-                if (w.zero.data) zero = splat(one(w.zero, group));
-                if (w.m.data)
-                    plus = splat(one(w.offset, group) * one(w.m, coarse));
-                else if (w.offset.data)
-                    plus = splat(one(w.offset, group));
-                group++, left = w.group;
+// Up to sixteen rows y [rows, k] of a strip.
+template <class T>
+static void dequantize_strip(const Weights& w, int64_t index, int64_t rows, T* y) {
+    Strip strip;
+    strip.begin(w, index);
+    v16 times = {}, zero = splat(w.constant), plus = {};
+    for (int64_t at = 0; at < w.k; at += CELL) {
+        v16u codes[8];
+        lay_out(strip, false, 1, codes);
+        strip.next(1, 0);
+        for (int64_t i = at; i < at + CELL; i += 16) {
+            if (i % w.group == 0) {
+                strip.read_scales(1, 1, &times);
+                if (w.zero.data) strip.zero.read(strip.unit, 1, 1, &zero);
+                if (w.offset.data) strip.read_offsets(1, 1, &plus);
+                strip.unit++;
             }
-            v16 value;
-            if (w.table)
-                for (int i = 0; i < 16; i++) value[i] = w.table[codes[16 * h + i]];
-            else
-                value = Themselves::of(widen(codes + 16 * h), nullptr);
-            v16 weight = (value - zero) * times;
-            if (w.offset.data) weight = settled(weight) + plus;
-            store(y + cell * CELL + 16 * h, weight);
-            left -= 16;
+            dequantize_half(w, codes + (i - at) / 4, times, zero, plus, rows, y + i);
         }
     }
 }
 
-// y [rows, k] = all weights.
+// y [experts n, k] = all weights.
 template <class T>
 void dequantize(const Weights* w, T* y) {
-    decltype(&dequantize_row<1, T>) by_bits[] = {
-        nullptr,              dequantize_row<1, T>, dequantize_row<2, T>,
-        dequantize_row<3, T>, dequantize_row<4, T>, dequantize_row<5, T>,
-        dequantize_row<6, T>, dequantize_row<7, T>, dequantize_row<8, T>,
-    };
-#pragma omp parallel for schedule(static) if (w->rows * w->k > 1 << 16)
-    for (int64_t row = 0; row < w->rows; row++) by_bits[w->bits](*w, row, y + row * w->k);
+    int64_t strips = (w->n + 15) / 16;
+#pragma omp parallel for schedule(static) if (w->experts * w->n * w->k > 1 << 16)
+    for (int64_t s = 0; s < w->experts * strips; s++) {
+        int64_t row = s % strips * 16;
+        dequantize_strip(*w, s, std::min<int64_t>(16, w->n - row),
+                         y + (s / strips * w->n + row) * w->k);
+    }
 }
 EXPORT(dequantize)

@@ -1,4 +1,4 @@
-"""Products with planes on CPU: codes are unpacked in the cache, whatever the number of rows.
+"""Products with planes on CPU: they lie in strips, and codes are unpacked in the cache.
 
 `product` and `grouped` round x to bytes (`naive.rounded`) and multiply integers; the values of a
 table that are no integers, and all in `product_exact` and `grouped_exact`, are multiplied in
@@ -7,14 +7,15 @@ float32. Sums of a row have one order, whatever other rows there are.
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p, pointer
+from functools import cached_property
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.core.ops.product.strips import Strips
 from ostro.core.planes import Planes
 
 TYPES = {
@@ -35,14 +36,14 @@ class Numbers(Structure):
     _fields_ = (("data", c_void_p), ("many", c_int64), ("type", c_int64))
 
 
-class Weights(Structure):
-    """Planes as native.cpp is told of them.
+class Told(Structure):
+    """Strips as native.cpp is told of them.
 
     codes     the planes, `widths` bits each; none is 0
     table     float32 [2 ** bits], as in `Planes`
     values    float32 [2 ** bits], at least 16: what codes stand for, less a zero of all; or none
     bytes     uint8 [16]: code c stands for unit (bytes[c] - 128); or none
-    rows      of all experts
+    experts   1 where there are none
     together  groups that share d and m
     constant  a zero of all groups
     rest      what of it is neither in `values` nor in `start`, which is what integers have too much
@@ -54,7 +55,7 @@ class Weights(Structure):
         ("widths", c_int64 * 3),
         *((name, Numbers) for name in ("scale", "zero", "offset", "d", "m")),
         *((name, c_void_p) for name in ("table", "values", "bytes")),
-        *((name, c_int64) for name in ("bits", "n", "k", "group", "rows", "together")),
+        *((name, c_int64) for name in ("bits", "n", "k", "group", "experts", "together")),
         *((name, c_float) for name in ("constant", "unit", "rest")),
         ("start", c_int32),
         ("e4m3", c_int32),
@@ -62,82 +63,97 @@ class Weights(Structure):
 
 
 LIBRARY = load(Path(__file__).with_suffix(".cpp"))
-CALL = (POINTER(Weights), ADDRESS, INT, ADDRESS, INT, ADDRESS)
+CALL = (POINTER(Told), ADDRESS, INT, ADDRESS, INT, ADDRESS)
 ROUNDED = functions(LIBRARY, "product", *CALL)
 EXACT = functions(LIBRARY, "product_exact", *CALL)
-DEQUANTIZE = functions(LIBRARY, "dequantize", POINTER(Weights), ADDRESS)
+DEQUANTIZE = functions(LIBRARY, "dequantize", POINTER(Told), ADDRESS)
 
 
-class Laid:
-    """Planes as native.cpp is told of them: `weights`, and the tensors that they point to."""
+class Weight(Strips):
+    """Strips, and what native.cpp is told of them."""
 
-    def __init__(self, planes: Planes) -> None:
+    @cached_property
+    def rounded(self) -> View:
+        """For products of integers, or of floats where codes stand for other numbers."""
+        try:
+            return Rounded(self)
+        except ValueError:
+            return self.exact
+
+    @cached_property
+    def exact(self) -> View:
+        """For products of floats."""
+        return Exact(self)
+
+
+class View:
+    """What native.cpp is `told` of strips, and the function that multiplies by them."""
+
+    product = ROUNDED
+
+    def __init__(self, strips: Strips) -> None:
+        planes, parts = strips.empty, strips.parts
         self.kept: list[Tensor] = []
-        self.sources = [(t, t.data_ptr()) for t in planes.tensors().values()]
-        self.weights = w = Weights(bits=planes.bits, group=planes.group, unit=1.0)
-        *experts, w.n, w.k = planes.shape
-        w.rows = w.n * (experts[0] if experts else 1)
+        self.told = told = Told(bits=planes.bits, group=planes.group, experts=1, unit=1.0)
+        *experts, told.n, told.k = strips.shape
+        if experts:
+            told.experts = experts[0]
         for i, plane in enumerate(planes.codes):
-            w.codes[i], w.widths[i] = self.address(plane), plane.shape[-1] // 4
+            told.codes[i], told.widths[i] = self.address(parts[f"codes{i}"]), plane.shape[-1] // 4
         for name in ("scale", "zero", "offset", "d", "m"):
-            value = getattr(planes, name)
-            if isinstance(value, Tensor):
-                known = value if value.dtype in TYPES else value.float()
-                address = self.address(known)
-                setattr(w, name, Numbers(address, known.shape[-1], TYPES[known.dtype]))
-        w.together = w.scale.many // (w.d.many or w.m.many or w.scale.many)
+            if name in parts:
+                known = parts[name] if parts[name].dtype in TYPES else parts[name].float()
+                numbers = Numbers(self.address(known), known.shape[-2], TYPES[known.dtype])
+                setattr(told, name, numbers)
+        told.together = told.scale.many // (told.d.many or told.m.many or told.scale.many)
         if not isinstance(planes.zero, Tensor):
-            w.constant = planes.zero
+            told.constant = planes.zero
         if planes.table is not None:
-            w.table = self.address(planes.table.float())
+            told.table = self.address(planes.table.float())
+        self.n, self.pointer = told.n, pointer(told)
 
     def address(self, tensor: Tensor) -> int:
-        """Where a tensor's numbers lie one after the other."""
-        self.kept.append(tensor.contiguous())
-        return self.kept[-1].data_ptr()
-
-    @property
-    def moved(self) -> bool:
-        """Whether tensors have other memory than when this was made."""
-        return any(tensor.data_ptr() != address for tensor, address in self.sources)
+        """Where a tensor lies, which is kept."""
+        self.kept.append(tensor)
+        return tensor.data_ptr()
 
 
-class Exact(Laid):
+class Exact(View):
     """For products in float32."""
 
-    def __init__(self, planes: Planes) -> None:
-        super().__init__(planes)
-        w = self.weights
-        if planes.table is None and planes.bits > 4:
-            w.rest = w.constant
+    product = EXACT
+
+    def __init__(self, strips: Strips) -> None:
+        super().__init__(strips)
+        told, table, bits = self.told, strips.empty.table, strips.empty.bits
+        if table is None and bits > 4:
+            told.rest = told.constant
             return
-        values = planes.table
-        if values is None:
-            values = torch.arange(2**planes.bits)
-        values = values.float() - w.constant
-        w.e4m3 = len(values) == 256 and torch.allclose(values, bytes_as_floats(), 0, 0, True)
-        w.values = self.address(torch.nn.functional.pad(values, (0, max(0, 16 - len(values)))))
+        values = torch.arange(2**bits) if table is None else table
+        values = values.float() - told.constant
+        told.e4m3 = len(values) == 256 and torch.allclose(values, bytes_as_floats(), 0, 0, True)
+        told.values = self.address(torch.nn.functional.pad(values, (0, max(0, 16 - len(values)))))
 
 
 def bytes_as_floats() -> Tensor:
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
-class Rounded(Laid):
+class Rounded(View):
     """For products of integers. Raises ValueError where codes stand for other numbers."""
 
-    def __init__(self, planes: Planes) -> None:
-        super().__init__(planes)
-        w = self.weights
-        if planes.table is not None:
-            numbers, w.unit = integers(planes.table)
-            w.bytes = self.address(torch.nn.functional.pad(numbers, (0, 16 - len(numbers))))
-            w.start = MIDDLE
-        zero = w.constant / w.unit
+    def __init__(self, strips: Strips) -> None:
+        super().__init__(strips)
+        told, table = self.told, strips.empty.table
+        if table is not None:
+            numbers, told.unit = integers(table)
+            told.bytes = self.address(torch.nn.functional.pad(numbers, (0, 16 - len(numbers))))
+            told.start = MIDDLE
+        zero = told.constant / told.unit
         if zero.is_integer() and abs(zero) < 2**15:
-            w.start += int(zero)
+            told.start += int(zero)
         else:
-            w.rest = w.constant
+            told.rest = told.constant
 
 
 MIDDLE = 128  # the byte that stands for 0
@@ -154,59 +170,41 @@ def integers(table: Tensor) -> tuple[Tensor, float]:
     raise ValueError("values that are no integers")
 
 
-ROUND: WeakKeyDictionary[Planes, Laid] = WeakKeyDictionary()
-KEEP: WeakKeyDictionary[Planes, Laid] = WeakKeyDictionary()
+def weight_of(planes: Planes | Weight) -> Weight:
+    """Planes as they are held, or laid out for this once."""
+    return planes if isinstance(planes, Weight) else Weight(planes)
 
 
-def rounded(planes: Planes) -> Laid:
-    """Planes for products of integers, or for others where it must be; made once."""
-    laid = ROUND.get(planes)
-    if laid is None or laid.moved:
-        try:
-            laid = Rounded(planes)
-        except ValueError:
-            laid = Exact(planes)
-        ROUND[planes] = laid
-    return laid
-
-
-def exact(planes: Planes) -> Laid:
-    laid = KEEP.get(planes)
-    if laid is None or laid.moved:
-        laid = KEEP[planes] = Exact(planes)
-    return laid
-
-
-def run(x: Tensor, laid: Laid, expert_of_row: Tensor | None = None) -> Tensor:
-    y = torch.empty(x.shape[0], laid.weights.n, dtype=x.dtype)
+def run(x: Tensor, view: View, expert_of_row: Tensor | None = None) -> Tensor:
+    y = torch.empty(x.shape[0], view.n, dtype=x.dtype)
     experts = None if expert_of_row is None else expert_of_row.data_ptr()
-    call = EXACT if isinstance(laid, Exact) else ROUNDED
-    call[x.dtype](laid.weights, x.data_ptr(), x.stride(0), experts, x.shape[0], y.data_ptr())
+    call = view.product[x.dtype]
+    call(view.pointer, x.data_ptr(), x.stride(0), experts, x.shape[0], y.data_ptr())
     return y
 
 
-def product(x: Tensor, planes: Planes) -> Tensor:
+def product(x: Tensor, planes: Planes | Weight) -> Tensor:
     """See the package."""
-    return run(x, rounded(planes))
+    return run(x, weight_of(planes).rounded)
 
 
-def product_exact(x: Tensor, planes: Planes) -> Tensor:
+def product_exact(x: Tensor, planes: Planes | Weight) -> Tensor:
     """See the package; x is not rounded."""
-    return run(x, exact(planes))
+    return run(x, weight_of(planes).exact)
 
 
-def grouped(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+def grouped(x: Tensor, planes: Planes | Weight, expert_of_row: Tensor) -> Tensor:
     """See the package."""
-    return run(x, rounded(planes), expert_of_row.contiguous())
+    return run(x, weight_of(planes).rounded, expert_of_row.contiguous())
 
 
-def grouped_exact(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+def grouped_exact(x: Tensor, planes: Planes | Weight, expert_of_row: Tensor) -> Tensor:
     """See the package; x is not rounded."""
-    return run(x, exact(planes), expert_of_row.contiguous())
+    return run(x, weight_of(planes).exact, expert_of_row.contiguous())
 
 
-def dequantize(planes: Planes, dtype: torch.dtype) -> Tensor:
+def dequantize(planes: Planes | Weight, dtype: torch.dtype) -> Tensor:
     """See the package: the same numbers as naive."""
-    laid, weight = Laid(planes), torch.empty(planes.shape, dtype=dtype)
-    DEQUANTIZE[dtype](laid.weights, weight.data_ptr())
+    view, weight = weight_of(planes).exact, torch.empty(planes.shape, dtype=dtype)
+    DEQUANTIZE[dtype](view.pointer, weight.data_ptr())
     return weight

@@ -116,6 +116,7 @@ static void multiply(const Codes* codes, const Factors* factors, const Rounded* 
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) dots[r][c] = v16i{} + x[r].start[u];
         int64_t cell = u * UNIT / CELL;
+        if (C == 1 && R == 1) codes[0].expect(cell);
         for (int i = 0; i < UNIT / 4; i++) {
             bool second = UNIT != CELL && u % 2;  // half of the cell
             v16u w[C];
@@ -149,7 +150,7 @@ static void multiply(const Codes* codes, const Factors* factors, const Floats<Va
         v16 parts[R][C][2] = {};
         for (int i = 0; i < UNIT / 4; i++) {
             v16u four[C];
-            for (int c = 0; c < C; c++) four[c] = codes[c].words[u * UNIT / 4 + i];
+            for (int c = 0; c < C; c++) four[c] = codes[c].planes[0][u * UNIT / 4 + i];
             for (int j = 0; j < 4; j++)
                 for (int c = 0; c < C; c++) {
                     v16 value = Values::of((four[c] >> (8 * j)) & 255u, x->values);

@@ -1,8 +1,8 @@
 // Weights in planes as native.cpp reads them, sixteen rows at a time.
 //
-// Sixteen rows are the lanes of a vector. Words of a plane are transposed, so that a vector holds
-// one word of each row; shifted, it is four neighbouring codes of each (core/planes.py). What
-// groups share comes the same way.
+// Sixteen rows make a strip and are the lanes of a vector (strips.py): the words of a plane, of each
+// row one, lie beside each other, and so do the numbers that groups share. A word holds four
+// neighbouring codes at a time (core/planes.py).
 #pragma once
 
 #include "ostro.h"
@@ -30,7 +30,7 @@ struct Weights {
     const float* table;
     const float* values;
     const uint8_t* bytes;
-    int64_t bits, n, k, group, rows, together;
+    int64_t bits, n, k, group, experts, together;
     float constant, unit, rest;
     int32_t start, e4m3;
 };
@@ -38,40 +38,6 @@ struct Weights {
 static constexpr int size_of(int64_t type) {
     return type == F32 ? 4 : type == F16 || type == BF16 ? 2 : 1;
 }
-
-// Sixteen rows of bytes, of which there may be fewer, read in order, sixteen words of each at once.
-struct Words {
-    const uint8_t *first, *last, *end, *later;
-    int64_t row_bytes, done;
-    int rows;
-
-    void begin(const void* data, int64_t row, int64_t many, int64_t bytes, int64_t all) {
-        first = (const uint8_t*)data + row * bytes;
-        last = first + 15 * bytes;
-        end = (const uint8_t*)data + all * bytes;
-        later = first + 16 * bytes;
-        row_bytes = bytes, done = 0;
-        rows = (int)many;
-    }
-
-    // Move on by `bytes`, at most 64. What is past the end is 0.
-    APART void next(int64_t bytes, v16u* to) {
-        // A CPU does not see by itself that so many rows are being read: of the next strip, which
-        // lies behind this one, as much is fetched, from one end to the other.
-        for (int r = 0; r < 16; r++) __builtin_prefetch(later + 16 * done + 64 * r, 0, 2);
-        const uint8_t* p = first + done;
-        for (int r = 0; r < 16; r++) __builtin_prefetch(p + bytes + r * row_bytes);
-        if (rows == 16 && end - (last + done) >= 64) {
-            load_transposed(p, row_bytes, to);
-        } else {
-            alignas(64) uint8_t some[16 * 64] = {};
-            for (int r = 0; r < rows; r++, p += row_bytes)
-                memcpy(some + 64 * r, p, std::min<int64_t>(64, end - p));
-            load_transposed(some, 64, to);
-        }
-        done += bytes;
-    }
-};
 
 // A byte of eight bits of exponent, and one of a sign, four bits of exponent, three of fraction.
 static inline v16 from_e8m0(v16u x) {
@@ -85,57 +51,52 @@ static inline v16 from_e4m3(v16u x) {
     return select(size == 0x07f00000u, splat(NAN), number);
 }
 
-// The lowest bits of words as a number.
+// Sixteen numbers of a type, beside each other.
 template <int TYPE>
-static inline v16 number(v16u x) {
+static inline v16 number(const uint8_t* p) {
     switch (TYPE) {
-        case F32: return as_floats(x);
-        case F16: return from_halves(x);
-        case BF16: return as_floats(x << 16);
-        case I8: return as_floats(((x + 128u) & 255u) | 0x4b000000u) - 8388736.0f;
-        case U8: return as_floats((x & 255u) | 0x4b000000u) - 8388608.0f;
-        case E8M0: return from_e8m0(x & 255u);
-        default: return from_e4m3(x & 255u);
+        case F32: return load((const float*)p);
+        case F16: return load((const f16*)p);
+        case BF16: return load((const bf16*)p);
+        case I8: return as_floats(((widen(p) + 128u) & 255u) | 0x4b000000u) - 8388736.0f;
+        case U8: return as_floats(widen(p) | 0x4b000000u) - 8388608.0f;
+        case E8M0: return from_e8m0(widen(p));
+        default: return from_e4m3(widen(p));
     }
 }
 
-// Numbers [rows, many] of sixteen rows, which are asked for in order: a vector holds one of each.
+// The numbers of a strip: a vector holds one of each row.
 struct Column {
-    Words words;
-    v16u raw[16];
-    v16 values[16];
-    int64_t type, next;
+    const uint8_t* data;
+    int64_t type;
 
-    void begin(const Numbers& numbers, int64_t row, int64_t rows, int64_t all) {
-        type = numbers.type, next = 0;
-        words.begin(numbers.data, row, rows, numbers.many * size_of(type), all);
+    void begin(const Numbers& numbers, int64_t strip) {
+        type = numbers.type;
+        data = numbers.data + strip * numbers.many * 16 * size_of(type);
     }
 
-    v16 at(int64_t i) {
-        if (i == next) more();
-        return values[i % 16];
-    }
-
-    APART void more() {
+    // Of the units first.. + count, `together` of which share a number.
+    APART void read(int64_t first, int64_t count, int64_t together, v16* to) const {
         switch (type) {
-            case F32: return more_of<F32>();
-            case F16: return more_of<F16>();
-            case BF16: return more_of<BF16>();
-            case I8: return more_of<I8>();
-            case U8: return more_of<U8>();
-            case E8M0: return more_of<E8M0>();
-            default: return more_of<E4M3>();
+            case F32: return read_as<F32>(first, count, together, to);
+            case F16: return read_as<F16>(first, count, together, to);
+            case BF16: return read_as<BF16>(first, count, together, to);
+            case I8: return read_as<I8>(first, count, together, to);
+            case U8: return read_as<U8>(first, count, together, to);
+            case E8M0: return read_as<E8M0>(first, count, together, to);
+            default: return read_as<E4M3>(first, count, together, to);
         }
     }
 
     template <int TYPE>
-    void more_of() {
-        constexpr int size = size_of(TYPE), in_word = 4 / size;
-        if (next % (64 / size) == 0) words.next(64, raw);
-        const v16u* from = raw + next / in_word % 16;
-        for (int i = 0; i < 16; i++)
-            values[i] = number<TYPE>(from[i / in_word] >> (8 * size * (i % in_word)));
-        next += 16;
+    void read_as(int64_t first, int64_t count, int64_t together, v16* to) const {
+        const uint8_t* p = data + first / together * 16 * size_of(TYPE);
+        int64_t until = together - first % together;
+        for (int64_t i = 0; i < count; until += together, p += 16 * size_of(TYPE)) {
+            __builtin_prefetch(p + 16 * size_of(TYPE) * 2 * UNITS);
+            v16 x = number<TYPE>(p);
+            for (; i < std::min(count, until); i++) to[i] = x;
+        }
     }
 };
 
@@ -145,74 +106,69 @@ struct Factors {
     v16 times[UNITS], plus[UNITS];
 };
 
-// Sixteen rows of weights: their codes and the factors of their groups, in order.
-struct Sixteen {
+// A strip of weights: its codes and the factors of its units, in order.
+struct Strip {
     const Weights* of;
-    Words planes[3];
+    const v16u* planes[3];
     Column scale, zero, offset, d, m;
-    v16 times[16], plus[16];  // of sixteen groups
-    int64_t group, left;      // the next group, and how many units the one before it serves yet
+    int64_t unit;  // the next one
+    v16 more[UNITS];
 
-    void begin(const Weights& w, int64_t row, int64_t rows) {
-        of = &w;
-        rows = std::max<int64_t>(0, std::min<int64_t>(16, rows));
+    void begin(const Weights& w, int64_t strip) {
+        of = &w, unit = 0;
         for (int i = 0; i < 3 && w.codes[i]; i++)
-            planes[i].begin(w.codes[i], row, rows, w.k / CELL * 4 * w.widths[i], w.rows);
-        scale.begin(w.scale, row, rows, w.rows);
-        if (w.zero.data) zero.begin(w.zero, row, rows, w.rows);
-        if (w.offset.data) offset.begin(w.offset, row, rows, w.rows);
-        if (w.d.data) d.begin(w.d, row, rows, w.rows);
-        if (w.m.data) m.begin(w.m, row, rows, w.rows);
-        group = left = 0;
+            planes[i] = (const v16u*)w.codes[i] + strip * (w.k / CELL * w.widths[i]);
+        scale.begin(w.scale, strip);
+        if (w.zero.data) zero.begin(w.zero, strip);
+        if (w.offset.data) offset.begin(w.offset, strip);
+        if (w.d.data) d.begin(w.d, strip);
+        if (w.m.data) m.begin(w.m, strip);
     }
 
-    APART void factors(int64_t units, int64_t of_group, bool any_plus, Factors& of_units) {
-        for (int64_t u = 0; u < units;) {
-            if (left == 0) {
-                if (group % 16 == 0) more(any_plus);
-                group++, left = of_group;
+    // Go on behind so many cells.
+    void next(int64_t cells, int64_t units) {
+        for (int i = 0; i < 3 && of->codes[i]; i++) planes[i] += cells * of->widths[i];
+        unit += units;
+    }
+
+    // Of the next units, `of_group` of which make a group.
+    void factors(int64_t units, int64_t of_group, bool any_plus, Factors& to) {
+        read_scales(units, of_group, to.times);
+        if (any_plus) {
+            if (of->zero.data) {
+                zero.read(unit, units, of_group, to.plus);
+                for (int i = 0; i < units; i++) to.plus[i] = -to.times[i] * to.plus[i];
+            } else {
+                for (int i = 0; i < units; i++) to.plus[i] = to.times[i] * -of->rest;
             }
-            int64_t at = (uint64_t)(group - 1) % 16, until = std::min(units, u + left);
-            left -= until - u;
-            for (int64_t i = u; i < until; i++) of_units.times[i] = times[at];
-            if (any_plus)
-                for (int64_t i = u; i < until; i++) of_units.plus[i] = plus[at];
-            u = until;
+            if (of->offset.data) {
+                v16 some[UNITS];
+                read_offsets(units, of_group, some);
+                for (int i = 0; i < units; i++) to.plus[i] += some[i];
+            }
         }
-    }
-
-    void more(bool any_plus) {
-        int64_t count = std::min<int64_t>(16, of->scale.many - group);
-        for (int i = 0; i < count; i++) times[i] = scale.at(group + i);
-        if (of->d.data)
-            for (int i = 0; i < count; i++) times[i] *= d.at((group + i) / of->together);
-        if (any_plus) more_plus(count);
         if (of->unit != 1)
-            for (int i = 0; i < count; i++) times[i] *= of->unit;
+            for (int i = 0; i < units; i++) to.times[i] *= of->unit;
     }
 
-    void more_plus(int64_t count) {
-        for (int i = 0; i < count; i++) plus[i] = times[i] * -of->rest;
-        if (of->zero.data)
-            for (int i = 0; i < count; i++) plus[i] = -times[i] * zero.at(group + i);
-        if (of->m.data) {
-            for (int i = 0; i < count; i++)
-                plus[i] += offset.at(group + i) * m.at((group + i) / of->together);
-        } else if (of->offset.data) {
-            for (int i = 0; i < count; i++) plus[i] += offset.at(group + i);
-        }
+    void read_scales(int64_t units, int64_t of_group, v16* to) {
+        read_product(scale, d, of->d, units, of_group, to);
     }
 
-    // The words of all planes of so many cells, one plane after the other.
-    void next(int64_t cells, v16u* words) {
-        for (int i = 0; i < 3 && of->codes[i]; i++) {
-            int64_t bytes = cells * 4 * of->widths[i];
-            for (int64_t done = 0; done < bytes; done += 64)
-                planes[i].next(std::min<int64_t>(64, bytes - done), words + done / 4);
-            words += CELLS * of->widths[i];
-        }
+    void read_offsets(int64_t units, int64_t of_group, v16* to) {
+        read_product(offset, m, of->m, units, of_group, to);
+    }
+
+    void read_product(const Column& fine, const Column& coarse, const Numbers& any, int64_t units,
+                      int64_t of_group, v16* to) {
+        fine.read(unit, units, of_group, to);
+        if (!any.data) return;
+        coarse.read(unit, units, of_group * of->together, more);
+        for (int i = 0; i < units; i++) to[i] *= more[i];
     }
 };
+
+enum { AHEAD = 64 };  // vectors of a plane that are fetched before they are needed
 
 // Codes below 16 become the bytes that they stand for.
 static inline v16u look_up(v16u codes, const uint8_t* bytes) {
@@ -231,49 +187,59 @@ static inline v16u look_up(v16u codes, const uint8_t* bytes) {
 // Bits of the planes of a code.
 constexpr int WIDTHS[9][3] = {{}, {1}, {2}, {2, 1}, {4}, {4, 1}, {4, 2}, {4, 2, 1}, {8}};
 
-// The codes of a block of sixteen rows, four neighbours of each row at a time: made of the words of
-// planes when they are asked for, or lying in the order that 8 bits have.
+// The codes of a strip, four neighbours of each row at a time, made of the words of planes.
 template <int BITS, bool BYTES>
 struct Codes {
-    const v16u* words;
+    const v16u* planes[3];
     const uint8_t* bytes;
 
+    // Ask for what lies ahead: by itself a CPU keeps up with 3/4 of what its memory gives. Inline,
+    // for a function that does nothing else is taken for one that does nothing.
+    __attribute__((always_inline)) void expect(int64_t cell) const {
+        for (int p = 0; p < 3 && WIDTHS[BITS][p]; p++)
+            for (int i = 0, width = WIDTHS[BITS][p]; i < width; i++)
+                __builtin_prefetch(planes[p] + cell * width + i + AHEAD);
+    }
+
     v16u four(int64_t cell, int i) const {
-        if (BITS == 8) return words[cell * 8 + i];
         v16u codes = {};
-        int low = 0, first = 0;
-        for (int width : WIDTHS[BITS]) {
-            if (width == 0) break;
-            v16u word = words[first * CELLS + cell * width + i % width] >> (i / width * width);
+        int low = 0;
+        for (int p = 0; p < 3 && WIDTHS[BITS][p]; p++) {
+            int width = WIDTHS[BITS][p];
+            v16u word = planes[p][cell * width + i % width];
+            if (width == 8) return word;
+            word = word >> (i / width * width);
             codes = codes | (word & 0x01010101u * ((1u << width) - 1)) << low;
-            low += width, first += width;
+            low += width;
         }
         return BYTES ? look_up(codes, bytes) : codes;
     }
 };
 
-// `run` of the codes that weights have.
+// `run` of the codes that a strip has.
 template <class Run>
-static void with_codes(const Weights& w, const v16u* words, bool bytes, Run run) {
-    switch (w.bits + (bytes ? 8 : 0)) {
-        case 1: return run(Codes<1, false>{words, nullptr});
-        case 2: return run(Codes<2, false>{words, nullptr});
-        case 3: return run(Codes<3, false>{words, nullptr});
-        case 4: return run(Codes<4, false>{words, nullptr});
-        case 5: return run(Codes<5, false>{words, nullptr});
-        case 6: return run(Codes<6, false>{words, nullptr});
-        case 7: return run(Codes<7, false>{words, nullptr});
-        case 8: return run(Codes<8, false>{words, nullptr});
-        case 9: return run(Codes<1, true>{words, w.bytes});
-        case 10: return run(Codes<2, true>{words, w.bytes});
-        case 11: return run(Codes<3, true>{words, w.bytes});
-        default: return run(Codes<4, true>{words, w.bytes});
+static void with_codes(const Strip& strip, bool bytes, Run run) {
+    const v16u* const* p = strip.planes;
+    const uint8_t* b = strip.of->bytes;
+    switch (strip.of->bits + (bytes ? 8 : 0)) {
+        case 1: return run(Codes<1, false>{{p[0]}, b});
+        case 2: return run(Codes<2, false>{{p[0]}, b});
+        case 3: return run(Codes<3, false>{{p[0], p[1]}, b});
+        case 4: return run(Codes<4, false>{{p[0]}, b});
+        case 5: return run(Codes<5, false>{{p[0], p[1]}, b});
+        case 6: return run(Codes<6, false>{{p[0], p[1]}, b});
+        case 7: return run(Codes<7, false>{{p[0], p[1], p[2]}, b});
+        case 8: return run(Codes<8, false>{{p[0]}, b});
+        case 9: return run(Codes<1, true>{{p[0]}, b});
+        case 10: return run(Codes<2, true>{{p[0]}, b});
+        case 11: return run(Codes<3, true>{{p[0], p[1]}, b});
+        default: return run(Codes<4, true>{{p[0]}, b});
     }
 }
 
-// All codes of so many cells, in the order of 8 bits.
-APART static void lay_out(const Weights& w, const v16u* words, bool bytes, int64_t cells, v16u* to) {
-    with_codes(w, words, bytes, [&](auto codes) {
+// The codes of the next so many cells, in the order of 8 bits.
+APART static void lay_out(const Strip& strip, bool bytes, int64_t cells, v16u* to) {
+    with_codes(strip, bytes, [&](auto codes) {
         for (int64_t i = 0; i < cells; i++)
             for (int j = 0; j < 8; j++) to[8 * i + j] = codes.four(i, j);
     });

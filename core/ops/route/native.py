@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, FLOAT, INT, functions, load
+from ostro.core.native import ADDRESS, FLOAT, INT, function, functions, load
 from ostro.core.ops.route import Rule, room
 
 LIBRARY = load(Path(__file__).with_suffix(".cpp"))
@@ -15,9 +15,7 @@ ROUTE = functions(
     "route",
     *(ADDRESS, INT, INT, INT, ADDRESS, INT, INT, INT, INT, INT, FLOAT, ADDRESS, ADDRESS),
 )
-SORT = LIBRARY.sort_copies
-SORT.argtypes = (ADDRESS, INT, INT, INT, ADDRESS, ADDRESS, ADDRESS)
-SORT.restype = None
+SORT = function(LIBRARY, "sort_copies", *(ADDRESS, INT, INT, INT, ADDRESS, ADDRESS, ADDRESS))
 
 
 def route(logits: Tensor, rule: Rule, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -105,5 +105,11 @@ def test_graphs_of_one_device_share_its_stream_and_its_pool(
     assert begun == [(1, 0, "side of cuda:0"), (2, 1, "side of cuda:1"), (1, 0, "side of cuda:0")]
 
 
-def test_elsewhere_the_call_stands_in_for_the_graph() -> None:
-    assert Graphs().capture(int, torch.device("cpu")) is int
+def test_on_the_cpu_what_can_be_recorded_is() -> None:
+    graphs, x = Graphs(), torch.ones(3)
+    launch = graphs.capture(lambda: x + 1, torch.device("cpu"))
+    x.fill_(5)
+    assert launch().tolist() == [6, 6, 6] and not graphs.refused
+    reads = x.tolist
+    assert graphs.capture(reads, torch.device("cpu")) is reads
+    assert "tolist" in graphs.refused

@@ -204,26 +204,44 @@ def test_floats_of_eight_bits() -> None:
     assert_near(y[:, keep], x.double() @ w[keep].double().t())
 
 
-def test_weights_that_move_are_found_again() -> None:
-    weights, x = planes("zero", 4, 32, 20, 96), torch.randn(3, 96)
-    first = native.product(x, weights)
-    for tensor in (*weights.codes, weights.scale):
-        tensor.data = tensor.flip(0)
-    assert torch.equal(native.product(x, weights), first.flip(1))
+@pytest.mark.parametrize("experts", [(), (3,)], ids=str)
+@pytest.mark.parametrize("kind", ["super", "float zeros", "e4m3", "double", "table"])
+def test_strips_give_planes_back(kind: str, experts: tuple[int, ...]) -> None:
+    weights = planes(kind, 5 if kind != "table" else 3, 32, 37, 96, *experts)
+    strips = native.Weight(weights)
+    assert strips.shape == weights.shape
+    again, ids = strips.planes(), torch.tensor([0, 36, 15, 16, 36])
+    ids = torch.cat((ids, ids + 37, ids + 74)) if experts else ids
+    taken, rows = strips.take(ids), weights.rows().take(ids)
+    for ours, theirs in ((again, weights), (taken, rows)):
+        assert ours.kind == theirs.kind
+        for name, tensor in theirs.tensors().items():
+            assert ours.tensors()[name].equal(tensor), name
+    x = torch.randn(4, 96)
+    if not experts:
+        assert native.product(x, strips).equal(native.product(x, weights))
+    assert native.dequantize(strips, torch.float32).equal(naive.dequantize(weights, torch.float32))
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """Rows of one weight end behind 2 ** 32 bytes; the pages between are never touched."""
+    """Strips of one weight end behind 2 ** 32 bytes; the pages between are never touched."""
     n, k = 70_000, 64 * 1024
-    lying = torch.empty(n * k, dtype=torch.uint8)
-    codes, scale = lying.view(n, k // 32, 32), torch.ones(1, 1).expand(n, 1).contiguous()
-    last = slice(n - 3, n)
-    codes[last] = torch.randint(0, 256, (3, k // 32, 32), dtype=torch.uint8)
-    weights = Planes(codes=(codes,), scale=scale, zero=128)
-    experts = weights.map(lambda tensor: tensor.unflatten(0, (n // 2, 2)))
-    x = torch.randn(1, k)
-    alone = native.product(x, weights.take(slice(n - 2, n)))
-    assert torch.equal(native.grouped(x, experts, torch.tensor([n // 2 - 1])), alone)
+    few = Planes(
+        codes=(torch.randint(0, 256, (16, k // 32, 32), dtype=torch.uint8),),
+        scale=torch.ones(16, 1),
+        zero=128,
+    )
+    alone, x = native.Weight(few), torch.randn(1, k)
+    codes = torch.empty(n * k, dtype=torch.uint8).view(torch.int32).view(n // 16, k // 4, 16)
+    codes[-1] = alone.parts["codes0"][0]
+    many = native.Weight(few.map(lambda tensor: tensor[None]))
+    many.shape = (n // 16, 16, k)
+    many.parts = {
+        "codes0": codes[:, None],
+        "scale": torch.ones(1, 1, 1, 16).expand(n // 16, 1, 1, 16).contiguous(),
+    }
+    last = torch.tensor([n // 16 - 1])
+    assert native.grouped(x, many, last).equal(native.product(x, alone))
 
 
 @pytest.mark.slow

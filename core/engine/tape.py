@@ -1,0 +1,113 @@
+"""Tapes: what a call did on the CPU, noted once and then repeated without Python's way through it.
+
+A tape holds the native kernels and torch operations of a call in their order, with the very memory
+that they read and wrote. Views are noted by what they lead to, memory is asked for once. What a
+call decided in Python is decided for good: it may not look at numbers, and its inputs must stay in
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ostro.core import native
+
+T = TypeVar("T")
+
+READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.item}
+"""What shows numbers to Python."""
+
+EMPTY = ("empty", "new_empty")
+"""How operations are called that ask for memory and write nothing."""
+
+
+class Unrecorded(Exception):
+    """A call cannot be repeated from a tape; says what it does."""
+
+
+class Functions(TorchFunctionMode):
+    """Refuses functions that give numbers to Python."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise Unrecorded(f"it reads numbers on the host ({func.__name__})")
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Notes torch's operations among `steps`, and keeps all memory that they give."""
+
+    def __init__(self, steps: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps = steps
+        self.kept: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        made, given = list(tensors(out)), list(tensors((args, kwargs)))
+        self.kept.append(out)
+        if given and not made:
+            raise Unrecorded(f"it reads numbers on the host ({func})")
+        name = func._schema.name.partition("::")[2]
+        if func._schema.is_mutable:
+            self.steps.append((partial(func, **kwargs), args))
+        elif not name.startswith(EMPTY) and not views(made, given):
+            masked = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:])
+            dynamic = torch.Tag.dynamic_output_shape in func.tags
+            if dynamic and (name != "index" or masked):
+                raise Unrecorded(f"the shape of what it makes depends on numbers ({func})")
+            self.steps.append((again, (partial(func, *args, **kwargs), made)))
+        return out
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def views(made: list[Tensor], given: list[Tensor]) -> bool:
+    """Whether all that was made lies where something lay that was given."""
+    places = {place(tensor) for tensor in given}
+    return all(place(tensor) in places for tensor in made)
+
+
+def place(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; oneDNN's own blocks have no views, and are a place each."""
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
+def again(operation: Callable[[], Any], made: list[Tensor]) -> None:
+    """Put what an operation gives where it gave it the first time."""
+    for old, new in zip(made, tensors(operation()), strict=True):
+        old.copy_(new)
+
+
+def record(call: Callable[[], T]) -> Callable[[], T]:
+    """Run a call once; what is returned repeats it, and gives what it gave, where it lay.
+
+    Raises Unrecorded where the call looks at numbers, or makes tensors of unknown shapes.
+    """
+    steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+    operations = Operations(steps)
+    native.TAPES.append(steps)
+    try:
+        with Functions(), operations:
+            out = call()
+    finally:
+        native.TAPES.remove(steps)
+
+    def repeat() -> T:
+        for step, args in steps:
+            step(*args)
+        return out
+
+    repeat.__dict__["kept"] = operations.kept
+    return repeat
