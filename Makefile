@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all lint types wheel clean
+.PHONY: run test test-slow test-all lint types wheel clean
 
 run: .venv/run  ## answer a prompt with the starter model
 	@$(BIN)/ostro run -i "What is 27 + 15?"
@@ -15,10 +17,13 @@ run: .venv/run  ## answer a prompt with the starter model
 	@echo "  make test                                         run the tests"
 
 test: .venv/test  ## the suite, ten minutes at most on two cores
-	$(BIN)/python -m pytest -m "not slow and not peer and not gpu"
+	$(PYTEST) -m "not slow and not peer and not gpu"
+
+test-slow: .venv/test  ## what continuous integration runs besides
+	$(PYTEST) -m "slow and not grid and not peer and not gpu"
 
 test-all: .venv/test  ## everything that needs no other engine: slow tests too
-	$(BIN)/python -m pytest -m "not peer"
+	$(PYTEST) -m "not peer"
 
 lint: .venv/dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

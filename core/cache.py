@@ -10,9 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import numpy
 import torch
+from torch import Tensor
 
 from ostro.core.ops.attention import Ragged
 
@@ -69,6 +72,13 @@ class CacheKind(ABC):
     @abstractmethod
     def allocate(self, blocks: int) -> None:
         """Take the memory of so many blocks; called once, before the first view."""
+
+    def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Memory for `allocate`. On CPU it is the system's, which fills a page when it is used."""
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        blank = numpy.zeros(prod(shape) * dtype.itemsize, dtype=numpy.uint8)
+        return torch.from_numpy(blank).view(dtype).view(shape).to(self.device)
 
     @abstractmethod
     def view(self, layer: int, batch: Ragged) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro.core.load.model import Outline, quantization
+from ostro.core.load.model import DTYPES, Outline, quantization
 from ostro.core.load.quantize import FLOAT, Maker, Plan, means
 from ostro.core.load.weights import FLOATS, Reader, arrange, slots
 from ostro.core.nn import Embedding, Linear, Router
@@ -30,8 +30,10 @@ PILOTS = 3
 """Weights of each length of rows that every format is tried on. Those formats are left out there
 that none of them is the better for."""
 
-Shape = tuple[int, bool]
-"""What decides how many bytes a row takes: its length, and whether it is an embedding's."""
+Shape = tuple[int, bool, str]
+"""What decides how many bytes a row takes: its length, whether it is an embedding's, and the floats
+that the checkpoint holds it in.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +42,7 @@ class Weight:
 
     path: str
     slots: tuple[Slot, ...]
-
-    @property
-    def shape(self) -> Shape:
-        return shape_of(self.slots[0])
+    shape: Shape
 
     @property
     def rows(self) -> int:
@@ -54,12 +53,12 @@ class Weight:
         return self.rows * self.shape[0]
 
 
-def shape_of(slot: Slot) -> Shape:
-    return slot.shape[-1], isinstance(slot.module, Embedding)
-
-
 class Sizes:
-    """Bytes that weights take in memory, by their format, once they are settled on a device."""
+    """Bytes that weights take in memory, by their format, once they are settled on a device.
+
+    Floats are brought to formats as a sample of random rows: no weight is read. Of what has few
+    bits already one weight of each kind and shape is.
+    """
 
     def __init__(self, found: Outline, settings: Settings, plugins: PluginManager) -> None:
         self.found, self.settings = found, settings
@@ -69,34 +68,53 @@ class Sizes:
         )
         named, left = found.names.read(found.container.tensors, found.space)
         self.below = arrange(named, list(slots(found.model)), left)[0]
-        self.rows: dict[tuple[str, Shape], float] = {}
+        self.rows: dict[tuple[str, Shape], Sample] = {}
         self.packed: dict[Any, int] = {}
         self.fast: dict[str, bool] = {}
 
-    def of_row(self, maker: Maker | None, shape: Shape) -> float:
-        """Of one row in a format, or as it is."""
+    def of_rows(self, maker: Maker | None, shape: Shape, rows: int = ROWS) -> int:
+        """Of rows that lie one after the other, in a format or as floats."""
         name = maker.format.name if maker else FLOAT
         if (name, shape) not in self.rows:
-            storage = self.sample(maker, shape[0])
-            storage.settle(self.settings.deterministic, shape[1], exact=self.settings.exact)
-            self.rows[name, shape] = storage.nbytes / ROWS
-            self.fast[name] = has_kernel(storage)
-        return self.rows[name, shape]
+            many, one = (self.sample(maker, shape, count) for count in (ROWS, 1))
+            self.rows[name, shape] = Sample(many.nbytes, one.nbytes)
+            self.fast[name] = has_kernel(many)
+        return self.rows[name, shape].nbytes(rows)
 
-    def sample(self, maker: Maker | None, k: int) -> Storage:
+    def sample(self, maker: Maker | None, shape: Shape, rows: int) -> Storage:
         generator = torch.Generator().manual_seed(0)
-        weight = torch.randn(ROWS, k, generator=generator).to(self.found.device)
-        if maker is not None:
-            return maker.make(weight, self.found.dtype, None)
-        dense: Storage = self.dense(weight.to(self.found.dtype))
-        return dense
+        weight = torch.randn(rows, shape[0], generator=generator)
+        weight = weight.to(self.found.device, DTYPES.get(shape[2].lower(), torch.float32))
+        made: Storage = (
+            self.dense(weight.to(self.found.dtype))
+            if maker is None
+            else maker.make(weight, self.found.dtype, None)
+        )
+        return self.settled(made, shape[1])
 
-    def of(self, slot: Slot, plan: Plan | None) -> float:
-        """Of a slot, brought to the format that a plan has for it if it is in floats."""
-        if not self.is_float(slot):
-            return self.of_packed(slot)
-        maker = None if plan is None else plan.choose(slot)
-        return self.of_row(maker, shape_of(slot)) * prod(slot.shape[:-1])
+    def settled(self, storage: Storage, rows: bool) -> Storage:
+        storage.settle(self.settings.deterministic, rows, exact=self.settings.exact)
+        return storage
+
+    def of(self, parts: Sequence[Slot], plan: Plan | None) -> int:
+        """Of the parts of a module, or of one expert of it, brought to the formats that a plan has
+        for those in floats: of one format they lie one after the other.
+        """
+        if not all(map(self.is_float, parts)):
+            return sum(self.of_alone(slot, plan) for slot in parts)
+        makers = {plan.choose(slot) if plan else None for slot in parts}
+        if len(makers) > 1:
+            return sum(self.of_alone(slot, plan) for slot in parts)
+        rows = sum(prod(slot.shape[:-1]) for slot in parts)
+        return self.of_rows(makers.pop(), self.shape_of(parts[0]), rows)
+
+    def of_alone(self, slot: Slot, plan: Plan | None) -> int:
+        """Of a slot by itself."""
+        return self.of([slot], plan) if self.is_float(slot) else self.of_packed(slot)
+
+    def shape_of(self, slot: Slot) -> Shape:
+        """Of a slot in floats."""
+        return slot.shape[-1], isinstance(slot.module, Embedding), self.infos(slot)["weight"].format
 
     def is_float(self, slot: Slot) -> bool:
         """Whether the checkpoint holds a slot in floats."""
@@ -108,16 +126,27 @@ class Sizes:
         return {suffix: tensors[n.theirs] for suffix, n in self.below.get(slot.name, {}).items()}
 
     def of_packed(self, slot: Slot) -> int:
-        """Of a slot that has few bits already: one of each kind and shape is read."""
+        """Of a slot that has few bits already."""
         facts = ((suffix, i.format, i.shape) for suffix, i in self.infos(slot).items())
         kind = slot.shape, *sorted(facts)
         if kind not in self.packed:
             storage = self.reader.storage(slot, self.below[slot.name])
-            storage.settle(
-                self.settings.deterministic, shape_of(slot)[1], exact=self.settings.exact
-            )
-            self.packed[kind] = storage.nbytes
+            self.packed[kind] = self.settled(storage, isinstance(slot.module, Embedding)).nbytes
         return self.packed[kind]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Bytes that `ROWS` rows of one length take in a format, and those of a single row, which are
+    more where a kernel holds rows together and fills up what is missing.
+    """
+
+    many: int
+    one: int
+
+    def nbytes(self, rows: int) -> int:
+        together = max(1, self.one * ROWS // self.many)
+        return ceil(-(-rows // together) * together * self.many / ROWS)
 
 
 def has_kernel(storage: Storage) -> bool:
@@ -148,7 +177,8 @@ class Cells:
             for slot in places(path, module):
                 if self.is_open(slot):
                     parts.setdefault(slot.part, []).append(slot)
-            yield from (Weight(path, tuple(mine)) for mine in parts.values())
+            for mine in parts.values():
+                yield Weight(path, tuple(mine), self.sizes.shape_of(mine[0]))
 
     def is_open(self, slot: Slot) -> bool:
         """Whether a slot's format is to be chosen."""
@@ -163,7 +193,7 @@ class Cells:
         for shape in dict.fromkeys(weight.shape for weight in self.weights):
             fits = [m for m in self.plan.known.values() if shape[0] % m.format.block == 0]
             for maker in fits:
-                self.sizes.of_row(maker, shape)
+                self.sizes.of_rows(maker, shape)
             fast = [m for m in fits if self.sizes.fast[m.format.name]] or fits
             mine = [weight for weight in self.weights if weight.shape == shape]
             pilots = mine[:: max(1, len(mine) // PILOTS)][:PILOTS]
@@ -174,7 +204,7 @@ class Cells:
     def unbeaten(self, weight: Weight, among: Sequence[Maker]) -> Iterator[str]:
         """The formats of a weight that are better than all that take no more bytes."""
         errors = self.errors(weight, among)
-        size = {m.format.name: self.sizes.of_row(m, weight.shape) for m in among}
+        size = {m.format.name: self.sizes.of_rows(m, weight.shape) for m in among}
         least = float("inf")
         for name in sorted(errors, key=lambda name: (size[name], errors[name])):
             if errors[name] < least:
@@ -208,11 +238,12 @@ class Cells:
         """
         mine = {slot.name for weight in self.weights for slot in weight.slots}
         rest = [s for s in slots(self.found.model) if s.kind == "storage" and s.name not in mine]
-        return ceil(sum(self.sizes.of(slot, self.plan) for slot in rest))
+        return sum(self.sizes.of([slot], self.plan) for slot in rest)
 
-    def nbytes(self, weight: Weight, plan: Plan | None) -> int:
-        """Bytes of a weight as a plan has it."""
-        return ceil(sum(self.sizes.of(slot, plan) for slot in weight.slots))
+    def nbytes(self, weight: Weight, maker: Maker | None) -> int:
+        """Bytes of a weight in a format, or as floats."""
+        rows = prod(weight.slots[0].shape[:-1])
+        return len(weight.slots) * self.sizes.of_rows(maker, weight.shape, rows)
 
     def samples(self, weight: Weight) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Rows [r, k] of a weight, spread evenly, with the importance of their columns."""

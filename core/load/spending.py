@@ -184,14 +184,17 @@ def single(weight: Weight, cells: Cells, reach: float) -> Iterator[Option]:
     errors, energy = cells.errors(weight, makers), cells.energy(weight)
     for maker in (None, *makers):
         name = maker.format.name if maker else FLOAT
-        nbytes = ceil(cells.sizes.of_row(maker, weight.shape) * weight.rows)
-        yield Option((name,), nbytes, reach * errors.get(name, 0.0) / max(energy, TINY))
+        yield Option(
+            (name,), cells.nbytes(weight, maker), reach * errors.get(name, 0.0) / max(energy, TINY)
+        )
 
 
 def uniform(maker: Maker, units: Sequence[Sequence[Weight]], cells: Cells) -> list[int]:
     """The bytes of each unit, were this the format of all."""
     plan = Plan(cells.plan.known, maker, sensitive=cells.plan.sensitive)
-    return [sum(cells.nbytes(weight, plan) for weight in unit) for unit in units]
+    return [
+        sum(cells.nbytes(weight, plan.choose(weight.slots[0])) for weight in unit) for unit in units
+    ]
 
 
 def room_of(budget: Budget, cells: Cells, least: int) -> int:

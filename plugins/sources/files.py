@@ -25,6 +25,11 @@ ELSEWHERE = {"original", "onnx", "openvino", "coreml", "flax", "tf", "runs"}
 RESIDUAL = "residual.safetensors"
 """What UQFF repositories hold beside the layers."""
 
+PRECISIONS = ("bf16", "f16", "f32", "q8_0")
+"""Of several projectors, the first of these is taken: what towers are published in, of which f32
+says no more in twice the bytes. It is the same for every text, so that a cache gathers only one.
+"""
+
 UQFF = re.compile(r"-\d+\.uqff$")
 _SPLIT = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
 
@@ -64,7 +69,7 @@ def select(names: Iterable[str], kind: str, selector: str | None, where: str) ->
         return Selection(small=small, weights=weights)
     models = gguf_models(names)
     if len(models) == 1:
-        return Selection(small=(), weights=models[0], target=models[0][0])
+        return _gguf(models[0], names)
     if models:
         files = listed(model[0] for model in models)
         raise ModelNotFound(f"{where} holds several models: {files}; name one, as in {where}:FILE")
@@ -80,14 +85,21 @@ def select(names: Iterable[str], kind: str, selector: str | None, where: str) ->
 def gguf_models(names: Iterable[str]) -> list[tuple[str, ...]]:
     """The GGUF models among sorted names, each with all its splits, the first split first.
 
-    Projectors of images (mmproj) are no models of their own.
+    Projectors (mmproj), of what is seen and heard, are no models of their own.
     """
     models: dict[object, list[str]] = {}
     for name in names:
-        if name.endswith(".gguf") and "mmproj" not in name.rpartition("/")[2]:
+        if name.endswith(".gguf") and not _is_projector(name):
             split = _SPLIT.fullmatch(name)
             models.setdefault(split.group("stem", "total") if split else name, []).append(name)
     return [tuple(model) for model in models.values()]
+
+
+def projector(names: Iterable[str], model: str) -> str | None:
+    """The projector that goes with a GGUF model: of those beside it the one of best precision."""
+    folder = PurePosixPath(model).parent
+    beside = [n for n in sorted(names) if _is_projector(n) and PurePosixPath(n).parent == folder]
+    return min(beside, key=_precision, default=None)
 
 
 def missing(selection: Selection, shards: Iterable[str]) -> list[str]:
@@ -112,6 +124,22 @@ def listed(names: Iterable[str], limit: int = 10) -> str:
 def held(names: Sequence[str]) -> str:
     """What a place holds, as a clause that can end a message."""
     return f"it holds {listed(names)}" if names else "it is empty"
+
+
+def _is_projector(name: str) -> bool:
+    return name.endswith(".gguf") and "mmproj" in PurePosixPath(name).name.lower()
+
+
+def _precision(name: str) -> int:
+    """The place of a file's precision, which its name says, among those wanted."""
+    parts = re.split(r"[-.]", name.lower())
+    return next((i for i, said in enumerate(PRECISIONS) if said in parts), len(PRECISIONS))
+
+
+def _gguf(model: tuple[str, ...], names: Iterable[str]) -> Selection:
+    beside = projector(names, model[0])
+    weights = model if beside is None else (*model, beside)
+    return Selection(small=(), weights=weights, target=model[0])
 
 
 def _ignored(name: str) -> bool:
@@ -147,6 +175,6 @@ def _selected(names: Sequence[str], small: tuple[str, ...], text: str, where: st
         raise ModelNotFound(f"{text!r} fits several files of {where}: {several}; name one")
     weights = found[0]
     if weights[0].endswith(".gguf"):
-        return Selection(small=(), weights=weights, target=weights[0])
+        return _gguf(weights, names)
     rest = tuple(n for n in names if n == RESIDUAL and n not in weights)
     return Selection(small=small, weights=weights + rest, target=weights[0])

@@ -2,7 +2,7 @@
 
     python tests/peers/environments.py [--root DIR] [NAME ...]
 
-Each peer gets a virtual environment of its own under DIR (default: $OSTRO_PEERS, else
+Each peer gets a virtual environment of its own under DIR (default: $PEERS_ROOT, else
 ~/.cache/ostro/peers), because they ask for different versions of the same packages, and ours must
 stay as it is. An environment that answers its check is left alone. llama.cpp is built here for
 this CPU (a C++ compiler and cmake, about three minutes on two cores); the others come as wheels.
@@ -71,7 +71,7 @@ PEERS = (
 
 
 def default_root() -> Path:
-    return Path(os.environ.get("OSTRO_PEERS", Path.home() / ".cache/ostro/peers"))
+    return Path(os.environ.get("PEERS_ROOT", Path.home() / ".cache/ostro/peers"))
 
 
 def python_of(root: Path, name: str) -> Path:

@@ -50,7 +50,7 @@ class Paged(CacheKind):
         shape = (self.layers, blocks, spec.heads, self.block)
 
         def zeros(*dims: int, dtype: torch.dtype = self.dtype) -> Tensor:
-            return torch.zeros(*shape, *dims, dtype=dtype, device=self.device)
+            return self.zeros(*shape, *dims, dtype=dtype)
 
         self.tensors = [zeros(spec.key_dim), zeros(spec.value_dim)]
         if self.dtype in LIMITS:

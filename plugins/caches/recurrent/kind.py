@@ -65,7 +65,7 @@ class Recurrent(CacheKind):
     def allocate(self, blocks: int) -> None:
         self.leader: States | None = None
         self.states = [
-            torch.zeros(self.layers, blocks, *shape, device=self.device)
+            self.zeros(self.layers, blocks, *shape, dtype=torch.float32)
             for shape in self.spec.state
         ]
 

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
 from ostro.core.load.companions import Joined
-from ostro.core.load.container import MappedFile
+from ostro.core.load.container import Container, MappedFile
 from ostro.core.load.ggml import BY_NAME
 from ostro.core.load.quantize import Maker
 from ostro.core.load.saving import Saving, Told, refuse_existing, whole
 from ostro.plugins.checkpoints.gguf import MAGIC
 from ostro.plugins.checkpoints.gguf.header import U32, Header
+from ostro.plugins.checkpoints.gguf.reader import SPLIT
 
 ALIGNMENT = 32
 DROPPED = ("split.", "general.alignment", "general.file_type", "general.quantization_version")
@@ -67,7 +68,7 @@ def write_gguf(saving: Saving, told: Told) -> Path:
     refuse_existing(file)
     saving.folder.mkdir(parents=True, exist_ok=True)
     lines = [line(saving, name) for name in container.tensors]
-    keys = metadata(container.path)
+    keys = metadata(container)
     total, done = sum(each.nbytes for each in lines), 0
     with whole(file) as path, open(path, "wb") as stream:
         stream.write(header(keys, lines))
@@ -131,11 +132,22 @@ def emit(stream: BinaryIO, each: Line) -> None:
     stream.write(flat.numpy().data)
 
 
-def metadata(path: Path) -> list[bytes]:
-    """The keys of a file with their values as they are, of a split one those of its first file."""
-    first = path if path.is_file() else min(path.glob("*.gguf"))
-    header = Keys(MappedFile(first))
+def metadata(container: Container) -> list[bytes]:
+    """The keys of a model's file with their values as they are, of a split one its first file's."""
+    header = Keys(MappedFile(first_file(container)))
     return [raw for key, raw in header.keys().items() if not key.startswith(DROPPED)]
+
+
+def first_file(container: Container) -> Path:
+    """The file that says what the model is, whichever of its files, or folder, was opened.
+
+    The tensors say which that is: beside them in a folder may lie a projector.
+    """
+    name = next(iter(container.tensors.values())).file
+    if split := SPLIT.fullmatch(name):
+        name = f"{split['stem']}-00001-of-{split['count']}.gguf"
+    folder = container.path
+    return folder / name if folder.is_dir() else folder.with_name(name)
 
 
 class Keys(Header):

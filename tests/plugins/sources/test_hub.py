@@ -107,7 +107,7 @@ def test_only_what_is_needed_is_fetched_and_only_once(hub: Hub, manager: PluginM
 def test_a_selector_names_a_format_or_a_file(hub: Hub, manager: PluginManager) -> None:
     file = manager.locate("org/llama-GGUF:q4_k_m", Settings())
     assert file.read_bytes() == b"GGUF q4km"
-    assert hub.fetched() == {"llama-Q4_K_M.gguf"}
+    assert hub.fetched() == {"llama-Q4_K_M.gguf", "mmproj-llama-Q8_0.gguf"}
     file = manager.locate("org/llama-GGUF:llama-Q8_0.gguf", Settings())
     assert file.read_bytes() == b"GGUF q80"
     file = manager.locate("org/llama-GGUF:BF16", Settings())
@@ -122,6 +122,37 @@ def test_a_selector_names_a_format_or_a_file(hub: Hub, manager: PluginManager) -
 def test_the_only_gguf_needs_no_selector(hub: Hub, manager: PluginManager) -> None:
     hub.models["org/one"] = {"one.gguf": b"GGUF", "mmproj.gguf": b"GGUF", "config.json": b"{}"}
     assert manager.locate("org/one", Settings()).name == "one.gguf"
+
+
+@pytest.mark.parametrize(
+    ("beside", "taken"),
+    [
+        ({"mmproj-model-f16.gguf"}, "mmproj-model-f16.gguf"),
+        ({"one.mmproj-Q8_0.gguf", "one.mmproj-f16.gguf"}, "one.mmproj-f16.gguf"),
+        ({"mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"}, "mmproj-BF16.gguf"),
+        ({"mmproj-F32.gguf", "one-MMPROJ.gguf", "mmproj-Q8_0.gguf"}, "mmproj-F32.gguf"),
+        ({"other/mmproj-F16.gguf", "mmproj.txt", "one.mmproj"}, None),
+    ],
+)
+def test_a_projector_comes_with_its_text(
+    beside: set[str], taken: str | None, hub: Hub, manager: PluginManager
+) -> None:
+    hub.models["org/sees"] = dict.fromkeys(beside | {"one-Q4_0.gguf", "one-Q8_0.gguf"}, b"GGUF")
+    for selector in ("Q4_0", "one-Q8_0.gguf"):
+        file = manager.locate(f"org/sees:{selector}", Settings())
+        assert file.name.startswith("one-Q")
+        assert names(file.parent) - {"one-Q4_0.gguf", "one-Q8_0.gguf"} == {taken} - {None}
+    assert manager.locate("org/sees:Q4_0", Settings(offline=True)).name == "one-Q4_0.gguf"
+
+
+def test_offline_a_text_is_served_without_a_projector_that_did_not_come(
+    hub: Hub, manager: PluginManager
+) -> None:
+    """What was cached before its repository had a projector is still served."""
+    hub.models["org/sees"] = {"one.gguf": b"GGUF"}
+    file = manager.locate("org/sees", Settings())
+    hub.models["org/sees"]["mmproj-F16.gguf"] = b"GGUF proj"
+    assert manager.locate("org/sees", Settings(offline=True)) == file
 
 
 def test_pickles_are_refused_before_they_are_fetched(hub: Hub, manager: PluginManager) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,10 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).parents[3] / "tiny"))
+
+from tiny_projector import write_pair
+
+from ostro.core.errors import Unsupported
 from ostro.core.load.quantize import makers
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings
 from ostro.core.testing.parity import Subject, deviation, subject
+from ostro.entrypoints.cli.quantize import write as save
 from ostro.plugins.checkpoints.uqff.write import Entry, write
 
 FORMATS = ("q4k", "afq4", "q8_0", "fp8", "mxfp4", "f8q8", "q6k")
@@ -113,3 +121,27 @@ def test_stacked_experts(format: str, plugins: PluginManager, tmp_path: Path) ->
         folder = tmp_path / "out"
         write(folder, "moe", entries, residual=rest, config=tiny.raw_config)
         assert answers(tiny, folder, tmp_path / "plain") <= NOISE
+
+
+@torch.inference_mode()
+def test_of_a_model_that_sees_its_folder_is_written_and_a_pair_of_files_refused(
+    plugins: PluginManager, tmp_path: Path
+) -> None:
+    """llama.cpp's text and projector have no config.json, which mistral.rs asks for."""
+    with subject(plugins, "qwen3_vl") as tiny:
+        examples = tiny.examples  # which write what their Inputs read
+        pair = tmp_path / "pair"
+        pair.mkdir()
+        asked = Settings(quant="q8_0", dtype="float32")
+        for named in (write_pair(tiny, pair), pair / "mmproj-F32.gguf"):
+            with pytest.raises(Unsupported, match=r"no config\.json.*quantize the model's folder"):
+                save(replace(asked, reference=str(named)), plugins, "uqff", tmp_path / "out")
+        folder = save(
+            replace(asked, reference=str(tiny.folder)), plugins, "uqff", tmp_path / "out"
+        )
+        written, loaded = replace(tiny, folder=folder).load(), tiny.load(quant="q8_0")
+        held = {layer.path: layer.formats for layer in written.layers}
+        assert held["visual.blocks.0.attn.qkv"] == ("Q8_0",)
+        engines = tiny.engine(written), tiny.engine(loaded)
+        for example in examples:
+            assert deviation(*(tiny.answer(engine, example) for engine in engines)) <= NOISE
