@@ -192,7 +192,8 @@ def make_ready(engine: Engine, loaded: LoadedModel) -> None:
         engine.runner.capture()
     if engine.runner.segments is not None:
         loaded.explain += engine.runner.segments.describe()
-    elif why := engine.runner.graphs.refused:
+    elif engine.runner.sizes and not engine.runner.buckets:
+        why = engine.runner.graphs.refused
         loaded.explain.append(f"decode steps: not captured, for {why}")
 
 

@@ -32,7 +32,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self.lanes: dict[torch.device, Lane] = {}
-        self.refused = ""  # why a call was not captured
+        self.refused = ""  # why the last call was not captured
 
     def lane(self, device: torch.device) -> Lane:
         if device not in self.lanes:
@@ -46,6 +46,7 @@ class Graphs:
 
         What cannot be captured is called itself; `refused` says why.
         """
+        self.refused = ""
         if device.type != "cuda":
             try:
                 return record(call)

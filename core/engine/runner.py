@@ -79,17 +79,19 @@ class Runner:
     @property
     def captures(self) -> bool:
         """Whether there is anything in a step that is captured."""
-        if self.graphs.refused and not self.poisons:
-            return False
         return self.segments is None or bool(self.segments.captured)
 
     def capture(self) -> None:
-        """Make all buckets, the largest first so that the smaller share its memory."""
+        """Make all buckets, the largest first so that the smaller share its memory; those whose
+        steps cannot be captured run eagerly, at their true size.
+        """
+        self.buckets = {}
         for size in reversed(self.sizes):
-            self.buckets[size] = Bucket(self, size)
-            if not self.captures:
-                self.buckets = {}
-                return
+            bucket = Bucket(self, size)
+            if self.poisons or not self.graphs.refused:
+                self.buckets[size] = bucket
+        if not self.captures:
+            self.buckets = {}
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Launched:

@@ -25,6 +25,9 @@ T = TypeVar("T")
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.item}
 """What shows numbers to Python."""
 
+ROOM = 1 << 27
+"""Bytes that a call may take on its way: all of them stay taken."""
+
 EMPTY = ("empty", "new_empty")
 """How operations are called that ask for memory and write nothing."""
 
@@ -48,13 +51,14 @@ class Operations(TorchDispatchMode):
     def __init__(self, steps: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps = steps
-        self.kept: list[Any] = []
+        self.kept: dict[int, Any] = {}  # by place
+        self.room = ROOM
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         made, given = list(tensors(out)), list(tensors((args, kwargs)))
-        self.kept.append(out)
+        self.keep(made)
         if given and not made:
             raise Unrecorded(f"it reads numbers on the host ({func})")
         name = func._schema.name.partition("::")[2]
@@ -67,6 +71,14 @@ class Operations(TorchDispatchMode):
                 raise Unrecorded(f"the shape of what it makes depends on numbers ({func})")
             self.steps.append((again, (partial(func, *args, **kwargs), made)))
         return out
+
+    def keep(self, made: list[Tensor]) -> None:
+        for tensor in made:
+            if place(tensor) not in self.kept:
+                self.kept[place(tensor)] = tensor
+                self.room -= tensor.nbytes
+        if self.room < 0:
+            raise Unrecorded("it takes too much memory on its way")
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -97,12 +109,12 @@ def record(call: Callable[[], T]) -> Callable[[], T]:
     """
     steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
     operations = Operations(steps)
-    native.TAPES.append(steps)
+    native.NOTING.calls = steps
     try:
         with Functions(), operations:
             out = call()
     finally:
-        native.TAPES.remove(steps)
+        native.NOTING.calls = None
 
     def repeat() -> T:
         for step, args in steps:

@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,8 +34,15 @@ SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = tuple(SUFFIXES)
 
 Function = Callable[..., Any]
-TAPES: list[list[tuple[Function, tuple[Any, ...]]]] = []
-"""Where calls are noted while they are recorded (`core.engine.tape`)."""
+
+
+class Noting(threading.local):
+    """Where this thread's calls are noted while they are recorded (`core.engine.tape`)."""
+
+    calls: list[tuple[Function, tuple[Any, ...]]] | None = None
+
+
+NOTING = Noting()
 
 FAILED: dict[Path, str] = {}
 """What would not compile, and why: it is not tried again by this process."""
@@ -75,11 +83,11 @@ def function(library: ctypes.CDLL, name: str, *kinds: Any) -> Function:
 
 
 def noted(function: Function) -> Function:
-    """The function, its calls noted on tapes."""
+    """The function, its calls noted where a thread records them."""
 
     def call(*args: Any) -> None:
-        for tape in TAPES:
-            tape.append((function, args))
+        if NOTING.calls is not None:
+            NOTING.calls.append((function, args))
         function(*args)
 
     return call

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 import torch
 from torch import Tensor
 
+from ostro.core.engine import tape
 from ostro.core.engine.tape import Unrecorded, record
 from ostro.core.ops.product import native
 from ostro.core.ops.rms_norm.native import rms_norm
@@ -74,3 +76,29 @@ def test_what_looks_at_numbers_is_refused(name: str) -> None:
         record(lambda: READING[name](x))
     torch.ones(3).add_(1)
     assert record(lambda: x + 1)().equal(x + 1), "the next call is recorded as if nothing had been"
+
+
+@torch.inference_mode()
+def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape, "ROOM", 1 << 20)
+    x = torch.rand(3, 1 << 15)
+    assert record(lambda: (x + 1) * 2)().equal((x + 1) * 2)
+    with pytest.raises(Unrecorded, match="memory"):
+        record(lambda: sum((x + i for i in range(9)), x))
+
+
+@torch.inference_mode()
+def test_other_threads_are_not_recorded() -> None:
+    x, others = torch.rand(3, 32), torch.rand(3, 32)
+    far = Thread(target=lambda: rms_norm(others, torch.ones(32), 1e-6))
+
+    def call() -> Tensor:
+        far.start()
+        far.join()
+        return rms_norm(x, torch.ones(32), 1e-6)[0]
+
+    launch = record(call)
+    steps = next(
+        c.cell_contents for c in launch.__closure__ or () if isinstance(c.cell_contents, list)
+    )
+    assert len(steps) == 2, "the ones, and the norm"
