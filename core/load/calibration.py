@@ -53,13 +53,19 @@ SLICE = 128
 
 @dataclass
 class Fixed(Plan):
-    """Brings the slots that it names to formats of their own, beside what its rules say."""
+    """Brings the slots that it names to formats of their own, beside what its rules say; `outcome`
+    says what came of it.
+    """
 
     chosen: Mapping[str, Maker | None] = field(default_factory=dict)
+    outcome: str = ""
 
     def choose(self, slot: Slot) -> Maker | None:
         known = slot.name in self.chosen
         return self.chosen[slot.name] if known else super().choose(slot)
+
+    def told(self) -> list[str]:
+        return [self.outcome, *super().told()]
 
 
 class Calibration:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,6 +13,10 @@ EXCHANGES = 1000
 
 STEPS = 64
 """Halvings of the range in which the price of a byte is sought, exp(-80) to exp(80)."""
+
+
+SHARES = range(100, 68, -2)
+"""Percents of the room that solutions begin with, before exchanges use the rest."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +46,16 @@ class Knapsack:
         """Bytes that are taken at least."""
         return int(self.sizes.amin(1).sum())
 
-    def solve(self, room: int, caps: Sequence[Sequence[int]] = ()) -> list[Option]:
+    def solve(self, room: int) -> list[Option]:
         """An option of each unit, that take `room` >= `least` bytes together.
 
-        The best of several solutions, which exchanges improve until none helps: that of the relaxed
-        problem, and the least errors within the bytes of each unit that each of `caps` names.
+        The best of several solutions: those of the relaxed problem for less and less of the room,
+        which exchanges improve until none helps.
         """
-        found = [self.relaxed(room)]
-        found += [self.capped(torch.tensor(mine)) for mine in caps if sum(mine) <= room]
-        better = [self.improved(chosen, room) for chosen in found]
-        best = min(better, key=lambda chosen: float(at(self.errors, chosen).sum()))
+        starts = (self.relaxed(max(self.least, room * share // 100)) for share in SHARES)
+        found = [self.improved(chosen, room) for chosen in starts]
+        best = min(found, key=lambda chosen: float(at(self.errors, chosen).sum()))
         return [mine[i] for mine, i in zip(self.options, best.tolist(), strict=True)]
-
-    def capped(self, caps: Tensor) -> Tensor:
-        """The least error of each unit within its bytes; its least bytes where none are so few."""
-        within = torch.maximum(caps.double(), self.sizes.amin(1))[:, None]
-        return torch.where(self.sizes <= within, self.errors, torch.inf).argmin(1)
 
     def relaxed(self, room: int) -> Tensor:
         """The least error + price * bytes, at the least price of a byte that keeps to the room."""
@@ -116,22 +113,7 @@ def joined(options: Sequence[Option]) -> Option:
     )
 
 
-def mixtures(each: Sequence[Sequence[Option]]) -> Iterator[Option]:
-    """The best of all combinations of weights' options: those on the convex hull of sums."""
-    hulls = [hull(mine) for mine in each]
-    steps = [
-        ((a.error - b.error) / (b.nbytes - a.nbytes), -i, b)
-        for i, mine in enumerate(hulls)
-        for a, b in pairwise(mine)
-    ]
-    now = [mine[0] for mine in hulls]
-    yield joined(now)
-    for _, i, option in sorted(steps, key=lambda step: step[:2], reverse=True):
-        now[-i] = option
-        yield joined(now)
-
-
-def hull(options: Sequence[Option]) -> list[Option]:
+def hull(options: Iterable[Option]) -> list[Option]:
     """The options of which each gains most per byte over the one before, the smallest first."""
     found: list[Option] = []
     for option in sorted(options, key=lambda option: (option.nbytes, option.error)):

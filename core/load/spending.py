@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import reduce
+from itertools import groupby, product
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -25,10 +26,11 @@ from ostro.core.engine.memory import free_bytes, shown
 from ostro.core.errors import UsageError
 from ostro.core.load.budget import Budget
 from ostro.core.load.calibration import Calibration, Fixed, calibrated
-from ostro.core.load.cells import Cells, Sizes, Weight
-from ostro.core.load.knapsack import Knapsack, Option, joined, mixtures
+from ostro.core.load.cells import TINY, Cells, Weight
+from ostro.core.load.knapsack import Knapsack, Option, hull, joined
 from ostro.core.load.model import Outline
-from ostro.core.load.quantize import FLOAT, Maker, Plan
+from ostro.core.load.quantize import FLOAT, Plan
+from ostro.core.load.sizes import Sizes
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings
 
@@ -46,20 +48,7 @@ where nothing was measured."""
 LEAVES = 0.9
 """The share of free memory that a float model may take to be calibrated on."""
 
-TINY = 1e-30
-"""What nothing is divided by less than: a weight may be all zeros."""
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Spent(Fixed):
-    """A plan that has spent a budget; `outcome` says what came of it."""
-
-    outcome: str = ""
-
-    def told(self) -> list[str]:
-        return [self.outcome, *super().told()]
 
 
 def spend(
@@ -99,12 +88,11 @@ class Prices:
         knapsack = Knapsack([options(unit, cells, reaches) for unit in units])
         return cls(cells, units, knapsack, calibration is not None)
 
-    def spend(self, budget: Budget) -> Spent:
+    def spend(self, budget: Budget) -> Plan:
         """The plan with the least divergence within a budget. Raises UsageError as `spend`."""
         plan = self.cells.plan
         room = room_of(budget, self.cells, self.knapsack.least)
-        caps = [uniform(maker, self.units, self.cells) for maker in plan.known.values()]
-        picked = self.knapsack.solve(room, caps)
+        picked = self.knapsack.solve(room)
         chosen = {
             slot.name: plan.known.get(name)
             for unit, option in zip(self.units, picked, strict=True)
@@ -113,7 +101,7 @@ class Prices:
         }
         outcome = describe(budget, self.cells, picked, self.measured)
         rules = (plan.rules, plan.sensitive, plan.importance)
-        return Spent(plan.known, None, *rules, chosen=chosen, outcome=outcome)
+        return Fixed(plan.known, None, *rules, chosen=chosen, outcome=outcome)
 
 
 def float_settings(found: Outline, settings: Settings) -> Settings | None:
@@ -163,7 +151,7 @@ def reach(weight: Weight, cells: Cells, calibration: Calibration | None) -> floa
     with calibration.instead(weight.path, plan):
         divergence = calibration.divergence()
     error = cells.errors(weight, [probe])[probe.format.name]
-    return max(divergence, 0.0) * cells.energy(weight) / max(error, TINY)
+    return max(divergence, 0.0) / max(error, TINY)
 
 
 def options(unit: Sequence[Weight], cells: Cells, reaches: Mapping[Weight, float]) -> list[Option]:
@@ -175,26 +163,17 @@ def options(unit: Sequence[Weight], cells: Cells, reaches: Mapping[Weight, float
     for name in dict.fromkeys(option.formats[0] for option in each[0]):
         same = [option for mine in each for option in mine if option.formats == (name,)]
         found += [joined(same)] if len(same) == len(each) else []
-    apart = [option for option in mixtures(each) if len(set(option.formats)) > 1]
+    mixed = reduce(lambda a, b: hull(joined(pair) for pair in product(a, b)), map(hull, each))
+    apart = [option for option in mixed if len(set(option.formats)) > 1]
     return found + [replace(option, error=APART * option.error) for option in apart]
 
 
 def single(weight: Weight, cells: Cells, reach: float) -> Iterator[Option]:
     makers = cells.makers[weight.shape]
-    errors, energy = cells.errors(weight, makers), cells.energy(weight)
+    errors = cells.errors(weight, makers)
     for maker in (None, *makers):
         name = maker.format.name if maker else FLOAT
-        yield Option(
-            (name,), cells.nbytes(weight, maker), reach * errors.get(name, 0.0) / max(energy, TINY)
-        )
-
-
-def uniform(maker: Maker, units: Sequence[Sequence[Weight]], cells: Cells) -> list[int]:
-    """The bytes of each unit, were this the format of all."""
-    plan = Plan(cells.plan.known, maker, sensitive=cells.plan.sensitive)
-    return [
-        sum(cells.nbytes(weight, plan.choose(weight.slots[0])) for weight in unit) for unit in units
-    ]
+        yield Option((name,), cells.nbytes(weight, maker), reach * errors.get(name, 0.0))
 
 
 def room_of(budget: Budget, cells: Cells, least: int) -> int:

@@ -81,8 +81,9 @@ class Reader:
         rows = row_order(named)
         if rows is not None:
             named = {suffix: replace(n, transform=None) for suffix, n in named.items()}
+        codes = codes_of(infos)
         stored = Stored(
-            tensors={suffix: self.tensor(n, infos[suffix]) for suffix, n in named.items()},
+            tensors={s: self.tensor(n, infos[s], codes=s == codes) for s, n in named.items()},
             infos=infos,
             shape=slot.shape if rows is None else (rows.whole(slot.shape[0]), *slot.shape[1:]),
             settings=self.settings,
@@ -123,7 +124,8 @@ class Reader:
         quantizer: Quantizer = claims
         return quantizer
 
-    def tensor(self, named: Named, info: TensorInfo) -> Tensor:
+    def tensor(self, named: Named, info: TensorInfo, *, codes: bool = False) -> Tensor:
+        """A tensor as the model has it; one of codes is not asked whether it holds numbers."""
         raw = self.container.read(named.theirs)
         packed = raw.dtype == torch.uint8 and info.format not in ("U8", "BOOL")
         if named.transform is not None and packed and not named.transform.packed:
@@ -131,7 +133,7 @@ class Reader:
                 f"{info.file}: {named.theirs} is {info.format}, which {named.transform} "
                 "cannot move; use a float file of this model"
             )
-        if not ends_finite(raw):
+        if not codes and not ends_finite(raw):
             self.broken.append(named.theirs)
         return apply(named.transform, raw)
 
@@ -154,6 +156,13 @@ def rearranged(storage: Storage, rows: Rows, slot: Slot, stored: Stored) -> Stor
             f"is {storage.format}, whose rows {rows} cannot move; use another file of this model"
         )
     return storage.of(storage.planes.map(lambda tensor: rows.read(tensor).contiguous()))
+
+
+def codes_of(infos: Mapping[str, TensorInfo]) -> str | None:
+    """The suffix of a weight's codes, which some formats view as floats: of several tensors the
+    largest; what is whole in one tensor has none.
+    """
+    return max(infos, key=lambda suffix: infos[suffix].nbytes) if len(infos) > 1 else None
 
 
 def ends_finite(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -40,6 +41,20 @@ class Stored:
         """The error that says `what` is wrong with the tensor of that suffix, or the first."""
         info = next(iter(self.infos.values())) if suffix is None else self.infos[suffix]
         return CheckpointError(f"{info.file}: {info.name} {what}")
+
+    def number(self, suffix: str) -> float:
+        """The one number that the tensor of that suffix holds, an int where it holds integers.
+
+        Raises the fault of a tensor that holds several, none, or what is no number.
+        """
+        held = self.tensors[suffix].flatten()
+        if held.numel() != 1 or not isfinite(held.item()):
+            raise self.fault(
+                f"is {held.tolist()!s:.40}, where one number belongs; the file is damaged, "
+                "download it again",
+                suffix,
+            )
+        return held.item()
 
 
 class Storage(ABC):

@@ -108,4 +108,4 @@ def sizes(stored: Stored, front: str) -> tuple[int, int]:
 def sayings(stored: Stored) -> list[float]:
     """Format, bits and group, as a UQFF file says them."""
     names = ("weight.format", "weight.bits", "weight.group_size")
-    return [number for name in names for number in stored.tensors[name].flatten().tolist()]
+    return [stored.number(name) for name in names]

@@ -103,12 +103,10 @@ def tensors(blocks: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
 
 def checked(stored: Stored) -> tuple[int, ...]:
     """The shape of the weight, where all that the file says of it agrees."""
-    format, blocks, shape = (
-        stored.tensors[f"weight.{name}"].flatten().tolist()
-        for name in ("format", "num_blocks", "shape")
-    )
+    format, blocks = (stored.number(f"weight.{name}") for name in ("format", "num_blocks"))
+    shape = stored.tensors["weight.shape"].flatten().tolist()
     nbytes, wanted = stored.tensors["weight"].numel(), ceil(prod(stored.shape) / BLOCK)
-    if format != [UQFF_FORMAT]:
+    if format != UQFF_FORMAT:
         raise stored.fault(
             f"has tensors of F8Q8 beside it, but the file says format {format}; {AGAIN}", "weight"
         )
@@ -118,7 +116,7 @@ def checked(stored: Stored) -> tuple[int, ...]:
             "of different models, or one is damaged",
             "weight.shape",
         )
-    if blocks != [wanted] or nbytes != wanted * NBYTES:
+    if blocks != wanted or nbytes != wanted * NBYTES:
         raise stored.fault(
             f"has {nbytes} bytes, said to be {blocks} blocks, where {shape} weights are "
             f"{wanted} blocks of {NBYTES}; {AGAIN}",

@@ -122,8 +122,7 @@ class Ragged(Storage):
 def spread_of(stored: Stored) -> Tensor:
     """The scale of every group of every row, [n, k / group]."""
     uqff = stored.tensors.keys() == UQFF
-    said = stored.tensors["weight.format"].flatten().tolist() if uqff else [UQFF_FORMAT]
-    if said != [UQFF_FORMAT]:
+    if uqff and (said := stored.number("weight.format")) != UQFF_FORMAT:
         raise stored.fault(
             f"has tensors of FP8 beside it, but the file says format {said}; {AGAIN}", "weight"
         )

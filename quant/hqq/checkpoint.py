@@ -77,7 +77,7 @@ def read(stored: Stored) -> tuple[Tensor, Tensor, Tensor, Form]:
 
 def layout_of_hqq(stored: Stored) -> Layout:
     """The layout that the hqq package's state of a layer speaks of."""
-    number, packing = scalar(stored, "nbits"), text(stored.tensors["packing"])
+    number, packing = stored.number("nbits"), text(stored.tensors["packing"])
     bits = ceil(number)
     if PACKING.get(bits) != packing:
         raise stored.fault(
@@ -86,7 +86,7 @@ def layout_of_hqq(stored: Stored) -> Layout:
             "packing",
         )
     for name in ("quant_scale", "quant_zero"):
-        if name in stored.tensors and scalar(stored, name):
+        if name in stored.tensors and stored.number(name):
             raise stored.fault(
                 "says that scales or zeros are quantized, which hqq itself has given up; quantize "
                 "the model again",
@@ -97,7 +97,7 @@ def layout_of_hqq(stored: Stored) -> Layout:
 
 def layout_of_uqff(stored: Stored) -> Layout:
     """The layout that a UQFF file speaks of."""
-    format, bits = (int(scalar(stored, f"weight.{name}")) for name in ("format", "bits"))
+    format, bits = (int(stored.number(f"weight.{name}")) for name in ("format", "bits"))
     if format != UQFF_FORMAT or bits not in UQFF_BITS:
         raise stored.fault(
             f"has tensors of HQQ beside it, but the file says format {format} and {bits} bits, "
@@ -110,7 +110,7 @@ def layout_of_uqff(stored: Stored) -> Layout:
 def layout_of(stored: Stored, bits: int, front: str) -> Layout:
     """What both forms say alike, the names of one beginning with `front`."""
     shape = tuple(stored.tensors[f"{front}shape"].flatten().tolist())
-    group, axis = (int(scalar(stored, f"{front}{name}")) for name in ("group_size", "axis"))
+    group, axis = (int(stored.number(f"{front}{name}")) for name in ("group_size", "axis"))
     if shape != stored.shape:
         raise stored.fault(
             f"says {list(shape)}, where the model's config asks for {list(stored.shape)}; they are "
@@ -125,7 +125,7 @@ def layout_of(stored: Stored, bits: int, front: str) -> Layout:
             f"{front}group_size",
         )
     channel_wise = f"{front}channel_wise"
-    if channel_wise in stored.tensors and not scalar(stored, channel_wise):
+    if channel_wise in stored.tensors and not stored.number(channel_wise):
         raise stored.fault(
             "says that one scale holds for the whole weight, which is not supported; quantize the "
             "model again in groups",
@@ -167,14 +167,6 @@ def encoded(value: Any) -> Tensor:
     if isinstance(value, tuple):
         return torch.tensor(value)
     return torch.tensor(value, dtype=torch.uint8 if isinstance(value, bool) else torch.int32)
-
-
-def scalar(stored: Stored, name: str) -> float:
-    """The number that a tensor is."""
-    held = stored.tensors[name].double().flatten()
-    if len(held) != 1 or not bool(held.isfinite()):
-        raise stored.fault(f"is {held.tolist()!s:.40}, where one number belongs; {AGAIN}", name)
-    return float(held)
 
 
 def text(codes: Tensor) -> str:

@@ -83,8 +83,9 @@ def grouped(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [..., n, 32 g] -> q uint8 [..., n, g, 16], e uint8 [..., n, g].
 
-    The exponent is that of the largest magnitude by 6, rounded down, so that up to 12 times it is
-    cut to 6; of two values that are equally near, the larger. As mistral.rs makes them.
+    The exponent is that of the largest magnitude by 6, rounded down, so that sizes up to 12 are cut
+    to 6, or the next, at which none is: the one of the lesser squared error. The specification's
+    own, MLX's and mistral.rs's are each one of the two. Of values equally near, the larger.
     """
     found = [quantize_blocks(some.float()) for some in weight.reshape(-1, BLOCK).split(RUN)]
     q, e = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -95,12 +96,24 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """`quantize` of blocks float32 [m, 32]."""
     largest = blocks.abs().amax(-1)
-    power = torch.where(largest > 0, (largest / VALUES[7]).log2().floor(), 0).clamp(-127, 127)
+    power = torch.where(largest > 0, (largest / VALUES[7]).log2().floor(), 0)
+    powers = [(power + i).clamp(-127, 127) for i in (0, 1)]
+    (low, low_off), (high, high_off) = (fitted(blocks, each) for each in powers)
+    first = low_off <= 4 * high_off
+    codes = torch.where(first[..., None], low, high) | (blocks < 0).to(torch.uint8) * 8
+    e = torch.where(first, *powers) + 127
+    return codes[..., :16] | codes[..., 16:] << 4, e.to(torch.uint8)
+
+
+def fitted(blocks: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes of sizes, uint8 [m, 32], in units of 2 ** power [m], and the sum of their squared
+    errors [m] in these units, in which it is never too small or too large for float32.
+    """
     sizes = torch.ldexp(blocks.abs(), -power[..., None])
     between = [(low + high) / 2 for low, high in pairwise(VALUES[:8])]
     codes = torch.bucketize(sizes, torch.tensor(between, device=blocks.device), right=True)
-    codes = (codes | (blocks < 0) * 8).to(torch.uint8)
-    return codes[..., :16] | codes[..., 16:] << 4, (power + 127).to(torch.uint8)
+    off = sizes - torch.tensor(VALUES, device=blocks.device)[codes]
+    return codes.to(torch.uint8), off.square().sum(-1)
 
 
 def from_hub(blocks: Tensor) -> Tensor:

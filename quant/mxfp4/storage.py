@@ -148,7 +148,7 @@ def form_of(stored: Stored) -> str:
     """Who laid the tensors out."""
     tensors = stored.tensors
     if "weight.format" in tensors:
-        if (said := tensors["weight.format"].flatten().tolist()) != [UQFF_FORMAT]:
+        if (said := stored.number("weight.format")) != UQFF_FORMAT:
             raise stored.fault(
                 f"has tensors of MXFP4 beside it, but the file says format {said}; the file is "
                 "damaged, download it again",

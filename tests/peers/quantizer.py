@@ -5,7 +5,8 @@
 Quantizes the file SOURCE to FTYPE (a number of `enum llama_ftype`) as FOLDER/model.gguf, brings
 that back to floats by llama.cpp's own dequantizers as FOLDER/floats.gguf, and writes what both
 files say to FOLDER/said.npz: `rounded` and `floats`, the logits [T, V] of the prompt, or an
-encoder's states [T, d]; and `text`, N greedy tokens of the former. One thread, floats in the cache.
+encoder's states [T, d]; and N greedy tokens of each, `text` and `plain_text`. One thread, floats in
+the cache.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def main() -> None:
     quantize(few, floats, llama_cpp.LLAMA_FTYPE_ALL_F32)
     prompt = [int(token) for token in asked.prompt.split(",")]
     rounded, text = say(few, prompt, asked.count, asked.states)
-    plain, _ = say(floats, prompt, 0, asked.states)
-    np.savez(asked.folder / "said.npz", rounded=rounded, floats=plain, text=text)
+    plain, plain_text = say(floats, prompt, asked.count, asked.states)
+    said = {"rounded": rounded, "floats": plain, "text": text, "plain_text": plain_text}
+    np.savez(asked.folder / "said.npz", **said)
 
 
 @llama_cpp.llama_log_callback

@@ -118,7 +118,16 @@ def quantized(saving: Saving, name: str) -> Tensor:
         maker.make(each.float(), torch.float32, saving.plan.importance.get(slot.name))
         for each, (slot, maker) in zip(every, plans, strict=False)
     ]
-    return torch.stack([storage.save()["weight"] for storage in made])
+    return torch.stack([ggml(storage.save()) for storage in made])
+
+
+def ggml(saved: Mapping[str, Tensor]) -> Tensor:
+    """The blocks of a storage: those of MXFP4, which is saved as the hub has it, in ggml's order."""
+    if "blocks" not in saved:
+        return saved["weight"]
+    codes = torch.stack((saved["blocks"] & 15, saved["blocks"] >> 4), -1).flatten(-2)
+    halves = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat((saved["scales"][..., None], halves), -1).flatten(-2)
 
 
 def emit(stream: BinaryIO, each: Line) -> None:

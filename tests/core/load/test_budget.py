@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod, sqrt
+from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from ostro.core.errors import UsageError
-from ostro.core.load.model import load_model
+from ostro.core.load import spending
+from ostro.core.load.model import load_model, outline
 from ostro.core.load.open import find
+from ostro.core.load.quantize import makers
+from ostro.core.load.spending import Prices
+from ostro.core.plugins import PluginManager
 from ostro.core.records import STARTER, Settings
 from ostro.core.testing.architecture import all_plugins
+from ostro.entrypoints.python import open_tokenizer
+from ostro.entrypoints.quality.measure import Reference, listen, opened
+from ostro.entrypoints.quality.text import read_text, windows
+from ostro.entrypoints.quality.truth import differ, join
 
 pytestmark = pytest.mark.slow
+
+FLOATS = Settings(reference=STARTER, dtype="float32", exact=True)
+"""Nothing but the formats of weights makes a difference."""
+
+WINDOW = 512
 
 
 @pytest.mark.parametrize(("asked", "most"), [("3.5bpw", 3.5), ("5bpw", 5.0)])
@@ -34,3 +51,71 @@ def test_too_few_bits_are_refused_with_the_fewest_there_are() -> None:
     plugins, settings = all_plugins(), Settings(reference=STARTER, quant="0.5bpw")
     with pytest.raises(UsageError, match=r"\d\.\d+bpw"):
         load_model(find(settings, plugins), settings, plugins)
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    return all_plugins()
+
+
+@pytest.fixture(scope="module")
+def home(plugins: PluginManager) -> Path:
+    return find(FLOATS, plugins)
+
+
+@pytest.fixture(scope="module")
+def reference(plugins: PluginManager, home: Path) -> Reference:
+    """What the starter says of chats that its training left out."""
+    with opened(FLOATS, plugins, WINDOW) as model:
+        tokenizer = open_tokenizer(home, plugins)
+        cuts = windows(read_text(None, STARTER), tokenizer, model.loaded.context, None)
+        return listen(model, cuts, lambda *news: None)
+
+
+@pytest.fixture(scope="module")
+def prices(plugins: PluginManager, home: Path) -> Prices:
+    """Those of the starter, measured once for all budgets."""
+    found = outline(home, replace(FLOATS, quant="q8_0"), plugins)
+    assert found.plan is not None
+    open_plan = replace(found.plan, usual=None)
+    return Prices.of(replace(found, plan=open_plan), home, FLOATS, plugins)
+
+
+@pytest.fixture
+def divergences(
+    plugins: PluginManager,
+    reference: Reference,
+    prices: Prices,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[str], tuple[int, Tensor]]:
+    """The bytes of the starter's weights as --quant says, and its KL at every position, [N]."""
+    monkeypatch.setattr(spending, "spend", lambda found, budget, *rest: prices.spend(budget))
+
+    def measure(quant: str) -> tuple[int, Tensor]:
+        with opened(replace(FLOATS, quant=quant), plugins, WINDOW) as model:
+            truths = iter(reference.truths)
+            said = (logits for step in reference.steps for logits, _ in model.read(step))
+            found = join([differ(next(truths), logits) for logits in said])
+            return model.loaded.nbytes, found.kl
+
+    return measure
+
+
+@pytest.mark.timeout(1200)
+def test_a_budget_is_no_worse_than_any_format_of_its_size(
+    plugins: PluginManager, divergences: Callable[[str], tuple[int, Tensor]]
+) -> None:
+    worse = []
+    for name in makers(plugins):
+        size, uniform = divergences(name)
+        spent, mixed = divergences(f"{size}B")
+        more = mixed - uniform
+        error = float(more.std()) / sqrt(len(more))
+        print(
+            f"{name:8} {size:9,} bytes, KL {float(uniform.mean()):.2e}; budget {spent:9,} bytes, "
+            f"KL {float(mixed.mean()):.2e}, {float(more.mean()):+.1e} ± {error:.0e}"
+        )
+        assert spent <= size, name
+        if float(more.mean()) > error:
+            worse.append(name)
+    assert not worse

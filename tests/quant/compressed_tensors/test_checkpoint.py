@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import deviation, subject
 from ostro.quant.compressed_tensors import naive
 
-SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 160}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 STD = 0.1
 Made = tuple[dict[str, Tensor], Tensor]
+Packer = Callable[[Tensor], Made]
+SAID = {"quant_method": "compressed-tensors", "format": "mixed", "ignore": ["lm_head"]}
 
 
 def packed(weight: Tensor) -> Made:
@@ -74,27 +70,14 @@ def nvfp4(weight: Tensor) -> Made:
     ],
     ids=["int4", "fp8", "nvfp4"],
 )
-@torch.inference_mode()
-def test_it_says_what_its_weights_say(usual, down, formats, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    plugins = PluginManager()
-    plugins.load()
-    with subject(plugins, "llama", config={**SIZES, **HEADS}, std=STD) as tiny:
-        tensors = dict(tiny.reference.state_dict())
-        for name, weight in tiny.reference.state_dict().items():
-            if weight.dim() != 2 or "embed" in name or "head" in name:
-                continue
-            del tensors[name]
-            parts, dense = (down if "down_proj" in name else usual)(weight)
-            tensors |= {name.replace("weight", suffix): t for suffix, t in parts.items()}
-            weight.copy_(dense)
-        save_file(tensors, tiny.folder / "model.safetensors", metadata={"format": "pt"})
-        said = {"quant_method": "compressed-tensors", "format": "mixed", "ignore": ["lm_head"]}
-        config = {**tiny.raw_config, "quantization_config": said}
-        (tiny.folder / "config.json").write_text(json.dumps(config))
-        tiny.reference.save_pretrained(tmp_path)
-        plain = replace(tiny, folder=tmp_path)
-        loaded = tiny.load(exact=True)
-        for format in formats:
-            assert any(format in line for line in loaded.explain), loaded.explain
-        ours, truth = tiny.answer(tiny.engine(loaded)), plain.answer(plain.engine())
-        assert deviation(ours, truth) <= 1e-5
+def test_it_says_what_its_weights_say(
+    usual: Packer, down: Packer, formats: tuple[str, str], serve: Any
+) -> None:
+    off, explain = serve(
+        lambda name, weight: (down if "down_proj" in name else usual)(weight),
+        std=STD,
+        quantization_config=SAID,
+    )
+    assert off <= 1e-5
+    for format in formats:
+        assert any(format in line for line in explain), explain

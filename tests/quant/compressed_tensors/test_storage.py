@@ -251,9 +251,9 @@ LIES = [
     ("float.8.tensor", "weight_zero_point", torch.ones(1), "zeros that are not 0, of floats"),
     ("nvfp4", "weight_packed", torch.zeros(N, 16, dtype=torch.uint8), r"\[16, 64 / 2\] is wanted"),
     ("nvfp4", "weight_scale", torch.zeros(N, 4), r"float8_e4m3fn \[16, 4\] is wanted"),
-    ("nvfp4", "weight_global_scale", torch.zeros(1), "no number above 0"),
-    ("nvfp4", "weight_global_scale", torch.ones(2), "no number above 0"),
-    ("nvfp4", "weight_global_scale", torch.tensor([torch.inf]), "no number above 0"),
+    ("nvfp4", "weight_global_scale", torch.zeros(1), "which is not above 0"),
+    ("nvfp4", "weight_global_scale", torch.ones(2), "where one number belongs"),
+    ("nvfp4", "weight_global_scale", torch.tensor([torch.inf]), "where one number belongs"),
     ("int.8.channel", "bitmask", torch.zeros(1), "has bitmask beside it and is of"),
     ("int.8.channel", "weight_packed", torch.zeros(1), "in the format 'None'"),
 ]

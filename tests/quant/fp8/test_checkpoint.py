@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import deviation, subject
 from ostro.quant.fp8 import naive
-
-SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 160}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def packed(weight: Tensor, blocks: bool) -> tuple[dict[str, Tensor], Tensor]:
@@ -33,25 +25,8 @@ def packed(weight: Tensor, blocks: bool) -> tuple[dict[str, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["tensors", "blocks"])
-@torch.inference_mode()
-def test_it_says_what_its_weights_say(blocks: bool, tmp_path: Path) -> None:
-    plugins = PluginManager()
-    plugins.load()
-    with subject(plugins, "llama", config={**SIZES, **HEADS}, std=0.05) as tiny:
-        tensors = dict(tiny.reference.state_dict())
-        for name, weight in tiny.reference.state_dict().items():
-            if weight.dim() == 2 and "embed" not in name and "head" not in name:
-                del tensors[name]
-                parts, dense = packed(weight, blocks)
-                tensors |= {name.replace("weight", suffix): t for suffix, t in parts.items()}
-                weight.copy_(dense)
-        save_file(tensors, tiny.folder / "model.safetensors", metadata={"format": "pt"})
-        said = {"quant_method": "fp8"} | ({"weight_block_size": [128, 128]} if blocks else {})
-        config = tiny.raw_config | {"quantization_config": said}
-        (tiny.folder / "config.json").write_text(json.dumps(config))
-        tiny.reference.save_pretrained(tmp_path)
-        plain = replace(tiny, folder=tmp_path)
-        loaded = tiny.load(exact=True)
-        assert any("F8_E4M3 (8 bits" in line for line in loaded.explain)
-        ours, truth = tiny.answer(tiny.engine(loaded)), plain.answer(plain.engine())
-        assert deviation(ours, truth) <= 1e-5
+def test_it_says_what_its_weights_say(blocks: bool, serve: Any) -> None:
+    said = {"quant_method": "fp8"} | ({"weight_block_size": [128, 128]} if blocks else {})
+    off, explain = serve(lambda _, weight: packed(weight, blocks), quantization_config=said)
+    assert off <= 1e-5
+    assert any("F8_E4M3 (8 bits" in line for line in explain)

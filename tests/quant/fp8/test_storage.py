@@ -142,8 +142,8 @@ def test_uqff_files_are_read() -> None:
     storage = read(held)
     assert storage.dequantize().equal(held["weight"].float() * held["weight.dequant_w_scale"])
     assert storage.save().keys() == held.keys() and storage.settle().count("unused") == 0
-    for said in ([4], [], [3, 3]):
-        with pytest.raises(CheckpointError, match="but the file says format"):
+    for said, why in (([4], "says format 4"), ([], "one number"), ([3, 3], "one number")):
+        with pytest.raises(CheckpointError, match=why):
             read({**held, "weight.format": torch.tensor(said)})
 
 

@@ -174,7 +174,7 @@ LIES = [
     ("group_size", torch.tensor(0), "is 0, of which 512 weights are no whole groups"),
     ("group_size", torch.tensor(100), "is 100, of which 512"),
     ("group_size", torch.tensor(32), r"w\.scale has shape \[8, 1\], where groups of 32"),
-    ("axis", torch.tensor([1, 1]), r"is \[1.0, 1.0\], where one number belongs"),
+    ("axis", torch.tensor([1, 1]), r"is \[1, 1\], where one number belongs"),
     ("nbits", torch.tensor(torch.nan), r"is \[nan\], where one number belongs"),
     ("shape", torch.tensor(512), r"says \[512\], where"),
     ("axis", torch.tensor(2), "is 2, neither 0 nor 1"),
