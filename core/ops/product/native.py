@@ -8,7 +8,6 @@ float32. Sums of a row have one order, whatever other rows there are.
 from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p, pointer
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -72,18 +71,30 @@ DEQUANTIZE = functions(LIBRARY, "dequantize", POINTER(Told), ADDRESS)
 class Weight(Strips):
     """Strips, and what native.cpp is told of them."""
 
-    @cached_property
+    def __init__(self, planes: Planes) -> None:
+        super().__init__(planes)
+        self.views: dict[type[View], View] = {}
+
+    @property
     def rounded(self) -> View:
         """For products of integers, or of floats where codes stand for other numbers."""
-        try:
-            return Rounded(self)
-        except ValueError:
-            return self.exact
+        return self.view(Rounded)
 
-    @cached_property
+    @property
     def exact(self) -> View:
         """For products of floats."""
-        return Exact(self)
+        return self.view(Exact)
+
+    def view(self, kind: type[View]) -> View:
+        """Made once; and again where tensors have other memory, as those that visit a device."""
+        view = self.views.get(kind)
+        if view is None or view.moved:
+            try:
+                view = kind(self)
+            except ValueError:
+                view = Exact(self)
+            self.views[kind] = view
+        return view
 
 
 class View:
@@ -94,6 +105,7 @@ class View:
     def __init__(self, strips: Strips) -> None:
         planes, parts = strips.empty, strips.parts
         self.kept: list[Tensor] = []
+        self.places = [(part, part.data_ptr()) for part in parts.values()]
         self.told = told = Told(bits=planes.bits, group=planes.group, experts=1, unit=1.0)
         *experts, told.n, told.k = strips.shape
         if experts:
@@ -111,6 +123,11 @@ class View:
         if planes.table is not None:
             told.table = self.address(planes.table.float())
         self.n, self.pointer = told.n, pointer(told)
+
+    @property
+    def moved(self) -> bool:
+        """Whether strips have other memory than when this was made."""
+        return any(part.data_ptr() != place for part, place in self.places)
 
     def address(self, tensor: Tensor) -> int:
         """Where a tensor lies, which is kept."""

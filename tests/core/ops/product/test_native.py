@@ -223,6 +223,17 @@ def test_strips_give_planes_back(kind: str, experts: tuple[int, ...]) -> None:
     assert native.dequantize(strips, torch.float32).equal(naive.dequantize(weights, torch.float32))
 
 
+def test_weights_that_move_are_found_again() -> None:
+    weights, x = planes("zero", 4, 32, 16, 96), torch.randn(3, 96)
+    strips = native.Weight(weights)
+    for product in (native.product, native.product_exact):
+        first = product(x, strips)
+        for part in strips.parts.values():
+            part.data = part.flip(-1)
+        assert product(x, strips).equal(first.flip(1))
+        assert not product(x, strips).equal(first)
+
+
 def test_offsets_beyond_32_bits() -> None:
     """Strips of one weight end behind 2 ** 32 bytes; the pages between are never touched."""
     n, k = 70_000, 64 * 1024
