@@ -75,7 +75,7 @@ class CacheKind(ABC):
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Memory for `allocate`. On CPU it is the system's, which fills a page when it is used."""
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or 0 in shape:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         blank = numpy.zeros(prod(shape) * dtype.itemsize, dtype=numpy.uint8)
         return torch.from_numpy(blank).view(dtype).view(shape).to(self.device)

@@ -101,7 +101,7 @@ def quantize_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     (low, low_off), (high, high_off) = (fitted(blocks, each) for each in powers)
     first = low_off <= 4 * high_off
     codes = torch.where(first[..., None], low, high) | (blocks < 0).to(torch.uint8) * 8
-    e = torch.where(first, *powers) + 127
+    e = torch.where(first, powers[0], powers[1]) + 127
     return codes[..., :16] | codes[..., 16:] << 4, e.to(torch.uint8)
 
 

@@ -89,12 +89,10 @@ def per_head(attention: Attention | EncoderAttention) -> None:
     wrap(attention.qkv, "forward", around)
 
 
-def head_dim(attention: Any) -> int:
-    if isinstance(attention, Attention):
-        return attention.head_dim
+def head_dim(attention: Attention | LatentAttention | EncoderAttention) -> int:
     if isinstance(attention, LatentAttention):
         return attention.nope_dim + attention.rope_dim
-    return int(attention.qkv.n_out // 3 // attention.heads)
+    return attention.head_dim
 
 
 def scores(model: Model, raw: Raw) -> Iterator[Mutant]:

@@ -122,7 +122,7 @@ def quantized(saving: Saving, name: str) -> Tensor:
 
 
 def ggml(saved: Mapping[str, Tensor]) -> Tensor:
-    """The blocks of a storage: those of MXFP4, which is saved as the hub has it, in ggml's order."""
+    """The blocks of a storage; those of MXFP4, saved in the hub's order, in ggml's."""
     if "blocks" not in saved:
         return saved["weight"]
     codes = torch.stack((saved["blocks"] & 15, saved["blocks"] >> 4), -1).flatten(-2)

@@ -1,0 +1,65 @@
+"""A tiny llama in a format, saved as others save it and served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ostro.core.plugins import PluginManager
+from ostro.core.testing.parity import deviation, subject
+
+SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 160}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+Made = tuple[Mapping[str, Tensor], Tensor]
+"""What a checkpoint holds of a weight, by suffix, and the weight [n, k] that this means."""
+
+Serve = Callable[..., tuple[float, list[str]]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    """Serve a llama whose matrices `pack(name, weight)` -> Made has brought to a format; gives how
+    far its logits are from those of the weights that are meant, and what loading explains.
+
+    Embedding and head stay floats unless `whole`; `std` is the spread of weights, `writer` what the
+    file calls its writer, `config` more of config.json.
+    """
+
+    @torch.inference_mode()
+    def run(
+        pack: Callable[[str, Tensor], Made],
+        *,
+        whole: bool = False,
+        std: float = 0.05,
+        writer: str = "pt",
+        **config: Any,
+    ) -> tuple[float, list[str]]:
+        plugins = PluginManager()
+        plugins.load()
+        with subject(plugins, "llama", config={**SIZES, **HEADS}, std=std) as tiny:
+            tensors = dict(tiny.reference.state_dict())
+            for name, weight in tiny.reference.state_dict().items():
+                if weight.dim() != 2 or not (whole or "layers" in name):
+                    continue
+                del tensors[name]
+                parts, meant = pack(name, weight)
+                front = name.removesuffix("weight")
+                tensors |= {f"{front}{suffix}": t.clone() for suffix, t in parts.items()}
+                weight.copy_(meant)
+            save_file(tensors, tiny.folder / "model.safetensors", metadata={"format": writer})
+            (tiny.folder / "config.json").write_text(json.dumps(tiny.raw_config | config))
+            tiny.reference.save_pretrained(tmp_path)
+            plain, loaded = replace(tiny, folder=tmp_path), tiny.load(exact=True)
+            ours, truth = tiny.answer(tiny.engine(loaded)), plain.answer(plain.engine())
+            return deviation(ours, truth), loaded.explain
+
+    return run
