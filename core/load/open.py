@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from ostro.core.load import body
 from ostro.core.load.container import Container
 from ostro.core.plugins import PluginManager
 from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
+
+logger = logging.getLogger(__name__)
 
 PROJECTOR = "projector_type"
 """How the key of a GGUF file ends that says what kind of projector it is."""
@@ -67,13 +70,18 @@ def architecture_of(
         raise ConfigError(f"{container.path.name}: has neither config.json nor a GGUF architecture")
     try:
         return plugins.architecture_for(gguf=gguf, name=settings.arch)
-    except UnsupportedArchitecture as error:
-        if "+" not in gguf or settings.arch is not None:
+    except UnsupportedArchitecture:
+        text, pair, _ = gguf.partition("+")
+        if not pair or settings.arch is not None:
             raise
-        alone = plugins.architecture_for(gguf=gguf.partition("+")[0]).name
-        raise UnsupportedArchitecture(
-            f"{error}; --arch {alone} loads the text without the projector beside it"
-        ) from None
+        alone = plugins.architecture_for(gguf=text)
+        logger.warning(
+            "%s: no installed architecture reads it with the projector beside it (%s); its text "
+            "is loaded alone",
+            container.path.name,
+            gguf,
+        )
+        return alone
 
 
 def gguf_name(container: Container) -> str | None:

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tiny"))
 
 from tiny_projector import TYPES, projector_keys, rounded, stored, write, write_pair
 
-from ostro.core.errors import CheckpointError, ConfigError, Unsupported, UnsupportedArchitecture
+from ostro.core.errors import CheckpointError, ConfigError, Unsupported
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import open_container
 from ostro.core.media import Inputs
@@ -155,16 +155,15 @@ def test_a_projector_of_another_width_is_left_aside(
         load(other, plugins)
 
 
-def test_a_pair_that_nobody_reads_is_refused_by_name(
-    sighted: Subject, plugins: PluginManager, tmp_path: Path
+def test_a_text_whose_projector_nobody_reads_is_loaded_alone(
+    sighted: Subject, plugins: PluginManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, other = write_pair(sighted, tmp_path), tmp_path / "mmproj-F32.gguf"
     tensors = {"mm.1.weight": sighted.reference.lm_head.weight.detach()}
     keys = projector_keys(sighted, "qwen3vl_merger")
     write(other, "clip", {**keys, "clip.projector_type": "pixtral"}, tensors, "F32")
-    said = r"'qwen3vl\+pixtral'.*--arch qwen3_vl_text"
-    with pytest.raises(UnsupportedArchitecture, match=said):
-        load(file, plugins)
+    assert load(file, plugins).architecture.name == "qwen3_vl_text"
+    assert "(qwen3vl+pixtral); its text is loaded alone" in caplog.text
     del keys["clip.projector_type"]
     write(other, "clip", keys, tensors, "F32")
     with pytest.raises(CheckpointError, match=r"clip\.projector_type is missing"):
