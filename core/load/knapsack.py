@@ -15,10 +15,6 @@ STEPS = 64
 """Halvings of the range in which the price of a byte is sought, exp(-80) to exp(80)."""
 
 
-SHARES = range(100, 68, -2)
-"""Percents of the room that solutions begin with, before exchanges use the rest."""
-
-
 @dataclass(frozen=True)
 class Option:
     """What a unit may become, a format for each of its weights, and what that costs."""
@@ -46,16 +42,22 @@ class Knapsack:
         """Bytes that are taken at least."""
         return int(self.sizes.amin(1).sum())
 
-    def solve(self, room: int) -> list[Option]:
+    def solve(self, room: int, caps: Sequence[Sequence[int]] = ()) -> list[Option]:
         """An option of each unit, that take `room` >= `least` bytes together.
 
-        The best of several solutions: those of the relaxed problem for less and less of the room,
-        which exchanges improve until none helps.
+        The best of several solutions, which exchanges improve until none helps: that of the relaxed
+        problem, and the least errors within the bytes of each unit that each of `caps` names.
         """
-        starts = (self.relaxed(max(self.least, room * share // 100)) for share in SHARES)
-        found = [self.improved(chosen, room) for chosen in starts]
-        best = min(found, key=lambda chosen: float(at(self.errors, chosen).sum()))
+        found = [self.relaxed(room)]
+        found += [self.capped(torch.tensor(mine)) for mine in caps if sum(mine) <= room]
+        better = [self.improved(chosen, room) for chosen in found]
+        best = min(better, key=lambda chosen: float(at(self.errors, chosen).sum()))
         return [mine[i] for mine, i in zip(self.options, best.tolist(), strict=True)]
+
+    def capped(self, caps: Tensor) -> Tensor:
+        """The least error of each unit within its bytes; its least bytes where none are so few."""
+        within = torch.maximum(caps.double(), self.sizes.amin(1))[:, None]
+        return torch.where(self.sizes <= within, self.errors, torch.inf).argmin(1)
 
     def relaxed(self, room: int) -> Tensor:
         """The least error + price * bytes, at the least price of a byte that keeps to the room."""

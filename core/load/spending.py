@@ -29,7 +29,7 @@ from ostro.core.load.calibration import Calibration, Fixed, calibrated
 from ostro.core.load.cells import TINY, Cells, Weight
 from ostro.core.load.knapsack import Knapsack, Option, hull, joined
 from ostro.core.load.model import Outline
-from ostro.core.load.quantize import FLOAT, Plan
+from ostro.core.load.quantize import FLOAT, Maker, Plan
 from ostro.core.load.sizes import Sizes
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings
@@ -92,7 +92,10 @@ class Prices:
         """The plan with the least divergence within a budget. Raises UsageError as `spend`."""
         plan = self.cells.plan
         room = room_of(budget, self.cells, self.knapsack.least)
-        picked = self.knapsack.solve(room)
+        # Solutions that begin at what one format would take: where estimates hardly differ, those
+        # near it are the safer ones.
+        caps = [uniform(maker, self.units, self.cells) for maker in plan.known.values()]
+        picked = self.knapsack.solve(room, caps)
         chosen = {
             slot.name: plan.known.get(name)
             for unit, option in zip(self.units, picked, strict=True)
@@ -174,6 +177,14 @@ def single(weight: Weight, cells: Cells, reach: float) -> Iterator[Option]:
     for maker in (None, *makers):
         name = maker.format.name if maker else FLOAT
         yield Option((name,), cells.nbytes(weight, maker), reach * errors.get(name, 0.0))
+
+
+def uniform(maker: Maker, units: Sequence[Sequence[Weight]], cells: Cells) -> list[int]:
+    """The bytes of each unit, were this the format of all."""
+    plan = Plan(cells.plan.known, maker, sensitive=cells.plan.sensitive)
+    return [
+        sum(cells.nbytes(weight, plan.choose(weight.slots[0])) for weight in unit) for unit in units
+    ]
 
 
 def room_of(budget: Budget, cells: Cells, least: int) -> int:

@@ -1,0 +1,95 @@
+"""`ostro fit`: what fits this machine of a model, in every format, before it is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from ostro.core.errors import UsageError
+from ostro.entrypoints.cli.options import add_model_options, settings
+
+if TYPE_CHECKING:
+    from ostro.entrypoints.fit.report import Fit, Report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Weigh a model in every format that it can be brought to, beside the memory of this "
+        "machine: contexts, sequences at once, tokens per second. Only headers are read, and of "
+        "weights that have few bits already one of each kind."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_model_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check(args)
+    from ostro.core.load.open import find
+    from ostro.core.plugins import PluginManager
+    from ostro.entrypoints.fit.report import report
+
+    asked = settings(args)
+    plugins = PluginManager()
+    plugins.load(asked, args.plugin)
+    found = report(find(asked, plugins), asked, plugins)
+    if args.json:
+        print(json.dumps(found.plain(), indent=2))
+    else:
+        show(found)
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise UsageError for what cannot be weighed."""
+    from ostro.core.load.budget import read_budget
+
+    if args.placement is not None:
+        raise UsageError("--placement, --offload: a model is weighed on one device; leave it out")
+    if read_budget(args.quant) is not None:
+        raise UsageError(
+            f"--quant {args.quant} takes what it says; leave it out to see what formats take"
+        )
+
+
+def show(found: Report) -> None:
+    from rich.table import Table
+
+    from ostro.core.engine.memory import shown
+    from ostro.entrypoints.cli import console
+
+    out = console()
+    out.print(f"{found.model}: {found.architecture}, {found.dtype}, {found.device}")
+    out.print(f"{shown(found.free)} free, read at {found.bandwidth / 1e9:.1f} GB/s")
+    columns = ("weights", "bits/weight", "context", "streams", "read per token", "most tokens/s")
+    table = Table("format", *columns)
+    for each in found.fits:
+        table.add_row(*cells(each))
+    out.print(table)
+    for growth in found.growths:
+        fixed = f", and {shown(growth.fixed)} of each stream" if growth.fixed else ""
+        out.print(f"K/V {growth.name}: {shown(growth.per_1000)} per 1000 tokens{fixed}")
+    if not found.contexts:
+        return
+    streams = sorted({n for row in found.contexts.values() for n in row})
+    title = f"K/V {found.kv_dtype} by context and streams, beside {found.example}"
+    table = Table("context", *map(str, streams), title=title)
+    for context, row in found.contexts.items():
+        table.add_row(str(context), *(shown(row[n]) if n in row else "-" for n in streams))
+    out.print(table)
+
+
+def cells(each: Fit) -> tuple[str, ...]:
+    """A line of the table of formats, as text."""
+    from ostro.core.engine.memory import shown
+
+    weights = each.weights
+    size = weights.name, shown(weights.nbytes), f"{weights.bits:.2f}"
+    if not each.room:
+        return (*size, "does not fit")
+    if each.speed is None:
+        return (*size, "fits")
+    if not each.streams:
+        return (*size, "no room for a stream")
+    told = str(each.context), str(each.streams), shown(weights.read), f"{each.speed:.1f}"
+    return (*size, *told)
