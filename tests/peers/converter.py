@@ -2,7 +2,7 @@
 
     python tests/peers/converter.py [CHECKOUT] [--only CASE ...] [--python PYTHON]
 
-CHECKOUT is one of llama.cpp (default: $OSTRO_LLAMA_CPP). Of every architecture that it and we know,
+CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES). Of every architecture that it and we know,
 transformers saves a tiny model with honest weights, `convert_hf_to_gguf.py --outtype f32` makes a
 file of it, and what we load from the file is compared with transformers: the greatest difference of
 the logits (an encoder's states, a classifier's scores) as a share of their standard deviation. Of
@@ -35,7 +35,7 @@ from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings, resolve
 from ostro.core.testing.parity import BAR, Subject, deviation, subject
 
-CHECKOUT = "OSTRO_LLAMA_CPP"
+CHECKOUT = "LLAMA_CPP_SOURCES"
 SCRIPT = "convert_hf_to_gguf.py"
 RUN = f"""
 import runpy, sys

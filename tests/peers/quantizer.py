@@ -38,8 +38,8 @@ def main() -> None:
     prompt = [int(token) for token in asked.prompt.split(",")]
     rounded, text = say(few, prompt, asked.count, asked.states)
     plain, plain_text = say(floats, prompt, asked.count, asked.states)
-    said = {"rounded": rounded, "floats": plain, "text": text, "plain_text": plain_text}
-    np.savez(asked.folder / "said.npz", **said)
+    file = asked.folder / "said.npz"
+    np.savez(file, rounded=rounded, floats=plain, text=text, plain_text=plain_text)
 
 
 @llama_cpp.llama_log_callback
