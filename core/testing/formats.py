@@ -101,8 +101,11 @@ def against_floats(
 
 
 def stayed(storage: Storage) -> bool:
-    """Whether a storage holds floats, under whatever name: no format takes as many bits."""
-    return storage.format == "dense" or storage.nbytes >= 2 * prod(storage.shape)
+    """Whether a storage holds floats, under whatever name: no format takes as many bits, of rows
+    that kernels may fill up to sixteens.
+    """
+    *experts, n, k = storage.shape
+    return storage.format == "dense" or storage.nbytes >= 2 * prod(experts) * -(-n // 16) * 16 * k
 
 
 def storages(model: Module) -> Iterator[tuple[str, Storage]]:
