@@ -43,7 +43,7 @@ def heard(model: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.grid])]
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
 def test_few_bits_say_what_their_floats_say(folder: Path, every: bool) -> None:
     plugins: PluginManager = all_plugins()

@@ -56,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("grid", "format"), cells, indirect=["grid"], scope="module")
 
 
-SLOW = (pytest.mark.slow, pytest.mark.grid)
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@
 
     python tests/peers/converter.py [CHECKOUT] [--only CASE ...] [--python PYTHON]
 
-CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES). Of every architecture that it and we know,
-transformers saves a tiny model with honest weights, `convert_hf_to_gguf.py --outtype f32` makes a
-file of it, and what we load from the file is compared with transformers: the greatest difference of
-the logits (an encoder's states, a classifier's scores) as a share of their standard deviation. Of
-one that sees or hears, both files are made, text and projector, and media are in the prompts. What
-failed is told in the words of the one who failed.
+CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES). Of every architecture that it and we
+know, transformers saves a tiny model with honest weights, `convert_hf_to_gguf.py --outtype f32`
+makes a file of it, and what we load from the file is compared with transformers: the greatest
+difference of the logits (an encoder's states, a classifier's scores) as a share of their standard
+deviation. Of one that sees or hears, both files are made, text and projector, and media are in the
+prompts. What failed is told in the words of the one who failed.
 
 The converter runs as it is, in a process of its own under PYTHON, with the gguf package of its
 checkout. It knows pre-tokenizers by a hash of what they make of a text; of ours, trained on a few

@@ -2,10 +2,10 @@
 
     python tests/peers/quality.py [CHECKOUT] [--only FORMAT ...]
 
-CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES): its converter makes a file of the starter
-in floats, and llama-quantize, of the environment `llama_cpp` beside those of the other peers, makes
-one of each type of it that needs no importance. Where one of the two is missing, only our own
-formats are measured. The tables go between the page's marks. Computed in float32, `--exact`, so
+CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES): its converter makes a file of the
+starter in floats, and llama-quantize, of the environment `llama_cpp` beside those of the other
+peers, makes one of each type of it that needs no importance. Where one of the two is missing, only
+our own formats are measured. The tables go between the page's marks. Computed in float32, `--exact`, so
 that only weights differ; a last table says what rounding activations to 8 bits adds.
 """
 
