@@ -42,9 +42,7 @@ def heard(model: Any) -> list[Tensor]:
     return [model.model.encoder(TEXTS, ROWS), torch.stack(logits, 1)]
 
 
-@pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_few_bits_say_what_their_floats_say(folder: Path, every: bool) -> None:
     plugins: PluginManager = all_plugins()
     for format in formats(plugins) if every else some(plugins, "dia"):

@@ -5,8 +5,8 @@
 CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES): its converter makes a file of the
 starter in floats, and llama-quantize, of the environment `llama_cpp` beside those of the other
 peers, makes one of each type of it that needs no importance. Where one of the two is missing, only
-our own formats are measured. The tables go between the page's marks. Computed in float32, `--exact`, so
-that only weights differ; a last table says what rounding activations to 8 bits adds.
+our own formats are measured. The tables go between the page's marks. Computed in float32,
+`--exact`, so that only weights differ; a last table says what rounding activations to 8 bits adds.
 """
 
 from __future__ import annotations

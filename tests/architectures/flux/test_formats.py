@@ -51,9 +51,7 @@ def heard(model: Any) -> list[Tensor]:
     return [pooled, states, velocity, model.vae.decode(latents, ROWS)]
 
 
-@pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_few_bits_say_what_their_floats_say(
     folder: Path, plugins: PluginManager, every: bool
 ) -> None:
