@@ -58,7 +58,7 @@ class Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         made, given = list(tensors(out)), list(tensors((args, kwargs)))
-        self.keep(made)
+        self.keep(made, given)
         if given and not made:
             raise Unrecorded(f"it reads numbers on the host ({func})")
         name = func._schema.name.partition("::")[2]
@@ -72,11 +72,12 @@ class Operations(TorchDispatchMode):
             self.steps.append((again, (partial(func, *args, **kwargs), made)))
         return out
 
-    def keep(self, made: list[Tensor]) -> None:
+    def keep(self, made: list[Tensor], given: list[Tensor]) -> None:
+        known = {place(tensor) for tensor in given}
         for tensor in made:
             if place(tensor) not in self.kept:
                 self.kept[place(tensor)] = tensor
-                self.room -= tensor.nbytes
+                self.room -= 0 if place(tensor) in known else tensor.nbytes
         if self.room < 0:
             raise Unrecorded("it takes too much memory on its way")
 

@@ -116,7 +116,7 @@ static void multiply(const Codes* codes, const Factors* factors, const Rounded* 
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) dots[r][c] = v16i{} + x[r].start[u];
         int64_t cell = u * UNIT / CELL;
-        if (C == 1 && R == 1) codes[0].expect(cell);
+        if (C == 1) codes[0].expect(cell);
         for (int i = 0; i < UNIT / 4; i++) {
             bool second = UNIT != CELL && u % 2;  // half of the cell
             v16u w[C];
