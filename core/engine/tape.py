@@ -8,9 +8,10 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from torch.utils._pytree import tree_leaves
 from ostro.core import native
 
 T = TypeVar("T")
+
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+"""What is called, and with what."""
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.item}
 """What shows numbers to Python."""
@@ -48,10 +52,10 @@ class Functions(TorchFunctionMode):
 class Operations(TorchDispatchMode):
     """Notes torch's operations among `steps`, and keeps all memory that they give."""
 
-    def __init__(self, steps: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
+    def __init__(self, steps: list[Step]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps = steps
-        self.kept: dict[int, Any] = {}  # by place
+        self.kept: dict[int, Tensor] = {}  # by place
         self.room = ROOM
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,12 +107,29 @@ def again(operation: Callable[[], Any], made: list[Tensor]) -> None:
         old.copy_(new)
 
 
-def record(call: Callable[[], T]) -> Callable[[], T]:
-    """Run a call once; what is returned repeats it, and gives what it gave, where it lay.
-
-    Raises Unrecorded where the call looks at numbers, or makes tensors of unknown shapes.
+@dataclass(frozen=True)
+class Tape(Generic[T]):
+    """Repeats a call when it is called, and gives what that gave, where it lay; `kept` is all the
+    memory that the steps know by its address.
     """
-    steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+    steps: Sequence[Step]
+    kept: Mapping[int, Tensor]
+    out: T
+
+    def __call__(self) -> T:
+        for step, args in self.steps:
+            step(*args)
+        return self.out
+
+
+def record(call: Callable[[], T]) -> Tape[T]:
+    """Run a call once, on a tape.
+
+    Raises Unrecorded where the call looks at numbers, makes tensors of unknown shapes, or takes too
+    much memory.
+    """
+    steps: list[Step] = []
     operations = Operations(steps)
     native.NOTING.calls = steps
     try:
@@ -116,11 +137,4 @@ def record(call: Callable[[], T]) -> Callable[[], T]:
             out = call()
     finally:
         native.NOTING.calls = None
-
-    def repeat() -> T:
-        for step, args in steps:
-            step(*args)
-        return out
-
-    repeat.__dict__["kept"] = operations.kept
-    return repeat
+    return Tape(steps, operations.kept, out)
