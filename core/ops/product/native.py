@@ -222,6 +222,6 @@ def grouped_exact(x: Tensor, planes: Planes | Weight, expert_of_row: Tensor) -> 
 
 def dequantize(planes: Planes | Weight, dtype: torch.dtype) -> Tensor:
     """See the package: the same numbers as naive."""
-    view, weight = weight_of(planes).exact, torch.empty(planes.shape, dtype=dtype)
+    view, weight = weight_of(planes).view(View), torch.empty(planes.shape, dtype=dtype)
     DEQUANTIZE[dtype](view.pointer, weight.data_ptr())
     return weight
