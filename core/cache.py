@@ -74,11 +74,8 @@ class CacheKind(ABC):
         """Take the memory of so many blocks; called once, before the first view."""
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Memory for `allocate`. On CPU it is the system's, which fills a page when it is used."""
-        if self.device.type != "cpu" or 0 in shape:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-        blank = numpy.zeros(prod(shape) * dtype.itemsize, dtype=numpy.uint8)
-        return torch.from_numpy(blank).view(dtype).view(shape).to(self.device)
+        """Memory for `allocate`."""
+        return zeros(*shape, dtype=dtype, device=self.device)
 
     @abstractmethod
     def view(self, layer: int, batch: Ragged) -> Any:
@@ -147,3 +144,11 @@ class CacheKind(ABC):
             state=spec.state,
             length=spec.length,
         )
+
+
+def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On CPU they are the system's, which takes memory page by page when it is used."""
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    blank = numpy.zeros(prod(shape) * dtype.itemsize, dtype=numpy.uint8)
+    return torch.from_numpy(blank).view(dtype).view(shape).to(device)

@@ -82,6 +82,48 @@ class PickleRefused(CheckpointError):
     code = "pickle_refused"
 
 
+class AdapterError(OstroError):
+    """An adapter is malformed, does not fit the model, or does nothing to it."""
+
+    status, code, exit_code = 422, "invalid_lora_adapter", 10
+
+
+class AdapterNameRefused(AdapterError):
+    """A name that no adapter may have: a path, what cannot be printed, or too long."""
+
+    status, code = 400, "invalid_lora_name"
+
+
+class AdapterForbidden(AdapterError):
+    """An adapter lies outside the folder that adapters may be loaded from."""
+
+    status, code = 403, "adapter_path_forbidden"
+
+
+class AdapterNotFound(AdapterError):
+    """No adapter goes by that name or generation, or there is none at that place."""
+
+    status, code = 404, "adapter_not_found"
+
+
+class AdapterConflict(AdapterError):
+    """The name is taken, or goes to another generation than was expected."""
+
+    status, code = 409, "adapter_conflict"
+
+
+class AdapterBusy(AdapterError):
+    """Another adapter is being loaded; it may be tried again."""
+
+    status, code = 429, "lora_load_busy"
+
+
+class AdapterLimit(AdapterError):
+    """One more adapter, or a larger one, than the server was started for."""
+
+    status, code = 429, "adapter_limit"
+
+
 class TokenizerError(OstroError):
     """A tokenizer is missing or malformed."""
 

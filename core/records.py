@@ -178,7 +178,9 @@ class Checkpoint(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter(Record):
-    """An adapter kind. `claims(files, config)` looks at a folder; `load` reads it into deltas."""
+    """An adapter kind. `claims(files, config)` looks at a folder and its adapter_config.json;
+    `load(source)` reads it: an `AdapterSource` into `AdapterWeights`.
+    """
 
     claims: Callable[[Files, Mapping[str, Any]], bool]
     load: Import
@@ -246,6 +248,14 @@ class Settings:
     token_source: str | None = None
     offline: bool = False
     name: str | None = None
+    adapters: Sequence[str] = ()
+    adapter_folder: str | None = None
+    adapter_root: str | None = None
+    adapter_resolvers: bool = False
+    adapter_slots: int = 32
+    adapter_memory: str | None = None
+    max_adapters: int = 1024
+    max_adapter_rank: int = 256
     deterministic: bool = False
     exact: bool = False
     replay: bool = False

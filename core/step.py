@@ -42,8 +42,9 @@ class Step:
     """What the T rows of one pass need.
 
     tokens [T] int64; positions [c, T] int64, c = 1, or 3 for multimodal rope; caches: per layer
-    what its cache kind's `view` gives; mixture [T] int32: which row of the adapters' mixture table
-    applies (0 = base alone), or None when no row has any; features: see `Features`; wanted [W]
+    what its cache kind's `view` gives; mixture [T] int32, or [1] for all rows: which row of the
+    adapters' mixture table applies (0 = base alone), or None when no row has any; features: see
+    `Features`; wanted [W]
     int64: the rows whose logits or hidden states are asked for, or None for all; bounds: for models
     without a cache, whose rows see all of their sequence: where each sequence begins, and T.
     """
@@ -57,23 +58,15 @@ class Step:
     bounds: Sequence[int] = ()
 
     def rows(self, index: Tensor) -> Step:
-        """The step as seen by other rows: those of `index` [R] int64, in that order.
+        """What linears see of the step for other rows: those of `index` [R] int64, in that order.
 
-        Whoever changes the rows that a linear sees (the head, experts, a tower) hands this on.
-        Caches and features belong to the original rows and are left behind.
+        Whoever changes the rows that a linear sees (the head, experts, a tower) hands this on. All
+        but the mixture belongs to the original rows and is left behind.
         """
         if self.mixture is None:
             return ROWS
-        return replace(
-            self,
-            tokens=self.tokens[index],
-            positions=self.positions[:, index],
-            mixture=self.mixture[index],
-            caches=(),
-            features=None,
-            wanted=None,
-            bounds=(),
-        )
+        same = len(self.mixture) == 1
+        return replace(ROWS, mixture=self.mixture if same else self.mixture[index])
 
 
 ROWS = Step(tokens=None, positions=None)  # type: ignore[arg-type]  # no row has anything to say

@@ -2,17 +2,18 @@
 
 The requests are those of OpenAI's chat and completions routes, with the extra sampling fields under
 the names that vLLM gives them. `parse` refuses what it does not know: a misspelled field must not
-be dropped silently.
+be dropped silently. What a request says of its model and its adapters (`Addressed`) is the same on
+all routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ostro.core.engine.request import Finish, TokenLogprobs
+from ostro.core.engine.request import Finish, TokenLogprobs, Wanted
 from ostro.core.errors import RequestError, Unsupported, nearest
 
 NEUTRAL = frozenset(
@@ -37,6 +38,25 @@ LATER: Mapping[str, str] = {
     "web_search_options": "web search",
 }
 """Fields that would change the answer and are not implemented, with what they ask for."""
+
+
+class AdapterChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An adapter by its name or by its generation, and how much of it."""
+
+    name: str | None = None
+    generation: str | None = None
+    scale: float = 1.0
+
+
+class Addressed(msgspec.Struct, kw_only=True):
+    """Whom a request is for: a model, and the adapters that apply to it, a text being a name.
+
+    `model` may name an adapter as well, alone or behind its model and a colon.
+    """
+
+    model: str | None = None
+    adapters: list[str | AdapterChoice] | None = None
+    adapter: str | AdapterChoice | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -71,10 +91,9 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class Asked(Addressed, kw_only=True):
     """What chat and completion requests have in common. None means: the default."""
 
-    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -184,10 +203,15 @@ class Delta(msgspec.Struct, kw_only=True):
 
 
 class Answer(Protocol):
-    """An answer that is being generated: iterate its deltas once, close it to stop early."""
+    """An answer that is being generated: iterate its deltas once, close it to stop early.
+
+    `generations` are those of the adapters that it is generated with, as the engine tells them;
+    None where the request asks for no adapters.
+    """
 
     usage: Usage
     choices: int
+    generations: list[str] | None
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 
@@ -195,14 +219,26 @@ class Answer(Protocol):
 
 
 class TextPipeline(Protocol):
-    """A text pipeline as entry points see it."""
+    """A text pipeline as entry points see it.
+
+    `adapters` are what a request asks for; `template` is the source of the chat template that takes
+    the place of the model's own.
+    """
 
     name: str
     context: int
 
-    async def chat(self, request: ChatRequest) -> Answer: ...
+    async def chat(
+        self,
+        request: ChatRequest,
+        *,
+        adapters: Sequence[Wanted] = (),
+        template: str | None = None,
+    ) -> Answer: ...
 
-    async def complete(self, request: CompletionRequest) -> Answer: ...
+    async def complete(
+        self, request: CompletionRequest, *, adapters: Sequence[Wanted] = ()
+    ) -> Answer: ...
 
     def spell(self, token: int) -> str:
         """The text of one token, special tokens included."""

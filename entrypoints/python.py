@@ -9,13 +9,15 @@ from functools import cached_property
 from itertools import count
 from operator import index
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ostro.core.chat import ChatTemplate, load_template, prompt_tokens
-from ostro.core.engine.request import Sampling, TokenLogprobs, TokenOutput, TokenRequest
-from ostro.core.errors import Unsupported, UsageError
+from ostro.core.engine.messages import AdapterFacts
+from ostro.core.engine.request import Sampling, TokenLogprobs, TokenOutput, TokenRequest, Wanted
+from ostro.core.errors import OstroError, Overloaded, Unsupported, UsageError
 from ostro.core.load.open import find, generation_defaults, open_container
 from ostro.core.media import Inputs, Prompt
 from ostro.core.plugins import PluginManager
@@ -29,9 +31,17 @@ from ostro.entrypoints.media import item_of, separate
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostro.core.adapters.adapter import Mixture
+    from ostro.core.adapters.registry import Registry
     from ostro.core.engine.engine import Engine
     from ostro.core.load.model import LoadedModel
     from ostro.entrypoints.tasks import Tasks
+
+Adapters = Sequence[str] | Mapping[str, float]
+"""Names of adapters, or how much of each."""
+
+PAUSE = 0.002
+"""Seconds between two looks at whether an adapter has been read."""
 
 Asked = str | Sequence[int] | Sequence[Mapping[str, Any]] | Prompt
 """Text, messages ({"role": ..., "content": ...}) with media among their parts, or token ids."""
@@ -102,17 +112,69 @@ class Text:
         renew(self.engine, self.loaded, asked)
         return self.explain
 
-    def generate(self, x: Asked, **sampling: Any) -> str:
-        """The answer to a prompt, whole. `sampling` are the fields of `Sampling`."""
-        return "".join(piece.text for piece in self.stream(x, **sampling))
+    @property
+    def registry(self) -> Registry:
+        """The adapters of this model."""
+        assert self.engine.registry is not None, f"{self.name} was built with one"
+        return self.engine.registry
 
-    def stream(self, x: Asked, **sampling: Any) -> Generator[Piece]:
+    def load_adapter(
+        self, name: str, reference: str | Path, *, inplace: bool = False, pinned: bool = False
+    ) -> AdapterFacts:
+        """Read an adapter, show that it does something, and have a name go to it; what it is.
+
+        `inplace` lets a name that is taken go to another adapter; what runs keeps the one it began
+        with. Raises AdapterError.
+        """
+        self.check_open()
+        told: list[OstroError | None] = []
+        self.registry.load(name, str(reference), told.append, inplace=inplace, pinned=pinned)
+        while not told:
+            self.registry.poll()
+            sleep(PAUSE)
+        if told[0] is not None:
+            raise told[0]
+        return next(facts for facts in self.adapters if facts.name == name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; what runs with it goes on to its end. Raises AdapterNotFound."""
+        self.registry.unload(name)
+
+    @property
+    def adapters(self) -> list[AdapterFacts]:
+        """What is known of every adapter."""
+        return self.registry.facts()
+
+    def mixture(self, adapters: Adapters, tokens: Sequence[int]) -> Mixture:
+        """The adapters asked for, read if they were not; see `Registry.mixture`."""
+        wanted = wanted_of(adapters)
+        self.read(wanted)
+        return self.registry.mixture(wanted, tokens)
+
+    def read(self, wanted: Sequence[Wanted]) -> None:
+        """Have adapters read that were not yet. Raises the AdapterError of one that cannot be."""
+        told: list[OstroError | None] = []
+        self.registry.ask(wanted, lambda: told.append(None), told.append)
+        while not told:
+            self.registry.poll()
+            sleep(PAUSE)
+        if told[0] is not None:
+            raise told[0]
+
+    def generate(self, x: Asked, *, adapters: Adapters = (), **sampling: Any) -> str:
+        """The answer to a prompt, whole. `sampling` are the fields of `Sampling`; `adapters` are
+        names, or scales by name: {"sql": 0.5, "style": 0.7}.
+        """
+        return "".join(piece.text for piece in self.stream(x, adapters=adapters, **sampling))
+
+    def stream(self, x: Asked, *, adapters: Adapters = (), **sampling: Any) -> Generator[Piece]:
         """The answer, one item per token. Leaving the loop early aborts the request.
 
         Several streams may run at once, in one thread.
         """
         self.check_open()
-        rules, prompt = rules_of(sampling), self.prompt(x)
+        rules, prompt = rules_of(sampling), self.prompt(x, adapters=adapters)
+        mixture = self.mixture(adapters, prompt.tokens)
         request = TokenRequest(
             id=next(self.ids),
             tokens=prompt.tokens,
@@ -122,7 +184,7 @@ class Text:
         )
         words = self.tokenizer.detokenizer(prompt=prompt.tokens)
         stop, said = Stop(rules.stop), 0
-        self.engine.submit(request)
+        self.engine.submit(request, mixture)
         self.waiting[request.id] = deque()
         try:
             for output in self.outputs(request.id):
@@ -156,8 +218,16 @@ class Text:
         """The prompt's token ids; messages go through the model's chat template."""
         return self.prompt(x, tools=tools, **options).tokens
 
-    def prompt(self, x: Asked, *, tools: Sequence[Any] | None = None, **options: Any) -> Prompt:
-        """The prompt's token ids, with the media of its messages in their places.
+    def prompt(
+        self,
+        x: Asked,
+        *,
+        tools: Sequence[Any] | None = None,
+        adapters: Adapters = (),
+        **options: Any,
+    ) -> Prompt:
+        """The prompt's token ids, with the media of its messages in their places. Messages go
+        through the chat template of the one adapter asked for, where it brings one.
 
         Raises Unsupported for media that the model does not take.
         """
@@ -174,10 +244,23 @@ class Text:
         turns, media = separate(items)
         if media and self.inputs is None:
             raise Unsupported(f"{self.name} takes text only, no {media[0].kind}", param="messages")
-        tokens = prompt_tokens(self.template, self.tokenizer, turns, tools, kwargs=options)
+        template = self.template_under(adapters)
+        tokens = prompt_tokens(template, self.tokenizer, turns, tools, kwargs=options)
         if self.inputs is None or not media:
             return Prompt(tokens=tokens)
         return self.inputs.place(tokens, [item_of(given, self.inputs) for given in media])
+
+    def template_under(self, adapters: Adapters) -> ChatTemplate:
+        """The chat template of the one adapter asked for, or the model's own."""
+        wanted = wanted_of(adapters)
+        if len(wanted) != 1 or not wanted[0].scale:
+            return self.template
+        self.read(wanted)
+        generation = self.registry.find(wanted[0].name).generation
+        own = self.registry.store[generation or ""].template
+        if own is None:
+            return self.template
+        return ChatTemplate(own, tokens=self.tokenizer.special_tokens)
 
     @cached_property
     def inputs(self) -> Inputs | None:
@@ -185,19 +268,32 @@ class Text:
         named = self.loaded.architecture.inputs
         return None if named is None else resolve(named)(self.loaded.raw_config, self.loaded.path)
 
-    def logits(self, x: Asked) -> Tensor:
-        """Logits [T, vocab] float32 of every position of a prompt."""
+    def logits(self, x: Asked, *, adapters: Adapters = ()) -> Tensor:
+        """Logits [T, vocab] float32 of every position of a prompt, under `adapters`."""
         self.check_open()
-        prompt = self.prompt(x)
+        prompt = self.prompt(x, adapters=adapters)
         nothing = Sampling(max_tokens=0, prompt_logprobs=0)
         self.engine.check(TokenRequest(id="logits", tokens=prompt.tokens, sampling=nothing))
-        return self.engine.runner.logits(
-            prompt.tokens, items=prompt.items, positions=prompt.positions
-        )
+        from ostro.core.engine.engine import media_under
+
+        mixture, residents = self.mixture(adapters, prompt.tokens), self.registry.shelf.residents
+        held = residents.hold(mixture)
+        if held is None:
+            raise Overloaded("there is no room on the device for these adapters now")
+        try:
+            return self.engine.runner.logits(
+                prompt.tokens,
+                items=media_under(prompt.items, mixture),
+                positions=prompt.positions,
+                held=held,
+            )
+        finally:
+            residents.let_go(held)
 
     def close(self) -> None:
         """Stop the engine and let go of the files. Closing twice is closing once."""
         self.closed = True
+        self.registry.close()
         self.engine.close()
         self.loaded.container.close()
 
@@ -211,6 +307,17 @@ class Text:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def wanted_of(adapters: Adapters) -> tuple[Wanted, ...]:
+    """Adapters as a request names them. Raises UsageError for what is neither name nor scale."""
+    pairs = adapters.items() if isinstance(adapters, Mapping) else [(a, 1.0) for a in adapters]
+    if isinstance(adapters, str):
+        raise UsageError(f"adapters={adapters!r}: write [{adapters!r}], or a scale for each name")
+    try:
+        return tuple(Wanted(name=str(name), scale=float(scale)) for name, scale in pairs)
+    except (TypeError, ValueError):
+        raise UsageError(f"adapters={adapters!r:.100}: write names, or a scale by name") from None
 
 
 def rules_of(values: Mapping[str, Any]) -> Sampling:

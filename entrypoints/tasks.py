@@ -6,14 +6,17 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ostro.core.engine.client import ThreadEngine
+from ostro.core.engine.messages import AdapterFacts
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import UsageError
 from ostro.core.plugins import PluginManager
 from ostro.core.served import Served
 from ostro.entrypoints.found import Found, pipelines_of
+from ostro.entrypoints.python import Adapters, wanted_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,45 +80,82 @@ class Tasks:
         *,
         prompt: str | None = None,
         dimensions: int | None = None,
+        adapters: Adapters = (),
     ) -> Tensor:
         """One vector per text: [n, d] float32.
 
         `prompt` names one of the model's prompts, put before every text; `dimensions` keeps the
-        first so many and makes the length 1 again (Matryoshka). Raises UsageError or RequestError.
+        first so many and makes the length 1 again (Matryoshka); `adapters` are names, or scales by
+        name. Raises UsageError, RequestError or AdapterError.
         """
         import torch
 
         pipeline = self.pipeline("embed")
-        work = pipeline.embed(many(inputs), prompt=prompt, dimensions=dimensions)
+        wanted = wanted_of(adapters)
+        work = pipeline.embed(many(inputs), prompt=prompt, dimensions=dimensions, adapters=wanted)
         return torch.tensor(self.wait(work)[0])
 
-    def rerank(self, query: str, documents: Sequence[str]) -> list[Any]:
+    def rerank(self, query: str, documents: Sequence[str], *, adapters: Adapters = ()) -> list[Any]:
         """The documents by how well they answer the query, the best first: `index` and `score`."""
-        return list(self.wait(self.pipeline("rerank").rerank(query, documents))[0])
+        pipeline, wanted = self.pipeline("rerank"), wanted_of(adapters)
+        return list(self.wait(pipeline.rerank(query, documents, adapters=wanted))[0])
 
-    def classify(self, inputs: str | Sequence[str]) -> list[dict[str, float]]:
+    def classify(
+        self, inputs: str | Sequence[str], *, adapters: Adapters = ()
+    ) -> list[dict[str, float]]:
         """The probability of every label, by text."""
-        return list(self.wait(self.pipeline("classify").classify(many(inputs)))[0])
+        pipeline, wanted = self.pipeline("classify"), wanted_of(adapters)
+        return list(self.wait(pipeline.classify(many(inputs), adapters=wanted))[0])
 
-    def transcribe(self, audio: Any, **options: Any) -> Any:
+    def transcribe(self, audio: Any, *, adapters: Adapters = (), **options: Any) -> Any:
         """What is said in a file, in bytes of one, or in samples float32 [n] at 16 kHz: a
         transcript with `text`, `language` and `segments`. `options` are the pipeline's.
         """
-        return self.wait(self.pipeline("transcribe").transcribe(audio, **options))
+        pipeline, wanted = self.pipeline("transcribe"), wanted_of(adapters)
+        return self.wait(pipeline.transcribe(audio, adapters=wanted, **options))
 
-    def speak(self, text: str, **options: Any) -> Any:
+    def speak(self, text: str, *, adapters: Adapters = (), **options: Any) -> Any:
         """Sound that says a text: `samples` float32 [n] at `rate`, with `save(path)`."""
-        return self.wait(self.pipeline("speak").speak(text, **options))
+        pipeline, wanted = self.pipeline("speak"), wanted_of(adapters)
+        return self.wait(pipeline.speak(text, adapters=wanted, **options))
 
     def draw(
         self,
         prompt: str,
         *,
+        adapters: Adapters = (),
         progress: Callable[[int, int, list[Any]], None] | None = None,
         **options: Any,
     ) -> Any:
         """Pictures of a prompt: PIL images. `progress` is told (steps done, in all, previews)."""
+        options["adapters"] = wanted_of(adapters)
         return self.wait(self.pipeline("draw").draw(prompt, progress=progress, **options))
+
+    def load_adapter(
+        self, name: str, reference: str | Path, *, inplace: bool = False, pinned: bool = False
+    ) -> AdapterFacts:
+        """Read an adapter and have a name go to it; what it is. Raises AdapterError.
+
+        `inplace` lets a name that is taken go to another adapter.
+        """
+        fields = {"name": name, "reference": str(reference), "inplace": inplace, "pinned": pinned}
+        told = self.adapt("load", **fields)
+        return next(facts for facts in told if facts.name == name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; what runs with it goes on to its end. Raises AdapterNotFound."""
+        self.adapt("unload", name=name)
+
+    @property
+    def adapters(self) -> list[AdapterFacts]:
+        """What is known of every adapter."""
+        return self.adapt("list")
+
+    def adapt(self, do: Literal["load", "unload", "list"], **fields: Any) -> list[AdapterFacts]:
+        """See `AsyncEngine.adapt`. Raises UsageError where the model is closed."""
+        if self.closed:
+            raise UsageError(f"{self.name} is closed; load it again")
+        return self.wait(self.engine.adapt(do, **fields))
 
     def close(self) -> None:
         """Stop the engine. Closing twice is closing once."""

@@ -117,6 +117,14 @@ class Mixture(nn.Module):
 class Transposed(nn.Linear):
     """A linear of which only the transpose per head is asked for, and which is stored so."""
 
+    def __init__(self, nope_dim: int, heads: int, latent: int) -> None:
+        super().__init__(nope_dim, heads * latent)
+        self.heads = heads
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        return self.heads * self.n_in, self.n_out // self.heads
+
     def matmul_t(self, x: Tensor, step: Step) -> Tensor:
         y = self.whole.matmul_h(x)
         for delta in self.deltas:
@@ -151,7 +159,7 @@ class Block(llama.Block):
             bias=config.attention_bias,
         )
         if config.k_b_transposed:
-            attention.k_b_proj = Transposed(config.qk_nope_head_dim, heads * latent)
+            attention.k_b_proj = Transposed(config.qk_nope_head_dim, heads, latent)
         return attention
 
     def feed_forward(self, config: Config, layer: int) -> nn.Module:

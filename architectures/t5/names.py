@@ -37,7 +37,12 @@ def names(config: Config) -> Names:
         Pair("encoder.final_layer_norm", "encoder.norm"),
     )
     feed = (Pair(f"enc.blk.{{i}}.ffn_{gguf}", f"{LAYER}.mlp.{ours}") for ours, _, gguf in mlp)
-    return Names(hub=hub, gguf=(*GGUF, *feed), ignore=("encoder.embed_tokens.weight",))
+    return Names(
+        hub=hub,
+        gguf=(*GGUF, *feed),
+        tree=(Pair("encoder.embed_tokens", "shared"),),
+        ignore=("encoder.embed_tokens.weight",),
+    )
 
 
 def gguf_config(container: Container) -> dict[str, Any]:

@@ -7,7 +7,7 @@ hub's checkpoints below `model.encoder`; other families hear with it as well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Self
 
@@ -123,13 +123,15 @@ class Encoder(nn.Module):
     ) -> list[Tensor]:
         """Log-mel spectra [num_mel_bins, frames] -> the states [ceil(frames / 2), d] of each.
 
-        `rows` says how many of them are heard, where a spectrum goes on behind its sound.
+        `step` has a row for each spectrum. `rows` says how many of their states are heard, where a
+        spectrum goes on behind its sound.
         """
         parts = [F.gelu(self.conv2(F.gelu(self.conv1(x)))).T for x in spectra]
         parts = parts if rows is None else [x[:n] for x, n in zip(parts, rows, strict=True)]
-        lengths = [len(part) for part in parts]
-        places = torch.cat([torch.arange(n, device=parts[0].device) for n in lengths])
-        here = Step(places, places[None], bounds=[0, *accumulate(lengths)])
+        lengths, device = [len(part) for part in parts], parts[0].device
+        places = torch.cat([torch.arange(n, device=device) for n in lengths])
+        owner = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(lengths)])
+        here = replace(step.rows(owner), bounds=[0, *accumulate(lengths)])
         x = torch.cat(parts) + self.embed_positions(places, here)
         for layer in self.layers:
             x = layer(x, here)

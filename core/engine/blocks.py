@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from ostro.core.cache import CacheKind
 from ostro.core.media import Item
@@ -143,7 +144,8 @@ class Group:
 class Blocks:
     """All groups of one model: find, share, grow, trim, publish and release as one.
 
-    `groups` hold a sequence's own tokens, `crosses` what encoders made of its media.
+    `groups` hold a sequence's own tokens, `crosses` what encoders made of its media. A sequence has
+    a table in each group, in their order; one that is computed in two ways has as many again.
     """
 
     def __init__(self, groups: Sequence[Group], block: int) -> None:
@@ -156,8 +158,12 @@ class Blocks:
     def all(self) -> tuple[Group, ...]:
         return self.groups + self.crosses
 
-    def tables(self) -> list[Table]:
-        return [Table() for _ in self.groups]
+    def tables(self, ways: int = 1) -> list[Table]:
+        return [Table() for _ in range(ways) for _ in self.groups]
+
+    def pairs(self, tables: Sequence[Table]) -> Iterator[tuple[Group, Table]]:
+        """Each table with its group."""
+        return zip(cycle(self.groups), tables, strict=False)
 
     def find(self, keys: Sequence[Key]) -> int:
         """The longest prefix, in blocks, that every group can resume."""
@@ -175,7 +181,7 @@ class Blocks:
     def adopt(self, tables: Sequence[Table], keys: Sequence[Key]) -> None:
         """Fill empty tables with the cached blocks of these keys, shared."""
         length = len(keys) * self.block
-        for group, table in zip(self.groups, tables, strict=True):
+        for group, table in self.pairs(tables):
             table.first = group.kind.first(length)
             table.blocks = [-1] * table.first
             for i, key in enumerate(keys[table.first :], table.first):
@@ -195,10 +201,10 @@ class Blocks:
 
     def room(self, tables: Sequence[Table], length: int) -> bool:
         """Whether every group has the blocks to hold `length` tokens."""
-        return all(
-            sum(self.missing(group, table, length)) <= group.pool.available
-            for group, table in zip(self.groups, tables, strict=True)
-        )
+        need = [0] * len(self.groups)
+        for i, (group, table) in enumerate(self.pairs(tables)):
+            need[i % len(need)] += sum(self.missing(group, table, length))
+        return all(n <= group.pool.available for n, group in zip(need, self.groups, strict=True))
 
     def missing(self, group: Group, table: Table, length: int) -> list[bool]:
         """For each index that a table lacks to reach `length` tokens, whether it takes a block."""
@@ -209,7 +215,7 @@ class Blocks:
         """Take the blocks for `length` tokens, or none at all where there is no room."""
         if not self.room(tables, length):
             return False
-        for group, table in zip(self.groups, tables, strict=True):
+        for group, table in self.pairs(tables):
             for taken in self.missing(group, table, length):
                 last = table.blocks[-1] if table.blocks else -1
                 after = last if last >= 0 else None
@@ -218,7 +224,7 @@ class Blocks:
 
     def trim(self, tables: Sequence[Table], length: int) -> None:
         """Give back what a sequence of `length` tokens no longer reads."""
-        for group, table in zip(self.groups, tables, strict=True):
+        for group, table in self.pairs(tables):
             first = min(group.kind.first(length), len(table.blocks))
             for i in range(table.first, first):
                 if table.blocks[i] >= 0:
@@ -228,14 +234,14 @@ class Blocks:
 
     def publish(self, tables: Sequence[Table], keys: Sequence[Key], start: int) -> None:
         """Make the full blocks start..len(keys) findable."""
-        for group, table in zip(self.groups, tables, strict=True):
+        for group, table in self.pairs(tables):
             for i in range(max(start, table.first), min(len(keys), len(table.blocks))):
                 if table.blocks[i] >= 0:
                     group.pool.publish(table.blocks[i], keys[i])
 
     def release(self, tables: Sequence[Table]) -> None:
         """Give all blocks back, the last first, so that a shared beginning outlives the ends."""
-        for group, table in zip(self.groups, tables, strict=True):
+        for group, table in self.pairs(tables):
             for block in reversed(table.blocks[table.first :]):
                 if block >= 0:
                     group.pool.release(block)

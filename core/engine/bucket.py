@@ -26,7 +26,8 @@ POISON = -7_777_777
 class Bucket:
     """Decode steps of up to `size` rows over inputs in fixed places; idle rows have length 0."""
 
-    def __init__(self, runner: Runner, size: int) -> None:
+    def __init__(self, runner: Runner, size: int, *, mixed: bool = False) -> None:
+        """`mixed`: its rows may have adapters."""
         self.runner, self.size = runner, size
         device, axes = runner.device, runner.model.axes
         self.tokens = torch.zeros(size, dtype=torch.int64, device=device)
@@ -34,6 +35,8 @@ class Bucket:
         self.batches = [self.idle(group, runner.context) for group in runner.blocks.groups]
         self.batches += [self.idle(g, g.kind.spec.length) for g in runner.blocks.crosses]
         self.step = Step(self.tokens, self.positions, caches=runner.views(self.batches))
+        if mixed:
+            self.step.mixture = torch.zeros(size, dtype=torch.int32, device=device)
         self.between: Sequence[Tensor] = ()
         self.launch = self.record()
 
@@ -87,6 +90,9 @@ class Bucket:
         places = [c.sequence.positions(c.start, c.start + 1, axes) for c in chunks]
         flat = [place[axis][0] for axis in range(axes) for place in places]
         self.positions[:, :n] = self.runner.int64(flat).view(axes, n)
+        if self.step.mixture is not None:
+            self.step.mixture.zero_()
+            self.step.mixture[:n] = self.runner.int32(self.runner.mixtures(chunks))
         for batch, mine in zip(self.runner.batches(chunks), self.batches, strict=True):
             mine.table.zero_()
             mine.table[:n, : batch.table.shape[1]] = batch.table
@@ -108,6 +114,8 @@ class Bucket:
         """Spoil every input, so that a step that reads a stale one cannot pass for right."""
         self.tokens.fill_(POISON)
         self.positions.fill_(POISON)
+        if self.step.mixture is not None:
+            self.step.mixture.fill_(POISON)
         for tensor in self.between:
             tensor.fill_(POISON)
         for batch in self.batches:

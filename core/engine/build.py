@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from ostro.core.adapters.build import build_registry, build_residents, reserve
 from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.engine.blocks import Blocks, Group, Pool
 from ostro.core.engine.engine import Engine
@@ -57,6 +58,8 @@ def build_engine(
     if seqs < 1:
         raise UsageError(f"--max-seqs {seqs}: at least one sequence must run")
     rows = rows or ROWS[device.type]
+    residents = build_residents(loaded, settings, rows)
+    reserve(residents, loaded, settings)
     counts = [blocks] * len(kinds) if blocks else []
     if not blocks:
         counts = count_blocks([kind for kind, _ in kinds], loaded, settings, rows, block, share)
@@ -85,16 +88,18 @@ def build_engine(
         captured=captured,
         replay=settings.replay,
         segments=segments,
+        residents=residents,
     )
     return Engine(
         runner,
-        Scheduler(held, runner.features, max_rows=rows, max_seqs=seqs),
+        Scheduler(held, runner.features, max_rows=rows, max_seqs=seqs, residents=residents),
         vocab=vocab,
         context=context,
         eos_ids=eos,
         lag=int(ahead),
         identity=key_root(loaded, settings),
         prefix_cache=prefix_cache,
+        registry=build_registry(loaded, settings, plugins, residents, runner),
     )
 
 
@@ -168,6 +173,8 @@ def explain_narrow(loaded: LoadedModel, asked: str, kinds: Sequence[CacheKind]) 
 def renew(engine: Engine, loaded: LoadedModel, settings: Settings) -> None:
     """Go on with weights that have changed in place: other block keys, other graphs."""
     engine.identity = key_root(loaded, settings)
+    if engine.registry is not None:
+        engine.registry.shelf.residents.renew()
     engine.runner.graphs = Graphs()
     make_ready(engine, loaded)
 

@@ -7,14 +7,18 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from itertools import count
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ostro.core.engine import loop
 from ostro.core.engine.messages import (
     Abort,
+    Adapt,
+    Adapted,
+    AdapterFacts,
     Ask,
     Close,
     Failed,
@@ -66,7 +70,8 @@ class AsyncEngine(ABC):
         self.patience = PATIENCE
         self._streams: dict[str, Stream[Any]] = {}
         self._asked: deque[asyncio.Future[Stats]] = deque()
-        self._changes: dict[str, asyncio.Future[list[str]]] = {}
+        self._changes: dict[str, asyncio.Future[Any]] = {}
+        self._numbers = count()
         self._idle = asyncio.Event()
         self._idle.set()
         self._settled = asyncio.Event()
@@ -130,13 +135,13 @@ class AsyncEngine(ABC):
             async for output in mine:
                 yield output
 
-    async def result(self, request: ReadRequest | JobRequest) -> Mapping[str, Array]:
-        """The arrays of a reading or a job that is done."""
-        found: Mapping[str, Array] = {}
+    async def result(self, request: ReadRequest | JobRequest) -> JobOutput:
+        """The last output of a reading or a job: its arrays, and of which adapters they are."""
+        last = JobOutput(id=request.id)
         async with aclosing(self.work(request)) as outputs:
             async for output in outputs:
-                found = output.arrays
-        return found
+                last = output
+        return last
 
     async def _outputs(
         self, request: Request, stream: Stream[Out], left: int
@@ -214,15 +219,33 @@ class AsyncEngine(ABC):
         `quant` and `topology` as in `Settings`; neither gives back the checkpoint's own. Returns
         what was chosen, a line each. Raises UsageError for formats that are not known, NotFound.
         """
+        id = f"change {next(self._numbers)}"
+        told: list[str] = await self._change(
+            Requantize(id=id, model=model, quant=quant, topology=topology)
+        )
+        return told
+
+    async def adapt(
+        self, do: Literal["load", "unload", "read", "list"], **what: Any
+    ) -> list[AdapterFacts]:
+        """Load or unload an adapter, have one read that is registered, or do nothing; gives all
+        there are then. `what` are fields of
+        `Adapt`. Raises the AdapterError that says why it could not be done.
+        """
+        id = f"change {next(self._numbers)}"
+        told: list[AdapterFacts] = await self._change(Adapt(id=id, do=do, **what))
+        return told
+
+    async def _change(self, message: Requantize | Adapt) -> Any:
+        """Have something changed, and wait until it is."""
         self.check()
-        id = f"requantize {len(self._changes)} {time.monotonic_ns()}"
-        changed: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self._changes[id] = changed
-        self._send(Requantize(id=id, model=model, quant=quant, topology=topology))
+        changed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._changes[message.id] = changed
+        self._send(message)
         try:
             return await changed
         finally:
-            del self._changes[id]
+            del self._changes[message.id]
 
     def _ask(self) -> asyncio.Future[Stats]:
         asked: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
@@ -256,9 +279,11 @@ class AsyncEngine(ABC):
             for output in message.outputs:
                 if stream := self._streams.get(output.id):
                     stream.put(output)
-        elif isinstance(message, Requantized):
+        elif isinstance(message, Requantized | Adapted):
             if (changed := self._changes.get(message.id)) and not changed.done():
-                changed.set_result(message.explain)
+                changed.set_result(
+                    message.explain if isinstance(message, Requantized) else message.adapters
+                )
         elif isinstance(message, Failed) and message.id in self._changes:
             if not (changed := self._changes[message.id]).done():
                 changed.set_exception(message.error())
@@ -268,7 +293,7 @@ class AsyncEngine(ABC):
         elif isinstance(message, Failed):
             self._lose(message.error())
         elif isinstance(message, Stats):
-            if not (asked := self._asked.popleft()).done():
+            if self._asked and not (asked := self._asked.popleft()).done():
                 asked.set_result(message)
         elif isinstance(message, Progress):
             self.progress = message

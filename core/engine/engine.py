@@ -12,14 +12,18 @@ from collections import deque
 from collections.abc import Iterable
 
 import torch
+from msgspec.structs import replace
 
-from ostro.core.engine.blocks import Blocks, seed_key
+from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.adapters.registry import Registry
+from ostro.core.engine.blocks import Blocks, next_key, seed_key
 from ostro.core.engine.request import Finish, Stats, TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.engine.runner import Launched, Runner
 from ostro.core.engine.sampler import Drawn
 from ostro.core.engine.scheduler import Scheduler
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, RequestError
+from ostro.core.media import Item
 
 
 class Engine:
@@ -36,11 +40,15 @@ class Engine:
         lag: int = 0,
         identity: str = "",
         prefix_cache: bool = True,
+        registry: Registry | None = None,
     ) -> None:
-        """`identity` names the weights and the K/V type; it roots every block key."""
+        """`identity` names the weights and the K/V type; it roots every block key. `registry` is
+        told which adapters are in use.
+        """
         self.runner, self.scheduler = runner, scheduler
         self.vocab, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
         self.lag, self.identity, self.prefix_cache = lag, identity, prefix_cache
+        self.registry = registry
         self.flight: deque[Launched] = deque()
         self.live: dict[str, list[Sequence]] = {}
         self.counters = Stats()
@@ -54,8 +62,10 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.live or self.flight)
 
-    def submit(self, request: TokenRequest) -> None:
-        """Take a request in. Raises RequestError if it can never run."""
+    def submit(self, request: TokenRequest, mixture: Mixture = EMPTY) -> None:
+        """Take a request in, its adapters as `Registry.mixture` gives them. Raises RequestError if
+        it can never run.
+        """
         rules, processors = request.sampling.checked(self.vocab), self.runner.sampler.processors
         processors.check(rules)
         if request.id in self.live:
@@ -70,6 +80,9 @@ class Engine:
             root = secrets.token_bytes(16)
         seed = secrets.randbits(62) if rules.seed is None else rules.seed
         self.live[request.id] = []
+        if self.registry is not None:
+            self.registry.lease(mixture)
+        request = replace(request, items=media_under(request.items, mixture))
         leader = None
         for index in range(rules.n):
             sequence = Sequence(
@@ -83,6 +96,7 @@ class Engine:
                 prompt=len(request.tokens),
                 leader=leader,
                 waits=processors.waits(rules),
+                mixture=mixture,
             )
             leader = leader or sequence
             if rules.prompt_logprobs is not None and index == 0:
@@ -158,8 +172,11 @@ class Engine:
 
     def forget(self, id: str) -> None:
         """Let go of a request once all its choices have finished."""
-        if all(sequence.finish is not None for sequence in self.live.get(id, ())):
+        sequences = self.live.get(id, ())
+        if all(sequence.finish is not None for sequence in sequences):
             self.live.pop(id, None)
+            if sequences and self.registry is not None:
+                self.registry.release(sequences[0].mixture)
 
     def step(self) -> list[TokenOutput]:
         """One pass of the loop: launch a step if there is one, read the oldest if it is due."""
@@ -203,6 +220,7 @@ class Engine:
         if not sequence.reported:
             sequence.reported = True
             output.prompt_tokens, output.cached = sequence.prompt, sequence.cached
+            output.generations = sequence.mixture.generations
             output.prompt_logprobs = sequence.prompt_logprobs
             self.counters.cached_tokens += sequence.cached
         if rules.max_tokens == 0:
@@ -261,6 +279,16 @@ class Engine:
         for id in list(self.live):
             self.abort(id)
         self.flight.clear()
+        if self.registry is not None:
+            self.registry.close()
+
+
+def media_under(items: list[Item], mixture: Mixture) -> list[Item]:
+    """Media under keys that tell the adapters apart which change what is made of them."""
+    pairs = [(s.adapter.generation, s.scale) for s in mixture.shares if s.adapter.encodes]
+    if not pairs:
+        return items
+    return [replace(item, key=next_key(item.key, (), pairs)) for item in items]
 
 
 def read_logprobs(drawn: Drawn, sequences: list[Sequence]) -> list[TokenLogprobs | None]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from ostro.core.adapters.adapter import EMPTY
+from ostro.core.adapters.registry import Registry, Waiting
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import Jobs
 from ostro.core.engine.loop import Report
-from ostro.core.engine.messages import Facts, Requantize
+from ostro.core.engine.messages import Adapt, Adapted, Facts, Failed, FromEngine, Requantize
 from ostro.core.engine.reader import Reader
 from ostro.core.engine.request import (
     DEFAULT,
@@ -18,10 +22,14 @@ from ostro.core.engine.request import (
     Request,
     Stats,
     TokenRequest,
+    Wanted,
 )
-from ostro.core.errors import NotFound, Unsupported
+from ostro.core.errors import AdapterNotFound, NotFound, OstroError, Unsupported
 
 Part = Engine | Reader | Jobs
+
+PAUSE = 0.002
+"""Seconds between two looks at whether an adapter has been read, while nothing else is done."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Tenant:
     reader: Reader | None = None
     jobs: Jobs | None = None
     requantize: Callable[[Requantize, Report], list[str]] | None = None
+    registry: Registry | None = None
 
     @property
     def facts(self) -> Facts:
@@ -57,6 +66,9 @@ class House:
         """The first tenant also answers for the name `DEFAULT`."""
         self.tenants = dict(tenants)
         self.parts: list[Part] = [part for t in tenants.values() for part in t.parts]
+        self.registries = [t.registry for t in tenants.values() if t.registry is not None]
+        self.waiting: dict[str, tuple[Registry, Waiting]] = {}
+        self.unsent: list[FromEngine] = []
 
     @property
     def first(self) -> Tenant:
@@ -69,7 +81,7 @@ class House:
 
     @property
     def busy(self) -> bool:
-        return any(part.busy for part in self.parts)
+        return any(each.busy for each in (*self.parts, *self.registries))
 
     def tenant(self, model: str) -> Tenant:
         """The model of that name. Raises NotFound."""
@@ -89,26 +101,97 @@ class House:
         return tenant.requantize(message, report)
 
     def submit(self, request: Request) -> None:
-        """Take a request in. Raises an OstroError where its model cannot do it."""
+        """Take a request in, now or when its adapters have been read. Raises an OstroError where
+        its model cannot do it.
+        """
         tenant = self.tenant(request.model)
+        submit = partial(self.hand, tenant, request)
+        if not request.adapters:
+            submit()
+            return
+        if tenant.registry is None:
+            raise AdapterNotFound(f"{request.model} takes no adapters", param="adapters")
+
+        def fail(error: OstroError) -> None:
+            self.waiting.pop(request.id, None)
+            self.unsent.append(Failed.of(error, request.id))
+
+        def go() -> None:
+            if self.waiting.pop(request.id, None) is None:
+                submit()
+                return
+            try:
+                submit()
+            except OstroError as error:
+                fail(error)
+
+        waiting = tenant.registry.ask(request.adapters, go, fail)
+        if waiting is not None:
+            self.waiting[request.id] = tenant.registry, waiting
+
+    def hand(self, tenant: Tenant, request: Request) -> None:
+        """Hand a request, whose adapters are read, to the part of a model that does it."""
+        mixture = EMPTY
+        if tenant.registry is not None and request.adapters:
+            tokens = request.tokens if isinstance(request, TokenRequest) else ()
+            mixture = tenant.registry.mixture(request.adapters, tokens)
         if isinstance(request, TokenRequest) and tenant.tokens is not None:
-            tenant.tokens.submit(request)
+            tenant.tokens.submit(request, mixture)
         elif isinstance(request, ReadRequest) and tenant.reader is not None:
-            tenant.reader.submit(request)
+            tenant.reader.submit(request, mixture)
         elif isinstance(request, JobRequest) and tenant.jobs is not None:
-            tenant.jobs.submit(request)
+            tenant.jobs.submit(request, mixture)
         else:
             raise Unsupported(f"{request.model} does no {type(request).__name__}")
+
+    def adapt(self, message: Adapt) -> None:
+        """Load, unload or read an adapter; the answer is among the letters. Raises AdapterError."""
+        registry = self.tenant(message.model).registry
+        if registry is None:
+            raise AdapterNotFound(f"{message.model} takes no adapters")
+
+        def done(error: OstroError | None) -> None:
+            told = Adapted(message.id, registry.facts()) if error is None else None
+            self.unsent.append(told or Failed.of(error or OstroError(""), message.id))
+
+        if message.do == "load":
+            registry.load(
+                message.name,
+                message.reference,
+                done,
+                inplace=message.inplace,
+                expected=message.expected,
+                pinned=message.pinned,
+            )
+            return
+        if message.do == "read":
+            registry.ask([Wanted(name=message.name)], partial(done, None), done)
+            return
+        if message.do == "unload":
+            registry.unload(message.name, message.expected)
+        done(None)
+
+    def letters(self) -> list[FromEngine]:
+        """What has come up beside outputs since this was last asked."""
+        letters, self.unsent = self.unsent, []
+        return letters
 
     def abort(self, id: str, index: int | None = None) -> list[Output]:
         """Drop a request, or one choice of it; unknown ones are ignored."""
         found = list[Output]()
+        if id in self.waiting:
+            registry, waiting = self.waiting.pop(id)
+            registry.forget(waiting)
         for part in self.parts:
             found += part.abort(id, index) if isinstance(part, Engine) else part.abort(id)
         return found
 
     def step(self) -> list[Output]:
         """One pass: a step of every part that has something to do."""
+        for registry in self.registries:
+            registry.poll()
+        if not any(part.busy for part in self.parts):
+            time.sleep(PAUSE)
         return [output for part in self.parts if part.busy for output in part.step()]
 
     def stats(self) -> Stats:
@@ -122,5 +205,5 @@ class House:
 
     def close(self) -> None:
         """Drop everything."""
-        for part in self.parts:
+        for part in (*self.parts, *self.registries):
             part.close()

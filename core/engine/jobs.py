@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.adapters.registry import Registry
+from ostro.core.adapters.residents import Held
 from ostro.core.engine.request import JobOutput, JobRequest
-from ostro.core.errors import OstroError
+from ostro.core.errors import OstroError, Overloaded
 from ostro.core.media import Array
 from ostro.core.step import ROWS, Step
 
@@ -45,23 +48,42 @@ class Worker(Protocol):
 class Jobs:
     """The jobs of one model, in turn."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker, registry: Registry | None = None) -> None:
+        """`registry` is told which adapters are in use, and brings them to the device."""
+        self.worker, self.registry = worker, registry
         self.turns: deque[tuple[str, Iterator[Slice]]] = deque()
+        self.held: dict[str, tuple[Mixture, Held]] = {}
 
     @property
     def busy(self) -> bool:
         return bool(self.turns)
 
-    def submit(self, request: JobRequest) -> None:
-        """Take a job in."""
-        self.turns.append((request.id, self.worker.work(request, ROWS)))
+    def submit(self, request: JobRequest, mixture: Mixture = EMPTY) -> None:
+        """Take a job in. Raises Overloaded where there is no room for its adapters."""
+        step = ROWS
+        if mixture.shares and self.registry is not None:
+            held = self.registry.shelf.residents.hold(mixture)
+            if held is None:
+                raise Overloaded("there is no room on the device for these adapters; try again")
+            self.registry.lease(mixture)
+            self.held[request.id] = mixture, held
+            row = torch.tensor([held.row(0)], dtype=torch.int32)
+            step = replace(ROWS, mixture=row.to(self.registry.shelf.residents.target.device))
+        self.turns.append((request.id, self.worker.work(request, step)))
+
+    def let_go(self, id: str) -> None:
+        """A job has ended: its adapters may leave the device."""
+        if id in self.held and self.registry is not None:
+            mixture, held = self.held.pop(id)
+            self.registry.shelf.residents.let_go(held)
+            self.registry.release(mixture)
 
     def abort(self, id: str) -> list[JobOutput]:
         """Drop a job; unknown ones are ignored."""
         kept = deque(turn for turn in self.turns if turn[0] != id)
         dropped = len(kept) < len(self.turns)
         self.turns = kept
+        self.let_go(id)
         return [JobOutput(id=id, finish="abort")] if dropped else []
 
     @torch.inference_mode()
@@ -71,11 +93,16 @@ class Jobs:
         try:
             done = next(slices, None)
         except OstroError as error:
+            self.let_go(id)
             return [JobOutput(id=id, finish="error", error=str(error), param=error.param)]
         if done is None:
+            self.let_go(id)
             return [JobOutput(id=id, finish="error", error="the job ended without a result")]
         last = done.done >= done.total
-        if not last:
+        mixture = self.held[id][0] if id in self.held else EMPTY
+        if last:
+            self.let_go(id)
+        else:
             self.turns.append((id, slices))
         arrays = {name: Array.of(x.cpu().numpy()) for name, x in done.arrays.items()}
         return [
@@ -85,6 +112,7 @@ class Jobs:
                 total=done.total,
                 arrays=arrays,
                 finish="stop" if last else None,
+                generations=mixture.generations if last else (),
             )
         ]
 

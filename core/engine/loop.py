@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ostro.core.engine.messages import (
     Abort,
+    Adapt,
     Ask,
     Close,
     Facts,
@@ -49,6 +50,10 @@ class Steps(Protocol):
 
     def requantize(self, message: Requantize, report: Report) -> list[str]: ...
 
+    def adapt(self, message: Adapt) -> None: ...
+
+    def letters(self) -> Sequence[FromEngine]: ...
+
     def close(self) -> None: ...
 
 
@@ -62,12 +67,16 @@ def drive(engine: Steps, receive: Receive, send: Send) -> None:
                 answer(engine, message, send)
             if engine.busy and (outputs := engine.step()):
                 send(Outputs(list(outputs)))
+            for letter in engine.letters():
+                send(letter)
     finally:
         engine.close()
 
 
 def answer(engine: Steps, message: ToEngine, send: Send) -> None:
-    """Do what one message asks; a request that the engine refuses fails alone."""
+    """Do what one message asks; a request that the engine refuses fails alone. What takes time
+    is answered later, among the engine's letters.
+    """
     if isinstance(message, TokenRequest | ReadRequest | JobRequest):
         try:
             engine.submit(message)
@@ -78,6 +87,11 @@ def answer(engine: Steps, message: ToEngine, send: Send) -> None:
             send(Outputs(list(outputs)))
     elif isinstance(message, Ask):
         send(replace(engine.stats()))
+    elif isinstance(message, Adapt):
+        try:
+            engine.adapt(message)
+        except OstroError as error:
+            send(Failed.of(error, message.id))
     elif isinstance(message, Requantize):
         requantize(engine, message, send)
 

@@ -7,7 +7,7 @@ data crosses: no pickles, no code, no tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -131,6 +131,51 @@ class Requantized(msgspec.Struct, tag=True):
     explain: list[str]
 
 
+class Adapt(msgspec.Struct, kw_only=True, tag=True):
+    """Load, unload or read an adapter of a model, or tell of all; see `core.adapters.registry`."""
+
+    id: str
+    do: Literal["load", "unload", "read", "list"]
+    model: str = DEFAULT
+    name: str = ""
+    reference: str = ""
+    inplace: bool = False
+    expected: str | None = None
+    pinned: bool = False
+
+
+class AdapterFacts(msgspec.Struct, kw_only=True):
+    """What is known of an adapter by its name; what is below `loaded` only once it is read.
+
+    `effect` is how much it changes what the model says, where that could be tried; `norms` are of
+    what it adds to each weight.
+    """
+
+    name: str
+    reference: str
+    generation: str = ""
+    pinned: bool = False
+    requests: int = 0
+    loaded: bool = False
+    resident: bool = False
+    kind: str = ""
+    rank: int = 0
+    base: str = ""
+    nbytes: int = 0
+    effect: float | None = None
+    modules: int = 0
+    norms: dict[str, float] = {}
+    invocation: list[int] = []
+    template: str | None = None
+
+
+class Adapted(msgspec.Struct, tag=True):
+    """What `id` asked for is done; the adapters of the model as they are now."""
+
+    id: str
+    adapters: list[AdapterFacts]
+
+
 class Close(msgspec.Struct, tag=True):
     """Drop everything and end."""
 
@@ -141,8 +186,8 @@ class Outputs(msgspec.Struct, tag=True):
     outputs: list[Output]
 
 
-ToEngine = Hello | Request | Abort | Ask | Requantize | Close
-FromEngine = Progress | Ready | Failed | Outputs | Stats | Requantized
+ToEngine = Hello | Request | Abort | Ask | Requantize | Adapt | Close
+FromEngine = Progress | Ready | Failed | Outputs | Stats | Requantized | Adapted
 to_engine = msgspec.msgpack.Decoder(ToEngine)
 from_engine = msgspec.msgpack.Decoder(FromEngine)
 _encoder = msgspec.msgpack.Encoder()

@@ -138,12 +138,20 @@ DEFAULT = "default"
 """The name by which the first model always goes."""
 
 
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that a request asks for, by name or by generation, and how much of it."""
+
+    name: str = ""
+    generation: str = ""
+    scale: float = 1.0
+
+
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Work for the token loop: a prompt and how to go on. Lower `priority` goes first.
 
-    `salt` separates tenants in the prefix cache; `mixture` are the (adapter generation, scale)
-    pairs in force; `model` names the runner where one engine holds several. `items` are its media,
-    in the order of their places; `positions` [axes, T] of its prompt, where they do not just count.
+    `salt` separates tenants in the prefix cache; `adapters` are mixed as they say; `model` names
+    the runner where one engine holds several. `items` are its media, in the order of their places;
+    `positions` [axes, T] of its prompt, where they do not just count.
     """
 
     id: str
@@ -152,7 +160,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model: str = DEFAULT
     priority: int = 0
     salt: str = ""
-    mixture: tuple[tuple[str, float], ...] = ()
+    adapters: tuple[Wanted, ...] = ()
     cache: bool = True
     items: list[Item] = []
     positions: Array | None = None
@@ -169,6 +177,7 @@ class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kinds: dict[int, list[int]] = {}
     output: Literal["vectors", "scores"] = "vectors"
     model: str = DEFAULT
+    adapters: tuple[Wanted, ...] = ()
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -178,6 +187,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     values: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
     model: str = DEFAULT
+    adapters: tuple[Wanted, ...] = ()
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -208,12 +218,14 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     error: str | None = None
     prompt_tokens: int = 0
     cached: int = 0
+    generations: tuple[str, ...] = ()
 
 
 class JobOutput(msgspec.Struct, kw_only=True, tag=True):
     """How far a reading or a job has come: `done` of `total`; the last one carries `finish`.
 
-    `arrays` are a preview, or with finish "stop" the result: "rows" [n, d] float32 of a reading.
+    `arrays` are a preview, or with finish "stop" the result: "rows" [n, d] float32 of a reading;
+    `generations` are those of the adapters that made it, told with the result.
     """
 
     id: str
@@ -223,6 +235,7 @@ class JobOutput(msgspec.Struct, kw_only=True, tag=True):
     finish: Finish | None = None
     error: str | None = None
     param: str | None = None
+    generations: tuple[str, ...] = ()
 
 
 Request = TokenRequest | ReadRequest | JobRequest

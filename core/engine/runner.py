@@ -15,6 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ostro.core.adapters.residents import NOTHING, Held, Residents
 from ostro.core.engine.blocks import Blocks, Memory
 from ostro.core.engine.bucket import Bucket
 from ostro.core.engine.features import FeatureStore, step_features
@@ -61,10 +62,12 @@ class Runner:
         replay: bool = False,
         segments: Segments | None = None,
         features: int = 1 << 28,
+        residents: Residents | None = None,
     ) -> None:
         """`captured` > 0 runs decode steps of up to so many rows in buckets, of a split model those
         of its `segments` that are captured; `replay` as the module says; floating media arrive in
-        `dtype`; `features` bytes of encoded media are kept.
+        `dtype`; `features` bytes of encoded media are kept; `residents` are the adapters that lie
+        on the device.
         """
         self.model, self.blocks, self.sampler = model, blocks, sampler
         self.device, self.context, self.dtype = sampler.device, context, dtype
@@ -72,7 +75,10 @@ class Runner:
         self.layers = 1 + max((i for group in blocks.all for i in group.layers), default=-1)
         self.sizes = [n for i, n in enumerate(BUCKETS) if not i or BUCKETS[i - 1] < captured]
         self.segments, self.graphs, self.poisons = segments, Graphs(), replay
+        self.residents = residents
         self.buckets: dict[int, Bucket] = {}
+        self.mixed_buckets: dict[int, Bucket] = {}
+        self.seen = 0  # the program of adapters that these were captured with
         if not captured or not self.captures:
             self.sizes = []
 
@@ -82,16 +88,32 @@ class Runner:
         return self.segments is None or bool(self.segments.captured)
 
     def capture(self) -> None:
-        """Make all buckets, the largest first so that the smaller share its memory; those whose
+        """Make all buckets of steps without adapters. Those with adapters are made when the first
+        such step comes.
+        """
+        self.buckets, self.mixed_buckets = self.capture_all(mixed=False), {}
+
+    def capture_all(self, mixed: bool) -> dict[int, Bucket]:
+        """Buckets of all sizes, the largest first so that the smaller share its memory; those whose
         steps cannot be captured run eagerly, at their true size.
         """
-        self.buckets = {}
+        buckets: dict[int, Bucket] = {}
         for size in reversed(self.sizes):
-            bucket = Bucket(self, size)
+            bucket = Bucket(self, size, mixed=mixed)
             if self.poisons or not self.graphs.refused:
-                self.buckets[size] = bucket
-        if not self.captures:
-            self.buckets = {}
+                buckets[size] = bucket
+        return buckets if self.captures else {}
+
+    def family(self, mixed: bool) -> dict[int, Bucket]:
+        """The buckets without adapters, or with; these are made anew where an adapter has brought a
+        table, a gain or a whole weight to a module that had none.
+        """
+        if not mixed or self.residents is None or not self.sizes:
+            return self.buckets
+        if not self.mixed_buckets or self.seen != self.residents.changes:
+            self.seen = self.residents.changes
+            self.mixed_buckets = self.capture_all(mixed=True)
+        return self.mixed_buckets
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Launched:
@@ -99,7 +121,11 @@ class Runner:
         for sequence in plan.started:
             self.sampler.place(sequence)
         launched = Launched(plan)
-        self.encode(plan.encodes.values(), plan.memories)
+        self.weigh(plan.chunks)
+        for row in sorted({0, *plan.mixed.values()}):
+            items = [i for key, i in plan.encodes.items() if plan.mixed.get(key, 0) == row]
+            memories = [m for m in plan.memories if plan.mixed.get(m.item.key, 0) == row]
+            self.encode(items, memories, self.under(row))
         drawing = [chunk.sequence for chunk in plan.chunks if chunk.draws]
         bucket = self.bucket(plan)
         logits = bucket.run(plan.chunks) if bucket else self.mixed(plan.chunks, launched)
@@ -108,13 +134,19 @@ class Runner:
         self.features.trim()
         return launched
 
-    def encode(self, items: Iterable[Item], memories: Sequence[Memory]) -> None:
+    def under(self, row: int) -> Step:
+        """A step all of whose rows are under one row of the mixture table."""
+        if not row:
+            return ROWS
+        return replace(ROWS, mixture=to_device([row], torch.int32, self.device))
+
+    def encode(self, items: Iterable[Item], memories: Sequence[Memory], step: Step = ROWS) -> None:
         """Encode media: inline ones into the store, those that layers look at into their cache."""
         items = list(items)
         media = [self.medium(item) for item in (*items, *(m.item for m in memories))]
         if not media:
             return
-        encoded = self.model.encode(media, ROWS)
+        encoded = self.model.encode(media, step)
         for item, features in zip(items, encoded, strict=False):
             self.features.put(item.key, features)
         if not memories:
@@ -128,7 +160,7 @@ class Runner:
         for group, batch in zip(self.blocks.crosses, batches, strict=True):
             for i, layer in enumerate(group.layers):
                 caches[layer] = group.kind.view(i, batch)
-        self.model.remember(torch.cat(states), replace(ROWS, caches=caches))
+        self.model.remember(torch.cat(states), replace(step, caches=caches))
 
     def medium(self, item: Item) -> Medium:
         """An item's arrays on the device."""
@@ -147,14 +179,16 @@ class Runner:
         *,
         items: Sequence[Item] = (),
         positions: Array | None = None,
+        held: Held = NOTHING,
     ) -> Tensor:
         """Logits [T, V] float32 of every position of a prompt, on the host, in steps of about
-        `rows` rows; `items` and `positions` as in `TokenRequest`.
+        `rows` rows; `items` and `positions` as in `TokenRequest`, under the adapters `held`.
 
         Takes blocks for the length of the call. Raises RequestError where they do not suffice.
         """
         sequence = alone(tokens, items, positions)
-        sequence.tables = self.blocks.tables()
+        sequence.held = held
+        sequence.tables = self.blocks.tables(1 if held.scaling is None else 2)
         out, start = [], 0
         try:
             self.encode_all(sequence)
@@ -165,7 +199,9 @@ class Runner:
                     raise RequestError(
                         f"no room in the cache for {len(tokens)} tokens", param="tokens"
                     )
-                step, _ = self.step([Chunk(sequence, start, count, draws=False)])
+                chunk = Chunk(sequence, start, count, draws=False)
+                self.weigh([chunk])
+                step, _ = self.step([chunk])
                 step.wanted = None
                 out.append(self.model.logits(self.model.hidden(step), step).float().cpu())
                 start = stop
@@ -178,34 +214,42 @@ class Runner:
 
     def encode_all(self, sequence: TokenSequence) -> None:
         """Encode whatever a sequence outside the scheduler needs."""
+        step = self.under(sequence.held.row(0))
         for item in sequence.request.items:
             if item.since is None:
                 if item.key not in self.features:
-                    self.encode([item], [])
+                    self.encode([item], [], step)
                 continue
-            memory = self.blocks.hold(item)
+            memory = self.blocks.hold(item, sequence.held.pairs)
             if memory is None:
                 raise RequestError(f"no room in the cache for this {item.kind}", param="messages")
             sequence.memories.append(memory)
             if not memory.written:
-                self.encode([], [memory])
+                self.encode([], [memory], step)
 
     @torch.inference_mode()
     def hidden(
-        self, inputs: Sequence[Sequence[int]], kinds: Sequence[Sequence[int]] | None = None
+        self,
+        inputs: Sequence[Sequence[int]],
+        kinds: Sequence[Sequence[int]] | None = None,
+        helds: Sequence[Held] | None = None,
     ) -> tuple[Tensor, Step]:
         """The last hidden states [T, d] of whole inputs, one after the other, in one step.
 
-        `kinds` say of every token which kind of text it belongs to, for encoders that ask. Takes
-        blocks for the length of the call where the model has a cache. Raises RequestError where
-        they do not suffice.
+        `kinds` say of every token which kind of text it belongs to, for encoders that ask; `helds`
+        are the adapters of each input. Takes blocks for the length of the call where the model has
+        a cache. Raises RequestError where they do not suffice.
         """
         chunks = [Chunk(alone(tokens), 0, len(tokens), draws=False) for tokens in inputs]
+        for chunk, held in zip(chunks, helds or (), strict=False):
+            chunk.sequence.held = held
         try:
             for chunk in chunks:
-                chunk.sequence.tables = self.blocks.tables()
+                ways = 1 if chunk.sequence.held.scaling is None else 2
+                chunk.sequence.tables = self.blocks.tables(ways)
                 if not self.blocks.grow(chunk.sequence.tables, chunk.count):
                     raise RequestError("no room in the cache for this batch", param="input")
+            self.weigh(chunks)
             step, _ = self.step(chunks)
             step.wanted = None
             if kinds is not None:
@@ -216,12 +260,47 @@ class Runner:
             for chunk in chunks:
                 self.blocks.release(chunk.sequence.tables)
 
+    def states(self, tokens: Sequence[int], held: Held | None = None) -> Tensor:
+        """The last hidden states [T, d] float32 of a text, under adapters or none."""
+        return self.hidden([tokens], helds=[held or NOTHING])[0].float()
+
     def bucket(self, plan: Plan) -> Bucket | None:
         """The smallest bucket that holds a decode step."""
         if not plan.decodes or any(wants_prompt(chunk) for chunk in plan.chunks):
             return None
-        rows = len(plan.chunks)
-        return next((b for b in reversed(self.buckets.values()) if b.size >= rows), None)
+        rows, mixed = len(plan.chunks), any(self.mixtures(plan.chunks))
+        buckets = self.family(mixed).values()
+        return next((b for b in reversed(buckets) if b.size >= rows), None)
+
+    def weigh(self, chunks: Sequence[Chunk]) -> None:
+        """Have the rows of X-LoRA sequences computed by the base alone, and their hidden states say
+        how they will be mixed, all on the device.
+        """
+        mine = [chunk for chunk in chunks if chunk.sequence.held.scaling is not None]
+        if not mine or self.residents is None:
+            return
+        table, own = self.residents.mixtures, [chunk.own for chunk in mine]
+        based = [chunk for chunk in own if chunk.count]
+        hidden = self.model.hidden(self.step(based, way=1)[0]) if based else None
+        row, at = table.drawn.start, 0
+        for chunk, base in zip(mine, own, strict=True):
+            held, count = chunk.sequence.held, base.count
+            assert held.scaling is not None, f"{chunk.sequence.request.id = } is mixed"
+            rows = range(row, row + count)
+            if hidden is not None and count:
+                held.scaling.write(table, rows, hidden[at : at + count])
+            last = held.lanes[0][1].row
+            if count and chunk.start + count == chunk.sequence.weighed:
+                held.scaling.hold(table, rows[-1], last)
+            held.drawn = [*rows, *[last] * (chunk.count - count)]
+            row, at = row + count, at + count
+
+    def mixtures(self, chunks: Sequence[Chunk]) -> list[int]:
+        """The row of the mixture table of each row of these chunks."""
+        found = list[int]()
+        for chunk in chunks:
+            found += chunk.sequence.held.rows(chunk.start, chunk.start + chunk.count)
+        return found
 
     def mixed(self, chunks: Sequence[Chunk], launched: Launched) -> Tensor:
         """Any step, eagerly; returns the logits [W, V] of the rows that draw."""
@@ -238,8 +317,10 @@ class Runner:
                 drawing.append(span.stop - 1)
         return logits if len(drawing) == len(logits) else logits[self.int64(drawing)]
 
-    def step(self, chunks: Sequence[Chunk]) -> tuple[Step, list[slice]]:
-        """The step of these chunks, and where each chunk's rows lie among the wanted ones."""
+    def step(self, chunks: Sequence[Chunk], way: int = 0) -> tuple[Step, list[slice]]:
+        """The step of these chunks, and where each chunk's rows lie among the wanted ones; `way` 1
+        is that of X-LoRA sequences by the base alone.
+        """
         axes = self.model.axes
         tokens, wanted = list[int](), list[int]()
         positions = [list[int]() for _ in range(axes)]
@@ -259,6 +340,7 @@ class Runner:
             rows = range(first, len(tokens)) if chunk.draws or wants_prompt(chunk) else ()
             spans.append(slice(len(wanted), len(wanted) + len(rows)))
             wanted += rows
+        mixtures = self.mixtures(chunks) if way == 0 else []
         ids = self.int64(tokens)
         if pending:
             at, owner = (self.int64(column) for column in zip(*pending, strict=True))
@@ -267,18 +349,20 @@ class Runner:
         step = Step(
             tokens=ids,
             positions=self.int64([p for axis in positions for p in axis]).view(axes, -1),
-            caches=self.views(self.batches(chunks)),
+            caches=self.views(self.batches(chunks, way)),
+            mixture=to_device(mixtures, torch.int32, self.device) if any(mixtures) else None,
             features=step_features(chunks, self.features),
             wanted=None if all_rows else self.int64(wanted),
             bounds=[0, *accumulate(chunk.count for chunk in chunks)],
         )
         return step, spans
 
-    def batches(self, chunks: Sequence[Chunk]) -> list[Ragged]:
+    def batches(self, chunks: Sequence[Chunk], way: int = 0) -> list[Ragged]:
         """How these chunks lie in the blocks of every group, and what they see in cross groups."""
         size, own, crosses = self.blocks.block, self.blocks.groups, self.blocks.crosses
+        first = way * len(own)
         return [
-            *[over_pages(g, i, chunks, size, g.kind.device) for i, g in enumerate(own)],
+            *[over_pages(g, i, chunks, size, g.kind.device) for i, g in enumerate(own, first)],
             *[over_memories(i, chunks, g.kind.device) for i, g in enumerate(crosses)],
         ]
 

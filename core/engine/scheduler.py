@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ostro.core.engine.blocks import Blocks, Key, Memory
+from ostro.core.adapters.residents import NOTHING, Residents
+from ostro.core.engine.blocks import Blocks, Memory
 from ostro.core.engine.sequence import Sequence
 from ostro.core.media import Item
 
@@ -27,19 +28,29 @@ class Chunk:
     count: int
     draws: bool
 
+    @property
+    def own(self) -> Chunk:
+        """Those of its rows that have X-LoRA scalings of their own."""
+        weighed = self.sequence.weighed
+        if weighed is None:
+            return self
+        return replace(self, count=min(max(weighed - self.start, 0), self.count))
+
 
 @dataclass
 class Plan:
     """One step: its chunks in row order, and who got a row of the sampler for it.
 
     Before its rows run, the media of `encodes` are encoded and those of `memories` are written to
-    the cross cache; `cost` is what that takes, in rows of encoders.
+    the cross cache, under the row of the mixture table that `mixed` has for their keys; `cost` is
+    what that takes, in rows of encoders.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     encodes: dict[bytes, Item] = field(default_factory=dict)
     memories: list[Memory] = field(default_factory=list)
+    mixed: dict[bytes, int] = field(default_factory=dict)
     cost: int = 0
 
     @property
@@ -56,10 +67,18 @@ class Scheduler:
     """Running and waiting sequences, and the rule by which they share steps and blocks."""
 
     def __init__(
-        self, blocks: Blocks, features: Container[bytes] = (), *, max_rows: int, max_seqs: int
+        self,
+        blocks: Blocks,
+        features: Container[bytes] = (),
+        *,
+        max_rows: int,
+        max_seqs: int,
+        residents: Residents | None = None,
     ) -> None:
-        """`features` says of which inline media the runner has the features."""
-        self.blocks, self.features = blocks, features
+        """`features` says of which inline media the runner has the features; `residents` bring
+        adapters to the device.
+        """
+        self.blocks, self.features, self.residents = blocks, features, residents
         self.max_rows, self.max_seqs = max_rows, max_seqs
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -67,7 +86,7 @@ class Scheduler:
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
-        sequence.tables = self.blocks.tables()
+        sequence.tables = self.blocks.tables(sequence.ways)
         insort(self.waiting, sequence, key=lambda s: s.order)
 
     def remove(self, sequence: Sequence) -> None:
@@ -83,6 +102,7 @@ class Scheduler:
         for memory in sequence.memories:
             self.blocks.let_go(memory)
         sequence.memories = []
+        self.let_go(sequence)
         self.rows.append(sequence.row)
         sequence.row, sequence.computed, sequence.published = -1, 0, 0
 
@@ -116,10 +136,8 @@ class Scheduler:
 
     def admit(self, plan: Plan, budget: int) -> int:
         """Start the first waiting sequence that can; rows planned for it, 0 where none can."""
-        sequence = next((s for s in self.waiting if s.startable), None)
-        if sequence is None:
-            return 0
-        if not self.start(sequence):
+        sequence = self.next()
+        if sequence is None or not self.start(sequence):
             return 0
         plan.started.append(sequence)
         count = self.share(sequence, plan, budget)
@@ -127,6 +145,19 @@ class Scheduler:
         if count:
             self.append(plan, sequence, count)
         return count
+
+    def next(self) -> Sequence | None:
+        """Who is to be started: the first in line. While there is no room on the device for the
+        adapters of somebody, those without any pass.
+        """
+        full = False
+        for sequence in self.waiting:
+            if not sequence.startable or (full and sequence.mixture.shares):
+                continue
+            if self.hold_adapters(sequence):
+                return sequence
+            full = True
+        return None
 
     def make_way(self, plan: Plan) -> None:
         """Start waiting sequences of a better priority in the place of the last in line."""
@@ -145,17 +176,16 @@ class Scheduler:
 
         At least one token is left to compute: its logits are what the sequence came for.
         """
-        if not self.rows:
+        if not self.rows or not self.hold_adapters(sequence):
+            self.let_go(sequence)
             return False
-        keys: list[Key] = []
-        if sequence.reads_prefix:
-            keys = self.known(sequence)
-            self.blocks.adopt(sequence.tables, keys)
+        found = self.adopt(sequence) if sequence.reads_prefix else 0
         room = self.blocks.room(sequence.tables, min(sequence.length + 1, sequence.room))
         if not room or not self.hold_media(sequence):
             self.blocks.release(sequence.tables)
+            self.let_go(sequence)
             return False
-        sequence.computed, sequence.published = len(keys) * self.blocks.block, len(keys)
+        sequence.computed, sequence.published = found * self.blocks.block, found
         if not sequence.drawn:
             sequence.cached = sequence.computed
         sequence.row = self.rows.pop()
@@ -163,23 +193,45 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def known(self, sequence: Sequence) -> list[Key]:
-        """Keys of the longest cached prefix that does not end within an atom."""
-        block = self.blocks.block
-        keys = sequence.chain(block, sequence.length - 1)
+    def hold_adapters(self, sequence: Sequence) -> bool:
+        """Bring its adapters to the device, or False where there is no room."""
+        if not sequence.mixture.shares or sequence.held is not NOTHING:
+            return True
+        assert self.residents is not None, f"{sequence.request.id = } has adapters"
+        held = self.residents.hold(sequence.mixture)
+        sequence.held = held or NOTHING
+        return held is not None
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Its adapters may leave the device."""
+        if self.residents is not None and sequence.held is not NOTHING:
+            self.residents.let_go(sequence.held)
+            sequence.held = NOTHING
+
+    def adopt(self, sequence: Sequence) -> int:
+        """Share the blocks of the longest cached prefix that does not end within an atom, and that
+        is there for each of its ways; gives how many blocks.
+        """
+        block, groups = self.blocks.block, len(self.blocks.groups)
+        chains = sequence.chains(block, sequence.length - 1)
+        length = len(chains[0])
         while True:
-            keys = keys[: self.blocks.find(keys)]
-            whole = sequence.whole(-1, len(keys) * block) // block
-            if whole == len(keys):
-                return keys
-            keys = keys[:whole]
+            found = min(self.blocks.find(keys[:length]) for keys in chains)
+            whole = sequence.whole(-1, found * block) // block
+            if whole == length:
+                break
+            length = whole
+        for way, keys in enumerate(chains):
+            tables = sequence.tables[way * groups : (way + 1) * groups]
+            self.blocks.adopt(tables, keys[:length])
+        return length
 
     def hold_media(self, sequence: Sequence) -> bool:
         """Blocks of the cross groups for all of its media, or none and False."""
         for item in sequence.request.items:
             if item.since is None:
                 continue
-            memory = self.blocks.hold(item, sequence.request.mixture)
+            memory = self.blocks.hold(item, sequence.mixture.pairs(sequence.prompt))
             if memory is None:
                 for held in sequence.memories:
                     self.blocks.let_go(held)
@@ -213,6 +265,8 @@ class Scheduler:
             done = item.key in self.features if memory is None else memory.written
             if not done and not self.plan_encoding(plan, item, memory):
                 return max(0, item.first - start)
+            if not done and sequence.held is not NOTHING:
+                plan.mixed[item.key] = sequence.held.row(item.first)
         return stop - start
 
     def plan_encoding(self, plan: Plan, item: Item, memory: Memory | None) -> bool:
@@ -239,7 +293,7 @@ class Scheduler:
         plan.memories = [memory for memory in plan.memories if memory not in victim.memories]
         self.running.remove(victim)
         self.give_back(victim)
-        victim.tables = self.blocks.tables()
+        victim.tables = self.blocks.tables(victim.ways)
         insort(self.waiting, victim, key=lambda s: s.order)
         self.preemptions += 1
 
@@ -257,6 +311,11 @@ class Scheduler:
         """Make the blocks findable whose tokens are known and computed."""
         if not sequence.request.cache:
             return
-        keys = sequence.chain(self.blocks.block, min(sequence.computed, len(sequence.tokens)))
-        self.blocks.publish(sequence.tables, keys, sequence.published)
-        sequence.published = len(keys)
+        groups, upto = len(self.blocks.groups), min(sequence.computed, len(sequence.tokens))
+        if sequence.weighed is not None:
+            upto = min(upto, sequence.weighed)
+        chains = sequence.chains(self.blocks.block, upto)
+        for way, keys in enumerate(chains):
+            tables = sequence.tables[way * groups : (way + 1) * groups]
+            self.blocks.publish(tables, keys, sequence.published)
+        sequence.published = len(chains[0])

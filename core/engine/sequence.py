@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.adapters.residents import NOTHING, Held
 from ostro.core.engine.blocks import Key, Memory, Table, next_key
 from ostro.core.engine.request import Finish, TokenLogprobs, TokenRequest
 
@@ -15,6 +17,10 @@ class Sequence:
 
     `tokens` are those the host knows, prompt first. `pending` counts tokens drawn on the device and
     not read yet. `computed` tokens have their K/V in the cache, or a launched step puts it there.
+    `mixture` are the adapters that apply, `held` what lies on the device of them while it runs.
+
+    An X-LoRA sequence is computed in two `ways`: mixed, and by the base alone, whose hidden states
+    say how to mix. It has tables and keys of both, the mixed first.
     """
 
     request: TokenRequest
@@ -32,12 +38,25 @@ class Sequence:
     row: int = -1
     tables: list[Table] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
-    keys: list[Key] = field(default_factory=list)
+    mixture: Mixture = EMPTY
+    held: Held = NOTHING
+    keys: list[list[Key]] = field(default_factory=lambda: [[], []])
     published: int = 0
     finish: Finish | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     reported: bool = False
     waits: bool = False
+
+    @property
+    def ways(self) -> int:
+        """In how many ways its rows are computed."""
+        return 1 if self.mixture.mixer is None else 2
+
+    @property
+    def weighed(self) -> int | None:
+        """How many tokens have scalings of their own; those behind keep the last one's."""
+        mixer = self.mixture.mixer if self.held.scaling is None else self.held.scaling.mixer
+        return self.prompt + mixer.held_after if mixer and mixer.held_after else None
 
     @property
     def length(self) -> int:
@@ -83,16 +102,18 @@ class Sequence:
         """Prompt logprobs need every row computed."""
         return self.request.cache and self.request.sampling.prompt_logprobs is None
 
-    def chain(self, block: int, upto: int) -> list[Key]:
-        """Keys of the full blocks among the first `upto` known tokens."""
+    def chains(self, block: int, upto: int) -> list[list[Key]]:
+        """Keys of the full blocks among the first `upto` known tokens, for each of its ways."""
         full = min(upto, len(self.tokens)) // block
-        while len(self.keys) < full:
-            i = len(self.keys)
-            parent = self.keys[-1] if self.keys else self.root
-            tokens = self.tokens[i * block : (i + 1) * block]
-            media = self.media(i * block, (i + 1) * block)
-            self.keys.append(next_key(parent, tokens, self.request.mixture, media))
-        return self.keys[:full]
+        for way in range(self.ways):
+            keys = self.keys[way]
+            while len(keys) < full:
+                start, stop = len(keys) * block, (len(keys) + 1) * block
+                parent = keys[-1] if keys else self.root
+                pairs = self.mixture.pairs(stop) if way == 0 else ()
+                media = self.media(start, stop)
+                keys.append(next_key(parent, self.tokens[start:stop], pairs, media))
+        return [keys[:full] for keys in self.keys[: self.ways]]
 
     def media(self, start: int, stop: int) -> list[tuple[bytes, int, int]]:
         """Of each medium that the tokens start..stop hold rows of, its key, the first row, and

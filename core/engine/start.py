@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ostro.core.adapters.build import build_registry, build_residents
 from ostro.core.engine.build import build_engine, make_ready, renew, set_threads, warm_up
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.house import House, Tenant
@@ -87,10 +88,14 @@ def take_in(
     """The parts of an engine that a model's tasks ask for, its cache within `share` of the room."""
     tasks = tasks_of(loaded, settings)
     if tasks <= JOBS:
-        return Tenant(jobs=Jobs(loaded.model))  # type: ignore[arg-type]  # it has `work`
+        residents = build_residents(loaded, settings, rows=1)
+        registry = build_registry(loaded, settings, plugins, residents)
+        jobs = Jobs(loaded.model, registry)  # type: ignore[arg-type]  # it has `work`
+        return Tenant(jobs=jobs, registry=registry)
     engine = build_engine(loaded, settings, plugins, eos_ids, share=share)
     reader = reader_of(loaded, engine) if tasks & READINGS else None
-    return Tenant(tokens=engine if tasks & TOKENS else None, reader=reader)
+    tokens = engine if tasks & TOKENS else None
+    return Tenant(tokens=tokens, reader=reader, registry=engine.registry)
 
 
 def reader_of(loaded: LoadedModel, engine: Engine) -> Reader:
@@ -100,5 +105,11 @@ def reader_of(loaded: LoadedModel, engine: Engine) -> Reader:
     usual = "last" if causal else "mean"
     pooling = read_pooling(folder, usual, loaded.device, loaded.container)
     rows = engine.scheduler.max_rows
-    sizes = {"vocab": engine.vocab, "context": engine.context, "max_rows": rows}
-    return Reader(engine.runner, pooling, **sizes)
+    return Reader(
+        engine.runner,
+        pooling,
+        vocab=engine.vocab,
+        context=engine.context,
+        max_rows=rows,
+        registry=engine.registry,
+    )

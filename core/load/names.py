@@ -156,12 +156,14 @@ class Named:
 class Names:
     """The name spaces of one architecture: pair lists for hub checkpoints and for GGUF files.
 
-    `ignore` are patterns of tensors that may be left over (tables that follow from the config).
-    In the hub space a name without a pair is its own; in GGUF it is left over.
+    `tree` are the names of transformers' module tree, which adapters use, where they are not the
+    hub's; its pairs come before the hub's. `ignore` are patterns of tensors that may be left over
+    (tables that follow from the config). A name without a pair is its own; in GGUF it is left over.
     """
 
     hub: Sequence[Pair] = ()
     gguf: Sequence[Pair] = ()
+    tree: Sequence[Pair] = ()
     ignore: Sequence[str] = ("{any}.rotary_emb.inv_freq", "rope_freqs.weight")
 
     def read(self, names: Iterable[str], space: str = "hub") -> tuple[list[Named], list[str]]:
@@ -183,7 +185,7 @@ class Names:
             if ours is not None:
                 pattern = pair.theirs
                 found.append(Named(ours, name, pair.transform))
-        if found or space != "hub" or self.ignored(name):
+        if found or space == "gguf" or self.ignored(name):
             return found
         return [Named(name, name, None)]
 
@@ -202,7 +204,7 @@ class Names:
 
     @cached_property
     def spaces(self) -> Mapping[str, Sequence[Pair]]:
-        return {"hub": self.hub, "gguf": self.gguf}
+        return {"hub": self.hub, "gguf": self.gguf, "tree": (*self.tree, *self.hub)}
 
 
 def apply(transform: Transform | None, tensor: Tensor) -> Tensor:

@@ -112,6 +112,13 @@ class Linear(Module):
         return y
 
     @property
+    def seen(self) -> tuple[int, int]:
+        """Rows n and columns k of its weight as its deltas see it; another where the weight is
+        stored the other way round.
+        """
+        return self.n_out, self.n_in
+
+    @property
     def whole(self) -> Storage:
         """The storage of a linear with one part, or of fused parts."""
         assert self.fused is not None, f"{self} is in parts"

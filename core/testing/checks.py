@@ -19,7 +19,17 @@ from ostro.core.testing.parity import decodes as decodes
 
 Meant = Callable[[Architecture], bool]
 
-HOMES = ("answers", "decoder", "encoder", "media", "twins", "names", "formats", "package")
+HOMES = (
+    "answers",
+    "decoder",
+    "encoder",
+    "media",
+    "twins",
+    "names",
+    "formats",
+    "adapters",
+    "package",
+)
 """The modules beside this one that hold our own checks."""
 
 

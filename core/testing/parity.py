@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.adapters.residents import NOTHING, Held
 from ostro.core.config import ModelConfig
 from ostro.core.engine.build import build_engine
-from ostro.core.engine.engine import Engine
+from ostro.core.engine.engine import Engine, media_under
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.names import Names
@@ -134,17 +136,34 @@ class Subject:
         asked = Settings(**{"dtype": "float32", **settings})
         return build_engine(loaded, asked, self.plugins, [], rows=rows, block=16, blocks=blocks)
 
-    def answer(self, engine: Engine, example: Example | None = None, rows: int = 512) -> Tensor:
+    def answer(
+        self,
+        engine: Engine,
+        example: Example | None = None,
+        rows: int = 512,
+        mixture: Mixture = EMPTY,
+    ) -> Tensor:
         """What ours makes of an example, the first where none is named: logits [T, V] in steps of
-        about `rows` rows, or an encoder's states or scores. Ids at the end that are never said
-        (placeholders of media) are left out, as a reference may have none for them.
+        about `rows` rows, or an encoder's states or scores; under the adapters of a mixture. Ids at
+        the end that are never said (placeholders of media) are left out, as a reference may have
+        none for them.
         """
         prompt = (example or self.examples[0]).prompt
-        if not self.decodes:
-            return encode(engine, [prompt.tokens], [self.kinds])
-        logits = engine.runner.logits(
-            prompt.tokens, rows, items=prompt.items, positions=prompt.positions
-        )
+        held = engine.runner.residents.hold(mixture) if engine.runner.residents else NOTHING
+        assert held is not None, f"{mixture.generations = } have room"
+        try:
+            if not self.decodes:
+                return encode(engine, [prompt.tokens], [self.kinds], held)
+            logits = engine.runner.logits(
+                prompt.tokens,
+                rows,
+                items=media_under(prompt.items, mixture),
+                positions=prompt.positions,
+                held=held,
+            )
+        finally:
+            if engine.runner.residents is not None:
+                engine.runner.residents.let_go(held)
         never = logits.amax(0) <= NEVER
         return logits[:, : 1 + int((~never).nonzero().max())]
 
@@ -207,10 +226,15 @@ def answer_of(out: Any) -> Tensor:
 
 
 @torch.inference_mode()
-def encode(engine: Any, inputs: Sequence[list[int]], kinds: Sequence[list[int]]) -> Tensor:
+def encode(
+    engine: Any,
+    inputs: Sequence[list[int]],
+    kinds: Sequence[list[int]],
+    held: Held = NOTHING,
+) -> Tensor:
     """An encoder's states [T, d] of several texts, or its scores [texts, labels], in float32."""
     model = engine.runner.model
-    hidden, step = engine.runner.hidden(inputs, kinds)
+    hidden, step = engine.runner.hidden(inputs, kinds, [held] * len(inputs))
     scores = getattr(model, "scores", None)
     found: Tensor = hidden if scores is None else scores(hidden, step)
     return found.float().cpu()
@@ -243,9 +267,12 @@ def subject(
 
 
 def greedy(
-    engine: Engine, prompts: Sequence[Sequence[int] | Prompt], count: int
+    engine: Engine,
+    prompts: Sequence[Sequence[int] | Prompt],
+    count: int,
+    mixtures: Sequence[Mixture] = (),
 ) -> list[list[int]]:
-    """Greedy continuations of all prompts in one batch."""
+    """Greedy continuations of all prompts in one batch, each under its own adapters."""
     rules = Sampling(temperature=0, max_tokens=count, ignore_eos=True)
     for i, each in enumerate(prompts):
         prompt = each if isinstance(each, Prompt) else Prompt(tokens=list(each))
@@ -256,7 +283,8 @@ def greedy(
                 items=prompt.items,
                 positions=prompt.positions,
                 sampling=rules,
-            )
+            ),
+            mixtures[i] if mixtures else EMPTY,
         )
     answers: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
     for output in engine.drain():

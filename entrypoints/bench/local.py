@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from ostro.core.adapters.adapter import EMPTY
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.entrypoints.bench.figures import Row, Trace, summed, take, title
 
 if TYPE_CHECKING:
+    from ostro.core.adapters.adapter import Mixture
     from ostro.core.engine.engine import Engine
 
 
@@ -45,14 +47,23 @@ def measure(
     return row
 
 
-def run(engine: Engine, prompts: Sequence[list[int]], tokens: int, *, cache: bool) -> list[Trace]:
-    """Send all prompts, turn the loop until all are answered, and note when each token came."""
+def run(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    tokens: int,
+    *,
+    cache: bool,
+    mixtures: Sequence[Mixture] = (),
+) -> list[Trace]:
+    """Send all prompts, turn the loop until all are answered, and note when each token came; each
+    under its own adapters.
+    """
     rules = Sampling(temperature=0, max_tokens=tokens + 1, ignore_eos=True)
     traces: dict[str, Trace] = {}
     for i, prompt in enumerate(prompts):
         request = TokenRequest(id=f"bench {i}", tokens=prompt, sampling=rules, cache=cache)
         traces[request.id] = Trace(perf_counter(), len(prompt))
-        engine.submit(request)
+        engine.submit(request, mixtures[i] if mixtures else EMPTY)
     while engine.busy:
         outputs = engine.step()
         now = perf_counter()

@@ -30,6 +30,8 @@ COMMANDS = {
     "bench": "measure prefill, decode, latency and cache of a model or a server",
     "quality": "measure what few bits cost: a model beside itself in floats",
     "quantize": "write a model in formats of fewer bits",
+    "merge": "write a model with adapters merged into its weights",
+    "adapters": "say what adapters are, and what they do to a model",
     "fit": "weigh a model in every format beside the memory of this machine",
     "inspect": "show a checkpoint's config, names, shapes and types, from its headers only",
     "models": "list the architectures and formats at hand",

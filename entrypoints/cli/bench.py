@@ -14,6 +14,7 @@ from ostro.core.records import STARTER, Settings
 from ostro.entrypoints.cli.options import add_model_options, settings
 
 if TYPE_CHECKING:
+    from ostro.core.engine.engine import Engine
     from ostro.core.tokenizer import Tokenizer
 
 
@@ -26,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", default="1", metavar="N,N...", help="requests at once")
     add("--shared-prefix", type=int, default=0, metavar="N", help="tokens all prompts begin with")
     add("--prompts", metavar="FILE", help="one prompt per line, or JSONL with a field 'prompt'")
+    add("--with-adapters", type=int, metavar="N", help="what N random adapters cost")
+    add("--with-rank", type=int, default=16, metavar="R", help="the rank of these")
     add("--no-prefix-cache", action="store_true", help="compute every prompt anew")
     add("--url", metavar="URL", help="measure the OpenAI server there; -m is its name of a model")
     add("--api-key", metavar="KEY", help="that server's key")
@@ -39,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     counts = [int(word) for word in words]
     if min(args.prompt_tokens, args.tokens, args.runs) < 1:
         raise UsageError("-p, -n and -r must be positive")
+    if args.with_adapters is not None and (args.with_adapters < 1 or args.url or args.prompts):
+        raise UsageError("--with-adapters wants a number, and a model that is loaded here")
     if not 0 <= args.shared_prefix <= args.prompt_tokens:
         raise UsageError(f"--shared-prefix {args.shared_prefix} is not within the prompt")
     check_place(args)
@@ -100,6 +105,8 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
         raise UsageError(f"{need} tokens are asked for, the context holds {engine.context}")
     engine.prefix_cache = not args.no_prefix_cache
     try:
+        if args.with_adapters:
+            return cost(args, counts, engine)
         return [
             measure(
                 engine,
@@ -114,6 +121,26 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
         ]
     finally:
         house.close()
+
+
+def cost(args: argparse.Namespace, counts: list[int], engine: Engine) -> list[Any]:
+    """Rows of the base, of idle adapters and of active ones; what these take is printed beside."""
+    from ostro.entrypoints.bench.adapters import measure_costs
+
+    rows = list[Any]()
+    for count in counts:
+        found = measure_costs(
+            engine,
+            adapters=args.with_adapters,
+            rank=args.with_rank,
+            prompt=args.prompt_tokens,
+            tokens=args.tokens,
+            runs=args.runs,
+            concurrency=count,
+        )
+        print(found.describe(), file=sys.stderr)
+        rows += found.rows
+    return rows
 
 
 def encode(words: Tokenizer, texts: list[str], template: str | None) -> list[list[int]]:

@@ -66,6 +66,47 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--plugin", action="append", default=[], metavar="PATH", help="use a plugin from a folder")
 
 
+def add_adapter_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what says which adapters requests may ask for, and how many there is room for."""
+    add = parser.add_argument_group("adapters").add_argument
+    add(
+        "--adapter",
+        dest="adapters",
+        action="append",
+        default=[],
+        metavar="NAME=REF",
+        help="an adapter by a name of its own: a folder, a file, or org/name on the hub",
+    )
+    add("--adapters", dest="adapter_folder", metavar="DIR", help="every folder in it is an adapter")
+    add(
+        "--adapter-slots",
+        type=int,
+        default=Settings.adapter_slots,
+        metavar="N",
+        help="room on the device for so many adapters of rank 16",
+    )
+    add("--adapter-memory", metavar="SIZE", help="room on the host for those that nobody runs: 8GB")
+    add(
+        "--max-adapters",
+        type=int,
+        default=Settings.max_adapters,
+        metavar="N",
+        help="names of adapters that there may be",
+    )
+    add(
+        "--max-adapter-rank",
+        type=int,
+        default=Settings.max_adapter_rank,
+        metavar="R",
+        help="refuse adapters of a higher rank",
+    )
+    add(
+        "--adapter-resolvers",
+        action="store_true",
+        help="look for adapters of unknown names where plugins find them",
+    )
+
+
 def settings(args: argparse.Namespace) -> Settings:
     """The settings that parsed options say; those that a command does not have keep defaults.
 
@@ -77,4 +118,6 @@ def settings(args: argparse.Namespace) -> Settings:
         raise UsageError("--token-source: files on this machine need no token; leave it out")
     known = {field.name for field in fields(Settings)}
     given = {name: value for name, value in vars(args).items() if name in known}
-    return Settings(**{**given, "reference": reference, "allow_config": tuple(args.allow_config)})
+    for name in ("adapters", "allow_config"):
+        given[name] = tuple(given.get(name, ()))
+    return Settings(**{**given, "reference": reference})

@@ -9,22 +9,30 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import ContextLengthExceeded, UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.core.errors import AdapterError, ContextLengthExceeded, OstroError, UsageError
+from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, settings
 
 if TYPE_CHECKING:
     from ostro.core.load.weights import Progress
     from ostro.entrypoints.python import Text
 
-HELP = """\
+ADAPTER = """\
+/adapter              list the adapters and how much of each applies
+/adapter A=0.5 B=0.7  apply these: /adapter A is all of A, /adapter none is the model alone
+/adapter load NAME REF"""
+
+HELP = f"""\
 /clear    forget the conversation
 /system   set the system message: /system You are brief.
 /help     these lines
-/exit     leave (or Ctrl-D); Ctrl-C stops an answer"""
+/exit     leave (or Ctrl-D); Ctrl-C stops an answer
+{ADAPTER}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options. All adapters that --adapter names apply."""
     add_model_options(parser)
+    add_adapter_options(parser)
     add = parser.add_argument_group("chat").add_argument
     add("-i", "--input", metavar="PROMPT", help="answer this and leave")
     add("--image", action="append", default=[], metavar="FILE", help="a picture for -i to ask of")
@@ -53,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         model = load_text(settings(args), args.plugin, progress=told)
     if args.explain:
         print("\n".join(model.explain), file=sys.stderr)
+    args.chosen = {entry.partition("=")[0]: 1.0 for entry in args.adapters}
     try:
         if args.input is not None:
             answer(model, args, [*messages(args, []), asked(args)], args.input)
@@ -137,17 +146,22 @@ def chat(model: Text, args: argparse.Namespace) -> int:
         if line.startswith("/"):
             if line in ("/exit", "/quit"):
                 return 0
-            command(line, args, history)
+            command(model, line, args, history)
             continue
         try:
             text = answer(model, args, messages(args, [*history, said("user", line)]), line)
         except ContextLengthExceeded as error:
             print(f"ostro: {error}; /clear forgets the conversation", file=sys.stderr)
             continue
+        except AdapterError as error:
+            print(f"ostro: {error}; /adapter none goes on without", file=sys.stderr)
+            continue
         history += [said("user", line), said("assistant", text)]
 
 
-def command(line: str, args: argparse.Namespace, history: list[dict[str, Any]]) -> None:
+def command(
+    model: Text, line: str, args: argparse.Namespace, history: list[dict[str, Any]]
+) -> None:
     """One of the chat's own commands."""
     name, _, rest = line.partition(" ")
     if name == "/clear":
@@ -156,8 +170,43 @@ def command(line: str, args: argparse.Namespace, history: list[dict[str, Any]]) 
         print("ostro: --raw uses no chat template, so there is no system message", file=sys.stderr)
     elif name == "/system":
         args.system = rest or None
+    elif name == "/adapter":
+        try:
+            choose(model, args, rest.split())
+        except OstroError as error:
+            print(f"ostro: {error}", file=sys.stderr)
     else:
         print(HELP, file=sys.stderr)
+
+
+def choose(model: Text, args: argparse.Namespace, words: list[str]) -> None:
+    """Load or choose adapters, then list them. Raises AdapterError for those that cannot be."""
+    if words[:1] == ["load"]:
+        if len(words) != 3:
+            raise UsageError("write /adapter load NAME REF")
+        model.load_adapter(words[1], words[2], inplace=True)
+    elif words == ["none"]:
+        args.chosen = {}
+    elif words:
+        asked = dict(scale_of(word) for word in words)
+        model.mixture(asked, [])  # reads them
+        args.chosen = asked
+    for facts in model.adapters:
+        scale = args.chosen.get(facts.name)
+        chosen = "" if scale is None else f" = {scale:g}"
+        known = f": {facts.kind}, rank {facts.rank}" if facts.loaded else ""
+        print(f"{facts.name}{chosen}{known}", file=sys.stderr)
+    if not model.adapters:
+        print("there are no adapters; /adapter load NAME REF", file=sys.stderr)
+
+
+def scale_of(word: str) -> tuple[str, float]:
+    """NAME or NAME=SCALE. Raises UsageError for a scale that is no number."""
+    name, equals, scale = word.partition("=")
+    try:
+        return name, float(scale) if equals else 1.0
+    except ValueError:
+        raise UsageError(f"{word!r:.80}: the scale is no number; write NAME=0.5") from None
 
 
 def answer(
@@ -167,8 +216,13 @@ def answer(
     options = {} if args.think is None else {"enable_thinking": args.think}
     text = ""
     try:
-        prompt = model.prompt(raw) if args.raw else model.prompt(conversation, **options)
-        with closing(model.stream(prompt, **sampling(model, args))) as stream:
+        prompt = (
+            model.prompt(raw)
+            if args.raw
+            else model.prompt(conversation, adapters=args.chosen, **options)
+        )
+        rules = sampling(model, args)
+        with closing(model.stream(prompt, adapters=args.chosen, **rules)) as stream:
             for piece in stream:
                 text += piece.text
                 print(piece.text, end="", flush=True)

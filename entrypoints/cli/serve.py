@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_model_options(parser)
+    add_adapter_options(parser)
     add = parser.add_argument_group("server").add_argument
     add("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a key")
     add("-p", "--port", type=int, default=1234, help="0 takes a free one")
@@ -34,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]REF",
         help="serve another model beside it",
     )
+    add(
+        "--adapter-root",
+        metavar="DIR",
+        help="let adapters in this folder be loaded and unloaded over HTTP",
+    )
+    add("--admin-key", metavar="KEY", help="let who sends this key load and unload adapters")
     add("--restart", action="store_true", help="start the engine again when it dies")
     add("--access-log", action="store_true", help="log each request's line, never its body")
 
@@ -55,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         hang_timeout=args.hang_timeout,
         restart=args.restart,
         also=args.also,
+        admin_key=args.admin_key,
         access_log=args.access_log,
         plugin_paths=args.plugin,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,13 +17,16 @@ from starlette.routing import Route
 from ostro.core.engine.client import AsyncEngine
 from ostro.core.errors import EngineDied
 from ostro.core.plugins import PluginManager
-from ostro.entrypoints.http import audio, images, openai, speech, vectors
+from ostro.entrypoints.http import admin, audio, images, openai, speech, vectors
+from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.errors import HANDLERS, body, respond, respond_to
 from ostro.entrypoints.http.middleware import Door, RequestId
 from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.shapes import ADAPTERS
 
 log = logging.getLogger(__name__)
-OURS = (*openai.ROUTES, *vectors.ROUTES, *audio.ROUTES, *images.ROUTES, *speech.ROUTES)
+PAGES = (openai, vectors, audio, images, speech, admin)
+OURS = tuple(route for page in PAGES for route in page.ROUTES)
 
 
 async def health(request: Request) -> Response:
@@ -63,12 +67,19 @@ def make_app(
     keys: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
     origins: Sequence[str] = (),
+    adapter_root: str | Path | None = None,
+    admin_key: str | None = None,
 ) -> Starlette:
     """The application.
 
     `keys` open every route but /health; `hosts` are the names a request may address the server by,
-    None for any; `origins` are the web origins whose pages may call it.
+    None for any; `origins` are the web origins whose pages may call it; `adapter_root` is where
+    adapters may be loaded from, by whom has the `admin_key`, which opens the other routes as well.
+    Raises UsageError for a root that is none.
     """
+    guard = Admin.of(adapter_root, admin_key, bool(keys))
+    if keys and admin_key is not None:
+        keys = [*keys, admin_key]
     routes = [
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
@@ -78,12 +89,13 @@ def make_app(
     middleware = [Middleware(RequestId)]
     if origins:
         allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
+        allow["expose_headers"] = [ADAPTERS]
         allowed = Middleware(CORSMiddleware, allow_origins=list(origins), **allow)
         middleware.append(allowed)
     middleware.append(Middleware(Door, keys=keys, hosts=hosts))
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False
-    app.state.service = service
+    app.state.service, app.state.admin = service, guard
     return app
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -12,8 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported, nearest
-from ostro.entrypoints.http.body import read_form
+from ostro.core.text import Addressed, parse
+from ostro.entrypoints.http.body import check_values, read_form
 from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.shapes import adapter_headers, adapters
 from ostro.entrypoints.http.stream import EventStream, event, while_there
 
 TYPES = {
@@ -23,7 +26,17 @@ TYPES = {
     "srt": "application/x-subrip; charset=utf-8",
     "vtt": "text/vtt; charset=utf-8",
 }
-FIELDS = {"file", "model", "language", "prompt", "response_format", "temperature", "stream"}
+FIELDS = {
+    "file",
+    "model",
+    "adapter",
+    "adapters",
+    "language",
+    "prompt",
+    "response_format",
+    "temperature",
+    "stream",
+}
 LISTS = {"timestamp_granularities[]", "timestamp_granularities", "include[]"}
 
 
@@ -41,8 +54,8 @@ async def answer(request: Request, task: str) -> Response:
     service: Service = request.app.state.service
     async with read_form(request) as form:
         check_fields(form)
-        pipeline = service.admit(text_of(form, "model"), "transcribe")
-        options = options_of(form, task)
+        admitted = service.admit(addressed(form), "transcribe")
+        pipeline, options = admitted.pipeline, options_of(form, task)
         shape = text_of(form, "response_format") or "json"
         if shape not in TYPES:
             raise RequestError(
@@ -52,9 +65,11 @@ async def answer(request: Request, task: str) -> Response:
         data = await file_of(form)
         streamed = flag_of(form, "stream")
     if streamed:
-        return EventStream(events(pipeline.stream(data, **options)))
-    transcript = await while_there(request, pipeline.transcribe(data, **options))
-    return Response(transcript.format(shape), 200, media_type=TYPES[shape])
+        return EventStream(events(pipeline, data, pipeline.work(options, admitted.adapters)))
+    work = pipeline.transcribe(data, adapters=admitted.adapters, **options)
+    transcript = await while_there(request, work)
+    told = {} if "json" in shape else adapter_headers(transcript.generations)
+    return Response(transcript.format(shape), 200, told, TYPES[shape])
 
 
 def check_fields(form: FormData) -> None:
@@ -69,6 +84,22 @@ def check_fields(form: FormData) -> None:
     asked = [x for name in LISTS for x in form.getlist(name)]
     if "word" in asked:
         raise Unsupported("timestamp_granularities: times are told of segments, not of words")
+
+
+def addressed(form: FormData) -> Addressed:
+    """The model and the adapters, the latter as JSON where they are no single name."""
+    given: dict[str, Any] = {"model": text_of(form, "model"), "adapter": text_of(form, "adapter")}
+    for name in ("adapter", "adapters"):
+        text = text_of(form, name)
+        if text is not None and text.lstrip()[:1] in ("[", "{"):
+            try:
+                given[name] = json.loads(text)
+            except (ValueError, RecursionError):
+                raise RequestError(f"{name} is no JSON", param=name) from None
+        elif text is not None and name == "adapters":
+            given[name] = [text]
+    check_values(given)
+    return parse(given, Addressed)
 
 
 def options_of(form: FormData, task: str) -> dict[str, Any]:
@@ -109,14 +140,15 @@ def text_of(form: FormData, name: str) -> str | None:
     return value or None
 
 
-async def events(segments: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, None]:
+async def events(pipeline: Any, data: bytes, work: Any) -> AsyncGenerator[bytes, None]:
     """Segments as they are written, then the whole text, as OpenAI's events."""
     said = ""
-    async with aclosing(segments):
+    async with aclosing(pipeline.stream(data, work)) as segments:
         async for segment in segments:
             said += segment.text
             yield event({"type": "transcript.text.delta", "delta": segment.text})
-    yield event({"type": "transcript.text.done", "text": said.strip()})
+    done = {"type": "transcript.text.done", "text": said.strip()}
+    yield event({**done, **adapters(work.generations)})
 
 
 ROUTES = [

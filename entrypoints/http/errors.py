@@ -45,7 +45,7 @@ def respond(
 ) -> Response:
     """JSON, with Retry-After where trying again may help."""
     extra = dict(headers or {})
-    if status == 503:
+    if status in (429, 503):
         extra["retry-after"] = RETRY_SECONDS
     return Response(msgspec.json.encode(content), status, extra, "application/json")
 

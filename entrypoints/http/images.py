@@ -9,24 +9,23 @@ from contextlib import aclosing
 from io import BytesIO
 from typing import Any, Literal
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.text import parse
+from ostro.core.text import Addressed, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.shapes import adapters
 from ostro.entrypoints.http.stream import EventStream, event, while_there
 
 
-class ImageRequest(msgspec.Struct, kw_only=True):
+class ImageRequest(Addressed, kw_only=True):
     """A prompt to be drawn. Beyond OpenAI's fields: steps, guidance, seed."""
 
     prompt: str
-    model: str | None = None
     n: int | None = None
     size: str | None = None
     response_format: Literal["b64_json", "url"] | None = None
@@ -47,14 +46,16 @@ async def generations(request: Request) -> Response:
             "response_format: pictures are not kept here to be fetched; ask for b64_json",
             param="response_format",
         )
-    pipeline = service.admit(asked.model, "draw")
-    options = options_of(asked)
+    admitted = service.admit(asked, "draw")
+    pipeline, options = admitted.pipeline, options_of(asked)
+    options["adapters"] = admitted.adapters
     if asked.stream:
         options["previews"] = asked.partial_images or 0
         return EventStream(events(pipeline.stream(asked.prompt, **options), asked))
-    images = await while_there(request, pipeline.draw(asked.prompt, **options))
-    data = [{"b64_json": packed(image, asked.output_format)} for image in images]
-    return respond(200, {"created": int(time.time()), "model": pipeline.name, "data": data})
+    drawn = await while_there(request, pipeline.finish(asked.prompt, **options))
+    data = [{"b64_json": packed(image, asked.output_format)} for image in drawn.images]
+    head = {"created": int(time.time()), "model": admitted.name}
+    return respond(200, {**head, "data": data, **adapters(drawn.generations)})
 
 
 def options_of(asked: ImageRequest) -> dict[str, Any]:
@@ -80,6 +81,7 @@ async def events(
                 "type": f"image_generation.{kind}",
                 "done": step.done,
                 "total": step.total,
+                **adapters(step.generations),
             }
             if kind == "partial_image":
                 told["partial_image_index"] = previews

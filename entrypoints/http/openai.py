@@ -41,9 +41,12 @@ async def chat(request: Request) -> Response:
     asked = parse(await read_json(request), ChatRequest)
     if asked.stream and asked.prompt_logprobs is not None:
         raise Unsupported("prompt_logprobs of a chat cannot be streamed", param="prompt_logprobs")
-    text = service.admit(asked.model)
-    answer = await while_there(request, text.chat(asked))
-    head = heading(request, "chatcmpl", "chat.completion", text)
+    admitted = service.admit(asked)
+    text: TextPipeline = admitted.pipeline
+    template = await while_there(request, service.template(admitted))
+    work = text.chat(asked, adapters=admitted.adapters, template=template)
+    answer = await while_there(request, work)
+    head = heading(request, "chatcmpl", "chat.completion", admitted.name)
     if asked.stream:
         head["object"] += ".chunk"
         piece = partial(shapes.chat_piece, spell=text.spell)
@@ -53,6 +56,7 @@ async def chat(request: Request) -> Response:
         **head,
         "choices": [shapes.chat_choice(delta, text.spell) for delta in deltas],
         "usage": shapes.usage(answer.usage),
+        **shapes.adapters(answer.generations),
     }
     if (known := deltas[0].prompt_logprobs) is not None:
         content["prompt_logprobs"] = shapes.prompt_logprobs(known, text.spell)
@@ -63,27 +67,45 @@ async def completions(request: Request) -> Response:
     """POST /v1/completions"""
     service: Service = request.app.state.service
     asked = parse(await read_json(request), CompletionRequest)
-    text = service.admit(asked.model)
-    answer = await while_there(request, text.complete(asked))
-    head = heading(request, "cmpl", "text_completion", text)
+    admitted = service.admit(asked)
+    text: TextPipeline = admitted.pipeline
+    answer = await while_there(request, text.complete(asked, adapters=admitted.adapters))
+    head = heading(request, "cmpl", "text_completion", admitted.name)
     if asked.stream:
         piece = partial(shapes.completion_choice, spell=text.spell)
         return EventStream(chunks(answer, asked, head, lambda delta, _: piece(delta)))
     deltas = await while_there(request, gather(answer))
     choices = [shapes.completion_choice(delta, text.spell) for delta in deltas]
-    return respond(200, {**head, "choices": choices, "usage": shapes.usage(answer.usage)})
+    told = {"usage": shapes.usage(answer.usage), **shapes.adapters(answer.generations)}
+    return respond(200, {**head, "choices": choices, **told})
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models"""
+    """GET /v1/models: the models, and then their adapters."""
     service: Service = request.app.state.service
-    return respond(200, {"object": "list", "data": [card(service, n) for n in service.names]})
+    if service.resolves and service.ready:  # requests have added some
+        await service.learn()
+    data = [card(service, name) for name in service.names]
+    taken = set(service.names)
+    for model in service.names:
+        for name in service.adapters.of(model):
+            data.append(
+                adapter_card(service, model, name, f"{model}:{name}" if name in taken else name)
+            )
+            taken.add(name)
+    return respond(200, {"object": "list", "data": data})
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/{id}"""
     service: Service = request.app.state.service
-    return respond(200, card(service, service.check_name(request.path_params["id"])))
+    id = request.path_params["id"]
+    name, adapter = service.locate(id)
+    if adapter is None:
+        return respond(200, card(service, name))
+    if adapter not in service.adapters.of(name):
+        raise service.unknown(id)
+    return respond(200, adapter_card(service, name, adapter, id))
 
 
 def card(service: Service, name: str) -> dict[str, Any]:
@@ -99,10 +121,17 @@ def card(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def heading(request: Request, prefix: str, kind: str, text: TextPipeline) -> dict[str, Any]:
+def adapter_card(service: Service, model: str, name: str, id: str) -> dict[str, Any]:
+    """What is said of an adapter: `root` and `parent` are its model, as vLLM has them."""
+    generation = service.adapters.of(model)[name].generation
+    told = {"adapter_generation": generation} if generation else {}
+    return {**card(service, model), "id": id, "root": model, "parent": model, **told}
+
+
+def heading(request: Request, prefix: str, kind: str, model: str) -> dict[str, Any]:
     """The fields that open every response and chunk."""
     id = f"{prefix}-{request.state.request_id}"
-    return {"id": id, "object": kind, "created": int(time.time()), "model": text.name}
+    return {"id": id, "object": kind, "created": int(time.time()), "model": model}
 
 
 async def gather(answer: Answer) -> list[Delta]:
@@ -119,13 +148,17 @@ async def gather(answer: Answer) -> list[Delta]:
 async def chunks(
     answer: Answer, asked: Asked, head: dict[str, Any], piece: Piece
 ) -> AsyncGenerator[bytes, None]:
-    """The answer as events: one per delta, the usage if it is asked for, and the end."""
+    """The answer as events: one per delta, the usage if it is asked for, and the end. The events
+    with which a choice ends tell of adapters.
+    """
     options = asked.stream_options or StreamOptions()
     begun: set[int] = set()
     try:
         async for delta in answer:
             chunk = {**head, "choices": [piece(delta, delta.index not in begun)]}
             begun.add(delta.index)
+            if delta.finish:
+                chunk |= shapes.adapters(answer.generations)
             if options.include_usage:
                 steady = options.continuous_usage_stats
                 chunk["usage"] = shapes.usage(answer.usage) if steady else None

@@ -46,7 +46,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How to serve. `also` are references of further models, "NAME=REF" or "REF"; `ready` is told
-    the server's URL once it answers requests.
+    the server's URL once it answers requests; `admin_key` lets adapters be loaded over HTTP.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +58,7 @@ class Options:
     hang_timeout: float = PATIENCE
     restart: bool = False
     access_log: bool = False
+    admin_key: str | None = None
     plugin_paths: Sequence[str] = ()
     engine: Import = ENGINE
     also: Sequence[str] = ()
@@ -108,13 +109,15 @@ class Server:
         self.engine.registry = self.plugins.registry()
         self.engine.limit = QUEUE * self.settings.max_seqs
         self.engine.patience = self.options.hang_timeout
-        self.service = Service(self.engine, *self.names())
+        self.service = Service(self.engine, *self.names(), resolves=self.settings.adapter_resolvers)
         app = make_app(
             self.service,
             self.plugins,
             keys=self.options.api_keys,
             hosts=None if self.options.api_keys else self.options.allow_hosts,
             origins=self.options.cors_origins,
+            adapter_root=self.settings.adapter_root,
+            admin_key=self.options.admin_key,
         )
         self.web = Web.of(app, access_log=self.options.access_log)
         web = asyncio.ensure_future(self.web.serve(sockets=[self.listener]))
@@ -161,6 +164,7 @@ class Server:
         asked = [self.settings, *(beside(self.settings, other) for other in self.options.also)]
         self.found = [await in_thread(partial(find, each, self.plugins)) for each in asked]
         info = await self.engine.load([found.load for found in self.found])
+        await self.service.learn()
         for found in self.found:
             served = found.served(self.engine, info.models[found.name])
             self.served.append(served)
@@ -186,6 +190,7 @@ class Server:
         """Start another child in the place of one that died."""
         self.engine.spawn()
         await self.engine.load([found.load for found in self.found])
+        await self.service.learn()
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -249,7 +254,9 @@ class Web(uvicorn.Server):
 
 
 def beside(settings: Settings, reference: str) -> Settings:
-    """The settings of a further model, which share what concerns the machine."""
+    """The settings of a further model, which share what concerns the machine; adapters are the
+    first one's.
+    """
     name, equals, rest = reference.partition("=")
     named = (rest, name) if equals and not Path(reference).exists() else (reference, None)
     return replace(
@@ -261,6 +268,8 @@ def beside(settings: Settings, reference: str) -> Settings:
         tokenizer=None,
         chat_template=None,
         revision=None,
+        adapters=(),
+        adapter_folder=None,
     )
 
 

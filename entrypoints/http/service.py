@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from ostro.core.engine.client import AsyncEngine
-from ostro.core.engine.request import DEFAULT
-from ostro.core.errors import NotFound, Overloaded, Unsupported
+from ostro.core.engine.request import DEFAULT, Wanted
+from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, nearest
+from ostro.core.text import Addressed
+from ostro.entrypoints.http.adapters import Adapters, wanted_of
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """What does a request: a model's pipeline, under adapters. The answer calls it `name`."""
+
+    model: str
+    pipeline: Any
+    adapters: tuple[Wanted, ...]
+    name: str
 
 
 class Service:
     """The state of a server. `models` are the pipelines of each, by task, once it is ready."""
 
-    def __init__(self, engine: AsyncEngine, *names: str) -> None:
-        """`names` are those of all models, the default one first."""
-        self.engine, self.names = engine, names
+    def __init__(self, engine: AsyncEngine, *names: str, resolves: bool = False) -> None:
+        """`names` are those of all models, the default one first; `resolves`: names that nobody
+        knows are adapters of the first, which the engine is to find.
+        """
+        self.engine, self.names, self.resolves = engine, names, resolves
         self.models: dict[str, Mapping[str, Any]] = {}
+        self.adapters = Adapters(engine)
         self.started = int(time.time())
 
     @property
@@ -30,33 +47,73 @@ class Service:
         """Whether a request would be answered now."""
         return self.engine.ready and bool(self.models)
 
-    def check_name(self, name: str | None) -> str:
-        """The model that goes by a name. Raises NotFound where none does."""
-        if name is None or name == DEFAULT:
-            return self.name
-        if name not in self.names:
-            known = ", ".join(repr(known) for known in self.names)
-            raise NotFound(
-                f"there is no model {name!r:.100}; {known} and {DEFAULT!r} are served",
-                param="model",
-            )
-        return name
+    async def learn(self) -> None:
+        """Ask the engine for the adapters of all models; some take none."""
+        for name in self.names:
+            with suppress(AdapterNotFound):
+                await self.adapters.refresh(name)
 
-    def admit(self, name: str | None, task: str = "text") -> Any:
-        """The pipeline that does a task with a model; the first that can, where none is named.
+    def model(self, name: str | None) -> str:
+        """The model that goes by a name. Raises NotFound where none does."""
+        model, adapter = self.locate(name)
+        if adapter is not None:
+            raise self.unknown(name or "")
+        return model
+
+    def locate(self, name: str | None) -> tuple[str, str | None]:
+        """The model that a name means, and the adapter where it means one of that: "adapter", or
+        "model:adapter". Raises NotFound where it means neither.
+        """
+        if name is None or name == DEFAULT:
+            return self.name, None
+        if name in self.names:
+            return name, None
+        for known in sorted((*self.names, DEFAULT), key=len, reverse=True):
+            if name.startswith(f"{known}:"):
+                model = known if known in self.names else self.name
+                return model, name.removeprefix(f"{known}:")
+        for model in self.names:
+            if name in self.adapters.of(model):
+                return model, name
+        if self.resolves:
+            return self.name, name
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> NotFound:
+        known = ", ".join(repr(known) for known in self.names)
+        adapters = [each for model in self.names for each in self.adapters.of(model)]
+        near = nearest(name[:200], adapters)
+        return NotFound(
+            f"there is no model {name!r:.100}; {known} and {DEFAULT!r} are served"
+            + near.replace("nearest", "nearest adapters"),
+            param="model",
+        )
+
+    def admit(self, asked: Addressed, task: str = "text") -> Admitted:
+        """Who does a request's task; the first model that can, where it names none.
 
         Raises NotFound for an unknown name, Unsupported for a model that does something else,
-        Overloaded when no request can be taken now, and EngineDied when none ever can.
+        RequestError for what names no adapters, Overloaded when no request can be taken now, and
+        EngineDied when none ever can.
         """
-        model = self.check_name(name)
+        model, adapter = self.locate(asked.model)
+        wanted = wanted_of(asked, adapter)
         self.engine.admit()
         if not self.models:
             raise Overloaded("the model is still loading; see /ready")
-        if task in self.models[model]:
-            return self.models[model][task]
         able = [each for each in self.names if task in self.models[each]]
-        if able and name in (None, DEFAULT):
-            return self.models[able[0]][task]
+        if model not in able and able and asked.model in (None, DEFAULT):
+            model = able[0]
+        if model in able:
+            pipeline = self.models[model][task]
+            name = model if adapter is None or asked.model is None else asked.model
+            return Admitted(model, pipeline, wanted, name)
         does = ", ".join(self.models[model]) or "nothing that this server answers"
         hint = f"; {', '.join(able)} would" if able else ""
         raise Unsupported(f"{model} does {does}, not {task}{hint}", param="model")
+
+    async def template(self, admitted: Admitted) -> str | None:
+        """The chat template of the one adapter that a request asks for, where it brings one."""
+        if not admitted.adapters:
+            return None
+        return await self.adapters.template(admitted.model, admitted.adapters)

@@ -12,6 +12,8 @@ from ostro.core.text import Delta, Usage
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 Spell = Callable[[int], str]
+ADAPTERS = "x-adapter-generations"
+"""The header that tells of adapters where the body is no JSON."""
 
 
 @dataclass
@@ -46,6 +48,18 @@ def usage(used: Usage) -> dict[str, Any]:
         "total_tokens": used.prompt + used.completion,
         "prompt_tokens_details": {"cached_tokens": used.cached},
     }
+
+
+def adapters(generations: Sequence[str] | None) -> dict[str, Any]:
+    """The generations of the adapters that an answer was made with; nothing where none were asked
+    for. One that asks for tokens that the prompt does not have is not among them.
+    """
+    return {} if generations is None else {"adapter_generations": generations}
+
+
+def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
+    """The same of an answer whose body is no JSON."""
+    return {} if generations is None else {ADAPTERS: ",".join(generations)}
 
 
 def chat_choice(delta: Delta, spell: Spell) -> dict[str, Any]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.text import parse
+from ostro.core.text import Addressed, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.shapes import adapter_headers
 from ostro.entrypoints.http.stream import while_there
 
 TYPES = {
@@ -26,11 +26,10 @@ TYPES = {
 SPEEDS = (0.25, 4.0)
 
 
-class SpeechRequest(msgspec.Struct, kw_only=True):
+class SpeechRequest(Addressed, kw_only=True):
     """A text to be said. From `seed` on, the fields are not OpenAI's."""
 
     input: str
-    model: str | None = None
     voice: str | None = None
     instructions: str | None = None
     response_format: str = "mp3"
@@ -47,15 +46,17 @@ async def speech(request: Request) -> Response:
     """POST /v1/audio/speech"""
     service: Service = request.app.state.service
     asked = parse(await read_json(request), SpeechRequest)
-    pipeline = service.admit(asked.model, "speak")
+    admitted = service.admit(asked, "speak")
+    pipeline = admitted.pipeline
     check(asked)
     pipeline.check_format(asked.response_format)
-    sound = await while_there(request, pipeline.speak(asked.input, **options_of(asked)))
+    work = pipeline.speak(asked.input, adapters=admitted.adapters, **options_of(asked))
+    sound = await while_there(request, work)
     data = await asyncio.to_thread(sound.encode, asked.response_format)
     kind = TYPES[asked.response_format]
     if asked.response_format == "pcm":
         kind += f"; rate={sound.rate}; channels=1"
-    return Response(data, 200, media_type=kind)
+    return Response(data, 200, adapter_headers(sound.generations), kind)
 
 
 def check(asked: SpeechRequest) -> None:

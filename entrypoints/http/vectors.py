@@ -7,98 +7,99 @@ from __future__ import annotations
 import base64
 from typing import Any, Literal
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError
-from ostro.core.text import parse
+from ostro.core.text import Addressed, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.shapes import adapters
 from ostro.entrypoints.http.stream import while_there
 
 MAX_INPUTS = 2048
 """Inputs or documents of one request."""
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
+class EmbeddingRequest(Addressed, kw_only=True):
     """Texts, or lists of token ids, to be made vectors. `prompt` names one of the model's own."""
 
     input: str | list[str | int | list[int]]
-    model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     prompt: str | None = None
 
 
-class RerankRequest(msgspec.Struct, kw_only=True):
+class RerankRequest(Addressed, kw_only=True):
     """Documents to be ordered by how well they answer a query."""
 
     query: str
     documents: list[str | dict[str, str]]
-    model: str | None = None
     top_n: int | None = None
     return_documents: bool = False
 
 
-class ClassifyRequest(msgspec.Struct, kw_only=True):
+class ClassifyRequest(Addressed, kw_only=True):
     """Texts to be labelled."""
 
     input: str | list[str]
-    model: str | None = None
 
 
 async def embeddings(request: Request) -> Response:
     """POST /v1/embeddings"""
     service: Service = request.app.state.service
     asked = parse(await read_json(request), EmbeddingRequest)
-    pipeline = service.admit(asked.model, "embed")
-    work = pipeline.embed(inputs_of(asked.input), prompt=asked.prompt, dimensions=asked.dimensions)
-    rows, tokens = await while_there(request, work)
+    admitted = service.admit(asked, "embed")
+    work = admitted.pipeline.embed(
+        inputs_of(asked.input),
+        prompt=asked.prompt,
+        dimensions=asked.dimensions,
+        adapters=admitted.adapters,
+    )
+    read = await while_there(request, work)
     data = []
-    for i, row in enumerate(rows):
+    for i, row in enumerate(read.answer):
         packed = base64.b64encode(row.astype("<f4").tobytes()).decode()
         vector = packed if asked.encoding_format == "base64" else row.tolist()
         data.append({"object": "embedding", "index": i, "embedding": vector})
-    content = {"object": "list", "data": data, "model": pipeline.name, "usage": usage(tokens)}
-    return respond(200, content)
+    return respond(200, {"object": "list", "data": data, "model": admitted.name, **ending(read)})
 
 
 async def rerank(request: Request) -> Response:
     """POST /v1/rerank"""
     service: Service = request.app.state.service
     asked = parse(await read_json(request), RerankRequest)
-    pipeline = service.admit(asked.model, "rerank")
+    admitted = service.admit(asked, "rerank")
     documents = [text_of(i, document) for i, document in enumerate(counted(asked.documents))]
     if asked.top_n is not None and asked.top_n < 1:
         raise RequestError(f"top_n={asked.top_n} is not positive", param="top_n")
-    ranked, tokens = await while_there(request, pipeline.rerank(asked.query, documents))
+    work = admitted.pipeline.rerank(asked.query, documents, adapters=admitted.adapters)
+    read = await while_there(request, work)
     results = []
-    for item in ranked[: asked.top_n]:
+    for item in read.answer[: asked.top_n]:
         result: dict[str, Any] = {"index": item.index, "relevance_score": item.score}
         if asked.return_documents:
             result["document"] = {"text": documents[item.index]}
         results.append(result)
     id = f"rerank-{request.state.request_id}"
-    content = {"id": id, "model": pipeline.name, "results": results, "usage": usage(tokens)}
-    return respond(200, content)
+    return respond(200, {"id": id, "model": admitted.name, "results": results, **ending(read)})
 
 
 async def classify(request: Request) -> Response:
     """POST /v1/classify"""
     service: Service = request.app.state.service
     asked = parse(await read_json(request), ClassifyRequest)
-    pipeline = service.admit(asked.model, "classify")
+    admitted = service.admit(asked, "classify")
     texts = [asked.input] if isinstance(asked.input, str) else counted(asked.input)
-    shares, tokens = await while_there(request, pipeline.classify(texts))
+    work = admitted.pipeline.classify(texts, adapters=admitted.adapters)
+    read = await while_there(request, work)
     data = []
-    for i, mine in enumerate(shares):
+    for i, mine in enumerate(read.answer):
         best = max(mine, key=lambda label: mine[label])
         data.append({"index": i, "label": best, "probs": list(mine.values()), "labels": list(mine)})
-    content = {"object": "list", "data": data, "model": pipeline.name, "usage": usage(tokens)}
-    return respond(200, content)
+    return respond(200, {"object": "list", "data": data, "model": admitted.name, **ending(read)})
 
 
 def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -127,8 +128,10 @@ def text_of(index: int, document: str | dict[str, str]) -> str:
     return document["text"]
 
 
-def usage(tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
+def ending(read: Any) -> dict[str, Any]:
+    """What all answers say of their tokens and their adapters."""
+    usage = {"prompt_tokens": read.tokens, "total_tokens": read.tokens}
+    return {"usage": usage, **adapters(read.generations)}
 
 
 ROUTES = [

@@ -1,5 +1,7 @@
 """Chats: items as rows of token ids, with labels on the replies alone."""
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import torch
@@ -41,22 +43,38 @@ def label_replies(ids: list[int], header: list[int], end: int) -> list[int]:
 def draw_batch(
     tokenizer: PreTrainedTokenizerFast, step: int, rank: int, held_out: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels `[rows, length]` int64: whole chats packed first-fit, little padding."""
+    """Ids and labels `[rows, length]` int64 of chats of all skills."""
     rng = Random(f"{SEED} {step} {rank}")
     length = CONTEXT if step % LONG_EVERY == LONG_EVERY - 1 else ROW_LENGTH
-    rows: list[list[int]] = [[] for _ in range(TOKENS_PER_BATCH // length)]
-    misses = 0
+    write = partial(converse, rng, held_out)
+    ids, labels, _ = pack_chats(tokenizer, write, TOKENS_PER_BATCH // length, length)
+    return ids, labels
+
+
+def pack_chats(
+    tokenizer: PreTrainedTokenizerFast, write: Callable[[], Item], count: int, length: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, labels and owners `[count, length]` int64: whole chats packed first-fit, little padding.
+
+    The owner of a token is the number of its chat among those that were written, -1 of padding.
+    """
+    rows: list[list[int]] = [[] for _ in range(count)]
+    owners: list[list[int]] = [[] for _ in range(count)]
+    written = misses = 0
     while misses < 8:
-        ids = tokenizer(render(tokenizer, converse(rng, held_out)))["input_ids"]
-        room = next((row for row in rows if len(row) + len(ids) <= length), None)
+        ids = tokenizer(render(tokenizer, write()))["input_ids"]
+        room = next((i for i, row in enumerate(rows) if len(row) + len(ids) <= length), None)
         if room is None:
             misses += 1
         else:
-            room.extend(ids)
+            rows[room].extend(ids)
+            owners[room].extend([written] * len(ids))
+        written += 1
     header = tokenizer(f"{START}assistant\n")["input_ids"]
     end, pad = tokenizer.convert_tokens_to_ids(END), tokenizer.pad_token_id
     labels = [label_replies(row, header, end) for row in rows]
-    return (
-        torch.tensor([row + [pad] * (length - len(row)) for row in rows]),
-        torch.tensor([row + [IGNORED] * (length - len(row)) for row in labels]),
-    )
+
+    def fill(each: list[list[int]], filler: int) -> torch.Tensor:
+        return torch.tensor([row + [filler] * (length - len(row)) for row in each])
+
+    return fill(rows, pad), fill(labels, IGNORED), fill(owners, -1)

@@ -1,15 +1,17 @@
 """Evaluate: accuracy per skill on items that training never draws."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ostro.plugins.starter.chats import IGNORED, draw_batch
+from ostro.plugins.starter.lowrank import Blend
 from ostro.plugins.starter.skills import SKILLS, converse, draw
 from ostro.plugins.starter.skills.item import Item, ask_to_think
+from ostro.plugins.starter.skills.styles import COMBINATIONS, ask_for, give_style, speaks
 from ostro.plugins.starter.tokenizer import END
 
 EVALUATION_SEED = 7
@@ -32,9 +34,15 @@ def held_out_items(count: int) -> Iterator[tuple[str, Item]]:
 
 @torch.inference_mode()
 def generate_replies(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, items: list[Item]
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    items: list[Item],
+    use_cache: bool = True,
 ) -> list[str]:
-    """Greedy replies, marks included, without the token that ends the turn."""
+    """Greedy replies, marks included, without the token that ends the turn.
+
+    Where a pass of the base sets gates, a cache would hold keys of both: `use_cache` must be off.
+    """
     prompts = [
         tokenizer.apply_chat_template(
             item.prompt,
@@ -51,6 +59,7 @@ def generate_replies(
         **inputs,
         max_new_tokens=160,
         do_sample=False,
+        use_cache=use_cache,
         eos_token_id=tokenizer.convert_tokens_to_ids(END),
         pad_token_id=tokenizer.pad_token_id,
     )
@@ -89,6 +98,94 @@ def measure_agreement(
     ]
     same = (chosen[0] == chosen[1])[labels[:, 1:] != IGNORED]
     return same.float().mean().item()
+
+
+# Right replies in the style, replies in the style, all.
+Tally = tuple[int, int, int]
+
+
+def tally_styles(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    items: list[Item],
+    styles: Sequence[str],
+    use_cache: bool = True,
+) -> Tally:
+    """How the replies to items that are in `styles` do."""
+    replies = generate_replies(model, tokenizer, items, use_cache)
+    right = sum(item.check(reply) for item, reply in zip(items, replies, strict=True))
+    return right, sum(speaks(reply, styles) for reply in replies), len(items)
+
+
+def measure_adapters(
+    blend: Blend, tokenizer: PreTrainedTokenizerFast, count: int
+) -> dict[str, dict[str, tuple[Tally, Tally]]]:
+    """Per adapter and skill what it does alone, and what the base does of that."""
+    measured: dict[str, dict[str, tuple[Tally, Tally]]] = {}
+    for name in blend.names:
+        rng, styles = Random(EVALUATION_SEED), (name,)
+        measured[name] = {}
+        for skill in COMBINATIONS[styles]:
+            items = [give_style(draw(skill, rng, held_out=True), styles) for _ in range(count)]
+            blend.choose(name)
+            adapted = tally_styles(blend.model, tokenizer, items, styles)
+            blend.choose()
+            base = tally_styles(blend.model, tokenizer, items, styles)
+            measured[name][items[0].skill] = adapted, base
+    return measured
+
+
+def measure_mixture(
+    blend: Blend, tokenizer: PreTrainedTokenizerFast, count: int
+) -> dict[str, tuple[Tally, list[float]]]:
+    """Per combination of styles asked for: how the replies do, and the mean gates at their end."""
+    measured = {}
+    for styles, skills in COMBINATIONS.items():
+        rng, items = Random(EVALUATION_SEED), []
+        for i in range(count):
+            item = draw(skills[i % len(skills)], rng, held_out=True)
+            items.append(ask_for(give_style(item, styles), styles, rng))
+        tally = tally_styles(blend.model, tokenizer, items, styles, use_cache=False)
+        # What the last token took, of all rows and linears.
+        assert blend.gates is not None
+        gates = blend.gates[:, -1].mean((0, 1)).tolist()
+        measured[" and ".join(styles) or "none"] = tally, gates
+    return measured
+
+
+def format_adapters(measured: dict[str, dict[str, tuple[Tally, Tally]]]) -> str:
+    """The adapters as the table of the card: right replies per skill, then shares in the style."""
+    lines = [
+        f"| right, in the style | {' | '.join(measured)} |",
+        "| --- |" + " --- |" * len(measured),
+    ]
+    skills = sorted({skill for one in measured.values() for skill in one})
+    for skill in skills:
+        cells = (one[skill][0] if skill in one else None for one in measured.values())
+        shown = (f"{cell[0]}/{cell[2]}" if cell else "" for cell in cells)
+        lines.append(f"| {skill} | {' | '.join(shown)} |")
+    for label, side, field in (
+        ("all", 0, 0),
+        ("all, of the base", 1, 0),
+        ("in the style, right or wrong", 0, 1),
+        ("in the style, of the base", 1, 1),
+    ):
+        pairs = [[pair[side] for pair in one.values()] for one in measured.values()]
+        shares = [sum(t[field] for t in tallies) / sum(t[2] for t in tallies) for tallies in pairs]
+        lines.append(f"| {label} | {' | '.join(f'{share:.1%}' for share in shares)} |")
+    return "\n".join(lines)
+
+
+def format_mixture(measured: dict[str, tuple[Tally, list[float]]], names: Sequence[str]) -> str:
+    """The mixture as the table of the card."""
+    lines = [
+        f"| asked for | right, in the style | in the style | {' | '.join(names)} |",
+        "| --- |" + " --- |" * (2 + len(names)),
+    ]
+    for asked, ((right, styled, total), gates) in measured.items():
+        means = " | ".join(f"{gate:.2f}" for gate in gates)
+        lines.append(f"| {asked} | {right}/{total} | {styled}/{total} | {means} |")
+    return "\n".join(lines)
 
 
 def format_table(accuracy: dict[str, tuple[int, int]]) -> str:

@@ -1,6 +1,7 @@
-"""Train: writes the text, learns the tokenizer, trains the model and its draft, measures both.
+"""Train: writes the text, learns the tokenizer, trains the model, its draft and its adapters.
 
     python -m ostro.plugins.starter.train --out DIR
+    python -m ostro.plugins.starter.train --out DIR --only adapters
 
 Nothing is downloaded. Batch k of process r depends on the seed, k and r alone, and the learning
 rate is constant until its final decay, so a run that was cut goes on where it stopped.
@@ -14,7 +15,6 @@ from random import Random
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.nn.functional import cross_entropy
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -22,15 +22,25 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ostro.plugins.starter.chats import CONTEXT, IGNORED, SEED, TOKENS_PER_BATCH, draw_batch, render
-from ostro.plugins.starter.evaluate import format_table, measure_accuracy, measure_agreement
+from ostro.plugins.starter.chats import CONTEXT, SEED, TOKENS_PER_BATCH, draw_batch, render
+from ostro.plugins.starter.evaluate import (
+    format_adapters,
+    format_mixture,
+    format_table,
+    measure_accuracy,
+    measure_adapters,
+    measure_agreement,
+    measure_mixture,
+)
+from ostro.plugins.starter.loss import reply_loss
+from ostro.plugins.starter.lowrank import Blend, Classifier
 from ostro.plugins.starter.skills import converse
 from ostro.plugins.starter.tokenizer import END, VOCAB_SIZE, train_tokenizer
+from ostro.plugins.starter.tuning import ADAPTERS, MIXTURE, tune
 
 PROCESSES = 2
 LEARNING_RATE, WARMUP_STEPS, DECAY_SHARE = 3e-3, 200, 0.4
 CHECKPOINT_EVERY = 100
-COUNT_STEP = 256
 
 SHAPES = {
     "model": dict(
@@ -64,18 +74,6 @@ def build_model(name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausal
         **SHAPES[name],
     )
     return LlamaForCausalLM(config)
-
-
-def reply_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the labelled tokens; logits are made for few others."""
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
-    targets = labels[:, 1:].flatten()
-    # The labelled tokens first, and their number rounded up: PyTorch keeps a compiled product for
-    # each shape that it meets, so that memory would grow with every new number of them.
-    order = (targets == IGNORED).int().argsort(stable=True)
-    count = int((targets != IGNORED).sum())
-    chosen = order[: -(-count // COUNT_STEP) * COUNT_STEP]
-    return cross_entropy(model.lm_head(hidden[chosen]).float(), targets[chosen])
 
 
 def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
@@ -169,30 +167,53 @@ def save_model(model: LlamaForCausalLM, folder: Path) -> None:
     copy.to(torch.bfloat16).save_pretrained(folder)
 
 
-def main() -> None:
+def train_models(out: Path, tokens: dict[str, int], items: int) -> None:
     """Tokenizer, model, draft; then the accuracy of the model and how often the draft agrees."""
+    if not (out / "model" / "tokenizer.json").exists():
+        rng = Random(SEED)
+        plain = train_tokenizer([])
+        sample = [render(plain, converse(rng)) for _ in range(20_000)]
+        train_tokenizer(sample).save_pretrained(out / "model")
+    for name in SHAPES:
+        (out / f"{name}.rendezvous").unlink(missing_ok=True)
+        mp.spawn(train, (name, out.resolve(), tokens[name]), nprocs=PROCESSES)  # type: ignore[attr-defined,no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "model")
+    model, draft = (load_model(out / name) for name in SHAPES)
+    print(format_table(measure_accuracy(model, tokenizer, items)))
+    print(f"draft agrees on {measure_agreement(model, draft, tokenizer):.1%} of the tokens")
+
+
+def train_adapters(folder: Path, out: Path, items: int) -> None:
+    """The adapters of the model in `folder`, and their mixture; then what they do."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tune(load_model(folder), tokenizer, out)
+    blend = Blend.read(load_model(folder), ADAPTERS, out)
+    print(format_adapters(measure_adapters(blend, tokenizer, items)))
+    classifier = Classifier(blend.model.config.hidden_size, len(blend.linears), blend.names)
+    classifier.load(out / MIXTURE)
+    classifier.attach(blend)
+    print(format_mixture(measure_mixture(blend, tokenizer, items), blend.names))
+
+
+def load_model(folder: Path) -> LlamaForCausalLM:
+    """A model as it was written, to compute in float32."""
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def main() -> None:
+    """Trains what the folder lacks, the adapters on its own model or on that of the package."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write, or to go on in")
+    parser.add_argument("--only", choices=["adapters"], help="train these on the shipped model")
     parser.add_argument("--tokens", type=int, default=26_000_000, help="for the model")
     parser.add_argument("--draft-tokens", type=int, default=3_072_000, help="for the draft")
     parser.add_argument("--items", type=int, default=100, help="held-out items per skill")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    if not (args.out / "model" / "tokenizer.json").exists():
-        rng = Random(SEED)
-        plain = train_tokenizer([])
-        sample = [render(plain, converse(rng)) for _ in range(20_000)]
-        train_tokenizer(sample).save_pretrained(args.out / "model")
-    for name, tokens in (("model", args.tokens), ("draft", args.draft_tokens)):
-        (args.out / f"{name}.rendezvous").unlink(missing_ok=True)
-        mp.spawn(train, (name, args.out.resolve(), tokens), nprocs=PROCESSES)  # type: ignore[attr-defined,no-untyped-call]
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.out / "model")
-    model, draft = (
-        LlamaForCausalLM.from_pretrained(args.out / name, dtype=torch.float32).eval()
-        for name in SHAPES
-    )
-    print(format_table(measure_accuracy(model, tokenizer, args.items)))
-    print(f"draft agrees on {measure_agreement(model, draft, tokenizer):.1%} of the tokens")
+    if args.only is None:
+        train_models(args.out, {"model": args.tokens, "draft": args.draft_tokens}, args.items)
+    folder = (args.out if args.only is None else Path(__file__).parent) / "model"
+    train_adapters(folder, args.out / "adapters", args.items)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ if os.path.isfile(os.path.join(os.path.dirname(__file__), "core")):
 if TYPE_CHECKING:
     from ostro import architectures as trunks
     from ostro.core import config, errors, native, nn, ops, testing
+    from ostro.core.adapters.weights import AdapterSource, AdapterWeights, LowRank, Mixer
     from ostro.core.cache import CacheKind, CacheSpec
     from ostro.core.engine.jobs import Slice
     from ostro.core.engine.request import JobRequest
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("config", "errors", "native", "nn", "ops", "testing")
 _NAMES = {
+    "ostro.core.adapters.weights": "AdapterSource AdapterWeights LowRank Mixer",
     "ostro.core.cache": "CacheKind CacheSpec",
     "ostro.core.engine.jobs": "Slice",
     "ostro.core.engine.request": "JobRequest",
@@ -79,6 +81,8 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 
 __all__ = [
     "Adapter",
+    "AdapterSource",
+    "AdapterWeights",
     "Add",
     "Architecture",
     "Array",
@@ -99,7 +103,9 @@ __all__ = [
     "JobRequest",
     "Kernel",
     "LogitsProcessor",
+    "LowRank",
     "Medium",
+    "Mixer",
     "Model",
     "Mutant",
     "Names",

@@ -250,7 +250,7 @@ def test_every_linear_knows_whose_rows_it_sees(dia: Dia, plugins: PluginManager)
 
         def matmul(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
             assert step.mixture is not None, self.path
-            assert step.mixture.tolist() == [3] * len(x), self.path
+            assert step.mixture.tolist() in ([3], [3] * len(x)), self.path
             seen.add(self.path)
             return y
 

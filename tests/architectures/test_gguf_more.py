@@ -19,7 +19,7 @@ from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings, resolve
-from ostro.core.testing.parity import BAR, deviation, subject
+from ostro.core.testing.parity import BAR, SMALL, STD, deviation, subject
 from ostro.entrypoints.tasks import Tasks
 
 
@@ -311,8 +311,9 @@ def config_of(case: Case, format: str, plugins: PluginManager) -> dict[str, Any]
 def test_states_equal_transformers(
     case: Case, format: str, plugins: PluginManager, tmp_path: Path
 ) -> None:
-    config = config_of(case, format, plugins)
-    with subject(plugins, case.name, config=config) as tiny:
+    # Wide ones at small weights: their activations would make ten times as much of rounding.
+    config, std = config_of(case, format, plugins), STD if format == "F32" else SMALL
+    with subject(plugins, case.name, config=config, std=std) as tiny:
         written = convert(tiny.reference, case, tmp_path / "model.gguf", format)
         assert any(format in line for line in written)
         engine = tiny.engine(loaded(tmp_path / "model.gguf", case, plugins))

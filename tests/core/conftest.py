@@ -1,17 +1,19 @@
-"""Real wheels on the path, made for one test."""
+"""Real wheels on the path, made for one test; a tiny llama with honest weights, and engines."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from ostro.core import env
+from ostro.core.engine.engine import Engine
 from ostro.core.plugins import PluginInfo, PluginManager
 from ostro.core.records import Settings
+from ostro.core.testing.parity import Subject, subject
 
 
 class Site:
@@ -75,3 +77,34 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for module in set(sys.modules) - modules:
         if module.split(".")[0].rstrip("2").endswith(made.suffix):
             del sys.modules[module]
+
+
+@pytest.fixture(scope="session")
+def plugins() -> PluginManager:
+    manager = PluginManager()
+    manager.load(Settings())
+    return manager
+
+
+@pytest.fixture(scope="session")
+def llama(plugins: PluginManager) -> Iterator[Subject]:
+    with subject(plugins, "llama") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def mistral(plugins: PluginManager) -> Iterator[Subject]:
+    with subject(plugins, "mistral") as made:
+        yield made
+
+
+@pytest.fixture(params=["eager", "replay"])
+def engine_of(request: pytest.FixtureRequest) -> Callable[..., Engine]:
+    """Builds engines; every test that uses it runs in the eager loop and in the captured one."""
+
+    def build(made: Subject, **options: object) -> Engine:
+        engine = made.engine(replay=request.param == "replay", **options)  # type: ignore[arg-type]
+        engine.runner.capture()
+        return engine
+
+    return build

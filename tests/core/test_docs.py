@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import tomllib
@@ -13,6 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import save_file
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_model import make_model
 
 import ostro
 from ostro.core import env, hooks, records
@@ -160,7 +167,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (info / "entry_points.txt").write_text(f"[ostro]\n{points}")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for module in [name for name in sys.modules if name.startswith("ostro_arch_arcee")]:
+    for module in [n for n in sys.modules if n.startswith(("ostro_arch_arcee", "ostro_thin"))]:
         del sys.modules[module]
 
 
@@ -175,6 +182,33 @@ def test_the_example_is_a_plugin_and_its_logits_are_right(example: Path) -> None
     with subject(manager, "arcee") as made:
         logits = made.engine().runner.logits(made.prompt)
         assert deviation(logits, made.truth(made.prompt)) <= BAR
+
+
+def test_the_example_of_an_adapter_kind_is_a_plugin(
+    example: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its factors do what the same factors do in PEFT's folder; one alone is refused."""
+    root = tmp_path_factory.mktemp("thin")
+    config = json.loads((make_model(root / "base") / "config.json").read_text())
+    d = config["hidden_size"]
+    down, up = torch.randn(4, d) / d**0.5, torch.randn(d, 4)
+    (root / "thin").mkdir()
+    (root / "peft").mkdir()
+    save_file({"1.q.down": down, "1.q.up": up}, root / "thin" / "thin.safetensors")
+    (root / "thin" / "adapter_config.json").write_text('{"format": "thin", "scale": 0.5}')
+    name = "base_model.model.model.layers.1.self_attn.q_proj"
+    factors = {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+    save_file(factors, root / "peft" / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    (root / "peft" / "adapter_config.json").write_text(json.dumps(said))
+    with ostro.load(root / "base", dtype="float32", plugins=[example / "ostro_thin"]) as model:
+        assert model.load_adapter("thin", root / "thin").kind == "thin"
+        model.load_adapter("peft", root / "peft")
+        base, thin, peft = (model.logits("hello", adapters=a) for a in ([], ["thin"], ["peft"]))
+        assert torch.equal(thin, peft) and (thin - base).norm() > 0.01 * base.norm()
+        save_file({"1.q.down": down}, root / "thin" / "thin.safetensors")
+        with pytest.raises(ostro.errors.AdapterError, match=r"thin\.safetensors: 1\.q\.up"):
+            model.load_adapter("half", root / "thin")
 
 
 def test_without_the_example_its_model_is_unsupported() -> None:

@@ -7,16 +7,34 @@ those of loading; `ECHO_FAIL` names an error kind that loading ends with.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ostro.core import errors
 from ostro.core.engine.loop import Report
-from ostro.core.engine.messages import Facts, Load, Requantize
+from ostro.core.engine.messages import (
+    Adapt,
+    Adapted,
+    AdapterFacts,
+    Facts,
+    FromEngine,
+    Load,
+    Requantize,
+)
 from ostro.core.engine.request import Stats, TokenLogprobs, TokenOutput, TokenRequest
-from ostro.core.errors import RequestError, UsageError
+from ostro.core.errors import (
+    AdapterBusy,
+    AdapterConflict,
+    AdapterError,
+    AdapterNameRefused,
+    AdapterNotFound,
+    RequestError,
+    UsageError,
+)
 
 VOCAB, CONTEXT = 300, 4096
 
@@ -31,6 +49,9 @@ class EchoEngine:
         self.eos_ids = frozenset(eos_ids)
         self.live: dict[str, tuple[TokenRequest, list[int | None]]] = {}
         self.seen: list[TokenRequest] = []
+        self.adapters: dict[str, AdapterFacts] = {}
+        self.mixed: dict[str, tuple[str, ...]] = {}
+        self.unsent: list[FromEngine] = []
         self.step_seconds = float(os.environ.get("ECHO_STEP", "0"))
         self.counters = Stats()
 
@@ -49,6 +70,7 @@ class EchoEngine:
             raise RequestError("the engine refuses this", param="cache_salt")
         if request.salt == "crash":
             raise ZeroDivisionError("a bug in the engine")
+        self.mixed[request.id] = self.generations(request)
         self.seen.append(request)
         self.live[request.id] = (request, [0] * request.sampling.n)
         self.counters.prompt_tokens += len(request.tokens)
@@ -81,6 +103,7 @@ class EchoEngine:
         output = TokenOutput(id=request.id, index=index)
         if count == 0:
             output.prompt_tokens, output.cached = len(prompt), len(prompt) // 2
+            output.generations = self.mixed[request.id]
             if rules.prompt_logprobs is not None and index == 0:
                 output.prompt_logprobs = [
                     None,
@@ -112,6 +135,64 @@ class EchoEngine:
         if message.quant == "unknown":
             raise UsageError("--quant: no installed format is called 'unknown'")
         return [f"all weights: {message.quant}"]
+
+    def adapt(self, message: Adapt) -> None:
+        """Adapters load at once; "busy" never does. One is what its path says, and brings the chat
+        template in its folder.
+        """
+        name, known = message.name, self.adapters.get(message.name)
+        if message.do != "list" and message.expected is not None:
+            found = None if known is None else known.generation
+            if found != message.expected:
+                raise AdapterConflict(f"{name!r} is not what was expected")
+        if message.do == "load":
+            if name == "busy":
+                raise AdapterBusy("another adapter is being loaded; try again")
+            if "/" in name or not name.isprintable():
+                raise AdapterNameRefused(f"{name!r} is no name for an adapter", param="lora_name")
+            if known is not None and not message.inplace:
+                raise AdapterConflict(f"there is an adapter {name!r} already", param="lora_name")
+            pinned = message.pinned
+            self.adapters[name] = AdapterFacts(
+                name=name, reference=message.reference, pinned=pinned
+            )
+            self.read(self.adapters[name])
+        elif message.do in ("unload", "read") and known is None:
+            raise AdapterNotFound(f"there is no adapter {name!r}")
+        elif message.do == "unload":
+            del self.adapters[name]
+        elif message.do == "read":
+            self.read(self.adapters[name])
+        self.unsent.append(Adapted(message.id, list(self.adapters.values())))
+
+    def read(self, facts: AdapterFacts) -> None:
+        """Read an adapter, if it was not."""
+        if "broken" in facts.reference:
+            raise AdapterError(f"{facts.reference}: nothing that can be read")
+        facts.loaded, facts.kind, facts.rank = True, "lora", 8
+        facts.generation = hashlib.sha256(facts.reference.encode()).hexdigest()
+        template = Path(facts.reference) / "chat_template.jinja"
+        facts.template = template.read_text() if template.is_file() else None
+
+    def generations(self, request: TokenRequest) -> tuple[str, ...]:
+        """Of the adapters of a request, which are read for it; each has its own name's facts."""
+        found = []
+        for wanted in request.adapters:
+            named = [
+                facts
+                for facts in self.adapters.values()
+                if facts.name == wanted.name or facts.generation == wanted.generation != ""
+            ]
+            if not named:
+                raise AdapterNotFound(f"there is no adapter {wanted.name!r}", param="adapters")
+            self.read(named[0])
+            named[0].requests += 1
+            found.append(named[0].generation)
+        return tuple(found)
+
+    def letters(self) -> list[FromEngine]:
+        letters, self.unsent = self.unsent, []
+        return letters
 
     def close(self) -> None:
         self.live.clear()

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+sys.path.append(str(Path(__file__).parents[1] / "adapters"))
 
 from tiny_bert import make_bert
 from tiny_model import make_model
+from trained import train
 
 import ostro
-from ostro.core.errors import ContextLengthExceeded, RequestError, UsageError
+from ostro.core.errors import AdapterNotFound, ContextLengthExceeded, RequestError, UsageError
 from ostro.entrypoints.tasks import Tasks
 
 TEXTS = ["hello world", "a", "hello hello hello world"]
@@ -99,6 +101,45 @@ def test_documents_are_ranked_by_their_scores(tmp_path: Path) -> None:
             inputs = {"token_type_ids": torch.tensor([kinds])}
             score = reference(torch.tensor([ids]), **inputs).logits[0, 0].sigmoid()
             assert item.score == pytest.approx(float(score), abs=1e-5)
+
+
+def test_adapters_are_asked_for(bert: tuple[Tasks, Any], tmp_path: Path) -> None:
+    """Of every task: those that nobody knows are missed."""
+    make_bert(tmp_path / "ranker", "BertForSequenceClassification", num_labels=1)
+    with pytest.raises(AdapterNotFound, match="'nobody'"):
+        bert[0].embed("hello", adapters=["nobody"])
+    with ostro.load(tmp_path / "ranker", dtype="float32") as model:
+        with pytest.raises(AdapterNotFound, match="'nobody'"):
+            model.rerank("hello", TEXTS, adapters=["nobody"])
+        with pytest.raises(AdapterNotFound, match="'nobody'"):
+            model.classify("hello", adapters={"nobody": 2})
+        with pytest.raises(UsageError, match="adapters='nobody'"):
+            model.classify("hello", adapters="nobody")
+        assert len(model.rerank("hello", TEXTS, adapters=[])) == len(TEXTS)
+    with pytest.raises(UsageError, match="is closed"):
+        model.load_adapter("a", tmp_path)
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank", "classify"])
+def test_adapters_change_every_answer(task: str, tmp_path: Path) -> None:
+    kind = "BertModel" if task == "embed" else "BertForSequenceClassification"
+    reference = make_bert(tmp_path / "base", kind, num_labels=1 if task == "rerank" else 3)
+    train(reference, tmp_path / "it", r=4, target_modules=["query", "value", "dense"])
+
+    def said(**adapters: Any) -> torch.Tensor:
+        if task == "embed":
+            return model.embed(TEXTS, **adapters)
+        if task == "classify":
+            return torch.tensor([[*each.values()] for each in model.classify(TEXTS, **adapters)])
+        ranked = model.rerank("hello", TEXTS, **adapters)
+        return torch.tensor([each.score for each in sorted(ranked, key=lambda r: r.index)])
+
+    with ostro.load(tmp_path / "base", dtype="float32", task=task) as model:
+        base = said()
+        model.load_adapter("it", tmp_path / "it")
+        whole, half = said(adapters=["it"]), said(adapters={"it": 0.5})
+        assert min((whole - base).norm(), (half - base).norm(), (whole - half).norm()) > 1e-3
+        assert torch.equal(said(adapters={"it": 0}), base) and torch.equal(said(), base)
 
 
 @torch.inference_mode()

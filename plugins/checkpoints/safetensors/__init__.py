@@ -45,6 +45,7 @@ def ostro_checkpoints() -> Iterator[Checkpoint]:
         claims=claims,
         open="ostro.plugins.checkpoints.safetensors.reader:open_safetensors",
         suffixes=(".safetensors",),
+        write="ostro.plugins.checkpoints.safetensors.write:write_safetensors",
     )
     yield Checkpoint(
         name="diffusers",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
-from ostro.core.engine.request import JobRequest
+from ostro.core.engine.request import JobRequest, Wanted
 from ostro.core.errors import RequestError
 from ostro.core.media import Array, Inputs
 from ostro.core.records import resolve
@@ -56,13 +57,15 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class Progress:
     """How far a drawing is: `done` of `total` slices; `images` are previews, or at the end the
-    pictures.
+    pictures, with the `generations` of the adapters that they were made with; None where none were
+    asked for.
     """
 
     done: int
     total: int
     images: list[Image] = field(default_factory=list)
     final: bool = False
+    generations: list[str] | None = None
 
 
 class Images:
@@ -89,22 +92,38 @@ class Images:
         prompt: str,
         *,
         image: Any = None,
+        adapters: Sequence[Wanted] = (),
         progress: Callable[[int, int, list[Image]], None] | None = None,
         **options: Any,
     ) -> list[Image]:
         """The pictures of a prompt. `options` are the fields of `Drawing`, `image` a PIL image to
         start from; `progress` is told (slices done, in all, previews). Raises RequestError.
         """
-        images = list[Any]()
-        async with aclosing(self.stream(prompt, image=image, **options)) as steps:
-            async for step in steps:
+        work = self.finish(prompt, image=image, adapters=adapters, progress=progress, **options)
+        return (await work).images
+
+    async def finish(
+        self,
+        prompt: str,
+        *,
+        progress: Callable[[int, int, list[Image]], None] | None = None,
+        **options: Any,
+    ) -> Progress:
+        """A drawing when it is done. As `draw`."""
+        last = Progress(0, 0)
+        async with aclosing(self.stream(prompt, **options)) as steps:
+            async for last in steps:
                 if progress is not None:
-                    progress(step.done, step.total, [] if step.final else step.images)
-                images = step.images
-        return images
+                    progress(last.done, last.total, [] if last.final else last.images)
+        return last
 
     async def stream(
-        self, prompt: str, *, image: Any = None, **options: Any
+        self,
+        prompt: str,
+        *,
+        image: Any = None,
+        adapters: Sequence[Wanted] = (),
+        **options: Any,
     ) -> AsyncGenerator[Progress, None]:
         """A drawing as it goes on; closing early stops it. As `draw`."""
         if unknown := options.keys() - set(Drawing.__struct_fields__):
@@ -115,11 +134,13 @@ class Images:
         except msgspec.ValidationError as error:
             raise RequestError(f"drawing: {error}") from None
         request = await asyncio.to_thread(self.prepare, prompt, asked, image)
+        request = replace(request, adapters=tuple(adapters))
         async with aclosing(self.served.engine.work(request)) as outputs:
             async for output in outputs:
                 final = output.finish == "stop"
                 images = [] if "images" not in output.arrays else pictures(output.arrays["images"])
-                yield Progress(output.done, output.total, images, final)
+                told = list(output.generations) if final and adapters else None
+                yield Progress(output.done, output.total, images, final, told)
 
     def prepare(self, prompt: str, asked: Drawing, image: Any) -> JobRequest:
         asked.check()

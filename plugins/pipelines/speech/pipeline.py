@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import cached_property
-from typing import Any
 
-from ostro.core.engine.request import JobRequest
+from msgspec.structs import replace
+
+from ostro.core.engine.request import JobOutput, JobRequest, Wanted
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.media import Inputs
 from ostro.core.records import resolve
@@ -56,6 +57,7 @@ class Speech:
         guidance: float | None = None,
         max_seconds: float | None = None,
         audio: object = None,
+        adapters: Sequence[Wanted] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> Sound:
         """The sound of a text.
@@ -76,13 +78,14 @@ class Speech:
             "max_seconds": max_seconds,
         }
         request = await asyncio.to_thread(self.prepare, text, voice, seed, given)
-        arrays: dict[str, Any] = {}
+        request = replace(request, adapters=tuple(adapters))
+        last = JobOutput(id=request.id)
         async with aclosing(self.served.engine.work(request)) as outputs:
-            async for output in outputs:
-                arrays = output.arrays
+            async for last in outputs:
                 if progress is not None:
-                    progress(output.done, output.total)
-        return Sound(arrays["samples"].numpy(), int(arrays["rate"].numpy()[0]))
+                    progress(last.done, last.total)
+        samples, rate = last.arrays["samples"].numpy(), int(last.arrays["rate"].numpy()[0])
+        return Sound(samples, rate, list(last.generations) if adapters else None)
 
     def prepare(
         self, text: str, voice: str | None, seed: int | None, given: dict[str, float | None]

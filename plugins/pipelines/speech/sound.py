@@ -33,10 +33,14 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Sound:
-    """samples float32 [n] within -1..1, `rate` of them per second."""
+    """samples float32 [n] within -1..1, `rate` of them per second.
+
+    `generations` are those of the adapters that it was made with; None where none were asked for.
+    """
 
     samples: NDArray[np.float32]
     rate: int
+    generations: list[str] | None = None
 
     @property
     def seconds(self) -> float:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from secrets import token_hex
 from typing import Any
 
@@ -20,6 +20,7 @@ from ostro.core.engine.request import (
     TokenLogprobs,
     TokenOutput,
     TokenRequest,
+    Wanted,
 )
 from ostro.core.errors import RequestError, TemplateError, Unsupported
 from ostro.core.media import Prompt
@@ -70,6 +71,7 @@ class Text:
         self.name, self.context, self.vocab = name, context, vocab
         self.defaults = dict(defaults or {})
         self.spell = lru_cache(maxsize=65536)(self._spell)
+        self.template_of = lru_cache(maxsize=64)(self._template_of)
 
     @classmethod
     def of(cls, served: Served) -> Text:
@@ -86,32 +88,48 @@ class Text:
             workshop=served.workshop,
         )
 
-    async def chat(self, request: ChatRequest) -> Answer:
-        """Continue a conversation. Raises RequestError before anything is generated."""
+    async def chat(
+        self,
+        request: ChatRequest,
+        *,
+        adapters: Sequence[Wanted] = (),
+        template: str | None = None,
+    ) -> Answer:
+        """Continue a conversation, under adapters, and with the source of a template in the place
+        of the model's own. Raises RequestError before anything is generated.
+        """
         threads = None  # the event loop's own
         if self.workshop is not None and names_media(request):
             threads = self.workshop.threads
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(threads, self._prepare_chat, request)
+        work = partial(self._prepare_chat, request, tuple(adapters), template)
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
-    async def complete(self, request: CompletionRequest) -> Answer:
-        """Continue prompts. Raises RequestError before anything is generated."""
-        return await asyncio.to_thread(self._prepare_completion, request)
+    async def complete(
+        self, request: CompletionRequest, *, adapters: Sequence[Wanted] = ()
+    ) -> Answer:
+        """Continue prompts, under adapters. Raises RequestError before anything is generated."""
+        return await asyncio.to_thread(self._prepare_completion, request, tuple(adapters))
 
     def _spell(self, token: int) -> str:
         return self.tokenizer.decode([token], skip_special=False)
 
-    def _prepare_chat(self, request: ChatRequest) -> Answer:
+    def _template_of(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, tokens=self.tokenizer.special_tokens)
+
+    def _prepare_chat(
+        self, request: ChatRequest, adapters: tuple[Wanted, ...], source: str | None
+    ) -> Answer:
         sampling = sampling_of(request, self.tokenizer, self.vocab, self.defaults)
         (turns, media), tools = turns_of(request), tools_of(request)
         if media and self.workshop is None:
             raise Unsupported(f"{self.name} takes text only, no {media[0].kind}", param="messages")
-        if self.template is None:
+        template = self.template if source is None else self.template_of(source)
+        if template is None:
             raise TemplateError(
                 "the model has no chat template; use /v1/completions, or start with --chat-template"
             )
         tokens = prompt_tokens(
-            self.template,
+            template,
             self.tokenizer,
             turns,
             tools,
@@ -120,7 +138,7 @@ class Text:
         )
         prompt = self._with_media(tokens, media) if media else Prompt(tokens=tokens)
         try:
-            return Answer(self, [self._work(request, sampling, prompt)], request)
+            return Answer(self, [self._work(request, sampling, prompt, adapters)], request)
         except BaseException:
             prompt.drop()
             raise
@@ -133,7 +151,9 @@ class Text:
         sources = [Source(m.kind, data) for m, data in zip(media, found, strict=True)]
         return self.workshop.prepare(tokens, sources)
 
-    def _prepare_completion(self, request: CompletionRequest) -> Answer:
+    def _prepare_completion(
+        self, request: CompletionRequest, adapters: tuple[Wanted, ...]
+    ) -> Answer:
         sampling = sampling_of(request, self.tokenizer, self.vocab, self.defaults)
         prompts = prompts_of(request.prompt)
         if len(prompts) * sampling.n > MAX_CHOICES:
@@ -144,14 +164,16 @@ class Text:
         works = []
         for prompt in prompts:
             tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            work = self._work(request, sampling, Prompt(tokens=tokens))
+            work = self._work(request, sampling, Prompt(tokens=tokens), adapters)
             if request.echo:
                 text = prompt if isinstance(prompt, str) else self.tokenizer.decode(tokens)
                 work.echo = text
             works.append(work)
         return Answer(self, works, request)
 
-    def _work(self, asked: Asked, sampling: Sampling, prompt: Prompt) -> Work:
+    def _work(
+        self, asked: Asked, sampling: Sampling, prompt: Prompt, adapters: tuple[Wanted, ...]
+    ) -> Work:
         tokens = prompt.tokens
         if not tokens:
             raise RequestError("the prompt is empty", param="prompt")
@@ -169,6 +191,7 @@ class Text:
                 sampling=replace(sampling, max_tokens=room, stop=()),
                 priority=asked.priority or 0,
                 salt=asked.cache_salt or "",
+                adapters=adapters,
                 items=prompt.items,
                 positions=prompt.positions,
             ),
@@ -188,7 +211,9 @@ class Work:
 class Answer:
     """An answer under way: iterate its deltas once, close it to stop early.
 
-    `usage` counts up while it goes; `choices` is how many there are, over all prompts.
+    `usage` counts up while it goes; `choices` is how many there are, over all prompts;
+    `generations` are those of the adapters that any of them runs with, once it has begun, and None
+    where none were asked for.
     """
 
     def __init__(self, text: Text, works: Sequence[Work], asked: Asked) -> None:
@@ -196,6 +221,7 @@ class Answer:
         n = works[0].request.sampling.n
         self.choices = n * len(works)
         self.usage = Usage(prompt=sum(len(work.request.tokens) for work in works))
+        self.generations: list[str] | None = [] if works[0].request.adapters else None
         self._deltas = merged([self._generate(work, n * i) for i, work in enumerate(works)])
 
     def __aiter__(self) -> AsyncIterator[Delta]:
@@ -244,6 +270,8 @@ class Answer:
     def _begin(self, work: Work, choices: Sequence[Choice], output: TokenOutput) -> list[Delta]:
         """What precedes the generated text: the prompt and its logprobs, where asked for."""
         self.usage.cached += output.cached
+        if self.generations is not None:
+            self.generations += [g for g in output.generations if g not in self.generations]
         known = prompt_logprobs(work, output)
         wanted = known if self._asked.prompt_logprobs is not None else None
         if work.echo is None:

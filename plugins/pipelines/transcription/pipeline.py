@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ostro.core.engine.request import Wanted
 from ostro.core.errors import RequestError, Unsupported, UsageError
 from ostro.core.media.sound import Samples
 from ostro.core.records import resolve
@@ -38,13 +39,15 @@ class Transcription:
         hearing = resolve(served.architecture.inputs)(served.raw, served.path)
         return cls(served, hearing, Controls.read(served.tokenizer, served.path))
 
-    async def transcribe(self, audio: Any, **options: Any) -> Transcript:
+    async def transcribe(
+        self, audio: Any, *, adapters: Sequence[Wanted] = (), **options: Any
+    ) -> Transcript:
         """What is said in a sound: a file, the bytes of one, or samples float32 [n] at 16 kHz.
 
         `options` are those of `Options`. Raises RequestError for what is no sound, or for an option
-        that is wrong.
+        that is wrong, AdapterError for `adapters` that cannot be had.
         """
-        work = self.work(options)
+        work = self.work(options, adapters)
         spectrum = await asyncio.to_thread(self.listen, audio)
         segments = [segment async for segment in work.segments(spectrum)]
         return Transcript(
@@ -53,19 +56,20 @@ class Transcription:
             duration=spectrum.shape[1] / (2 * STEPS),
             segments=segments,
             task=work.options.task,
+            generations=work.generations,
         )
 
-    async def stream(self, audio: Any, **options: Any) -> AsyncGenerator[Segment, None]:
+    async def stream(self, audio: Any, work: Work) -> AsyncGenerator[Segment, None]:
         """The segments of a sound, each window's as soon as it is written; see `transcribe`."""
-        work = self.work(options)
         spectrum = await asyncio.to_thread(self.listen, audio)
         async with aclosing(work.segments(spectrum)) as segments:
             async for segment in segments:
                 yield segment
 
-    def work(self, options: dict[str, Any]) -> Work:
-        """What is to be done with a sound."""
-        return Work(self.served, self.hearing, self.controls, Options.of(options))
+    def work(self, options: dict[str, Any], adapters: Sequence[Wanted] = ()) -> Work:
+        """What is to be done with a sound. Raises RequestError for an option that is wrong."""
+        asked = Options.of(options)
+        return Work(self.served, self.hearing, self.controls, asked, tuple(adapters))
 
     def listen(self, audio: Any) -> Samples:
         """The spectrum of a sound."""

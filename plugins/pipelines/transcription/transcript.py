@@ -31,13 +31,17 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class Transcript(msgspec.Struct, kw_only=True):
-    """What was said in a sound of `duration` seconds. `language` is a code ("en")."""
+    """What was said in a sound of `duration` seconds. `language` is a code ("en").
+
+    `generations` are those of the adapters that it was made with; None where none were asked for.
+    """
 
     text: str
     language: str
     duration: float
     segments: list[Segment] = []
     task: str = "transcribe"
+    generations: list[str] | None = None
 
     def format(self, form: str) -> str:
         """The transcript as one of FORMATS. Raises RequestError for another."""
@@ -54,13 +58,21 @@ def as_text(transcript: Transcript) -> str:
 
 
 def as_json(transcript: Transcript) -> str:
-    return json.dumps({"text": transcript.text}, ensure_ascii=False)
+    return json.dumps({"text": transcript.text, **adapters(transcript)}, ensure_ascii=False)
 
 
 def as_verbose_json(transcript: Transcript) -> str:
     """As OpenAI's API has it: the language by its name, everything of each segment."""
     whole = msgspec.to_builtins(transcript)
-    return json.dumps({**whole, "language": name_of(transcript.language)}, ensure_ascii=False)
+    del whole["generations"]
+    whole |= {"language": name_of(transcript.language), **adapters(transcript)}
+    return json.dumps(whole, ensure_ascii=False)
+
+
+def adapters(transcript: Transcript) -> dict[str, list[str]]:
+    """What JSON says of adapters."""
+    told = transcript.generations
+    return {} if told is None else {"adapter_generations": told}
 
 
 def as_srt(transcript: Transcript) -> str:

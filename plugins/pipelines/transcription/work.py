@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.engine.request import Sampling, TokenRequest, Wanted
 from ostro.core.errors import Unsupported
 from ostro.core.media import Item
 from ostro.core.media.sound import Samples
@@ -45,14 +45,23 @@ class Hearing(Protocol):
 
 
 class Work:
-    """One sound under way. `language` is known once it has been heard or where it was asked for."""
+    """One sound under way. `language` is known once it has been heard or where it was asked for;
+    `generations` are those of the adapters that it is written with so far, None where none were
+    asked for.
+    """
 
     def __init__(
-        self, served: Served, hearing: Hearing, controls: Controls, options: Options
+        self,
+        served: Served,
+        hearing: Hearing,
+        controls: Controls,
+        options: Options,
+        adapters: tuple[Wanted, ...] = (),
     ) -> None:
         """Raises RequestError where the options ask for what the model does not know."""
         self.served, self.hearing, self.controls = served, hearing, controls
-        self.options, self.times = options, options.times
+        self.options, self.times, self.adapters = options, options.times, adapters
+        self.generations: list[str] | None = [] if adapters else None
         asked = options.language or ("" if controls.languages else "en")
         self.language = controls.language(asked) if asked else ""
         controls.check_task(options.task)
@@ -181,6 +190,7 @@ class Work:
             model=self.served.model,
             tokens=tokens,
             items=[item],
+            adapters=self.adapters,
             sampling=Sampling(
                 **{"temperature": 0.0, **sampling},
                 logprobs=0,
@@ -191,9 +201,15 @@ class Work:
         drawn, logprobs = list[int](), list[float]()
         async with aclosing(self.served.engine.generate(request)) as outputs:
             async for output in outputs:
+                self.note(output.generations)
                 for token, entry in zip(output.tokens, output.logprobs or (), strict=True):
                     drawn.append(token)
                     logprobs.append(entry.logprob)
                     if token == self.controls.end:
                         return drawn, logprobs
         return drawn, logprobs
+
+    def note(self, generations: Sequence[str]) -> None:
+        """Take in which adapters the engine has written something with."""
+        if self.generations is not None:
+            self.generations += [g for g in generations if g not in self.generations]

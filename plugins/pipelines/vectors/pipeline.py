@@ -8,16 +8,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from secrets import token_hex
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostro.core.engine.request import ReadRequest
+from ostro.core.engine.request import ReadRequest, Wanted
 from ostro.core.errors import ConfigError, RequestError, Unsupported
 from ostro.core.served import Served
 
 Rows = NDArray[np.float32]
+T = TypeVar("T")
+
+
+class Read(NamedTuple, Generic[T]):
+    """An answer, how many tokens were read for it, and the generations of the adapters that they
+    were read with; None where none were asked for.
+    """
+
+    answer: T
+    tokens: int
+    generations: list[str] | None
 
 
 @dataclass(frozen=True)
@@ -46,39 +57,53 @@ class Vectors:
         *,
         prompt: str | None = None,
         dimensions: int | None = None,
-    ) -> tuple[Rows, int]:
-        """One vector per text, or per list of token ids: [n, d] float32; and the tokens read.
+        adapters: Sequence[Wanted] = (),
+    ) -> Read[Rows]:
+        """One vector per text, or per list of token ids: [n, d] float32.
 
         `prompt` names one of the model's prompts, put before every text; `dimensions` keeps the
-        first so many and makes the length 1 again (Matryoshka). Raises RequestError.
+        first so many and makes the length 1 again (Matryoshka). Raises RequestError, and
+        AdapterError for `adapters` that cannot be had.
         """
         before = self.prompt(prompt)
         tokens = await asyncio.to_thread(self.encode, inputs, before)
-        rows = await self.read(ReadRequest(id=token_hex(12), inputs=tokens, model=self.model))
-        return shorten(rows, dimensions), sum(map(len, tokens))
+        request = ReadRequest(
+            id=token_hex(12), inputs=tokens, model=self.model, adapters=tuple(adapters)
+        )
+        read = await self.read(request)
+        return read._replace(answer=shorten(read.answer, dimensions))
 
-    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[Ranked], int]:
-        """The documents by how well they answer the query, the best first; and the tokens read."""
-        pairs = [(query, document) for document in documents]
-        scores, tokens = await self.scores(pairs)
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, adapters: Sequence[Wanted] = ()
+    ) -> Read[list[Ranked]]:
+        """The documents by how well they answer the query, the best first."""
+        read = await self.scores([(query, document) for document in documents], adapters)
+        scores = read.answer
         if scores.shape[1] != 1:
             raise Unsupported(f"{self.name} gives {scores.shape[1]} scores per pair, not one")
         shares = 1 / (1 + np.exp(-scores[:, 0].astype(np.float64)))
         ranked = [Ranked(i, score) for i, score in enumerate(shares.tolist())]
-        return sorted(ranked, key=lambda item: -item.score), tokens
+        ranked.sort(key=lambda item: -item.score)
+        return Read(ranked, read.tokens, read.generations)
 
-    async def classify(self, inputs: Sequence[str]) -> tuple[list[dict[str, float]], int]:
-        """The probability of every label, by text; and the tokens read."""
-        scores, tokens = await self.scores([(text, None) for text in inputs])
+    async def classify(
+        self, inputs: Sequence[str], *, adapters: Sequence[Wanted] = ()
+    ) -> Read[list[dict[str, float]]]:
+        """The probability of every label, by text."""
+        read = await self.scores([(text, None) for text in inputs], adapters)
+        scores = read.answer
         named = self.served.raw.get("id2label") or {}
         labels = [str(named.get(str(i), f"LABEL_{i}")) for i in range(scores.shape[1])]
         wide = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float64)
         several = len(labels) > 1
         shares = wide / wide.sum(1, keepdims=True) if several else 1 / (1 + np.exp(-scores))
-        return [dict(zip(labels, row, strict=True)) for row in shares.tolist()], tokens
+        said = [dict(zip(labels, row, strict=True)) for row in shares.tolist()]
+        return Read(said, read.tokens, read.generations)
 
-    async def scores(self, pairs: Sequence[tuple[str, str | None]]) -> tuple[Rows, int]:
-        """Raw scores [n, labels] of texts, or of pairs of texts; and the tokens read."""
+    async def scores(
+        self, pairs: Sequence[tuple[str, str | None]], adapters: Sequence[Wanted] = ()
+    ) -> Read[Rows]:
+        """Raw scores [n, labels] of texts, or of pairs of texts."""
         pieces = await asyncio.to_thread(
             lambda: [self.served.tokenizer.encode_pair(a, b) for a, b in pairs]
         )
@@ -89,14 +114,15 @@ class Vectors:
             kinds=dict(enumerate(kinds)),
             output="scores",
             model=self.model,
+            adapters=tuple(adapters),
         )
-        return await self.read(request), sum(map(len, tokens))
+        return await self.read(request)
 
-    async def read(self, request: ReadRequest) -> Rows:
+    async def read(self, request: ReadRequest) -> Read[Rows]:
         """Have a request read. Raises RequestError for what cannot run."""
-        arrays = await self.served.engine.result(request)
-        rows: Rows = arrays["rows"].numpy()
-        return rows
+        last = await self.served.engine.result(request)
+        told = list(last.generations) if request.adapters else None
+        return Read(last.arrays["rows"].numpy(), sum(map(len, request.inputs)), told)
 
     def encode(self, inputs: Sequence[str | list[int]], before: str) -> list[list[int]]:
         words = self.served.tokenizer

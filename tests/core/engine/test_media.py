@@ -131,7 +131,7 @@ def test_keys_know_the_media_that_a_block_holds_rows_of(inline: Subject) -> None
         asked = replace(request("x", tokens, list(items)), salt=salt)
         engine.submit(asked)
         [sequence] = engine.live["x"]
-        found = sequence.chain(BLOCK, len(tokens))
+        [found] = sequence.chains(BLOCK, len(tokens))
         engine.abort("x")
         return found
 

@@ -24,7 +24,7 @@ from ostro.core.engine import client
 from ostro.core.engine.client import AsyncEngine, ThreadEngine
 from ostro.core.engine.messages import Failed, Frames, Hello, Load, Outputs, frame, to_engine
 from ostro.core.engine.process import ProcessEngine
-from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest
+from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest, Wanted
 from ostro.core.errors import (
     EngineDied,
     OstroError,
@@ -412,7 +412,10 @@ def test_messages_survive_any_cut() -> None:
         plugin_paths=["p"],
         registry={"a": "b"},
     )
-    request = ask(sampling=Sampling(logit_bias={3: 1.5}, stop=("x",)), mixture=(("g", 0.5),))
+    request = ask(
+        sampling=Sampling(logit_bias={3: 1.5}, stop=("x",)),
+        adapters=(Wanted(name="g", scale=0.5),),
+    )
     data = frame(hello) + frame(request)
     for step in (1, 3, 7, len(data)):
         frames, bodies = Frames(), []

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ostro.architectures.whisper.inputs import Inputs
+from ostro.core.adapters.adapter import EMPTY
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.errors import OstroError, UsageError
 from ostro.core.load.border import unguarded
@@ -23,6 +24,7 @@ from ostro.core.ops import Fused
 from ostro.core.plugins import PluginManager
 from ostro.core.records import resolve
 from ostro.core.step import Features, Step
+from ostro.core.testing.adapters import adapter_of, mixed, opened
 from ostro.core.testing.decoder import RAGGED
 from ostro.core.testing.parity import BAR, Subject, deviation, greedy, subject
 from ostro.core.testing.standin import CPU, SECOND, StandIn
@@ -70,6 +72,26 @@ def test_ragged_batches_say_what_they_say_on_one_device(
     engine.runner.capture()
     assert not engine.runner.buckets, "its segments are short"
     assert greedy(engine, prompts, 12) == greedy(tiny.engine(rows=40), prompts, 12)
+
+
+@pytest.mark.parametrize(("name", "rules"), [PLACED[i] for i in (0, 2, 4, 5, 7, 8, 11)])
+def test_adapters_lie_where_their_modules_do(
+    made: Made, device: StandIn, name: str, rules: str
+) -> None:
+    tiny = made(name)
+    weights = {
+        "a": adapter_of(tiny.load(), seed=1, rank=3, dora=True),
+        "b": adapter_of(tiny.load(), seed=2, rank=17),
+    }
+    said = []
+    for placement in (None, rules):
+        with opened(tiny, tiny.load(placement=placement), weights) as engine:
+            mixture = mixed(engine, a=0.5, b=0.7)
+            said.append(tiny.answer(engine, mixture=mixture))
+            texts = [tiny.prompt[:n] for n in (7, 16, 33)]
+            said.append(greedy(engine, texts, 8, [mixture, EMPTY, mixed(engine, b=1.0)]))
+    assert deviation(said[2], said[0]) <= BAR
+    assert said[3] == said[1]
 
 
 def test_a_layer_remembers_on_its_own_device(made: Made, device: StandIn) -> None:

@@ -18,8 +18,11 @@ from ostro.architectures.llama import model as llama
 from ostro.architectures.llama import names as llama_names
 from ostro.architectures.qwen3 import naive as qwen3
 from ostro.core import config, nn
+from ostro.core.adapters.mixtures import Sheet
+from ostro.core.adapters.pages import Table
 from ostro.core.engine.blocks import Blocks
 from ostro.core.engine.bucket import Bucket
+from ostro.core.engine.runner import Runner
 from ostro.core.errors import OstroError
 from ostro.core.load.names import Names, Pair
 from ostro.core.nn.linear import Slot
@@ -139,6 +142,18 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "few bits say what their floats say": (
         "llama",
         lambda: around(nn.Packed, "floats", lambda weight, *_: weight * 1.01),
+    ),
+    "an adapter says what merged weights say": (
+        "llama",
+        lambda: around(Sheet, "of", lambda scales, *_: scales * 0.9),
+    ),
+    "adapters on few bits say what merged floats say": (
+        "llama",
+        lambda: around(Table, "gains_of", lambda gains, *_: None if gains is None else gains**2),
+    ),
+    "rows of a batch hear their own adapters alone": (
+        "llama",
+        lambda: around(Runner, "mixtures", lambda rows, *_: rows[::-1]),
     ),
     "kernels say what their naive twins say": (
         "qwen3",

@@ -183,7 +183,7 @@ def test_a_hung_engine(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bug_in_a_route(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start()
-    monkeypatch.setattr(type(server.service), "check_name", lambda *_: 1 / 0)
+    monkeypatch.setattr(type(server.service), "locate", lambda *_: 1 / 0)
     response = server.http.get("/v1/models/echo")
     assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
     assert "ZeroDivision" not in response.text and "division" not in response.text

@@ -14,10 +14,12 @@ import pytest
 import soundfile
 
 sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+sys.path.append(str(Path(__file__).parents[2] / "adapters"))
 
 from tiny_model import make_model
 from tiny_server import Real, serving
 from tiny_whisper import make_whisper, sound
+from trained import train
 
 import ostro
 from ostro.core.records import Settings
@@ -46,7 +48,7 @@ SOUND, SHORT = file_of(), file_of(0.3)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("models") / "whisper"
-    make_whisper(made)
+    train(make_whisper(made), made.parent / "accent", r=4, target_modules="all-linear")
     return made
 
 
@@ -61,7 +63,8 @@ def model(folder: Path) -> Iterator[Tasks]:
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     """A model that hears, and one of text."""
     text = make_model(tmp_path_factory.mktemp("models") / "text")
-    asked = Settings(reference=str(folder), dtype="float32")
+    adapters = (f"accent={folder.parent / 'accent'}",)
+    asked = Settings(reference=str(folder), dtype="float32", adapters=adapters)
     with serving(asked, also=[str(text)]) as running:
         yield running
 
@@ -127,6 +130,52 @@ def test_a_stream_gives_the_text_in_pieces(server: Real, model: Tasks) -> None:
     assert [piece["delta"] for piece in pieces] == [s.text for s in expected.segments]
     assert done == {"type": "transcript.text.done", "text": expected.text}
     assert len(pieces) > 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"adapter": "nobody"},
+        {"adapters": "nobody"},
+        {"adapters": '[{"name": "nobody", "scale": 0.5}]'},
+        {"model": "whisper:nobody"},
+        {"adapter": "nobody", "stream": "true"},
+    ],
+)
+def test_adapters_are_asked_for(server: Real, fields: dict[str, str]) -> None:
+    answer = post(server, **COLD, **fields)
+    assert answer.status_code == 404, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "adapter_not_found" and "'nobody'" in error["message"]
+    assert post(server, **COLD, adapters="[]").status_code == 200
+
+
+def test_answers_tell_of_adapters(server: Real, model: Tasks, folder: Path) -> None:
+    generation = model.load_adapter("accent", folder.parent / "accent").generation
+    expected, plain = written(model, adapters=["accent"]), written(model)
+    assert expected.text != plain.text and plain.generations is None
+    assert expected.generations == [generation]
+    model.unload_adapter("accent")
+    for form in TYPES:
+        told = {"adapter_generations": [generation]} if "json" in form else {}
+        header = None if told else generation
+        answer = post(server, **COLD, response_format=form, adapter="accent")
+        assert answer.headers.get("x-adapter-generations") == header
+        if told:
+            assert answer.json().items() >= {"text": expected.text, **told}.items()
+        else:
+            assert answer.text == expected.format(form)
+        base = post(server, **COLD, response_format=form)
+        assert "x-adapter-generations" not in base.headers
+        assert "generations" not in base.text and generation not in base.text
+    lines = post(server, **COLD, model="accent", stream="true").text.splitlines()
+    done = json.loads([x for x in lines if x.startswith("data: ")][-1].removeprefix("data: "))
+    assert (done["text"], done["adapter_generations"]) == (expected.text, [generation])
+    mute = '[{"name": "accent", "scale": 0}]'
+    assert post(server, **COLD, adapters=mute).json() == {
+        "text": plain.text,
+        "adapter_generations": [],
+    }
 
 
 def test_no_model_needs_to_be_named(server: Real) -> None:

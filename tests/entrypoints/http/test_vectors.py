@@ -14,10 +14,12 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+sys.path.append(str(Path(__file__).parents[2] / "adapters"))
 
 from tiny_bert import make_bert
 from tiny_model import make_model
 from tiny_server import Real, serving
+from trained import train
 
 import ostro
 from ostro.core.records import Settings
@@ -108,3 +110,39 @@ def test_bad_then_good(
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]["message"]
     assert server.post("/v1/embeddings", input="a", model="bert").status_code == 200
+
+
+ROUTES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "bert": ("/v1/embeddings", {"input": "hello world"}, "data"),
+    "ranker": ("/v1/rerank", {"query": "hello", "documents": TEXTS}, "results"),
+    "judge": ("/v1/classify", {"input": TEXTS}, "data"),
+}
+KINDS = {
+    "bert": ("BertModel", {}),
+    "ranker": ("BertForSequenceClassification", {"num_labels": 1}),
+    "judge": ("BertForSequenceClassification", {"num_labels": 3}),
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_answers_tell_of_adapters(name: str, tmp_path: Path) -> None:
+    kind, more = KINDS[name]
+    reference = make_bert(tmp_path / name, kind, **more)
+    train(reference, tmp_path / "it", r=4, target_modules=["query", "value", "dense"])
+    path, asked, where = ROUTES[name]
+    settings = Settings(
+        reference=str(tmp_path / name),
+        dtype="float32",
+        adapters=(f"it={tmp_path / 'it'}",),
+        adapter_root=str(tmp_path),
+    )
+    with serving(settings) as server:
+        plain, said = server.post(path, **asked).json(), server.post(path, **asked, adapter="it")
+        assert said.status_code == 200, said.text
+        [known] = server.get("/v1/lora_adapters").json()["data"]
+        assert "adapter_generations" not in plain
+        assert said.json()["adapter_generations"] == [known["generation"]]
+        assert said.json()[where] != plain[where]
+        assert said.json()["usage"] == plain["usage"]
+        mute = server.post(path, **asked, adapter={"name": "it", "scale": 0}).json()
+        assert mute["adapter_generations"] == [] and mute[where] == plain[where]

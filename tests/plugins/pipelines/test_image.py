@@ -16,12 +16,14 @@ import torch
 from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+sys.path.append(str(Path(__file__).parents[2] / "adapters"))
 
 from tiny_flux import make_flux
 from tiny_server import Real, serving
+from trained import draw
 
 import ostro
-from ostro.core.errors import CheckpointError, RequestError
+from ostro.core.errors import AdapterNotFound, CheckpointError, RequestError
 from ostro.core.load.model import load_model
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings
@@ -37,6 +39,21 @@ PROMPT = "hello world"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("diffusers")
     return make_flux(tmp_path_factory.mktemp("models") / "flux")
+
+
+@pytest.fixture(scope="module")
+def adapter(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the transformer, saved as diffusers does."""
+    import diffusers
+    import peft
+
+    transformer = diffusers.FluxTransformer2DModel.from_pretrained(folder / "transformer")
+    transformer.add_adapter(peft.LoraConfig(r=4, target_modules=["to_q", "to_v", "proj_out"]))
+    draw(transformer, std=0.5)
+    made = tmp_path_factory.mktemp("adapters") / "ink"
+    layers = peft.get_peft_model_state_dict(transformer)
+    diffusers.FluxPipeline.save_lora_weights(made, transformer_lora_layers=layers)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +142,24 @@ def test_the_command_writes_files(
     assert "--size" in capsys.readouterr().err
 
 
+def test_adapters_are_asked_for(model: Tasks, adapter: Path, expected: list[np.ndarray]) -> None:
+    assert model.adapters == []
+    with pytest.raises(AdapterNotFound, match="'nobody'"):
+        model.draw(PROMPT, adapters={"nobody": 0.5}, **ASKED)
+    model.load_adapter("ink", adapter)
+    whole, half, none = (
+        model.draw(PROMPT, adapters={"ink": scale}, **ASKED)[0] for scale in (1, 0.5, 0)
+    )
+    assert not close(whole, expected[0]) and not close(half, expected[0])
+    assert not close(whole, np.asarray(half)) and close(none, expected[0])
+    model.unload_adapter("ink")
+    assert close(model.draw(PROMPT, **ASKED)[0], expected[0])
+
+
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Real]:
-    with serving(Settings(reference=str(folder), dtype="float32")) as running:
+def server(folder: Path, adapter: Path) -> Iterator[Real]:
+    known: dict[str, Any] = {"adapters": (f"ink={adapter}",), "adapter_root": str(adapter.parent)}
+    with serving(Settings(reference=str(folder), dtype="float32", **known)) as running:
         yield running
 
 
@@ -154,13 +186,32 @@ def test_http_draws_the_same(server: Real, expected: list[np.ndarray]) -> None:
         ({"response_format": "url"}, "b64_json"),
         ({"steps": 5000}, "steps"),
         ({"colour": 1}, "unknown field"),
+        ({"adapter": "nobody"}, "'nobody'"),
+        ({"adapter": "nobody", "stream": True}, "'nobody'"),
     ):
         refused = server.post("/v1/images/generations", **{**asked, **bad})
-        assert refused.status_code in (400, 501), refused.text
+        assert refused.status_code in (400, 404, 501), refused.text
         assert said in refused.json()["error"]["message"]
     chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
     assert chat.status_code == 400 and "does draw, not text" in chat.text
     assert server.post("/v1/images/generations", **asked).status_code == 200
+
+
+def test_http_tells_of_adapters(server: Real, expected: list[np.ndarray]) -> None:
+    path = "/v1/images/generations"
+    asked = {"prompt": PROMPT, "size": "32x48", "steps": 3, "seed": 7, "guidance": 2.0}
+    assert "adapter_generations" not in server.post(path, **asked).json()
+    drawn = server.post(path, **asked, adapter="ink").json()
+    [known] = server.get("/v1/lora_adapters").json()["data"]
+    assert drawn["adapter_generations"] == [known["generation"]]
+    assert not close(unpacked(drawn["data"][0]["b64_json"]), expected[0])
+    mute = server.post(path, **asked, adapter={"name": "ink", "scale": 0}).json()
+    assert mute["adapter_generations"] == []
+    assert close(unpacked(mute["data"][0]["b64_json"]), expected[0])
+    streamed = server.post(path, **asked, adapter="ink", stream=True, partial_images=1)
+    lines = [x for x in streamed.text.splitlines() if x.startswith("data: ")]
+    told = [json.loads(x.removeprefix("data: ")).get("adapter_generations") for x in lines]
+    assert len(told) > 2 and told == [None] * (len(told) - 1) + [drawn["adapter_generations"]]
 
 
 def test_a_part_that_is_not_there(folder: Path, tmp_path: Path) -> None:

@@ -14,16 +14,18 @@ import soundfile
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+sys.path.append(str(Path(__file__).parents[2] / "adapters"))
 
 pytest.importorskip("transformers")
 
-from tiny_dia import CODEC, make_dia
+from tiny_dia import CODEC, Dia, make_dia
 from tiny_server import Real, serving
+from trained import train
 
 import ostro
 from ostro.architectures.dia.inputs import Inputs
 from ostro.core.engine.request import JobRequest
-from ostro.core.errors import RequestError, Unsupported, UsageError
+from ostro.core.errors import AdapterNotFound, RequestError, Unsupported, UsageError
 from ostro.core.load.model import load_model
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings
@@ -38,8 +40,20 @@ RATE = CODEC["sampling_rate"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_dia(tmp_path_factory.mktemp("models") / "dia").folder
+def dia(tmp_path_factory: pytest.TempPathFactory) -> Dia:
+    return make_dia(tmp_path_factory.mktemp("models") / "dia")
+
+
+@pytest.fixture(scope="module")
+def folder(dia: Dia) -> Path:
+    return dia.folder
+
+
+@pytest.fixture(scope="module")
+def adapter(dia: Dia, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("adapters") / "accent"
+    train(dia.model, made, r=4, target_modules="all-linear")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +126,21 @@ def test_bad_then_good(
     assert close(model.speak(TEXT, **ASKED).samples, expected)
 
 
+def test_adapters_are_asked_for(model: Tasks, adapter: Path, expected: np.ndarray) -> None:
+    assert model.adapters == []
+    with pytest.raises(AdapterNotFound, match="'nobody'"):
+        model.speak(TEXT, adapters=["nobody"], **ASKED)
+    generation = model.load_adapter("accent", adapter).generation
+    sounds = [model.speak(TEXT, adapters={"accent": scale}, **ASKED) for scale in (1, 0.5, 0)]
+    assert [sound.generations for sound in sounds] == [[generation], [generation], []]
+    assert close(sounds[2].samples, expected)
+    assert not close(sounds[0].samples, expected) and not close(sounds[1].samples, expected)
+    assert not close(sounds[0].samples, sounds[1].samples)
+    model.unload_adapter("accent")
+    plain = model.speak(TEXT, **ASKED)
+    assert close(plain.samples, expected) and plain.generations is None
+
+
 def tone(rate: int = 44_100, seconds: float = 3.0) -> Sound:
     time = np.arange(int(rate * seconds)) / rate
     return Sound((0.8 * np.sin(2 * np.pi * 440 * time)).astype(np.float32), rate)
@@ -176,8 +205,12 @@ def test_the_command_writes_a_file(
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Real]:
-    with serving(Settings(reference=str(folder), dtype="float32")) as running:
+def server(folder: Path, adapter: Path) -> Iterator[Real]:
+    known: dict[str, Any] = {
+        "adapters": (f"accent={adapter}",),
+        "adapter_root": str(adapter.parent),
+    }
+    with serving(Settings(reference=str(folder), dtype="float32", **known)) as running:
         yield running
 
 
@@ -204,12 +237,28 @@ def test_http_says_the_same(server: Real, expected: np.ndarray) -> None:
         ({"stream_format": "sse"}, "sent when it is complete", "stream_format"),
         ({"temperature": 1000}, "temperature=1000", "temperature"),
         ({"colour": 1}, "unknown field", "colour"),
+        ({"adapter": 7}, "adapter", "adapter"),
     ):
         refused = server.post(path, **{"response_format": "wav", **asked, **bad})
         assert refused.status_code == 400, refused.text
         error = refused.json()["error"]
         assert said in error["message"] and error["param"] == param
+    absent = server.post(path, **asked, response_format="wav", adapters=["nobody"])
+    assert absent.status_code == 404 and "'nobody'" in absent.text
     chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
     assert chat.status_code == 400 and "does speak, not text" in chat.text
     again = server.post(path, **asked, response_format="wav")
     assert again.content == answer.content
+
+
+def test_http_tells_of_adapters_in_a_header(server: Real, expected: np.ndarray) -> None:
+    path, asked = "/v1/audio/speech", {"input": TEXT, **ASKED, "response_format": "pcm"}
+    plain = server.post(path, **asked)
+    assert "x-adapter-generations" not in plain.headers
+    said = server.post(path, **asked, adapter="accent")
+    assert said.status_code == 200, said.text
+    [known] = server.get("/v1/lora_adapters").json()["data"]
+    assert said.headers["x-adapter-generations"] == known["generation"]
+    assert not close(np.frombuffer(said.content, "<i2") / np.float32(32767), expected, 1e-3)
+    mute = server.post(path, **asked, adapter={"name": "accent", "scale": 0})
+    assert mute.content == plain.content and mute.headers["x-adapter-generations"] == ""

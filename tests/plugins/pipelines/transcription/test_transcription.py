@@ -22,7 +22,13 @@ sys.path.append(str(Path(__file__).parents[3] / "tiny"))
 
 from tiny_whisper import END, IDS, TIMES, make_whisper, reference_segments, sound
 
-from ostro.core.errors import ConfigError, RequestError, TokenizerError, UsageError
+from ostro.core.errors import (
+    AdapterNotFound,
+    ConfigError,
+    RequestError,
+    TokenizerError,
+    UsageError,
+)
 from ostro.core.records import Settings
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.python import open_model
@@ -177,7 +183,7 @@ def test_segments_come_as_they_are_written(tiny: Tasks) -> None:
     pipeline = tiny.pipeline("transcribe")
 
     async def first() -> Any:
-        segments = pipeline.stream(sound(4), **PLAIN)
+        segments = pipeline.stream(sound(4), pipeline.work(PLAIN))
         try:
             return await anext(segments)
         finally:
@@ -185,6 +191,12 @@ def test_segments_come_as_they_are_written(tiny: Tasks) -> None:
 
     assert tiny.wait(first()) == tiny.transcribe(sound(4), **PLAIN).segments[0]
     assert tiny.engine.requests == 0
+
+
+def test_adapters_are_asked_for(tiny: Tasks) -> None:
+    with pytest.raises(AdapterNotFound, match="'nobody'"):
+        tiny.transcribe(sound(1), adapters=["nobody"], **PLAIN)
+    assert tiny.transcribe(sound(1), adapters={}, **PLAIN) == tiny.transcribe(sound(1), **PLAIN)
 
 
 def test_sounds_under_way_at_once_say_what_they_say_alone(tiny: Tasks) -> None:

@@ -1,0 +1,126 @@
+"""Single files of diffusers, under the names that diffusers gives the weights.
+
+`transformer.transformer_blocks.0.attn.to_q.lora_A.weight` and `.lora_B.weight`; older files say
+`lora.down` and `lora.up`. A part's scale is that of its LoraConfig where the header's
+`lora_adapter_metadata` has one ("transformer.r" and so on), else alpha / r of an `.alpha` beside
+the factors, else 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from ostro import AdapterWeights, Container, LowRank, errors
+from ostro.adapters.lora.config import Settings
+from ostro.adapters.lora.kohya import alpha
+from ostro.adapters.lora.tensors import both, finite, low_rank
+
+FILE = "pytorch_lora_weights.safetensors"
+METADATA = "lora_adapter_metadata"
+PARTS = ("transformer", "unet", "text_encoder", "text_encoder_2", "text_encoder_3")
+
+A = ("lora_A.weight", "lora.down.weight", "lora_linear_layer.down.weight")
+B = ("lora_B.weight", "lora.up.weight", "lora_linear_layer.up.weight")
+OTHERS = {"lora_B.bias": "bias", "lora_magnitude_vector": "magnitude", "alpha": "alpha"}
+ENDS = dict.fromkeys(A, "a") | dict.fromkeys(B, "b") | OTHERS
+FACTOR = re.compile(
+    rf"(?P<module>(?:{'|'.join(PARTS)})\..+?)\.(?P<end>{'|'.join(map(re.escape, ENDS))})"
+)
+
+
+def read(file: str, container: Container) -> AdapterWeights:
+    """Read a diffusers file. Raises AdapterError by its tensor, or the key of its metadata."""
+    modules = _modules(file, container)
+    if not modules:
+        raise errors.AdapterError(f"{file}: holds no LoRA tensor")
+    sizes = _sizes(file, container, modules)
+    weights = {
+        module: _module(file, container, module, parts, sizes.get(module))
+        for module, parts in modules.items()
+    }
+    return AdapterWeights(kind="lora", weights=weights, config={"format": "diffusers"})
+
+
+def _modules(file: str, container: Container) -> dict[str, dict[str, str]]:
+    """The names of tensors by module and part."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in container.tensors:
+        match = FACTOR.fullmatch(name)
+        if match is None:
+            raise errors.AdapterError(
+                f"{file}: tensor {name!r} is no factor of a weight in {', '.join(PARTS)}: known "
+                f"are names that end in {', '.join(ENDS)}; save the adapter with diffusers"
+            )
+        parts, part = found[match["module"]], ENDS[match["end"]]
+        if part in parts:
+            raise errors.AdapterError(f"{file}: {parts[part]!r} and {name!r} are the same factor")
+        parts[part] = name
+    for module, parts in found.items():
+        both(file, module, parts, "a", "b")
+        if "a" not in parts:
+            some = next(iter(parts.values()))
+            raise errors.AdapterError(f"{file}: tensor {some!r} has no factors beside it")
+    return found
+
+
+def _module(
+    file: str,
+    container: Container,
+    module: str,
+    parts: Mapping[str, str],
+    size: tuple[int, float] | None,
+) -> LowRank:
+    held = {part: finite(file, container, parts[part]) for part in parts.keys() - {"alpha"}}
+    rank, scale = size or (None, 1.0)
+    if "alpha" in parts:
+        if size is not None:
+            raise errors.AdapterError(
+                f"{file}: both {parts['alpha']!r} and {METADATA} say a scale of {module}; keep one"
+            )
+        scale = alpha(file, container, parts["alpha"]) / held["a"].shape[0]
+    return low_rank(
+        file,
+        module,
+        held["a"],
+        held["b"],
+        scale,
+        rank=rank,
+        bias=held.get("bias"),
+        magnitude=held["magnitude"].flatten() if "magnitude" in held else None,
+    )
+
+
+def _sizes(
+    file: str, container: Container, modules: Mapping[str, Any]
+) -> dict[str, tuple[int, float]]:
+    """Ranks and scales of the modules that the file's metadata speaks of."""
+    said = _metadata(file, container)
+    found: dict[str, tuple[int, float]] = {}
+    for part in PARTS:
+        config = {
+            k.removeprefix(f"{part}."): v for k, v in said.items() if k.startswith(f"{part}.")
+        }
+        if not config:
+            continue
+        # PEFT's patterns know nothing of the pipeline's parts.
+        names = [name.removeprefix(f"{part}.") for name in modules if name.startswith(f"{part}.")]
+        sizes = Settings.of(config, f"{file}: {METADATA}: {part}").sizes(names)
+        found |= {f"{part}.{name}": size for name, size in sizes.items()}
+    return found
+
+
+def _metadata(file: str, container: Container) -> Mapping[str, Any]:
+    said = container.metadata.get(METADATA)
+    if said is None:
+        return {}
+    try:
+        found = json.loads(said)
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, Mapping):
+        raise errors.AdapterError(f"{file}: {METADATA} is no JSON object")
+    return found

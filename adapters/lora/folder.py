@@ -1,0 +1,69 @@
+"""What lies beside the weights of an adapter: its chat template, the tokens it added, pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostro import AdapterSource, errors
+from ostro.adapters.lora import PICKLES
+
+TEMPLATE = "chat_template.jinja"
+TEMPLATE_BYTES = 1_000_000
+
+
+def parsed(source: AdapterSource, name: str) -> Mapping[str, Any]:
+    """A JSON file of the folder; empty where there is none."""
+    if name not in source.files.names:
+        return {}
+    found = source.files.json.get(name)
+    if not isinstance(found, Mapping):
+        raise errors.AdapterError(f"{name}: is no JSON object that can be read")
+    return found
+
+
+def template(source: AdapterSource) -> str | None:
+    """The chat template: a file of its own, else that of tokenizer_config.json, else None.
+
+    Where the latter has several by name, it is the one called "default".
+    """
+    if TEMPLATE in source.files.names:
+        return _template_file(source)
+    said = parsed(source, "tokenizer_config.json").get("chat_template")
+    if isinstance(said, list):
+        named = {each.get("name"): each.get("template") for each in said if isinstance(each, dict)}
+        said = named.get("default")
+    if said is not None and not isinstance(said, str):
+        raise errors.AdapterError(
+            f"tokenizer_config.json: chat_template must be a text, not {said!r:.80}"
+        )
+    return said
+
+
+def _template_file(source: AdapterSource) -> str:
+    try:
+        with open(source.files.root / TEMPLATE, "rb") as stream:
+            raw = stream.read(TEMPLATE_BYTES + 1)
+        if len(raw) <= TEMPLATE_BYTES:
+            return raw.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.AdapterError(f"{TEMPLATE}: cannot be read: {error}") from None
+    raise errors.AdapterError(f"{TEMPLATE}: larger than {TEMPLATE_BYTES // 10**6} MB")
+
+
+def added_tokens(source: AdapterSource) -> dict[str, int]:
+    """Ids by the tokens that added_tokens.json lists; a base may have all of them itself."""
+    found = parsed(source, "added_tokens.json")
+    for token, id in found.items():
+        if isinstance(id, bool) or not isinstance(id, int) or id < 0:
+            raise errors.AdapterError(f"added_tokens.json: {token!r:.80}: {id!r:.80} is no id")
+    return dict(found)
+
+
+def refuse_pickles(source: AdapterSource) -> None:
+    """Raise AdapterError where a folder's weights are pickled."""
+    if found := [name for name in PICKLES if name in source.files.names]:
+        raise errors.AdapterError(
+            f"{found[0]}: is a pickle or an archive, which is never opened; save the adapter "
+            "again as safetensors"
+        )

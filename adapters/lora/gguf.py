@@ -1,0 +1,83 @@
+"""GGUF adapters, as llama.cpp's convert_lora_to_gguf.py writes them and its loader takes them.
+
+Beside each weight's name `.lora_a` [r, k] and `.lora_b` [n, r], those of stacked experts
+[e, r, k] and [e, n, r]. Of token_embd, n tokens by k, `.lora_a` is [n, r] and `.lora_b` [k, r].
+The scale is alpha / r, and 1 where alpha is 0. An activated adapter names its invocation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from ostro import AdapterWeights, Container, LowRank, errors
+from ostro.adapters.lora.tensors import both, finite, low_rank, number, stacked
+
+FACTOR = re.compile(r"(?P<module>.+)\.weight\.(?P<part>lora_[ab])")
+ALPHA = "adapter.lora.alpha"
+INVOCATION = "adapter.alora.invocation_tokens"
+
+
+def read(file: str, container: Container) -> AdapterWeights:
+    """Read a GGUF adapter. Raises AdapterError by the key of its metadata, or by its tensor."""
+    said = container.metadata
+    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if said.get(key) != wanted:
+            raise errors.AdapterError(
+                f"{file}: {key} is {said.get(key)!r:.80}, that of a LoRA is {wanted!r}"
+            )
+    alpha = number(file, ALPHA, said.get(ALPHA))
+    weights = {
+        module: _module(file, container, module, parts, alpha)
+        for module, parts in _modules(file, container).items()
+    }
+    if not weights:
+        raise errors.AdapterError(f"{file}: holds no LoRA tensor")
+    base = said.get("general.base_model.0.name")
+    return AdapterWeights(
+        kind="lora",
+        weights=weights,
+        space="gguf",
+        invocation=_invocation(file, said.get(INVOCATION)),
+        config={"lora_alpha": alpha, "architecture": str(said.get("general.architecture", ""))},
+        base=base if isinstance(base, str) else "",
+    )
+
+
+def _modules(file: str, container: Container) -> dict[str, dict[str, str]]:
+    """The names of factors by module and part."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in container.tensors:
+        match = FACTOR.fullmatch(name)
+        if match is None:
+            raise errors.AdapterError(
+                f"{file}: tensor {name!r} is no lora_a or lora_b of a weight; whole tensors in an "
+                "adapter are not read: leave it out when it is converted"
+            )
+        found[match["module"]][match["part"]] = name
+    return found
+
+
+def _module(
+    file: str, container: Container, module: str, parts: dict[str, str], alpha: float
+) -> LowRank:
+    both(file, module, parts, "lora_a", "lora_b")
+    a, b = (finite(file, container, parts[part]) for part in ("lora_a", "lora_b"))
+    scale = alpha / b.shape[-1] if alpha and b.dim() else 1.0
+    if a.dim() == 3:
+        return stacked(file, module, a, b, scale)
+    if module == "token_embd":
+        a, b = b.mT, a
+    return low_rank(file, module, a, b, scale)
+
+
+def _invocation(file: str, said: Any) -> tuple[int, ...]:
+    if said is None:
+        return ()
+    try:
+        return tuple(int(token) for token in said)
+    except (TypeError, ValueError):
+        raise errors.AdapterError(
+            f"{file}: {INVOCATION} must be a list of tokens, not {said!r:.80}"
+        ) from None

@@ -1,0 +1,112 @@
+"""LoRA and DoRA folders of mlx-lm: adapters.safetensors, and a config of its own.
+
+Of a linear `lora_a` is [k, r] and `lora_b` [r, n], of an embedding [n, r] and [r, k], of stacked
+experts [e, r, k] and [e, n, r]; `m` [n] is the lengths of DoRA's rows. `scale` multiplies as it is,
+with no rank in it. Experts are stacked as `switch_mlp.gate_proj`; here they are one by one, as the
+hub's checkpoints have them: `experts.0.gate_proj`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ostro import AdapterSource, AdapterWeights, Container, LowRank, errors
+from ostro.adapters.lora import folder
+from ostro.adapters.lora.tensors import both, finite, low_rank, number, positive, stacked
+
+FILE = "adapters.safetensors"
+CONFIG = "adapter_config.json"
+FACTOR = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
+
+TABLES = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings")
+"""What embeddings are called."""
+
+STACK = re.compile(r"(?P<front>(?:.*\.)?(?P<block>[^.]+))\.switch_mlp\.(?P<name>[^.]+)")
+MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+"""What Mixtral's checkpoints call the matrices of an expert in their `block_sparse_moe`."""
+
+
+def read(source: AdapterSource) -> AdapterWeights:
+    """Read an mlx-lm folder. Raises AdapterError by the key of its config, or by its tensor."""
+    kind = source.config.get("fine_tune_type", "lora")
+    if kind not in ("lora", "dora"):
+        raise errors.AdapterError(
+            f"{CONFIG}: fine_tune_type={kind!r:.80} is not supported: it is no lora or dora; fuse "
+            "it with mlx_lm.fuse, and serve what comes of it as a model"
+        )
+    if FILE not in source.files.names:
+        folder.refuse_pickles(source)
+        raise errors.AdapterError(f"{source.files.root.name}: there is no {FILE} in it")
+    rank, scale = _parameters(source.config.get("lora_parameters"))
+    weights: dict[str, LowRank] = {}
+    for module, parts in _modules(source.open(FILE)).items():
+        weights |= _module(module, parts, rank, scale, kind == "dora")
+    if not weights:
+        raise errors.AdapterError(f"{FILE}: holds no LoRA tensor")
+    base = source.config.get("model")
+    return AdapterWeights(
+        kind="lora",
+        weights=weights,
+        template=folder.template(source),
+        config={"r": rank, "scale": scale, "use_dora": kind == "dora"},
+        base=base if isinstance(base, str) else "",
+    )
+
+
+def _parameters(said: Any) -> tuple[int, float]:
+    """Rank and scale, which must both be said."""
+    if not isinstance(said, Mapping):
+        raise errors.AdapterError(f"{CONFIG}: lora_parameters must be an object, not {said!r:.80}")
+    rank = positive(CONFIG, "lora_parameters.rank", said.get("rank"))
+    return rank, number(CONFIG, "lora_parameters.scale", said.get("scale"))
+
+
+def _modules(container: Container) -> dict[str, dict[str, Tensor]]:
+    names: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in container.tensors:
+        match = FACTOR.fullmatch(name)
+        if match is None:
+            raise errors.AdapterError(
+                f"{FILE}: tensor {name!r} is no lora_a, lora_b or m of a module"
+            )
+        names[match["module"]][match["part"]] = name
+    for module, parts in names.items():
+        both(FILE, module, parts, "lora_a", "lora_b")
+    return {
+        module: {part: finite(FILE, container, name) for part, name in parts.items()}
+        for module, parts in names.items()
+    }
+
+
+def _module(
+    module: str, parts: Mapping[str, Tensor], rank: int, scale: float, dora: bool
+) -> dict[str, LowRank]:
+    if "lora_a" not in parts or ("m" in parts) != dora:
+        raise errors.AdapterError(
+            f"{FILE}: module {module} has {', '.join(sorted(parts))}, which is not what "
+            f"fine_tune_type={'dora' if dora else 'lora'} has"
+        )
+    a, b, lengths = parts["lora_a"], parts["lora_b"], parts.get("m")
+    if a.dim() == 3:
+        return dict(_experts(module, stacked(FILE, module, a, b, scale, rank), lengths))
+    if module.rpartition(".")[2] in TABLES:
+        a, b = b.mT, a.mT
+    return {module: low_rank(FILE, module, a.mT, b.mT, scale, rank=rank, magnitude=lengths)}
+
+
+def _experts(module: str, stack: LowRank, lengths: Tensor | None) -> Iterator[tuple[str, LowRank]]:
+    match = STACK.fullmatch(module)
+    if match is None or lengths is not None:
+        raise errors.AdapterError(
+            f"{FILE}: module {module} has experts that are not read: lora of a switch_mlp is, "
+            "dora is not"
+        )
+    name = match["name"]
+    name = MIXTRAL.get(name, name) if match["block"] == "block_sparse_moe" else name
+    for number_, (a, b) in enumerate(zip(stack.a, stack.b, strict=True)):
+        yield f"{match['front']}.experts.{number_}.{name}", LowRank(a=a, b=b, scale=stack.scale)

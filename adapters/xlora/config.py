@@ -1,0 +1,159 @@
+"""What the config of an X-LoRA says: PEFT's XLoraConfig (version 0.21), or an xlora_config.json.
+
+The two name most things alike. They differ in that PEFT always has biases and a ReLU between the
+layers of the classifier, and an xlora_config.json says so of both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ostro import AdapterSource, errors
+from ostro.adapters.xlora import CONFIG
+
+PEFT = "adapter_config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How the members are mixed; `members` are their folders by name, in the scalings' order.
+
+    `size` is the width of the classifier's inner layers, None where nothing is said of it, `top`
+    how many members a token takes at most, None for all of them.
+    """
+
+    file: str
+    hidden: int
+    members: Mapping[str, str]
+    depth: int
+    size: int | None
+    bias: bool
+    relu: bool
+    layerwise: bool
+    softmax: bool
+    temperature: float
+    top: int | None
+    softmax_of_top: bool
+    weight: float
+    held_after: int
+    base: str
+
+    @classmethod
+    def of(cls, source: AdapterSource, order: Sequence[str] = ()) -> Settings:
+        """The settings of a folder; `order` are its members' names where another file has them.
+
+        Raises AdapterError by the file and its key.
+        """
+        said = said_in(source)
+        members = folders(said, order)
+        value = said.number("scaling_pass_value", 0.0)
+        if value != 0:
+            said.refuse(
+                "scaling_pass_value",
+                "is not supported but as 0: the classifier looks at what the base alone makes",
+            )
+        top = said.count("top_k_lora")
+        if top is not None and top > len(members):
+            said.refuse("top_k_lora", f"asks for more than the {len(members)} members there are")
+        temperature = said.number("softmax_temperature", 1.0)
+        if temperature <= 0:
+            said.refuse("softmax_temperature", "must be above 0")
+        hidden = said.count("hidden_size")
+        if hidden is None:
+            said.refuse("hidden_size", "must be the width of the base's hidden states")
+        foreign = said.file == CONFIG
+        return cls(
+            file=said.file,
+            hidden=hidden,
+            members=members,
+            depth=said.count("xlora_depth") or 1,
+            size=said.count("xlora_size"),
+            bias=said.flag("use_bias", True) if foreign else True,
+            relu=said.flag("enable_relu_and_dropout", False) if foreign else True,
+            layerwise=said.flag("layerwise_scalings", False),
+            softmax=said.flag("enable_softmax", True),
+            temperature=temperature,
+            top=top,
+            softmax_of_top=said.flag("enable_softmax_topk", False),
+            weight=said.number("global_scaling_weight", 1.0),
+            held_after=said.count("tgt_non_granular_index") or 0,
+            base=said.base,
+        )
+
+
+@dataclass(frozen=True)
+class Said:
+    """A parsed config, asked by key; null is the same as nothing."""
+
+    file: str
+    values: Mapping[str, Any]
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """Raise AdapterError that says what a key holds and what is wrong with it."""
+        raise errors.AdapterError(f"{self.file}: {key}={self.values.get(key)!r:.80} {why}")
+
+    def count(self, key: str) -> int | None:
+        """A whole number above 0."""
+        found = self.values.get(key)
+        if found is not None and (type(found) is not int or found < 1):
+            self.refuse(key, "must be a whole number above 0")
+        return found
+
+    def number(self, key: str, usual: float) -> float:
+        """A finite number."""
+        found = self.values.get(key)
+        if found is None:
+            return usual
+        if type(found) not in (int, float) or not math.isfinite(found):
+            self.refuse(key, "must be a finite number")
+        return float(found)
+
+    def flag(self, key: str, usual: bool) -> bool:
+        """true or false."""
+        found = self.values.get(key)
+        if found is not None and not isinstance(found, bool):
+            self.refuse(key, "must be true or false")
+        return usual if found is None else found
+
+    @property
+    def base(self) -> str:
+        """The model that it was made for, as it says; empty where it does not."""
+        keys = ("base_model_name_or_path", "base_model_id")
+        found = (self.values.get(key) for key in keys)
+        return next((name for name in found if isinstance(name, str)), "")
+
+
+def said_in(source: AdapterSource) -> Said:
+    """The config of a folder: PEFT's, else the other one."""
+    if source.config.get("peft_type") == "XLORA":
+        return Said(PEFT, source.config)
+    found = source.files.json.get(CONFIG)
+    if not isinstance(found, Mapping):
+        raise errors.AdapterError(f"{CONFIG}: is no JSON object that can be read")
+    return Said(CONFIG, found)
+
+
+def folders(said: Said, order: Sequence[str]) -> dict[str, str]:
+    """The members' folders by name, in the order in which the classifier was trained.
+
+    That is `order`; without one, names that are numbers go by these, as JSON that PEFT wrote has
+    "10" before "2", and others as they come. A list holds names that are folders as well.
+    """
+    held = said.values.get("adapters")
+    if isinstance(held, list):
+        held = {name: name for name in held if isinstance(name, str)}
+    if not isinstance(held, Mapping) or not held:
+        said.refuse("adapters", "must name a folder for each member")
+    found = {str(name): path for name, path in held.items()}
+    if not all(isinstance(path, str) and path for path in found.values()):
+        said.refuse("adapters", "must name a folder for each member")
+    if order:
+        if sorted(order) != sorted(found):
+            said.refuse("adapters", f"has other members than the ordering: {', '.join(order):.80}")
+        return {name: found[name] for name in order}
+    if all(name.isascii() and name.isdigit() for name in found):
+        return dict(sorted(found.items(), key=lambda pair: int(pair[0])))
+    return found

@@ -1,0 +1,40 @@
+"""What adapters add to a linear: y += sum_j s_j B_j (A_j x), other pages j for each row.
+
+    lora(x, y, a, b, widths, pages, scales, mixture, expert=None, experts=1) -> y
+
+An adapter's rank rows lie in *pages* of 16, those it lacks zero, so that ranks need no padding to
+the largest and adapters of any rank lie side by side; a mixture of several is nothing but more
+pages. Which pages, and how much of each, is data on the device: a call never depends on it, and
+may be captured.
+
+x [t, k] and y [t, n] of the model's dtype, last dimension contiguous; y is changed in place and
+returned. a [P, parts, 16, k] and b [P, 16, n] in the same dtype; `widths` are the columns of y that
+belong to each part, in order, sum(widths) = n: a part has its own A. pages [M, K] int32, -1 for
+none; scales [M, K] float32; mixture [t] int32, or [1] for all rows: which row of the two holds.
+Row 0 is empty. expert [t] int64, for stacked experts: a and b then have P * experts pages, and row
+t takes page * experts + expert[t].
+
+Products and sums are float32, rounded once to y's dtype; a row's bits depend on no other row where
+a kernel is deterministic. Rows without pages keep their bits.
+"""
+
+from ostro.core.native import DTYPES
+from ostro.core.ops.choose import Kernel
+
+KERNELS = (
+    Kernel(
+        name="triton",
+        call=f"{__name__}.triton:lora",
+        devices=("cuda",),
+        dtypes=DTYPES,
+        deterministic=True,
+    ),
+    Kernel(
+        name="native",
+        call=f"{__name__}.native:lora",
+        devices=("cpu",),
+        dtypes=DTYPES,
+        deterministic=True,
+    ),
+    Kernel(name="naive", call=f"{__name__}.naive:lora", deterministic=True),
+)

@@ -1,0 +1,67 @@
+"""What adapters add, on CPU: rows of the same pages read them once, in two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Array, c_int64
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ostro.core.native import ADDRESS, INT, functions, load
+
+CHUNK = 512
+"""How much of a row of x is summed at a time, as in native.cpp."""
+
+LORA = functions(
+    load(Path(__file__).with_suffix(".cpp")),
+    "lora",
+    *(ADDRESS, INT, ADDRESS, INT, ADDRESS, ADDRESS, ADDRESS, INT, ADDRESS, ADDRESS, INT),
+    *(ADDRESS, INT, ADDRESS, INT, INT, INT, ADDRESS),
+)
+
+
+def lora(
+    x: Tensor,
+    y: Tensor,
+    a: Tensor,
+    b: Tensor,
+    widths: Sequence[int],
+    pages: Tensor,
+    scales: Tensor,
+    mixture: Tensor,
+    expert: Tensor | None = None,
+    experts: int = 1,
+) -> Tensor:
+    """See the package; takes memory for h alone, float32 [t, K, parts, chunks of k, 16]."""
+    (t, k), (_, parts, rank, _), slots = x.shape, a.shape, pages.shape[1]
+    h = torch.empty(t, slots, parts, -(-k // CHUNK), rank, dtype=torch.float32)
+    LORA[x.dtype](
+        x.data_ptr(),
+        x.stride(0),
+        y.data_ptr(),
+        y.stride(0),
+        a.data_ptr(),
+        b.data_ptr(),
+        numbers(tuple(widths)),
+        parts,
+        pages.data_ptr(),
+        scales.data_ptr(),
+        slots,
+        mixture.data_ptr(),
+        mixture.shape[0] > 1,
+        None if expert is None else expert.data_ptr(),
+        experts,
+        t,
+        k,
+        h.data_ptr(),
+    )
+    return y
+
+
+@cache
+def numbers(widths: tuple[int, ...]) -> Array[c_int64]:
+    """Widths as native.cpp reads them."""
+    return (c_int64 * len(widths))(*widths)

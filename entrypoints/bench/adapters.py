@@ -1,0 +1,130 @@
+"""What adapters cost: the same requests without any, with adapters that nobody asks for, and with
+one for each request, turn by turn in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from math import sqrt
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.adapters.registry import Registry
+from ostro.core.adapters.weights import AdapterWeights, LowRank
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.request import Wanted
+from ostro.core.errors import UsageError
+from ostro.core.nn import Head, Linear
+from ostro.entrypoints.bench.figures import Row, Trace, summed, title
+from ostro.entrypoints.bench.local import random_prompts, run
+
+PHASES = ("base", "idle adapters", "an adapter each")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Rows of the three phases, and what adapters take: bytes on the host, bytes of their tables,
+    and the median time in which one is brought to the device.
+    """
+
+    rows: list[Row]
+    registered: int
+    resident: int
+    host_bytes: int
+    table_bytes: int
+    swap_ms: float
+
+    def describe(self) -> str:
+        """One line."""
+        return (
+            f"{self.registered} adapters registered, {self.resident} resident; "
+            f"{self.host_bytes / 2**20:.0f} MiB on the host, {self.table_bytes / 2**20:.0f} MiB of "
+            f"tables; {self.swap_ms:.1f} ms to swap one in"
+        )
+
+
+def measure_costs(
+    engine: Engine,
+    *,
+    adapters: int,
+    rank: int,
+    prompt: int,
+    tokens: int,
+    runs: int,
+    concurrency: int,
+) -> Costs:
+    """Register so many random adapters on all linears of layers; one warm-up, then `runs` turns."""
+    registry = engine.registry
+    assert registry is not None, "engines have one"
+    residents = registry.shelf.residents
+    names = [f"adapter {i}" for i in range(adapters)]
+    registry.most = max(registry.most, adapters)
+    registry.host_bytes = 1 << 50
+    for i, name in enumerate(names):
+        if name not in registry.aliases:
+            registry.add(name, random_adapter(registry, rank, i))
+    mixtures = [registry.mixture([Wanted(name=name)]) for name in names]
+    turns = cycle(mixtures)
+    traces: dict[str, list[list[Trace]]] = {phase: [] for phase in PHASES}
+    for turn in range(runs + 1):
+        for number, phase in enumerate(PHASES):
+            residents.detach() if number == 0 else attach_all(registry)
+            chosen = list(islice(turns, concurrency)) if number == 2 else [EMPTY] * concurrency
+            seed = 10_000 * concurrency + 3 * turn + number
+            prompts = random_prompts(engine.vocab, prompt, concurrency, 0, seed)
+            found = run(engine, prompts, tokens, cache=engine.prefix_cache, mixtures=chosen)
+            traces[phase] += [found] if turn else []
+    name = title(prompt, tokens, ())
+    return Costs(
+        rows=[summed(f"{name}, {phase}", found) for phase, found in traces.items()],
+        registered=adapters,
+        resident=len(residents.here),
+        host_bytes=sum(adapter.nbytes for adapter in registry.store.values()),
+        table_bytes=residents.nbytes,
+        swap_ms=median(swaps(registry, mixtures)),
+    )
+
+
+def attach_all(registry: Registry) -> None:
+    """Have the modules of all adapters call their tables."""
+    changes = registry.shelf.residents.changes
+    for adapter in registry.store.values():
+        registry.shelf.residents.attach(adapter)
+    registry.shelf.residents.changes = changes  # as before: what is captured still holds
+
+
+def swaps(registry: Registry, mixtures: list[Mixture], most: int = 32) -> Iterator[float]:
+    """Milliseconds in which adapters are brought to the device that were sent away."""
+    residents = registry.shelf.residents
+    for mixture in mixtures[:most]:
+        adapter = mixture.shares[0].adapter
+        residents.forget(adapter.generation)
+        start = perf_counter()
+        held = residents.hold(mixture)
+        if residents.target.device.type == "cuda":
+            torch.cuda.synchronize()
+        yield 1e3 * (perf_counter() - start)
+        assert held is not None, "nothing else runs"
+        residents.let_go(held)
+
+
+def random_adapter(registry: Registry, rank: int, seed: int) -> AdapterWeights:
+    """Noise on every linear of the model but heads. Raises UsageError where there is none."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, slot in registry.shelf.places.slots.items():
+        if slot.kind == "storage" and isinstance(slot.module, Linear):
+            if isinstance(slot.module, Head):
+                continue
+            n, k = slot.shape
+            a = torch.randn(rank, k, generator=generator) / sqrt(k)
+            b = torch.randn(n, rank, generator=generator) * (1e-3 / sqrt(rank))
+            weights[name] = LowRank(a=a, b=b)
+    if not weights:
+        raise UsageError("this model has no linears: there is nothing to adapt")
+    return AdapterWeights(kind="lora", weights=weights)

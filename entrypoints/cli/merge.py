@@ -1,0 +1,85 @@
+"""`ostro merge`: write a model with adapters merged into its weights."""
+
+from __future__ import annotations
+
+import argparse
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.core.errors import UsageError
+from ostro.entrypoints.cli.adapters import add_base_options
+from ostro.entrypoints.cli.options import settings
+from ostro.entrypoints.cli.quantize import Shown
+
+if TYPE_CHECKING:
+    from ostro.core.plugins import PluginManager
+    from ostro.core.records import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a folder of float safetensors with adapters merged into the weights of a model, "
+        "which then runs anywhere without them."
+    )
+    add_base_options(parser)
+    add = parser.add_argument
+    add(
+        "--adapter",
+        dest="merge",
+        action="append",
+        required=True,
+        metavar="REF[=SCALE]",
+        help="an adapter, and how much of it (1 where nothing is said); may be given again",
+    )
+    add("-o", "--output", required=True, metavar="DIR", help="the folder to write to")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ostro.core.plugins import PluginManager
+
+    asked, plugins = settings(args), PluginManager()
+    plugins.load(asked, args.plugin)
+    print(write(asked, plugins, dict(map(read_share, args.merge)), Path(args.output)))
+    return 0
+
+
+def read_share(text: str) -> tuple[str, float]:
+    """REF or REF=SCALE as reference and scale, which is what is behind the last "=" if a number.
+
+    Raises UsageError for a scale that is none.
+    """
+    reference, equals, tail = text.rpartition("=")
+    try:
+        scale = float(tail) if equals else 1.0
+    except ValueError:
+        return text, 1.0
+    if not equals:
+        return text, 1.0
+    if not isfinite(scale) or not reference:
+        raise UsageError(f"--adapter {text!r}: write REF or REF=SCALE, such as ./style=0.5")
+    return reference, scale
+
+
+def write(asked: Settings, plugins: PluginManager, shares: dict[str, float], folder: Path) -> Path:
+    """Write the model that settings name, with adapters by reference; gives the folder's path.
+
+    Raises AdapterError for an adapter that cannot be merged.
+    """
+    from ostro.core.adapters.reading import locate, read_weights
+    from ostro.core.load.model import outline
+    from ostro.core.load.open import find
+    from ostro.core.load.saving import refuse_existing
+    from ostro.core.records import resolve
+    from ostro.entrypoints.merging import merged
+
+    refuse_existing(folder)
+    adapters = {
+        name: (read_weights(locate(name, asked, plugins), plugins), scale)
+        for name, scale in shares.items()
+    }
+    found = merged(outline(find(asked, plugins), asked, plugins), adapters, folder)
+    shown = Shown()
+    path: Path = resolve(plugins.get("checkpoints", "safetensors").write)(found, shown)
+    shown.finish()
+    return path

@@ -1,0 +1,224 @@
+"""Routes by which adapters come and go, with vLLM's names: load, unload, and a list of them.
+
+They are there only where the server was told a folder to load from, and ask for the admin key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ostro.core.engine.messages import AdapterFacts
+from ostro.core.engine.request import DEFAULT
+from ostro.core.errors import (
+    AdapterConflict,
+    AdapterError,
+    AdapterForbidden,
+    AdapterNotFound,
+    UsageError,
+)
+from ostro.core.text import parse
+from ostro.entrypoints.http.adapters import chosen
+from ostro.entrypoints.http.body import read_json
+from ostro.entrypoints.http.errors import body, respond
+from ostro.entrypoints.http.middleware import bears, digest
+from ostro.entrypoints.http.service import Service
+
+LONGEST = 4096
+"""Characters of a path."""
+ENTRIES = 10_000
+"""Files of an adapter's folder."""
+
+
+@dataclass(frozen=True)
+class Admin:
+    """What the routes are guarded by: the folder that adapters lie in, resolved, and the digest of
+    the admin key; both None where there is none. `locked`: the server asks for API keys.
+    """
+
+    root: Path | None = None
+    key: bytes | None = None
+    locked: bool = False
+
+    @classmethod
+    def of(cls, root: str | Path | None, key: str | None, locked: bool) -> Admin:
+        """Raises UsageError for a root that is no folder, and for a key that opens nothing."""
+        if root is None and key is not None:
+            raise UsageError("--admin-key is for loading adapters; say from where: --adapter-root")
+        if key is not None and not key.strip():
+            raise UsageError("--admin-key is empty")
+        found = None if root is None else Path(root).expanduser().resolve()
+        if found is not None and not found.is_dir():
+            raise UsageError(f"--adapter-root {root}: there is no such folder")
+        return cls(found, None if key is None else digest(key.encode()), locked)
+
+    def refusal(self, request: Request) -> Response | None:
+        """What a request is answered that may not do this; None for one that may."""
+        if self.root is None:
+            message = "adapters are loaded over HTTP only where the server has an --adapter-root"
+            return respond(404, body(404, message, "lora_loading_disabled"))
+        if self.key is None and not self.locked:
+            return None
+        if self.key is None:
+            message = "the API keys do not open this: start the server with an --admin-key"
+            return respond(403, body(403, message, "admin_key_required"))
+        if bears(request.headers, [self.key]):
+            return None
+        message = "the admin key is missing or wrong; send Authorization: Bearer KEY"
+        if self.locked:
+            return respond(403, body(403, message, "admin_key_required"))
+        headers = {"www-authenticate": "Bearer"}
+        return respond(401, body(401, message, "invalid_admin_key"), headers)
+
+    def find(self, given: str) -> Path:
+        """Where an adapter lies. Raises AdapterForbidden for what leads out of the root, by its
+        own path or by that of a file in it, and AdapterNotFound for what is not there.
+        """
+        assert self.root is not None, "without a root nothing is loaded"
+        if len(given) > LONGEST or (found := self.inside(self.root / given)) is None:
+            raise self.outside(given)
+        if not os.path.exists(found):
+            raise AdapterNotFound(f"there is nothing at {given!r:.200}", param="lora_path")
+        for number, path in enumerate(entries(found)):
+            if number >= ENTRIES:
+                raise AdapterError(f"{given!r:.200} holds more than {ENTRIES} files")
+            if self.inside(path) is None:
+                raise self.outside(given)
+        return found
+
+    def inside(self, path: Path) -> Path | None:
+        """Where a path leads, None where that is not within the root."""
+        try:
+            found = path.resolve()
+        except (OSError, ValueError, RuntimeError):
+            return None
+        return found if self.root in found.parents else None
+
+    def outside(self, given: str) -> AdapterForbidden:
+        return AdapterForbidden(
+            f"{given!r:.200} leads out of the folder that adapters are loaded from",
+            param="lora_path",
+        )
+
+    def shown(self, error: AdapterError) -> AdapterError:
+        """The error without telling where the root lies."""
+        message = str(error).replace(f"{self.root}{os.sep}", "").replace(str(self.root), "")
+        return type(error)(message, param=error.param)
+
+
+class LoadRequest(msgspec.Struct, kw_only=True):
+    """An adapter to be loaded. From `expected_generation` on, the fields are not vLLM's."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    expected_generation: str | None = None
+    model: str | None = None
+    pinned: bool = False
+
+
+class UnloadRequest(msgspec.Struct, kw_only=True):
+    """An adapter to be unloaded; `lora_int_id` is vLLM's, and says nothing here."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    expected_generation: str | None = None
+    model: str | None = None
+
+
+async def load(request: Request) -> Response:
+    """POST /v1/load_lora_adapter"""
+    service: Service = request.app.state.service
+    admin: Admin = request.app.state.admin
+    if refusal := admin.refusal(request):
+        return refusal
+    asked = parse(await read_json(request), LoadRequest)
+    name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
+    if name in (*service.names, DEFAULT):
+        raise AdapterConflict(f"{name!r} is the name of a model", param="lora_name")
+    path = await asyncio.to_thread(admin.find, asked.lora_path)
+    try:
+        told = await service.engine.adapt(
+            "load",
+            model=model,
+            name=name,
+            reference=str(path),
+            inplace=asked.load_inplace,
+            expected=asked.expected_generation,
+            pinned=asked.pinned,
+        )
+    except AdapterError as error:
+        raise admin.shown(error) from None
+    service.adapters.note(model, told)
+    return respond(200, entry(model, service.adapters.of(model)[name]))
+
+
+async def unload(request: Request) -> Response:
+    """POST /v1/unload_lora_adapter"""
+    service: Service = request.app.state.service
+    admin: Admin = request.app.state.admin
+    if refusal := admin.refusal(request):
+        return refusal
+    asked = parse(await read_json(request), UnloadRequest)
+    name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
+    told = await service.engine.adapt(
+        "unload", model=model, name=name, expected=asked.expected_generation
+    )
+    service.adapters.note(model, told)
+    return respond(200, {"name": name, "model": model, "unloaded": True})
+
+
+async def adapters(request: Request) -> Response:
+    """GET /v1/lora_adapters"""
+    service: Service = request.app.state.service
+    admin: Admin = request.app.state.admin
+    if refusal := admin.refusal(request):
+        return refusal
+    for model in service.names:
+        await service.adapters.refresh(model)
+    data = [
+        entry(model, facts)
+        for model in service.names
+        for facts in service.adapters.of(model).values()
+    ]
+    return respond(200, {"object": "list", "data": data})
+
+
+def entry(model: str, facts: AdapterFacts) -> dict[str, Any]:
+    """What is told of an adapter: never where it lies."""
+    return {
+        "name": facts.name,
+        "model": model,
+        "generation": facts.generation or None,
+        "loaded": facts.loaded,
+        "resident": facts.resident,
+        "pinned": facts.pinned,
+        "requests": facts.requests,
+        "kind": facts.kind or None,
+        "rank": facts.rank,
+        "bytes": facts.nbytes,
+        "effect": facts.effect,
+        "modules": facts.modules,
+    }
+
+
+def entries(path: Path) -> Iterator[Path]:
+    """What lies in a folder, at any depth; links are not followed."""
+    for at, folders, files in os.walk(path):
+        yield from (Path(at) / name for name in (*folders, *files))
+
+
+ROUTES = [
+    Route("/v1/load_lora_adapter", load, methods=["POST"]),
+    Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
+    Route("/v1/lora_adapters", adapters, methods=["GET"]),
+]

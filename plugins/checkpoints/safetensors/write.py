@@ -1,0 +1,142 @@
+"""Write safetensors: a folder of float tensors with its config and what lies beside it.
+
+Headers come before the tensors and say how long each is, so one tensor at a time is in memory.
+Everything is written to a hidden folder beside the one asked for, which takes its name at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.load.container import DTYPES
+from ostro.core.load.saving import Saving, Told, refuse_existing, whole
+from ostro.core.records import TensorInfo
+from ostro.plugins.checkpoints.safetensors.reader import INDEX, SINGLE
+
+LIMIT = 5_000_000_000
+"""Bytes of a shard, about as many as those on the hub have."""
+
+
+class Floats(Protocol):
+    """A model in floats that is to be written into `folder`.
+
+    `tensors` are all of it, in order, and `make(name)` gives one of them as its info says; `config`
+    is its config.json, `assets` are files that are copied, `texts` further ones by name.
+    """
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+    @property
+    def make(self) -> Callable[[str], Tensor]: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+    @property
+    def assets(self) -> Sequence[Path]: ...
+    @property
+    def texts(self) -> Mapping[str, str]: ...
+
+
+def write_safetensors(saving: Saving | Floats, told: Told) -> Path:
+    """Write a folder, in shards where it is large; gives its path.
+
+    Raises Unsupported for what is to be quantized and for types that are not held, UsageError
+    where the folder exists, CheckpointError where the disk is full.
+    """
+    if isinstance(saving, Saving):
+        raise Unsupported("--to safetensors: holds floats here; --to gguf and uqff take fewer bits")
+    for name, info in saving.tensors.items():
+        if info.format not in DTYPES:
+            raise Unsupported(f"{name} is {info.format}, which safetensors does not hold")
+    folder = saving.folder
+    refuse_existing(folder)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        fill(part, saving, told)
+        os.rename(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def fill(folder: Path, saving: Floats, told: Told) -> None:
+    """Write all files of a folder."""
+    shards = split(saving.tensors)
+    total, done = sum(info.nbytes for info in saving.tensors.values()), 0
+
+    def make(name: str) -> Tensor:
+        nonlocal done
+        done += saving.tensors[name].nbytes
+        told(done, total)
+        return saving.make(name)
+
+    for asset in saving.assets:
+        with whole(folder / asset.name) as path:
+            shutil.copyfile(asset, path)
+    texts = dict(saving.texts) | {"config.json": json.dumps(saving.config, indent=2)}
+    names = [SINGLE]
+    if len(shards) > 1:
+        stem = SINGLE.removesuffix(".safetensors")
+        many = len(shards)
+        names = [f"{stem}-{i:05}-of-{many:05}.safetensors" for i in range(1, many + 1)]
+        owners = {tensor: name for name, each in zip(names, shards, strict=True) for tensor in each}
+        index = {"metadata": {"total_size": total}, "weight_map": owners}
+        texts[INDEX] = json.dumps(index, indent=2)
+    for name, text in texts.items():
+        with whole(folder / name) as path:
+            path.write_text(text, "utf-8")
+    for name, shard in zip(names, shards, strict=True):
+        save(folder / name, shard, make)
+
+
+def split(tensors: Mapping[str, TensorInfo]) -> list[dict[str, TensorInfo]]:
+    """The tensors in shards of LIMIT bytes at most, in their order."""
+    shards: list[dict[str, TensorInfo]] = [{}]
+    size = 0
+    for name, info in tensors.items():
+        if shards[-1] and size + info.nbytes > LIMIT:
+            shards.append({})
+            size = 0
+        shards[-1][name] = info
+        size += info.nbytes
+    return shards
+
+
+def save(file: Path, tensors: Mapping[str, TensorInfo], make: Callable[[str], Tensor]) -> None:
+    """Write one file, wide types first, so that all of them are aligned."""
+    order = sorted(tensors, key=lambda name: -DTYPES[tensors[name].format][1])
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        info = tensors[name]
+        start, end = end, end + info.nbytes
+        header[name] = {
+            "dtype": info.format,
+            "shape": list(info.shape),
+            "data_offsets": [start, end],
+        }
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with whole(file) as path, open(path, "wb") as stream:
+        stream.write(len(raw).to_bytes(8, "little") + raw)
+        for name in order:
+            flat = make(name).contiguous().flatten().view(torch.uint8)
+            if flat.numel() != tensors[name].nbytes:
+                raise CheckpointError(
+                    f"{name} became {flat.numel()} bytes, not {tensors[name].nbytes}"
+                )
+            stream.write(flat.numpy().data)
+        stream.flush()
+        os.fsync(stream.fileno())

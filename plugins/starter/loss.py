@@ -1,0 +1,21 @@
+"""Loss: cross entropy on replies alone."""
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM
+
+from ostro.plugins.starter.chats import IGNORED
+
+COUNT_STEP = 256
+
+
+def reply_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of the labelled tokens; logits are made for few others."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+    targets = labels[:, 1:].flatten()
+    # The labelled tokens first, and their number rounded up: PyTorch keeps a compiled product for
+    # each shape that it meets, so that memory would grow with every new number of them.
+    order = (targets == IGNORED).int().argsort(stable=True)
+    count = int((targets != IGNORED).sum())
+    chosen = order[: -(-count // COUNT_STEP) * COUNT_STEP]
+    return cross_entropy(model.lm_head(hidden[chosen]).float(), targets[chosen])

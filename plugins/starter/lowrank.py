@@ -1,0 +1,177 @@
+"""Low rank: linears with what adapters add to them, X-LoRA's classifier, and the files of both.
+
+The files are PEFT's (0.21.2), names and all, so that whatever reads those reads these.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import LlamaForCausalLM
+
+BASE = "ostro/starter"
+RANK, ALPHA = 8, 16
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CLASSIFIER_SIZE = 128
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX, CLASSIFIER_PREFIX = "base_model.model.", "base_model.internal_xlora_classifier."
+
+
+class Adapted(nn.Module):
+    """A linear, and the low-rank changes of the adapters of its `blend`.
+
+    y = W x + s sum_i g_i B_i A_i x, A_i [rank, in], B_i [out, rank], s = alpha / rank; g_i is how
+    much each token takes of adapter i here.
+    """
+
+    blend: "Blend"
+
+    def __init__(self, base: nn.Linear, blend: "Blend", number: int) -> None:
+        super().__init__()
+        self.base, self.number = base, number
+        # Not registered: the blend holds this module.
+        object.__setattr__(self, "blend", blend)
+        self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
+        for name in blend.names:
+            self.a[name] = nn.Parameter(torch.empty(RANK, base.in_features))
+            self.b[name] = nn.Parameter(torch.zeros(base.out_features, RANK))
+            nn.init.kaiming_uniform_(self.a[name], math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        if self.blend.gates is None:
+            return y
+        gates = self.blend.gates[..., self.number, :].repeat_interleave(RANK, dim=-1)
+        low = linear(x, torch.cat(list(self.a.values()))) * (ALPHA / RANK * gates)
+        return y + linear(low, torch.cat(list(self.b.values()), dim=1))
+
+
+class Blend:
+    """The adapters `names` on a model, and how much of each its tokens take.
+
+    `gates` is [..., linears, adapters] float32, to be broadcast over the rows and tokens of a
+    batch; None is the base alone. The linears count in the order of the model's modules, as PEFT's
+    X-LoRA counts them.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, names: Sequence[str]) -> None:
+        self.model, self.names = model, tuple(names)
+        self.gates: Tensor | None = None
+        self.linears: dict[str, Adapted] = {}
+        for name, module in list(model.named_modules()):
+            for child, base in list(module.named_children()):
+                if child in TARGETS and isinstance(base, nn.Linear):
+                    adapted = Adapted(base, self, len(self.linears))
+                    self.linears[f"{name}.{child}"] = adapted
+                    setattr(module, child, adapted)
+
+    @classmethod
+    def read(cls, model: LlamaForCausalLM, names: Sequence[str], home: Path) -> "Blend":
+        """The adapters that lie in folders of `home`."""
+        blend = cls(model, names)
+        for name in names:
+            blend.load(name, home / name)
+        return blend
+
+    def choose(self, *names: str) -> None:
+        """Every token takes all of the adapters named and nothing of the others."""
+        chosen = torch.tensor([float(name in names) for name in self.names])
+        self.gates = chosen.expand(len(self.linears), -1)
+
+    def freeze(self) -> None:
+        """Nothing of it is trained until somebody says so."""
+        self.model.requires_grad_(False)
+
+    def parameters(self, name: str) -> list[nn.Parameter]:
+        """The factors of one adapter."""
+        return [side[name] for each in self.linears.values() for side in (each.a, each.b)]
+
+    def load(self, name: str, folder: Path) -> None:
+        """Reads the factors of one adapter."""
+        tensors = load_file(folder / WEIGHTS)
+        for path, each in self.linears.items():
+            each.a[name].data.copy_(tensors[f"{PREFIX}{path}.lora_A.weight"])
+            each.b[name].data.copy_(tensors[f"{PREFIX}{path}.lora_B.weight"])
+
+    def save(self, name: str, folder: Path) -> None:
+        """Writes one adapter as PEFT would, in bfloat16."""
+        tensors = {}
+        for path, each in self.linears.items():
+            tensors[f"{PREFIX}{path}.lora_A.weight"] = each.a[name]
+            tensors[f"{PREFIX}{path}.lora_B.weight"] = each.b[name]
+        facts = dict(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, bias="none")
+        facts |= dict(peft_type="LORA", target_modules=sorted(TARGETS))
+        _write(folder, facts, tensors)
+
+
+class Classifier(nn.Module):
+    """X-LoRA's classifier (Buehler and Buehler 2024): gates from the base's last hidden states.
+
+    hidden [..., d] -> gates [..., linears, adapters], unbounded, so that a token may take nothing
+    of any adapter, or all of two.
+    """
+
+    def __init__(self, width: int, linears: int, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names, self.shape = tuple(names), (linears, len(names))
+        self.layers = nn.Sequential(
+            nn.Linear(width, CLASSIFIER_SIZE),
+            nn.ReLU(),
+            nn.Linear(CLASSIFIER_SIZE, linears * len(names)),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        gates: Tensor = self.layers(hidden)
+        return gates.unflatten(-1, self.shape)
+
+    def attach(self, blend: Blend) -> None:
+        """From now on each forward pass is preceded by one of the base, which sets the gates."""
+
+        def decide(inner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            blend.gates = None
+            with torch.no_grad():
+                hidden = inner.forward(*args, **kwargs).last_hidden_state
+            blend.gates = self(hidden)
+
+        blend.model.model.register_forward_pre_hook(decide, with_kwargs=True)
+
+    def load(self, folder: Path) -> None:
+        """Reads the classifier's weights."""
+        tensors = load_file(folder / WEIGHTS)
+        self.load_state_dict({key.removeprefix(CLASSIFIER_PREFIX): t for key, t in tensors.items()})
+
+    def save(self, folder: Path) -> None:
+        """Writes the mixture as PEFT would, in bfloat16; its adapters lie beside its folder."""
+        facts: dict[str, Any] = dict(
+            # PEFT runs no adapters by other names than their numbers.
+            adapters={str(i): f"../{name}" for i, name in enumerate(self.names)},
+            enable_softmax=False,
+            enable_softmax_topk=False,
+            global_scaling_weight=1.0,
+            hidden_size=self.layers[0].in_features,
+            layerwise_scalings=True,
+            peft_type="XLORA",
+            scaling_pass_value=0.0,
+            softmax_temperature=1.0,
+            top_k_lora=None,
+            use_trainable_adapters=False,
+            xlora_depth=2,
+            xlora_dropout_p=0.0,
+            xlora_size=CLASSIFIER_SIZE,
+        )
+        _write(folder, facts, {CLASSIFIER_PREFIX + k: t for k, t in self.state_dict().items()})
+
+
+def _write(folder: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """The weights last: a folder without them was cut short."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dict(base_model_name_or_path=BASE, inference_mode=True, task_type="CAUSAL_LM", **facts)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    rounded = {key: t.detach().to(torch.bfloat16).contiguous() for key, t in tensors.items()}
+    save_file(rounded, folder / WEIGHTS, metadata={"format": "pt"})

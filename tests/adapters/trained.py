@@ -1,0 +1,197 @@
+"""Adapters of PEFT on tiny references, saved as PEFT saves them, and ours over the same base."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from torch import Tensor
+
+from ostro.core.adapters.adapter import Adapter, Mixture
+from ostro.core.adapters.registry import Registry
+from ostro.core.adapters.residents import Held
+from ostro.core.engine.engine import Engine, media_under
+from ostro.core.engine.request import Sampling, TokenRequest, Wanted
+from ostro.core.errors import OstroError
+from ostro.core.testing.examples import Example
+from ostro.core.testing.parity import NEVER, Subject
+from ostro.core.testing.weights import SEED
+
+BAR = 1e-5
+"""The most that ours may differ from PEFT's answer, as a share of its norm, in float32."""
+
+FELT = 0.05
+"""The least that an adapter must change, as a share of its answer."""
+
+RED = 10 * BAR
+"""The least that a mutant must differ."""
+
+Names = Sequence[str] | Mapping[str, float]
+"""Adapters, each as it is, or by so much of it."""
+
+
+def train(model: Any, folder: Path, *, seed: int = SEED, std: float = 0.2, **config: Any) -> Any:
+    """A copy of a model with an adapter as `peft.LoraConfig(**config)` says, all of whose trained
+    weights are drawn; saved in `folder`. Gives the model inside of PEFT's wrapper.
+    """
+    return wrap(model, folder, seed=seed, std=std, **config).base_model.model
+
+
+def wrap(model: Any, folder: Path, *, seed: int = SEED, std: float = 0.2, **config: Any) -> Any:
+    """As `train`, with PEFT's wrapper, which looks for invocations."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PEFT warns of is what is tested
+        made = peft.get_peft_model(deepcopy(model), peft.LoraConfig(**config)).eval()
+        draw(made, seed=seed, std=std)
+        made.save_pretrained(str(folder))
+    return made
+
+
+def train_several(model: Any, folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> Any:
+    """As `train`, with several adapters that apply at once, each saved below `folder` by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (name, config), *rest = configs.items()
+        made: Any = peft.get_peft_model(deepcopy(model), peft.LoraConfig(**config), name)
+        for other, config in rest:
+            made.add_adapter(other, peft.LoraConfig(**config))
+        made.base_model.set_adapter(list(configs))
+        draw(made.eval())
+        made.save_pretrained(str(folder))
+    return made.base_model.model
+
+
+@torch.no_grad()
+def draw(model: torch.nn.Module, *, seed: int = SEED, std: float = 0.2) -> None:
+    """Give all that is trained a spread: factors N(0, std), lengths by a share, others around what
+    they were.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        noise = torch.empty_like(weight).normal_(0, std, generator=generator)
+        if "magnitude" in name:
+            weight.mul_(1 + noise)
+        elif "lora_" in name:
+            weight.copy_(noise)
+        else:
+            weight.add_(noise)
+
+
+class Shelf:
+    """A registry of a model, and what it holds by name."""
+
+    def __init__(self, registry: Registry | None) -> None:
+        assert registry is not None, "the model was built with one"
+        self.registry = registry
+
+    def load(self, name: str, folder: Path) -> Adapter:
+        """Have a name go to the adapter of a folder. Raises AdapterError."""
+        told: list[OstroError | None] = []
+        self.registry.load(name, str(folder), told.append, inplace=True)
+        while not told:
+            self.registry.poll()
+        if told[0] is not None:
+            raise told[0]
+        return self.registry.store[self.registry.find(name).generation or ""]
+
+    def mixture(self, names: Names, tokens: Sequence[int] = ()) -> Mixture:
+        """Adapters that have been read, as a request with these tokens asks for them."""
+        scales = names if isinstance(names, Mapping) else dict.fromkeys(names, 1.0)
+        return self.registry.mixture([Wanted(name=n, scale=s) for n, s in scales.items()], tokens)
+
+    @contextmanager
+    def held(self, names: Names, tokens: Sequence[int] = ()) -> Iterator[Held]:
+        """Adapters on the device."""
+        residents = self.registry.shelf.residents
+        held = residents.hold(self.mixture(names, tokens))
+        assert held is not None, "there is room"
+        try:
+            yield held
+        finally:
+            residents.let_go(held)
+
+
+class Served(Shelf):
+    """An engine over the base of a subject, and adapters that it has read."""
+
+    def __init__(self, subject: Subject, engine: Engine | None = None) -> None:
+        self.subject, self.engine = subject, engine or subject.engine()
+        super().__init__(self.engine.registry)
+
+    def answer(self, example: Example, names: Names = (), rows: int = 512) -> Tensor:
+        """Logits [T, V] of an example under adapters; ids that are never said are left out."""
+        prompt = example.prompt
+        with self.held(names, prompt.tokens) as held:
+            logits = self.engine.runner.logits(
+                prompt.tokens,
+                rows,
+                items=media_under(list(prompt.items), self.mixture(names, prompt.tokens)),
+                positions=prompt.positions,
+                held=held,
+            )
+        return logits[:, : 1 + int((logits.amax(0) > NEVER).nonzero().max())]
+
+    def states(self, names: Names = ()) -> Tensor:
+        """An encoder's states [T, d] of its text, or its scores [1, labels], under adapters."""
+        runner, subject = self.engine.runner, self.subject
+        with self.held(names) as held, torch.inference_mode():
+            hidden, step = runner.hidden([subject.prompt], [subject.kinds], [held])
+            scores = getattr(runner.model, "scores", None)
+            found: Tensor = hidden if scores is None else scores(hidden, step)
+        return found.float()
+
+    def greedy(self, asked: Sequence[tuple[Example, Names]], count: int) -> list[list[int]]:
+        """Greedy continuations of examples, each under adapters of its own, in one batch."""
+        rules = Sampling(temperature=0, max_tokens=count, ignore_eos=True)
+        for i, (example, names) in enumerate(asked):
+            prompt = example.prompt
+            request = TokenRequest(
+                id=str(i),
+                tokens=prompt.tokens,
+                items=prompt.items,
+                positions=prompt.positions,
+                sampling=rules,
+            )
+            self.engine.submit(request, self.mixture(names, prompt.tokens))
+        answers: dict[str, list[int]] = {str(i): [] for i in range(len(asked))}
+        for output in self.engine.drain():
+            answers[output.id] += output.tokens
+        return list(answers.values())
+
+
+def wrapped(subject: Subject, model: Any) -> Subject:
+    """The subject whose truth is what a model with an adapter says."""
+    return replace(subject, reference=model)
+
+
+def distance(ours: Tensor, truth: Tensor) -> float:
+    """|ours - truth| as a share of |truth|; infinite where it is no number."""
+    assert ours.shape == truth.shape, f"{ours.shape = } {truth.shape = }"
+    share = float((ours - truth).norm() / truth.norm())
+    return share if share == share else float("inf")
+
+
+def compare(served: Served, folder: Path, *, rows: int = 512, **config: Any) -> Adapter:
+    """Train an adapter on the reference, and hold ours to PEFT's answers to all examples.
+
+    `config` as `train` takes it; of several examples, one of text alone may stay as it was.
+    """
+    subject = served.subject
+    theirs = wrapped(subject, train(subject.reference, folder, **config))
+    adapter = served.load("it", folder)
+    for example, base in subject.cases:
+        truth = theirs.said(example)
+        changed, off = distance(base, truth), distance(served.answer(example, ["it"], rows), truth)
+        assert off <= BAR, f"{off = } {changed = }"
+        if example.prompt.items or len(subject.cases) == 1:
+            assert changed > FELT, f"{changed = }"
+    return adapter

@@ -1,0 +1,357 @@
+"""Names and generations: what is loaded, refused, kept, forgotten and read again."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_adapters import adapter, save
+
+from ostro.core.adapters.registry import Registry
+from ostro.core.adapters.weights import AdapterWeights, LowRank
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.request import Wanted
+from ostro.core.errors import (
+    AdapterBusy,
+    AdapterConflict,
+    AdapterError,
+    AdapterLimit,
+    AdapterNameRefused,
+    AdapterNotFound,
+    OstroError,
+    RequestError,
+)
+from ostro.core.testing.parity import Subject, greedy
+from ostro.plugins.starter import FOLDERS
+
+TEXT = [[3 * j % 100 + 1 for j in range(20)]]
+
+
+@pytest.fixture
+def engine(llama: Subject) -> Iterator[Engine]:
+    made = llama.engine()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def registry(engine: Engine) -> Registry:
+    assert engine.registry is not None
+    return engine.registry
+
+
+def load(registry: Registry, name: str, folder: Path, **how: object) -> str:
+    """Load and wait; gives the generation, raises what it is refused with."""
+    told: list[OstroError | None] = []
+    registry.load(name, str(folder), told.append, **how)  # type: ignore[arg-type]
+    wait(registry, lambda: bool(told))
+    if told[0] is not None:
+        raise told[0]
+    return registry.aliases[name].generation or ""
+
+
+def wait(registry: Registry, done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < end, "it never came"
+        registry.poll()
+        time.sleep(0.001)
+
+
+def said(engine: Engine, **scales: float) -> list[int]:
+    """What the model says under adapters, which are read first where they were not."""
+    registry, went = engine.registry, list[OstroError | None]()
+    assert registry is not None
+    wanted = [Wanted(name=n, scale=s) for n, s in scales.items()]
+    registry.ask(wanted, lambda: went.append(None), went.append)
+    wait(registry, lambda: bool(went))
+    if went[0] is not None:
+        raise went[0]
+    return greedy(engine, TEXT, 12, [registry.mixture(wanted)])[0]
+
+
+def test_a_folder_is_what_it_holds(
+    llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
+) -> None:
+    first = load(registry, "sql", save(adapter(llama, 1), tmp_path / "one"))
+    same = load(registry, "copy", save(adapter(llama, 1), tmp_path / "other-place"))
+    other = load(registry, "style", save(adapter(llama, 2), tmp_path / "two"))
+    assert first == same != other and len(first) == 64
+    assert said(engine, sql=1.0) == said(engine, copy=1.0) != said(engine, style=1.0)
+    by_generation = registry.mixture([Wanted(generation=other)])
+    assert greedy(engine, TEXT, 12, [by_generation])[0] == said(engine, style=1.0)
+    doubled = save(adapter(llama, 1), tmp_path / "alpha", lora_alpha=4)
+    assert load(registry, "alpha", doubled) != first, "the scale is part of what it is"
+    facts = {each.name: each for each in registry.facts()}
+    assert facts["sql"].rank == 4 and facts["sql"].modules == 6 and facts["sql"].loaded
+    assert (facts["sql"].effect or 0) > 0.01
+
+
+def test_names_are_taken_replaced_and_compared(
+    llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
+) -> None:
+    one, two = (save(adapter(llama, seed), tmp_path / str(seed)) for seed in (1, 2))
+    first = load(registry, "x", one)
+    before = said(engine, x=1.0)
+    with pytest.raises(AdapterConflict, match="load_inplace"):
+        load(registry, "x", two)
+    with pytest.raises(AdapterConflict, match="expected was"):
+        load(registry, "x", two, inplace=True, expected="0" * 64)
+    assert said(engine, x=1.0) == before
+    second = load(registry, "x", two, inplace=True, expected=first)
+    assert second != first and said(engine, x=1.0) != before
+    with pytest.raises(AdapterConflict):
+        registry.unload("x", expected=first)
+    registry.unload("x", expected=second)
+    with pytest.raises(AdapterNotFound):
+        said(engine, x=1.0)
+    assert not registry.store and not registry.shelf.residents.here
+
+
+def test_one_load_at_a_time(llama: Subject, registry: Registry, tmp_path: Path) -> None:
+    folder = save(adapter(llama, 1), tmp_path / "a")
+    told: list[OstroError | None] = []
+    registry.load("a", str(folder), told.append)
+    with pytest.raises(AdapterBusy):
+        registry.load("b", str(folder), told.append)
+    wait(registry, lambda: bool(told))
+    assert load(registry, "b", folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "/etc", "a\\b", "a\0b", "a:b", "x" * 10**6, " a"]
+)
+def test_names_that_are_none(llama: Subject, registry: Registry, tmp_path: Path, name: str) -> None:
+    folder = save(adapter(llama, 1), tmp_path / "a")
+    with pytest.raises(AdapterNameRefused) as refused:
+        registry.load(name, str(folder), lambda error: None)
+    assert refused.value.status == 400 and len(str(refused.value)) < 300
+    assert load(registry, "good name", folder)
+
+
+def test_a_folder_of_folders_is_read_when_asked_for(
+    llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
+) -> None:
+    for seed in range(5):
+        save(adapter(llama, seed), tmp_path / f"a{seed}")
+    assert registry.register_folder(tmp_path) == 5
+    assert not registry.store
+    first = said(engine, a3=1.0)
+    assert [facts.name for facts in registry.facts() if facts.loaded] == ["a3"]
+    assert first == said(engine, a3=1.0) != said(engine, a4=1.0)
+
+
+def test_what_was_sent_away_is_read_again_unless_it_changed(
+    llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
+) -> None:
+    for seed in range(3):
+        save(adapter(llama, seed), tmp_path / f"a{seed}")
+    registry.register_folder(tmp_path)
+    first = said(engine, a0=1.0)
+    registry.host_bytes = 1
+    for resident in list(registry.shelf.residents.here.values()):
+        registry.shelf.residents.send_away(resident)
+    said(engine, a1=1.0)
+    assert [facts.name for facts in registry.facts() if facts.loaded] == ["a1"]
+    assert said(engine, a0=1.0) == first
+    registry.shelf.residents.send_away(
+        registry.shelf.residents.here[registry.aliases["a0"].generation or ""]
+    )
+    registry.store.clear()
+    save(adapter(llama, 7), tmp_path / "a0")
+    with pytest.raises(AdapterConflict, match="changed since"):
+        said(engine, a0=1.0)
+    assert said(engine, a1=1.0)
+
+
+def test_an_unknown_name_may_be_resolved(
+    llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
+) -> None:
+    folder = save(adapter(llama, 1), tmp_path / "a")
+    with pytest.raises(AdapterNotFound, match="no adapter 'tenant-7'"):
+        said(engine, **{"tenant-7": 1.0})
+    shelf = registry.shelf
+    settings = replace(shelf.settings, adapter_resolvers=True)
+
+    plugins = shelf.plugins
+    locate = plugins.locate
+    plugins.locate = (  # type: ignore[method-assign]
+        lambda reference, settings, kind="model": (
+            folder
+            if (reference, kind) == ("tenant-7", "adapter")
+            else locate(reference, settings, kind)
+        )
+    )
+    registry.shelf = replace(shelf, settings=settings)
+    try:
+        assert said(engine, **{"tenant-7": 1.0})
+        with pytest.raises(AdapterError):
+            said(engine, **{"tenant-8": 1.0})
+    finally:
+        plugins.locate = locate  # type: ignore[method-assign]
+
+
+def test_limits(llama: Subject, registry: Registry, tmp_path: Path) -> None:
+    registry.most = 2
+    for seed in range(2):
+        load(registry, f"a{seed}", save(adapter(llama, seed), tmp_path / f"a{seed}"))
+    with pytest.raises(AdapterLimit, match="--max-adapters"):
+        load(registry, "a2", save(adapter(llama, 2), tmp_path / "a2"))
+    registry.unload("a1")
+    registry.shelf = replace(
+        registry.shelf, settings=replace(registry.shelf.settings, max_adapter_rank=3)
+    )
+    with pytest.raises(AdapterLimit, match="rank 4"):
+        load(registry, "a2", tmp_path / "a2")
+    load(registry, "a3", save(adapter(llama, 2, rank=3), tmp_path / "a3"))
+
+
+def test_pinned_adapters_stay(llama: Subject, tmp_path: Path) -> None:
+    engine = llama.engine(adapter_slots=2)
+    registry = engine.registry
+    assert registry is not None
+    for seed in range(4):
+        load(
+            registry,
+            f"a{seed}",
+            save(adapter(llama, seed), tmp_path / f"a{seed}"),
+            pinned=seed == 0,
+        )
+    said(engine, a0=1.0)
+    for seed in (1, 2, 3):
+        said(engine, **{f"a{seed}": 1.0})
+    assert registry.aliases["a0"].generation in registry.shelf.residents.here
+    with pytest.raises(AdapterLimit, match="pinned"):
+        said(engine, a1=1.0, a2=1.0)
+    assert said(engine, a0=1.0, a1=1.0)
+    engine.close()
+
+
+def test_scales(llama: Subject, engine: Engine, registry: Registry) -> None:
+    registry.add("a", adapter(llama, 1))
+    base = greedy(engine, TEXT, 12)[0]
+    assert said(engine, a=0.0) == base
+    for wrong in (float("nan"), float("inf"), 1e9):
+        with pytest.raises(RequestError, match="scale"):
+            said(engine, a=wrong)
+    twice = [Wanted(name="a", scale=0.25), Wanted(name="a", scale=0.5)]
+    assert greedy(engine, TEXT, 12, [registry.mixture(twice)])[0] == said(engine, a=0.75)
+    assert said(engine, a=-1.0) != said(engine, a=1.0)
+
+
+def bad(made: Subject, folder: Path, what: str) -> Path:
+    """A folder in which one thing is wrong."""
+    good = adapter(made, 1)
+    save(good, folder)
+    weights = folder / "adapter_model.safetensors"
+    name, first = next(iter(good.weights.items()))
+    factors = dict(good.weights)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    if what == "no json":
+        (folder / "adapter_config.json").write_text("{nonsense")
+    elif what == "a list":
+        (folder / "adapter_config.json").write_text("[]")
+    elif what == "no weights":
+        weights.unlink()
+    elif what == "pickle":
+        weights.unlink()
+        (folder / "adapter_model.bin").write_bytes(b"\x80\x04")
+    elif what == "zero":
+        zero = {n: replace(f, b=torch.zeros_like(f.b)) for n, f in factors.items()}
+        save(replace(good, weights=zero), folder)
+    elif what == "nan":
+        factors[name] = replace(first, a=first.a * float("nan"))
+        save(replace(good, weights=factors), folder)
+    elif what == "other width":
+        factors[name] = LowRank(a=torch.randn(4, 48), b=first.b)
+        save(replace(good, weights=factors), folder)
+    elif what == "unknown module":
+        factors["model.layers.9.self_attn.q_proj"] = factors.pop(name)
+        save(replace(good, weights=factors), folder)
+    elif what == "half":
+        save_file({"base_model.model." + name + ".lora_A.weight": first.a}, weights)
+    else:
+        key, _, value = what.partition("=")
+        (folder / "adapter_config.json").write_text(json.dumps({**config, key: json.loads(value)}))
+    return folder
+
+
+BAD = {
+    "no json": "adapter_config.json",
+    "a list": "adapter_config.json",
+    "no weights": "",
+    "pickle": "pickle|safetensors",
+    "zero": "does nothing",
+    "nan": "NaN|no number",
+    "other width": "64",
+    "unknown module": "model.layers.9",
+    "half": "lora_B|pair|both",
+    "r=0": "r",
+    "r=null": "r",
+    'r="four"': "r",
+    "lora_alpha=NaN": "lora_alpha",
+    'target_modules=["nothing_proj"]': "target_modules|q_proj",
+    "use_qalora=true": "use_qalora",
+    "layer_replication=[[0,1]]": "layer_replication",
+    'init_lora_weights="pissa"': "pissa",
+    'peft_type="IA3"': "IA3|IA³|no installed adapter kind",
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_adapter_is_refused_and_disturbs_no_good_one(
+    llama: Subject, engine: Engine, registry: Registry, tmp_path: Path, what: str
+) -> None:
+    """What, where and a status; then the same name can be had by a good one."""
+    load(registry, "good", save(adapter(llama, 2), tmp_path / "good"))
+    before, base = said(engine, good=1.0), greedy(engine, TEXT, 12)[0]
+    with pytest.raises(AdapterError) as refused:
+        load(registry, "bad", bad(llama, tmp_path / "bad", what))
+    assert refused.value.status in (404, 422), refused.value
+    assert re.search(BAD[what], str(refused.value)), refused.value
+    assert str(tmp_path) not in str(refused.value)
+    assert "bad" not in registry.aliases
+    assert (said(engine, good=1.0), greedy(engine, TEXT, 12)[0]) == (before, base)
+    load(registry, "bad", save(adapter(llama, 1), tmp_path / "mended"))
+    assert said(engine, bad=1.0) not in (before, base)
+
+
+def test_the_hash_is_of_facts_and_bytes(llama: Subject) -> None:
+    first: AdapterWeights = adapter(llama, 1)
+    name, factors = next(iter(first.weights.items()))
+    others = [
+        replace(first, weights={**first.weights, name: replace(factors, scale=0.25)}),
+        replace(first, weights={**first.weights, name: replace(factors, a=factors.a + 1e-6)}),
+        replace(first, invocation=(1, 2)),
+        replace(first, config={"r": 4}),
+        replace(first, space="gguf"),
+    ]
+    seen = {made.generation for made in (first, *others)}
+    assert len(seen) == 6
+    assert adapter(llama, 1).generation == first.generation
+
+
+def test_special_tokens_must_be_the_bases(llama: Subject, tmp_path: Path) -> None:
+    """The tiny llama with the starter's tokenizer: known tokens pass, others are refused."""
+    home = FOLDERS["model"]["starter"]
+    engine = llama.engine()
+    registry = engine.registry
+    assert registry is not None
+    registry.shelf = replace(registry.shelf, path=home)
+    folder = save(adapter(llama, 1), tmp_path / "a")
+    ids = json.loads((home / "tokenizer.json").read_text())["added_tokens"]
+    known = {each["content"]: each["id"] for each in ids}
+    for tokens, says in (({"<mine>": 128}, "'<mine>'"), ({next(iter(known)): 99}, "99")):
+        (folder / "added_tokens.json").write_text(json.dumps(tokens))
+        with pytest.raises(AdapterError, match=says):
+            load(registry, "a", folder)
+    (folder / "added_tokens.json").write_text(json.dumps(known))
+    assert load(registry, "a", folder)
+    engine.close()
