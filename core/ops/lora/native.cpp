@@ -55,8 +55,10 @@ static void take_page(const T* a, int64_t row, int64_t many, v16u* to, float*) {
 
 static inline void take_page(const bf16* a, int64_t row, int64_t many, v16u* to, uint32_t*) {
     int64_t i = 0;
-    for (; i + 32 <= many; i += 32)
+    for (; i + 32 <= many; i += 32) {
+        for (int r = 0; r < RANK; r++) __builtin_prefetch(a + r * row + i + 128);
         load_transposed((const uint8_t*)(a + i), row * sizeof *a, to + i / 2);
+    }
     if (i == many) return;
     uint32_t some[RANK][16];
     for (int r = 0; r < RANK; r++) take_row(a + r * row + i, many - i, some[r]);
@@ -163,6 +165,7 @@ struct Call {
             for (int i = 0; i < M; i++)
                 store(factors[i], load(hidden(block.rows[r + i], j, part, 0)));
             for (int c = 0; c < RANK; c++, from += n) {
+                __builtin_prefetch(from + 128);
                 v16 low = load(from, left), high = left > 16 ? load(from + 16, left - 16) : v16{};
                 for (int i = 0; i < M; i++) {
                     acc[i][0] += low * factors[i][c];
