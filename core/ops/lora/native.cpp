@@ -8,88 +8,78 @@
 #include <type_traits>
 #include <vector>
 
-enum { RANK = 16, CHUNK = 512, COLUMNS = 512, TOGETHER = 64 };
+enum { RANK = 16, CHUNK = 1024, COLUMNS = 512, TOGETHER = 64 };
+// Elements by which factors are fetched ahead of their use.
+enum { AHEAD = 128 };
 
-// What of x and A is multiplied at a time: a float, or two of bfloat16 where the CPU adds pairs.
+// Elements of x and of a row of A that are multiplied at a time: 16, or pairs where the CPU adds them.
 template <class T>
 struct Unit {
-    typedef float Word;
+    enum { SIZE = 16 };
 };
+
+template <class T>
+static inline v16 add_products(v16 acc, const T* a, const T* x) {
+    return acc + load(a) * load(x);
+}
+
 #ifdef __AVX512BF16__
 template <>
 struct Unit<bf16> {
-    typedef uint32_t Word;
+    enum { SIZE = 32 };
 };
+
+static inline v16 add_products(v16 acc, const bf16* a, const bf16* x) {
+    v16u ours, theirs;
+    memcpy(&ours, a, sizeof ours);
+    memcpy(&theirs, x, sizeof theirs);
+    return add_pairs(acc, ours, theirs);
+}
 #endif
 
-static inline v16 add_product(v16 acc, v16u a, float x) { return acc + as_floats(a) * x; }
-
-static inline v16 add_product(v16 acc, v16u a, uint32_t x) {
-    return add_pairs(acc, a, v16u{} + x);
-}
-
-// Some of a row of x as words, zeros to a multiple of 16. Gives how many.
-template <class T>
-static int64_t take_row(const T* x, int64_t many, float* to) {
-    int64_t i = 0;
-    for (; i < many; i += 16) store(to + i, load(x + i, many - i));
-    return i;
-}
-
-static inline int64_t take_row(const bf16* x, int64_t many, uint32_t* to) {
-    int64_t words = (many + 31) / 32 * 16;
-    memset(to + many / 2, 0, (words - many / 2) * sizeof *to);
-    memcpy(to, x, many * sizeof *x);
-    return words;
-}
-
-// The same columns of the 16 rows of A, `row` apart: a vector of each word.
-template <class T>
-static void take_page(const T* a, int64_t row, int64_t many, v16u* to, float*) {
-    for (int64_t i = 0; i < many; i += 16) {
-        float some[RANK][16];
-        for (int r = 0; r < RANK; r++) store(some[r], load(a + r * row + i, many - i));
-        load_transposed((const uint8_t*)some, sizeof some[0], to + i);
+// Sixteen partial sums of each of M rows of x with each of the 16 rows of A, `row` apart.
+template <int M, class T>
+static void multiply(const T* const* x, const T* a, int64_t row, int64_t many,
+                     float (*to)[RANK][16]) {
+    enum { SIZE = Unit<T>::SIZE };
+    int64_t whole = many / SIZE * SIZE, left = many - whole;
+    for (int r = 0; r < RANK; r += 4, a += 4 * row) {
+        v16 acc[M][4] = {};
+        for (int64_t i = 0; i < whole; i += SIZE)
+            for (int c = 0; c < 4; c++) {
+                __builtin_prefetch(a + c * row + i + AHEAD);
+                for (int m = 0; m < M; m++)
+                    acc[m][c] = add_products(acc[m][c], a + c * row + i, x[m] + i);
+            }
+        for (int c = 0; c < 4 && left; c++)
+            for (int m = 0; m < M; m++) {
+                T ours[SIZE] = {}, theirs[SIZE] = {};
+                memcpy(ours, a + c * row + whole, left * sizeof(T));
+                memcpy(theirs, x[m] + whole, left * sizeof(T));
+                acc[m][c] = add_products(acc[m][c], ours, theirs);
+            }
+        for (int m = 0; m < M; m++)
+            for (int c = 0; c < 4; c++) store(to[m][r + c], acc[m][c]);
     }
 }
 
-static inline void take_page(const bf16* a, int64_t row, int64_t many, v16u* to, uint32_t*) {
-    int64_t i = 0;
-    for (; i + 32 <= many; i += 32) {
-        for (int r = 0; r < RANK; r++) __builtin_prefetch(a + r * row + i + 128);
-        load_transposed((const uint8_t*)(a + i), row * sizeof *a, to + i / 2);
-    }
-    if (i == many) return;
-    uint32_t some[RANK][16];
-    for (int r = 0; r < RANK; r++) take_row(a + r * row + i, many - i, some[r]);
-    load_transposed((const uint8_t*)some, sizeof some[0], to + i / 2);
+// The sums of 16 vectors.
+static v16 sums(const float (*from)[16]) {
+    v16u words[16];
+    load_transposed((const uint8_t*)from, sizeof *from, words);
+    for (int n = 8; n; n /= 2)
+        for (int i = 0; i < n; i++)
+            words[i] = as_bits(as_floats(words[i]) + as_floats(words[i + n]));
+    return as_floats(words[0]);
 }
 
-// h [16] of each of M rows, whose words lie CHUNK apart.
-template <int M, class Word>
-static void multiply(const Word* x, const v16u* a, int64_t words, float* const* h) {
-    v16 acc[M][2] = {};
-    for (int64_t i = 0; i < words; i += 2)
-        for (int c = 0; c < 2; c++)
-            for (int r = 0; r < M; r++)
-                acc[r][c] = add_product(acc[r][c], a[i + c], x[r * CHUNK + i + c]);
-    for (int r = 0; r < M; r++) store(h[r], acc[r][0] + acc[r][1]);
-}
-
-// Call each(M, r) for M rows from r on, eight of them or as many as are left.
-template <class Each>
+// Call each(M, r) for M rows from r on, MOST of them or as many as are left.
+template <int MOST, class Each>
 static void by_rows(int64_t many, Each each) {
     int64_t r = 0;
-    for (; r + 8 <= many; r += 8) each(std::integral_constant<int, 8>(), r);
-    switch (many - r) {
-        case 7: return each(std::integral_constant<int, 7>(), r);
-        case 6: return each(std::integral_constant<int, 6>(), r);
-        case 5: return each(std::integral_constant<int, 5>(), r);
-        case 4: return each(std::integral_constant<int, 4>(), r);
-        case 3: return each(std::integral_constant<int, 3>(), r);
-        case 2: return each(std::integral_constant<int, 2>(), r);
-        case 1: return each(std::integral_constant<int, 1>(), r);
-    }
+    for (; r + MOST <= many; r += MOST) each(std::integral_constant<int, MOST>(), r);
+    if constexpr (MOST > 1)
+        if (r < many) by_rows<MOST - 1>(many - r, [&](auto M, int64_t i) { each(M, r + i); });
 }
 
 // Rows of one mixture and expert, at most TOGETHER.
@@ -126,19 +116,15 @@ struct Call {
 
     // h of a block's rows for one chunk of k.
     void shrink(const Block& block, int64_t j, int64_t part, int64_t chunk) const {
-        typedef typename Unit<T>::Word Word;
-        alignas(64) v16u some[CHUNK];
-        alignas(64) Word rows[8 * CHUNK];
-        int64_t first = chunk * CHUNK, many = std::min<int64_t>(CHUNK, k - first), words = 0;
-        take_page(a + (page(block, j) * parts + part) * RANK * k + first, k, many, some, (Word*)0);
-        by_rows(block.many, [&](auto M, int64_t r) {
-            float* to[M];
-            for (int i = 0; i < M; i++) {
-                int64_t row = block.rows[r + i];
-                words = take_row(x + row * x_row + first, many, rows + i * CHUNK);
-                to[i] = hidden(row, j, part, chunk);
-            }
-            multiply<M>(rows, some, words, to);
+        alignas(64) float partial[4][RANK][16];
+        int64_t first = chunk * CHUNK, many = std::min<int64_t>(CHUNK, k - first);
+        const T* from = a + (page(block, j) * parts + part) * RANK * k + first;
+        by_rows<4>(block.many, [&](auto M, int64_t r) {
+            const T* rows[M];
+            for (int i = 0; i < M; i++) rows[i] = x + block.rows[r + i] * x_row + first;
+            multiply<M>(rows, from, k, many, partial);
+            for (int i = 0; i < M; i++)
+                store(hidden(block.rows[r + i], j, part, chunk), sums(partial[i]));
         });
     }
 
@@ -165,7 +151,7 @@ struct Call {
             for (int i = 0; i < M; i++)
                 store(factors[i], load(hidden(block.rows[r + i], j, part, 0)));
             for (int c = 0; c < RANK; c++, from += n) {
-                __builtin_prefetch(from + 128);
+                __builtin_prefetch(from + AHEAD);
                 v16 low = load(from, left), high = left > 16 ? load(from + 16, left - 16) : v16{};
                 for (int i = 0; i < M; i++) {
                     acc[i][0] += low * factors[i][c];
@@ -182,7 +168,7 @@ struct Call {
 
     void expand(const Block& block, const Columns& columns) const {
         int64_t end = columns.first + columns.many;
-        by_rows(block.many, [&](auto M, int64_t r) {
+        by_rows<8>(block.many, [&](auto M, int64_t r) {
             int64_t column = columns.first;
             for (; column + 32 <= end; column += 32) add<M>(block, r, columns.part, column, 32);
             if (column < end) add<M>(block, r, columns.part, column, end - column);

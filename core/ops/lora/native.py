@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostro.core.native import ADDRESS, INT, functions, load
 
-CHUNK = 512
+CHUNK = 1024
 """How much of a row of x is summed at a time, as in native.cpp."""
 
 LORA = functions(
