@@ -65,9 +65,13 @@ class Change:
 
 @dataclass
 class Waiting:
-    """A request whose adapters are being read, and what is done with it then."""
+    """A request whose adapters are being read, and what is done with it then.
+
+    `held` are the generations that have been read for it: they stay until it goes.
+    """
 
     aliases: list[Alias]
+    held: set[str]
     go: Callable[[], None]
     fail: Callable[[OstroError], None]
 
@@ -209,7 +213,8 @@ class Registry:
 
     def poll(self) -> None:
         """Switch to what has been read since the last pass."""
-        for alias in [a for a in self.aliases.values() if a.reading is not None]:
+        awaited = [alias for each in self.waiting for alias in each.aliases]
+        for alias in dict.fromkeys((*self.aliases.values(), *awaited)):
             if alias.reading is not None and alias.reading.done():
                 reading, alias.reading = alias.reading, None
                 self.settle(alias, reading)
@@ -218,16 +223,21 @@ class Registry:
             self.switch(change)
 
     def settle(self, alias: Alias, reading: Future[Adapter]) -> None:
-        """An alias was read for requests that wait for it: they go, or fail."""
+        """An alias was read for requests that wait for it: they go, or fail. Where its name was
+        taken from it meanwhile, they are told, or go with what has the name now.
+        """
         waiting = [each for each in self.waiting if alias in each.aliases]
         try:
-            adapter = reading.result()
-            if alias.generation not in (None, adapter.generation):
-                raise AdapterConflict(
-                    f"the files of {alias.name!r} have changed since they were first read; load it "
-                    "again with load_inplace"
-                )
-            self.keep(alias, adapter)
+            if self.aliases.get(alias.name) is alias:
+                adapter = reading.result()
+                if alias.generation not in (None, adapter.generation):
+                    raise AdapterConflict(
+                        f"the files of {alias.name!r} have changed since they were first read; "
+                        "load it again with load_inplace"
+                    )
+                self.keep(alias, adapter)
+                for each in waiting:
+                    each.held.add(adapter.generation)
         except Exception as error:
             told = as_error(error, alias.name)
             self.waiting = [each for each in self.waiting if each not in waiting]
@@ -295,11 +305,12 @@ class Registry:
         """
         self.store.move_to_end(newest)
         held = sum(adapter.nbytes for adapter in self.store.values())
+        awaited = {newest}.union(*(each.held for each in self.waiting))
         for generation in list(self.store):
             if held <= self.host_bytes:
                 return
             here = self.shelf.residents.here
-            if self.leases[generation] or generation == newest or generation in here:
+            if self.leases[generation] or generation in awaited or generation in here:
                 continue
             held -= self.store.pop(generation).nbytes
 
@@ -312,13 +323,15 @@ class Registry:
 
         Raises AdapterError for those that do not exist. Gives what waits, to be dropped.
         """
-        missing = [a for a in self.named(wanted) if a.generation not in self.store]
+        named = list(self.named(wanted))
+        missing = [a for a in named if a.generation not in self.store]
         if not missing:
             go()
             return None
         for alias in missing:
             alias.reading = alias.reading or self.reader.submit(self.shelf.read, alias.reference)
-        waiting = Waiting(list(dict.fromkeys(missing)), go, fail)
+        held = {g for g in (*(a.generation for a in named), *(w.generation for w in wanted)) if g}
+        waiting = Waiting(list(dict.fromkeys(missing)), held, go, fail)
         self.waiting.append(waiting)
         return waiting
 
@@ -357,8 +370,13 @@ class Registry:
                     f"the scale {each.scale} of an adapter is not within -100..100",
                     param="adapters",
                 )
-            generation = each.generation or self.find(each.name).generation
-            assert generation is not None, f"{each.name = } is read"
+            generation = each.generation or self.find(each.name).generation or ""
+            if generation not in self.store:
+                raise AdapterNotFound(
+                    f"the adapter {each.name or generation!r:.100} was unloaded while it was asked "
+                    "for; ask again",
+                    param="adapters",
+                )
             scales[generation] = scales.get(generation, 0.0) + each.scale
         chosen = {g: s for g, s in scales.items() if s}
         adapters = [self.store[generation] for generation in chosen]

@@ -160,14 +160,14 @@ class Residents:
 
     def lane(self, shares: Sequence[Share]) -> Lane | None:
         """The row that holds these shares; its residents are used once more if it is new."""
-        if not self.mixtures.free:
-            return None
-        row = self.mixtures.free[-1]
+        mixed, free = shares[0].adapter.mixer is not None, self.mixtures.free
         key = tuple(sorted((s.adapter.generation, s.scale) for s in shares))
-        if shares[0].adapter.mixer is not None:
-            key = (("row", float(row)),)  # its scales are one sequence's own
-        if key in self.lanes:
+        if key in self.lanes and not mixed:
             return self.lanes[key]
+        if not free:
+            return None
+        if mixed:
+            key = (("row", float(free[-1])),)  # its scales are one sequence's own
         residents: list[Resident] = []
         for share in shares:
             for adapter in share.adapter.members or (share.adapter,):
@@ -178,8 +178,7 @@ class Residents:
                     return None
                 resident.users += 1
                 residents.append(resident)
-        self.mixtures.free.pop()
-        lane = Lane(row, key, residents)
+        lane = Lane(free.pop(), key, residents)
         self.changes += self.mixtures.reach(sum(len(r.pages) for r in residents))
         self.mixtures.write(lane.row, entries_of(shares, residents))
         self.lanes[key] = lane

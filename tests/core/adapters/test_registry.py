@@ -171,6 +171,63 @@ def test_what_was_sent_away_is_read_again_unless_it_changed(
     assert said(engine, a1=1.0)
 
 
+def ask(registry: Registry, *names: str) -> list[list[int] | OstroError]:
+    """Ask for adapters; what comes of it, once it comes: the generations that go, or an error."""
+    wanted, told = [Wanted(name=name) for name in names], list[list[int] | OstroError]()
+
+    def go() -> None:
+        try:
+            found = registry.mixture(wanted)
+            told.append([list(registry.store).index(s.adapter.generation) for s in found.shares])
+        except OstroError as error:
+            told.append(error)
+
+    registry.ask(wanted, go, told.append)
+    return told
+
+
+def test_a_name_that_is_unloaded_while_it_is_read_for_a_request(
+    llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
+) -> None:
+    registry.register("a", str(save(adapter(llama, 1), tmp_path / "a")))
+    told = ask(registry, "a")
+    registry.unload("a")
+    wait(registry, lambda: bool(told))
+    assert isinstance(told[0], AdapterNotFound)
+    assert not registry.busy
+    assert not registry.store
+
+
+def test_a_name_that_is_replaced_while_it_is_read_for_a_request(
+    llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
+) -> None:
+    registry.register("a", str(save(adapter(llama, 1), tmp_path / "a")))
+    told = ask(registry, "a")
+    registry.add("a", adapter(llama, 2), inplace=True)
+    wait(registry, lambda: bool(told))
+    assert told == [[0]]
+    assert len(registry.store) == 1, "what no name goes to was kept"
+
+
+def test_what_is_read_for_a_request_stays_until_all_of_it_is_read(
+    llama: Subject, tmp_path: Path
+) -> None:
+    engine = llama.engine(adapter_slots=2)
+    registry = engine.registry
+    assert registry is not None
+    registry.host_bytes = 1
+    for seed in range(5):
+        save(adapter(llama, seed), tmp_path / f"a{seed}")
+    registry.register_folder(tmp_path)
+    # a0 is read first, and the device sends it away before a4 comes
+    names = [("a0",), ("a1",), ("a2",), ("a3",), ("a0", "a4")]
+    asked = [ask(registry, *each) for each in names]
+    wait(registry, lambda: all(asked))
+    assert all(isinstance(told[0], list) for told in asked), asked
+    assert len(asked[-1][0]) == 2  # type: ignore[arg-type]
+    engine.close()
+
+
 def test_an_unknown_name_may_be_resolved(
     llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
 ) -> None:
@@ -232,6 +289,24 @@ def test_pinned_adapters_stay(llama: Subject, tmp_path: Path) -> None:
         said(engine, a1=1.0, a2=1.0)
     assert said(engine, a0=1.0, a1=1.0)
     engine.close()
+
+
+def test_the_same_mixture_needs_no_row_of_its_own(registry: Registry, llama: Subject) -> None:
+    for seed in range(2):
+        registry.add(f"a{seed}", adapter(llama, seed))
+    one, other = (registry.mixture([Wanted(name=name)]) for name in ("a0", "a1"))
+    residents = registry.shelf.residents
+    first = residents.hold(one)
+    assert first is not None
+    residents.mixtures.free, free = [], residents.mixtures.free
+    again = residents.hold(one)
+    assert again is not None
+    assert again.row(0) == first.row(0) != 0
+    assert residents.hold(other) is None
+    residents.mixtures.free = free
+    for held in (first, again):
+        residents.let_go(held)
+    assert not residents.lanes
 
 
 def test_scales(llama: Subject, engine: Engine, registry: Registry) -> None:
