@@ -91,13 +91,17 @@ class Registry:
 
     # Names
 
-    def register(self, name: str, reference: str, *, pinned: bool = False) -> Alias:
-        """A name that is read when it is first asked for. Raises AdapterError."""
+    def register(
+        self, name: str, reference: str, *, generation: str | None = None, pinned: bool = False
+    ) -> Alias:
+        """A name that is read when it is first asked for, and is then of the `generation`, where
+        that is known. Raises AdapterError.
+        """
         check_name(name)
         if name in self.aliases:
             raise AdapterConflict(f"there is an adapter {name!r} already", param="lora_name")
         self.make_way()
-        self.aliases[name] = Alias(name, reference, pinned=pinned)
+        self.aliases[name] = Alias(name, reference, generation, pinned)
         return self.aliases[name]
 
     def make_way(self) -> None:

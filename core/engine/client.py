@@ -226,11 +226,11 @@ class AsyncEngine(ABC):
         return told
 
     async def adapt(
-        self, do: Literal["load", "unload", "read", "list"], **what: Any
+        self, do: Literal["load", "unload", "read", "register", "list"], **what: Any
     ) -> list[AdapterFacts]:
-        """Load or unload an adapter, have one read that is registered, or do nothing; gives all
-        there are then. `what` are fields of
-        `Adapt`. Raises the AdapterError that says why it could not be done.
+        """Load, unload or register an adapter, have one read that is registered, or do nothing;
+        gives all there are then. `what` are fields of `Adapt`. Raises the AdapterError that says
+        why it could not be done.
         """
         id = f"change {next(self._numbers)}"
         told: list[AdapterFacts] = await self._change(Adapt(id=id, do=do, **what))

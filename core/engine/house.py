@@ -145,7 +145,7 @@ class House:
             raise Unsupported(f"{request.model} does no {type(request).__name__}")
 
     def adapt(self, message: Adapt) -> None:
-        """Load, unload or read an adapter; the answer is among the letters. Raises AdapterError."""
+        """Do what a message says; the answer is among the letters. Raises AdapterError."""
         registry = self.tenant(message.model).registry
         if registry is None:
             raise AdapterNotFound(f"{message.model} takes no adapters")
@@ -169,6 +169,13 @@ class House:
             return
         if message.do == "unload":
             registry.unload(message.name, message.expected)
+        if message.do == "register":
+            registry.register(
+                message.name,
+                message.reference,
+                generation=message.expected or None,
+                pinned=message.pinned,
+            )
         done(None)
 
     def letters(self) -> list[FromEngine]:

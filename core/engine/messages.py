@@ -132,10 +132,12 @@ class Requantized(msgspec.Struct, tag=True):
 
 
 class Adapt(msgspec.Struct, kw_only=True, tag=True):
-    """Load, unload or read an adapter of a model, or tell of all; see `core.adapters.registry`."""
+    """Load, unload or read an adapter of a model, register one that is read when it is first asked
+    for, or tell of all; see `core.adapters.registry`.
+    """
 
     id: str
-    do: Literal["load", "unload", "read", "list"]
+    do: Literal["load", "unload", "read", "register", "list"]
     model: str = DEFAULT
     name: str = ""
     reference: str = ""

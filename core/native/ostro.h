@@ -174,13 +174,10 @@ static inline v16u widen(const uint8_t* p) {
 #endif
 }
 
-// To the nearest, ties to even; NaN stays NaN. Below 2^-126 a bfloat16 may become 0.
+// To the nearest, ties to even; NaN stays NaN.
 static inline void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
 
 static inline void store(bf16* p, v16 x) {
-#ifdef __AVX512BF16__
-    __m256bh half = _mm512_cvtneps_pbh((__m512)x);
-#else
     v16u bits = as_bits(x);
     v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     v16u kept = select(x != x, v16u{} + 0x7fc0u, rounded);
@@ -188,7 +185,6 @@ static inline void store(bf16* p, v16 x) {
     v16h half = __builtin_convertvector(kept, v16h);
 #else
     v8h half[2] = {__builtin_convertvector(kept.low, v8h), __builtin_convertvector(kept.high, v8h)};
-#endif
 #endif
     memcpy(p, &half, sizeof half);
 }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from ostro.core.engine.client import AsyncEngine
 from ostro.core.engine.messages import AdapterFacts
 from ostro.core.engine.request import Wanted
-from ostro.core.errors import AdapterNameRefused, RequestError
+from ostro.core.errors import AdapterError, AdapterNameRefused, RequestError
 from ostro.core.text import AdapterChoice, Addressed
+
+log = logging.getLogger(__name__)
 
 MOST = 16
 """Adapters of one request."""
@@ -44,6 +47,28 @@ class Adapters:
     async def refresh(self, model: str) -> None:
         """Ask the engine. Raises EngineDied, and Overloaded before it is ready."""
         self.note(model, await self.engine.adapt("list", model=model))
+
+    async def restore(self, model: str, before: Mapping[str, AdapterFacts]) -> None:
+        """Have an engine that was started again know the adapters that there were `before`. They
+        are read when they are asked for, and refused where their files have changed since.
+        """
+        now = self.of(model)
+        same = {n for n in before.keys() & now if before[n].reference == now[n].reference}
+        changes = [dict(do="unload", name=name) for name in now.keys() - same] + [
+            dict(
+                do="register",
+                name=name,
+                reference=before[name].reference,
+                expected=before[name].generation,
+                pinned=before[name].pinned,
+            )
+            for name in before.keys() - same
+        ]
+        for change in changes:
+            try:
+                self.note(model, await self.engine.adapt(model=model, **change))
+            except AdapterError as error:  # somebody was faster
+                log.warning("%s", error)
 
     async def template(self, model: str, wanted: Sequence[Wanted]) -> str | None:
         """The chat template of the one adapter that a request asks for, where it brings one.

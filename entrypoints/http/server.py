@@ -188,9 +188,10 @@ class Server:
 
     async def reload(self) -> None:
         """Start another child in the place of one that died."""
+        self.service.behind = True
         self.engine.spawn()
         await self.engine.load([found.load for found in self.found])
-        await self.service.learn()
+        await self.service.restore()
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:

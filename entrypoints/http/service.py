@@ -35,6 +35,7 @@ class Service:
         self.engine, self.names, self.resolves = engine, names, resolves
         self.models: dict[str, Mapping[str, Any]] = {}
         self.adapters = Adapters(engine)
+        self.behind = False  # the engine was started again, and knows less than the one before
         self.started = int(time.time())
 
     @property
@@ -45,13 +46,21 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether a request would be answered now."""
-        return self.engine.ready and bool(self.models)
+        return self.engine.ready and not self.behind and bool(self.models)
 
     async def learn(self) -> None:
         """Ask the engine for the adapters of all models; some take none."""
         for name in self.names:
             with suppress(AdapterNotFound):
                 await self.adapters.refresh(name)
+
+    async def restore(self) -> None:
+        """Have an engine that was started again know the adapters that the one before it knew."""
+        before = dict(self.adapters.known)
+        await self.learn()
+        for name, known in before.items():
+            await self.adapters.restore(name, known)
+        self.behind = False
 
     def model(self, name: str | None) -> str:
         """The model that goes by a name. Raises NotFound where none does."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,8 +76,9 @@ def python(made: Made) -> Iterator[Text]:
         yield model
 
 
-def load(server: Real, name: str) -> Any:
-    answer = server.post("/v1/load_lora_adapter", lora_name=name, lora_path=name, load_inplace=True)
+def load(server: Real, name: str, path: str | None = None) -> Any:
+    body = {"lora_name": name, "lora_path": path or name, "load_inplace": True}
+    answer = server.post("/v1/load_lora_adapter", **body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -158,6 +163,38 @@ def test_everything_else_works_under_adapters(server: Real) -> None:
     for mine, base in zip(mixed.json()["choices"], plain.json()["choices"], strict=True):
         assert mine["prompt_logprobs"][1:] != base["prompt_logprobs"][1:]
         assert mine["text"] != base["text"]
+
+
+def test_an_engine_that_is_started_again_knows_them(made: Made, tmp_path: Path) -> None:
+    root = tmp_path / "adapters"
+    shutil.copytree(made.adapters, root)
+    for name in ("changed", "gone"):
+        shutil.copytree(root / "pirate", root / name)
+    settings = Settings(
+        reference=str(made.model),
+        dtype="float32",
+        adapters=(f"pirate={root / 'pirate'}", f"gone={root / 'gone'}"),
+        adapter_root=str(root),
+    )
+    with serving(settings, restart=True) as server:
+        load(server, "changed")
+        load(server, "pirate", path="sql")
+        sql = complete(server, model="pirate")
+        assert server.post("/v1/unload_lora_adapter", lora_name="gone").status_code == 200
+        shutil.copytree(root / "sql", root / "changed", dirs_exist_ok=True)
+        pid = server.server.engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while server.server.engine.pid == pid or server.get("/ready").status_code != 200:
+            assert time.monotonic() < deadline, "it was not started again"
+            time.sleep(0.05)
+        assert complete(server, model="pirate") == sql != complete(server)
+        changed, gone = (
+            server.post(COMPLETE, prompt="a", model=name) for name in ("changed", "gone")
+        )
+        assert "have changed since" in changed.text and changed.status_code == 409
+        assert gone.status_code == 404
 
 
 def test_an_adapter_that_is_gone(server: Real) -> None:
