@@ -300,7 +300,9 @@ def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_segments", "products_by_row")
 @pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 def test_fixed_is_the_same_alone_in_a_batch_and_in_chunks(
     dtype: torch.dtype, stored: torch.dtype | None
 ) -> None:

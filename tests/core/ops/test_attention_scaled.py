@@ -116,7 +116,7 @@ def test_the_naive_twin_reads_what_elements_stand_for(
 @pytest.mark.parametrize(
     "given",
     [
-        pytest.param(given, id=name, marks=() if name in ("plain", "all") else pytest.mark.slow)
+        pytest.param(given, id=name, marks=() if name == "all" else pytest.mark.slow)
         for name, given in FEATURES.items()
     ],
 )
@@ -132,8 +132,8 @@ def test_kernels_equal_naive(
 @pytest.mark.parametrize(
     "shape",
     [
-        (7, 1, 80, 80),
         (3, 3, 17, 40),
+        pytest.param((7, 1, 80, 80), marks=pytest.mark.slow),
         pytest.param((1, 1, 64, 64), marks=pytest.mark.slow),
         pytest.param((12, 2, 96, 64), marks=pytest.mark.slow),
         pytest.param((20, 1, 40, 24), marks=pytest.mark.slow),
@@ -169,7 +169,7 @@ def test_narrow_floats(
 @ALL
 @TYPES
 @pytest.mark.parametrize("host", [True, False], ids=["host lists", "device alone"])
-@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("window", [24, pytest.param(0, marks=pytest.mark.slow)])
 def test_rows_that_see_what_is_behind_them(
     window: int, host: bool, dtype: torch.dtype, kernel: Callable[..., Tensor]
 ) -> None:

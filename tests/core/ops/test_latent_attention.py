@@ -56,7 +56,11 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("shape", [(4, 64, 16), (16, 64, 8), (20, 128, 64), (1, 64, 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(4, 64, 16), (16, 64, 8), pytest.param((20, 128, 64), marks=pytest.mark.slow), (1, 64, 4)],
+    ids=str,
+)
 @pytest.mark.parametrize("name", BATCHES)
 def test_like_the_naive_twin(name: str, shape: tuple[int, int, int]) -> None:
     given = arguments(*BATCHES[name], *shape)
