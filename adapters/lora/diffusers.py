@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from ostro import AdapterWeights, Container, LowRank, errors
 from ostro.adapters.lora.config import Settings
 from ostro.adapters.lora.kohya import alpha
-from ostro.adapters.lora.tensors import both, finite, low_rank
+from ostro.adapters.lora.tensors import by_module, finite, low_rank
 
 FILE = "pytorch_lora_weights.safetensors"
 METADATA = "lora_adapter_metadata"
@@ -34,7 +33,14 @@ FACTOR = re.compile(
 
 def read(file: str, container: Container) -> AdapterWeights:
     """Read a diffusers file. Raises AdapterError by its tensor, or the key of its metadata."""
-    modules = _modules(file, container)
+    modules = by_module(
+        file,
+        container.tensors,
+        FACTOR,
+        ENDS,
+        f"no factor of a weight in {', '.join(PARTS)}: known are names that end in "
+        f"{', '.join(ENDS)}; save the adapter with diffusers",
+    )
     if not modules:
         raise errors.AdapterError(f"{file}: holds no LoRA tensor")
     sizes = _sizes(file, container, modules)
@@ -43,28 +49,6 @@ def read(file: str, container: Container) -> AdapterWeights:
         for module, parts in modules.items()
     }
     return AdapterWeights(kind="lora", weights=weights, config={"format": "diffusers"})
-
-
-def _modules(file: str, container: Container) -> dict[str, dict[str, str]]:
-    """The names of tensors by module and part."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for name in container.tensors:
-        match = FACTOR.fullmatch(name)
-        if match is None:
-            raise errors.AdapterError(
-                f"{file}: tensor {name!r} is no factor of a weight in {', '.join(PARTS)}: known "
-                f"are names that end in {', '.join(ENDS)}; save the adapter with diffusers"
-            )
-        parts, part = found[match["module"]], ENDS[match["end"]]
-        if part in parts:
-            raise errors.AdapterError(f"{file}: {parts[part]!r} and {name!r} are the same factor")
-        parts[part] = name
-    for module, parts in found.items():
-        both(file, module, parts, "a", "b")
-        if "a" not in parts:
-            some = next(iter(parts.values()))
-            raise errors.AdapterError(f"{file}: tensor {some!r} has no factors beside it")
-    return found
 
 
 def _module(

@@ -8,13 +8,14 @@ The scale is alpha / r, and 1 where alpha is 0. An activated adapter names its i
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import AdapterWeights, Container, LowRank, errors
-from ostro.adapters.lora.tensors import both, finite, low_rank, number, stacked
+from ostro.adapters.lora.tensors import by_module, finite, low_rank, number, stacked
 
-FACTOR = re.compile(r"(?P<module>.+)\.weight\.(?P<part>lora_[ab])")
+FACTOR = re.compile(r"(?P<module>.+)\.weight\.(?P<end>lora_[ab])")
+PARTS = {"lora_a": "a", "lora_b": "b"}
 ALPHA = "adapter.lora.alpha"
 INVOCATION = "adapter.alora.invocation_tokens"
 
@@ -28,9 +29,16 @@ def read(file: str, container: Container) -> AdapterWeights:
                 f"{file}: {key} is {said.get(key)!r:.80}, that of a LoRA is {wanted!r}"
             )
     alpha = number(file, ALPHA, said.get(ALPHA))
+    modules = by_module(
+        file,
+        container.tensors,
+        FACTOR,
+        PARTS,
+        "no lora_a or lora_b of a weight; whole tensors in an adapter are not read: leave it out "
+        "when it is converted",
+    )
     weights = {
-        module: _module(file, container, module, parts, alpha)
-        for module, parts in _modules(file, container).items()
+        module: _module(file, container, module, parts, alpha) for module, parts in modules.items()
     }
     if not weights:
         raise errors.AdapterError(f"{file}: holds no LoRA tensor")
@@ -45,25 +53,10 @@ def read(file: str, container: Container) -> AdapterWeights:
     )
 
 
-def _modules(file: str, container: Container) -> dict[str, dict[str, str]]:
-    """The names of factors by module and part."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for name in container.tensors:
-        match = FACTOR.fullmatch(name)
-        if match is None:
-            raise errors.AdapterError(
-                f"{file}: tensor {name!r} is no lora_a or lora_b of a weight; whole tensors in an "
-                "adapter are not read: leave it out when it is converted"
-            )
-        found[match["module"]][match["part"]] = name
-    return found
-
-
 def _module(
-    file: str, container: Container, module: str, parts: dict[str, str], alpha: float
+    file: str, container: Container, module: str, parts: Mapping[str, str], alpha: float
 ) -> LowRank:
-    both(file, module, parts, "lora_a", "lora_b")
-    a, b = (finite(file, container, parts[part]) for part in ("lora_a", "lora_b"))
+    a, b = (finite(file, container, parts[part]) for part in "ab")
     scale = alpha / b.shape[-1] if alpha and b.dim() else 1.0
     if a.dim() == 3:
         return stacked(file, module, a, b, scale)

@@ -10,18 +10,23 @@ with their dots, as ComfyUI has them behind `diffusion_model.`, take the same wa
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from ostro import AdapterWeights, Container, LowRank, errors
-from ostro.adapters.lora.tensors import both, finite, low_rank, number
+from ostro.adapters.lora.tensors import by_module, finite, low_rank, number
 
 KOHYA, COMFY = "lora_", "diffusion_model."
-A, B = ("lora_down.weight", "lora_A.weight"), ("lora_up.weight", "lora_B.weight")
-FACTOR = re.compile(r"(?P<module>.+?)\.(?P<part>lora_(?:down|up|A|B)\.weight|alpha)")
+FACTOR = re.compile(r"(?P<module>.+?)\.(?P<end>lora_(?:down|up|A|B)\.weight|alpha)")
+ENDS = {
+    "lora_down.weight": "a",
+    "lora_A.weight": "a",
+    "lora_up.weight": "b",
+    "lora_B.weight": "b",
+    "alpha": "alpha",
+}
 
 STREAMS = {
     "img": ("", ("to_q", "to_k", "to_v"), "to_out.0"),
@@ -59,31 +64,20 @@ def claims(container: Container) -> bool:
 def read(file: str, container: Container) -> AdapterWeights:
     """Read a kohya file. Raises AdapterError by its tensor."""
     weights: dict[str, LowRank] = {}
-    for module, parts in _modules(file, container).items():
+    modules = by_module(
+        file,
+        container.tensors,
+        FACTOR,
+        ENDS,
+        "no lora_down, lora_up or alpha: LoHa, LoKr and kohya's DoRA are not read; merge it, or "
+        "convert it to LoRA",
+    )
+    for module, parts in modules.items():
         for name, made in _module(file, container, module, parts):
             if name in weights:
                 raise errors.AdapterError(f"{file}: module {module!r} is there twice, as {name}")
             weights[name] = made
     return AdapterWeights(kind="lora", weights=weights, config={"format": "kohya"})
-
-
-def _modules(file: str, container: Container) -> dict[str, dict[str, str]]:
-    """The names of factors and alphas by module and part."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for name in container.tensors:
-        match = FACTOR.fullmatch(name)
-        if match is None:
-            raise errors.AdapterError(
-                f"{file}: tensor {name!r} is no lora_down, lora_up or alpha: LoHa, LoKr and "
-                "kohya's DoRA are not read; merge it, or convert it to LoRA"
-            )
-        part = match["part"]
-        found[match["module"]]["a" if part in A else "b" if part in B else part] = name
-    for module, parts in found.items():
-        both(file, module, parts, "a", "b")
-        if "a" not in parts:
-            raise errors.AdapterError(f"{file}: tensor {parts['alpha']!r} has no factors beside it")
-    return found
 
 
 def _module(

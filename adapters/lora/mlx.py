@@ -9,19 +9,19 @@ hub's checkpoints have them: `experts.0.gate_proj`.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from ostro import AdapterSource, AdapterWeights, Container, LowRank, errors
+from ostro import AdapterSource, AdapterWeights, LowRank, errors
 from ostro.adapters.lora import folder
-from ostro.adapters.lora.tensors import both, finite, low_rank, number, positive, stacked
+from ostro.adapters.lora.tensors import by_module, finite, low_rank, number, positive, stacked
 
 FILE = "adapters.safetensors"
 CONFIG = "adapter_config.json"
-FACTOR = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
+FACTOR = re.compile(r"(?P<module>.+)\.(?P<end>lora_a|lora_b|m)")
+PARTS = {"lora_a": "a", "lora_b": "b", "m": "m"}
 
 TABLES = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings")
 """What embeddings are called."""
@@ -44,7 +44,10 @@ def read(source: AdapterSource) -> AdapterWeights:
         raise errors.AdapterError(f"{source.files.root.name}: there is no {FILE} in it")
     rank, scale = _parameters(source.config.get("lora_parameters"))
     weights: dict[str, LowRank] = {}
-    for module, parts in _modules(source.open(FILE)).items():
+    container, known = source.open(FILE), "no lora_a, lora_b or m of a module"
+    modules = by_module(FILE, container.tensors, FACTOR, PARTS, known)
+    for module, names in modules.items():
+        parts = {part: finite(FILE, container, name) for part, name in names.items()}
         weights |= _module(module, parts, rank, scale, kind == "dora")
     if not weights:
         raise errors.AdapterError(f"{FILE}: holds no LoRA tensor")
@@ -66,32 +69,15 @@ def _parameters(said: Any) -> tuple[int, float]:
     return rank, number(CONFIG, "lora_parameters.scale", said.get("scale"))
 
 
-def _modules(container: Container) -> dict[str, dict[str, Tensor]]:
-    names: dict[str, dict[str, str]] = defaultdict(dict)
-    for name in container.tensors:
-        match = FACTOR.fullmatch(name)
-        if match is None:
-            raise errors.AdapterError(
-                f"{FILE}: tensor {name!r} is no lora_a, lora_b or m of a module"
-            )
-        names[match["module"]][match["part"]] = name
-    for module, parts in names.items():
-        both(FILE, module, parts, "lora_a", "lora_b")
-    return {
-        module: {part: finite(FILE, container, name) for part, name in parts.items()}
-        for module, parts in names.items()
-    }
-
-
 def _module(
     module: str, parts: Mapping[str, Tensor], rank: int, scale: float, dora: bool
 ) -> dict[str, LowRank]:
-    if "lora_a" not in parts or ("m" in parts) != dora:
+    if ("m" in parts) != dora:
         raise errors.AdapterError(
-            f"{FILE}: module {module} has {', '.join(sorted(parts))}, which is not what "
+            f"{FILE}: module {module} has {'an' if 'm' in parts else 'no'} m, which is not what "
             f"fine_tune_type={'dora' if dora else 'lora'} has"
         )
-    a, b, lengths = parts["lora_a"], parts["lora_b"], parts.get("m")
+    a, b, lengths = parts["a"], parts["b"], parts.get("m")
     if a.dim() == 3:
         return dict(_experts(module, stacked(FILE, module, a, b, scale, rank), lengths))
     if module.rpartition(".")[2] in TABLES:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +46,33 @@ def positive(file: str, key: str, value: Any) -> int:
             f"{file}: {key} must be a whole number above 0, not {value!r:.80}"
         )
     return value
+
+
+def by_module(
+    file: str, names: Iterable[str], pattern: re.Pattern[str], parts: Mapping[str, str], known: str
+) -> dict[str, dict[str, str]]:
+    """The names of tensors by module and part: of a name `pattern` tells the `module` and the
+    `end`, and `parts` what ends stand for, "a" and "b" for the factors.
+
+    Raises AdapterError for a name that it does not match, saying that it is `known`, for two names
+    of one part, and for a module that lacks a factor.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match is None:
+            raise errors.AdapterError(f"{file}: tensor {name!r} is {known}")
+        mine, part = found.setdefault(match["module"], {}), parts[match["end"]]
+        if part in mine:
+            raise errors.AdapterError(f"{file}: {mine[part]!r} and {name!r} are the same factor")
+        mine[part] = name
+    a, b = (" or ".join(end for end, part in parts.items() if part == factor) for factor in "ab")
+    for module, mine in found.items():
+        both(file, module, {{"a": a, "b": b}.get(p, p): name for p, name in mine.items()}, a, b)
+        if "a" not in mine:
+            some = next(iter(mine.values()))
+            raise errors.AdapterError(f"{file}: tensor {some!r} has no factors beside it")
+    return found
 
 
 def both(file: str, module: str, names: Mapping[str, str], a: str, b: str) -> None:

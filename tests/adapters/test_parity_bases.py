@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
@@ -35,10 +35,13 @@ from ostro.core.records import Settings
 from ostro.core.testing.architecture import all_plugins
 from ostro.core.testing.formats import densify
 from ostro.core.testing.parity import Subject, reinitialise, subject
-from ostro.quant.gptq import naive
+from ostro.quant.bnb import STATE
+from ostro.quant.bnb import naive as bnb
+from ostro.quant.gptq import naive as gptq
 
 pytestmark = pytest.mark.slow
 
+Pack = Callable[[Tensor], dict[str, Tensor]]
 ALL = "all-linear"
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "lora": {"r": 4, "lora_alpha": 8, "target_modules": ALL},
@@ -76,10 +79,9 @@ def few_bits(plugins: PluginManager, name: str, format: str) -> Iterator[Served]
     """An architecture brought to a format, and a reference of the floats that this means."""
     shape = plugins.get("architectures", name).wide
     with subject(plugins, name, config=shape, std=SPREAD) as made:
-        quant = None if format == "gptq4" else format
-        if format == "gptq4":
-            write_gptq(made)
-        loaded = made.load(quant=quant, exact=True)
+        if format in PACKED:
+            write_packed(made, *PACKED[format])
+        loaded = made.load(quant=None if format in PACKED else format, exact=True)
         held, found = made.reference.state_dict(), dict(floats(loaded.model))
         assert len(found) == sum(weight.dim() == 2 for weight in held.values())
         off = 0.0
@@ -90,32 +92,62 @@ def few_bits(plugins: PluginManager, name: str, format: str) -> Iterator[Served]
         yield Served(made, made.engine(loaded, exact=True))
 
 
-def write_gptq(made: Subject, bits: int = 4, group: int = 64) -> None:
-    """Round the weights of all layers in the subject's folder as a "gptq" checkpoint holds them."""
+def write_packed(made: Subject, pack: Pack, said: Mapping[str, Any]) -> None:
+    """Round the weights of all layers in the subject's folder as a checkpoint holds them."""
     tensors = {name: t.clone() for name, t in made.reference.state_dict().items()}
     for name in [n for n in tensors if "layers" in n and tensors[n].dim() == 2]:
-        weight, front = tensors.pop(name), name.removesuffix("weight")
-        parts, top = weight.unflatten(-1, (-1, group)), 2**bits - 1
-        low, high = parts.amin(-1), parts.amax(-1)
-        scales = ((high - low) / top).half()
-        zeros = (-low / scales.float()).round()
-        codes = (parts / scales.float()[..., None] + zeros[..., None]).round().clamp(0, top)
-        tensors |= {
-            f"{front}qweight": naive.pack(codes.flatten(1).to(torch.uint8), bits).t().contiguous(),
-            f"{front}qzeros": naive.pack_zeros(zeros.t().to(torch.uint8), bits, less_one=True),
-            f"{front}scales": scales.t().contiguous(),
-            f"{front}g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // group,
-        }
+        front, weight = name.removesuffix("weight"), tensors.pop(name)
+        tensors |= {front + suffix: part for suffix, part in pack(weight).items()}
     save_file(tensors, made.folder / "model.safetensors", metadata={"format": "pt"})
-    said = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False}
     raw = made.raw_config | {"quantization_config": said}
     (made.folder / "config.json").write_text(json.dumps(raw))
+
+
+def pack_gptq(weight: Tensor) -> dict[str, Tensor]:
+    """As a "gptq" checkpoint holds it: 4 bits in groups of 64."""
+    parts, top = weight.unflatten(-1, (-1, 64)), 15
+    low, high = parts.amin(-1), parts.amax(-1)
+    scales = ((high - low) / top).half()
+    zeros = (-low / scales.float()).round()
+    codes = (parts / scales.float()[..., None] + zeros[..., None]).round().clamp(0, top)
+    return {
+        "qweight": gptq.pack(codes.flatten(1).to(torch.uint8), 4).t().contiguous(),
+        "qzeros": gptq.pack_zeros(zeros.t().to(torch.uint8), 4, less_one=True),
+        "scales": scales.t().contiguous(),
+        "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // 64,
+    }
+
+
+def pack_nf4(weight: Tensor) -> dict[str, Tensor]:
+    """As bitsandbytes saves what QLoRA is trained on: 4 bits in blocks of 64."""
+    blocks = weight.reshape(-1, 64)
+    absmax = blocks.abs().amax(-1)
+    codes = (blocks / absmax[:, None])[..., None].sub(NF4).abs().argmin(-1)
+    said = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [*weight.shape]}
+    return {
+        "weight": bnb.pack(codes.flatten().to(torch.uint8))[:, None],
+        "weight.absmax": absmax,
+        "weight.quant_map": NF4.clone(),
+        f"{STATE}nf4": torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8),
+    }
+
+
+NF4 = load_file(Path(__file__).parents[1] / "quant" / "bnb" / "golden.safetensors")[
+    "nf4.64.6x128.float32.weight.quant_map"
+]
+PACKED: Mapping[str, tuple[Pack, Mapping[str, Any]]] = {
+    "gptq4": (
+        pack_gptq,
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False},
+    ),
+    "nf4": (pack_nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+}
 
 
 FORMATS = [
     pytest.param(name, format, marks=[pytest.mark.slow] * (name != "llama"))
     for name in ("llama", "qwen3")
-    for format in ("q4k", "q8_0", "hqq4", "gptq4")
+    for format in ("q4k", "q8_0", "hqq4", "gptq4", "nf4")
 ]
 
 

@@ -87,8 +87,8 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "rank": (factors(), config(lora_parameters={"rank": 2, "scale": 1.0}), f"{Q}.*rank 2"),
     "half": ({f"{Q}.lora_a": torch.ones(K, R)}, config(), f"{Q}.lora_a.*no lora_b"),
     "alien": (factors() | {"model.norm.weight": torch.ones(K)}, config(), "model.norm.weight"),
-    "dora": (factors(), config(fine_tune_type="dora"), f"{Q} has lora_a, lora_b"),
-    "lengths": (factors() | {f"{Q}.m": torch.ones(N)}, config(), f"{Q} has lora_a, lora_b, m"),
+    "dora": (factors(), config(fine_tune_type="dora"), f"{Q} has no m"),
+    "lengths": (factors() | {f"{Q}.m": torch.ones(N)}, config(), f"{Q} has an m"),
     "lengths of others": (
         factors() | {f"{Q}.m": torch.ones(N + 1)},
         config(fine_tune_type="dora"),
