@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
-from ostro.core.adapters.places import Placed, Places, describe_unmatched
+from ostro.core.adapters.places import Placed, Places
+from ostro.core.adapters.reading import check_placed, check_wholes
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.errors import AdapterError, Unsupported, UsageError
 from ostro.core.load.companions import Joined
@@ -213,9 +213,12 @@ def merged(
     for name, (weights, strength) in adapters.items():
         refuse(name, weights)
         placed = places.place(weights)
-        check(name, weights, placed, strength)
+        try:
+            check_placed(weights, placed)
+        except AdapterError as error:
+            raise AdapterError(f"{name}: {error}") from None
         parts.append(Part(name, placed, strength))
-    check_wholes(parts)
+    check_wholes([part.placed.whole for part in parts], [part.strength for part in parts])
     known = [weights.template for weights, _ in adapters.values()]
     templates = list(dict.fromkeys(each for each in known if each is not None))
     if len(templates) > 1:
@@ -238,28 +241,6 @@ def refuse(name: str, weights: AdapterWeights) -> None:
             f"{name}: an activated LoRA applies from its invocation on, which no weight can hold; "
             "serve it"
         )
-
-
-def check(name: str, weights: AdapterWeights, placed: Placed, strength: float) -> None:
-    """Raise AdapterError for what does not fit the base, or cannot be scaled."""
-    if placed.unmatched:
-        raise AdapterError(
-            f"{name}: the model has nothing called {describe_unmatched(placed.unmatched)}; the "
-            f"adapter was made for {weights.base or 'another model'}"
-        )
-    if not placed.modules:
-        raise AdapterError(f"{name}: the adapter changes nothing: it holds no weights")
-    if placed.whole and strength != 1:
-        raise AdapterError(f"{name}: has whole weights (modules_to_save), which have scale 1 alone")
-
-
-def check_wholes(parts: Sequence[Part]) -> None:
-    """Raise AdapterError for two whole weights in one place."""
-    seen: set[Module] = set()
-    for part in parts:
-        if not seen.isdisjoint(part.placed.whole):
-            raise AdapterError("two of these adapters put a weight of their own in one place")
-        seen.update(part.placed.whole)
 
 
 def check_biases(found: Merged) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -112,14 +112,8 @@ class Shelf:
         return found
 
     def check(self, weights: AdapterWeights, placed: Placed) -> None:
-        """Refuse what would do nothing, or less than it says."""
-        if placed.unmatched:
-            raise AdapterError(
-                f"the model has nothing called {describe_unmatched(placed.unmatched)}; the adapter "
-                f"was made for {weights.base or 'another model'}"
-            )
-        if not placed.modules and not weights.members:
-            raise AdapterError("the adapter changes nothing: it holds no weights")
+        """Refuse what would do nothing, or less than it says, and what there is no room for."""
+        check_placed(weights, placed)
         self.check_tokens(weights.tokens)
         rank = max((f.rank for f in weights.weights.values()), default=0)
         if rank > self.settings.max_adapter_rank:
@@ -272,6 +266,30 @@ def norm(factors: LowRank) -> float:
     return abs(factors.scale) * float(square.clamp(min=0).sqrt()) + float(sum(extra))
 
 
+def check_placed(weights: AdapterWeights, placed: Placed) -> None:
+    """Refuse what would do nothing to a model, or less than it says. Raises AdapterError."""
+    if placed.unmatched:
+        raise AdapterError(
+            f"the model has nothing called {describe_unmatched(placed.unmatched)}; the adapter was "
+            f"made for {weights.base or 'another model'}"
+        )
+    if not placed.modules and not weights.members:
+        raise AdapterError("the adapter changes nothing: it holds no weights")
+
+
+def check_wholes(wholes: Sequence[Collection[object]], scales: Sequence[float]) -> None:
+    """Refuse whole weights that cannot be mixed: the modules that each adapter of several has some
+    for, and how much of it is wanted. Raises AdapterError.
+    """
+    seen: set[object] = set()
+    for whole, scale in zip(wholes, scales, strict=True):
+        if whole and scale != 1:
+            raise AdapterError("an adapter with whole weights (modules_to_save) has scale 1 alone")
+        if seen.intersection(whole):
+            raise AdapterError("two of these adapters put a weight of their own in one place")
+        seen.update(whole)
+
+
 def check_mixture(adapters: Sequence[Adapter], scales: Sequence[float]) -> None:
     """Refuse mixtures that cannot be computed. Raises AdapterError."""
     if sum(adapter.all_pages for adapter in adapters) > WIDTH:
@@ -285,12 +303,7 @@ def check_mixture(adapters: Sequence[Adapter], scales: Sequence[float]) -> None:
     mixed = [adapter for adapter in adapters if adapter.mixer is not None]
     if mixed and len(adapters) > 1:
         raise AdapterError("an X-LoRA adapter mixes others itself: ask for it alone")
-    seen: set[object] = set()
-    for adapter, scale in zip(adapters, scales, strict=True):
-        if adapter.whole and scale != 1:
-            raise AdapterError("an adapter with whole weights (modules_to_save) has scale 1 alone")
-        if seen.intersection(adapter.whole):
-            raise AdapterError("two of these adapters put a weight of their own in one place")
-        seen.update(adapter.whole)
+    check_wholes([adapter.whole for adapter in adapters], scales)
+    for adapter in adapters:
         if any(isinstance(table.module, Stack) for table in adapter.factors):
             raise AdapterError("biases of experts cannot be adapted")

@@ -200,7 +200,7 @@ def said(**config: Any) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[dict[str, Tensor], Any, str]] = {
-    "half": ({f"{Q}.lora_A.weight": torch.ones(R, D)}, None, f"{Q}.lora_A.weight.*no b"),
+    "half": ({f"{Q}.lora_A.weight": torch.ones(R, D)}, None, "lora_A.weight.*no lora_B.weight"),
     "alpha alone": ({f"{Q}.alpha": torch.ones(())}, None, f"{Q}.alpha.*no factors"),
     "alien": (factors(Q) | {"transformer.x.weight": torch.ones(1)}, None, "transformer.x.weight"),
     "part": (factors("prior.x"), None, "prior.x.lora_A.weight"),
@@ -215,7 +215,7 @@ BAD: dict[str, tuple[dict[str, Tensor], Any, str]] = {
     "both": (factors(Q) | {f"{Q}.alpha": torch.ones(())}, said(r=R), f"{Q}.alpha.*keep one"),
     "no object": (factors(Q), [], "lora_adapter_metadata is no JSON object"),
     "nothing": ({}, None, "holds no LoRA tensor"),
-    "kohya half": ({f"{KOHYA}.lora_up.weight": torch.ones(D, R)}, None, f"{KOHYA}.lora_up.*no a"),
+    "kohya half": ({f"{KOHYA}.lora_up.weight": torch.ones(D, R)}, None, "lora_up.*no lora_down"),
     "kohya alpha": ({f"{KOHYA}.alpha": torch.ones(())}, None, f"{KOHYA}.alpha.*no factors"),
     "loha": (kohya(KOHYA) | {f"{KOHYA}.hada_w1_a": torch.ones(1)}, None, "hada_w1_a.*LoHa"),
     "another model": (
