@@ -143,7 +143,7 @@ class Text:
     @property
     def adapters(self) -> list[AdapterFacts]:
         """What is known of every adapter."""
-        return self.registry.facts()
+        return self.registry.facts(norms=True)
 
     def mixture(self, adapters: Adapters, tokens: Sequence[int]) -> Mixture:
         """The adapters asked for, read if they were not; see `Registry.mixture`."""

@@ -126,13 +126,29 @@ class Registry:
             f"there is no adapter {name!r:.100}{nearest(name, self.aliases)}", param="adapters"
         )
 
-    def facts(self) -> list[AdapterFacts]:
-        """What is known of every name."""
-        here = self.shelf.residents.here
-        return [
-            describe(alias, self.store.get(alias.generation or ""), alias.generation in here)
-            for alias in self.aliases.values()
-        ]
+    def facts(self, *, norms: bool = False) -> list[AdapterFacts]:
+        """What is known of every name; with `norms` of what it adds to each weight."""
+        return [self.describe(alias, norms) for alias in self.aliases.values()]
+
+    def describe(self, alias: Alias, norms: bool) -> AdapterFacts:
+        generation = alias.generation or ""
+        facts = AdapterFacts(
+            name=alias.name,
+            reference=alias.reference,
+            generation=generation,
+            pinned=alias.pinned,
+            requests=alias.requests,
+            running=self.leases[generation],
+        )
+        adapter = self.store.get(generation)
+        if adapter is None:
+            return facts
+        facts.loaded, facts.resident = True, generation in self.shelf.residents.here
+        facts.kind, facts.rank, facts.base = adapter.kind, adapter.rank, adapter.base
+        facts.nbytes, facts.effect = adapter.nbytes, adapter.effect
+        facts.modules, facts.norms = len(adapter.matched), dict(adapter.norms) if norms else {}
+        facts.invocation, facts.template = list(adapter.invocation), adapter.template
+        return facts
 
     # Coming and going
 
@@ -465,22 +481,3 @@ def as_error(error: Exception, name: str) -> OstroError:
         return kind(f"the adapter {name!r}: {error}", param=error.param)
     log.exception("the adapter %r could not be read", name, exc_info=error)
     return AdapterError(f"the adapter {name!r} could not be read: {type(error).__name__}")
-
-
-def describe(alias: Alias, adapter: Adapter | None, resident: bool) -> AdapterFacts:
-    """What a client is told of an alias."""
-    facts = AdapterFacts(
-        name=alias.name,
-        reference=alias.reference,
-        generation=alias.generation or "",
-        pinned=alias.pinned,
-        requests=alias.requests,
-    )
-    if adapter is None:
-        return facts
-    facts.loaded, facts.resident = True, resident
-    facts.kind, facts.rank, facts.base = adapter.kind, adapter.rank, adapter.base
-    facts.nbytes, facts.effect = adapter.nbytes, adapter.effect
-    facts.modules, facts.norms = len(adapter.matched), dict(adapter.norms)
-    facts.invocation, facts.template = list(adapter.invocation), adapter.template
-    return facts

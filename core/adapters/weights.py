@@ -58,6 +58,11 @@ class LowRank:
         return self.a.shape[-2]
 
     @property
+    def adds(self) -> bool:
+        """Whether it can change anything: a B of zeros is what training begins with."""
+        return bool(self.b.any()) or self.bias is not None or self.magnitude is not None
+
+    @property
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by the names of its fields."""
         held = {"a": self.a, "b": self.b, "bias": self.bias, "magnitude": self.magnitude}

@@ -149,8 +149,9 @@ class Adapt(msgspec.Struct, kw_only=True, tag=True):
 class AdapterFacts(msgspec.Struct, kw_only=True):
     """What is known of an adapter by its name; what is below `loaded` only once it is read.
 
+    `requests` have asked for it by this name, `running` ones are under way with its generation.
     `effect` is how much it changes what the model says, where that could be tried; `norms` are of
-    what it adds to each weight.
+    what it adds to each weight, which only Python is told.
     """
 
     name: str
@@ -158,6 +159,7 @@ class AdapterFacts(msgspec.Struct, kw_only=True):
     generation: str = ""
     pinned: bool = False
     requests: int = 0
+    running: int = 0
     loaded: bool = False
     resident: bool = False
     kind: str = ""

@@ -203,6 +203,7 @@ def entry(model: str, facts: AdapterFacts) -> dict[str, Any]:
         "resident": facts.resident,
         "pinned": facts.pinned,
         "requests": facts.requests,
+        "running": facts.running,
         "kind": facts.kind or None,
         "rank": facts.rank,
         "bytes": facts.nbytes,

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from ostro.core.engine.client import AsyncEngine
 from ostro.core.errors import EngineDied
 from ostro.core.plugins import PluginManager
-from ostro.entrypoints.http import admin, audio, images, openai, speech, vectors
+from ostro.entrypoints.http import admin, audio, images, metrics, openai, speech, vectors
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.errors import HANDLERS, body, respond, respond_to
 from ostro.entrypoints.http.middleware import Door, RequestId
@@ -25,7 +25,7 @@ from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.shapes import ADAPTERS
 
 log = logging.getLogger(__name__)
-PAGES = (openai, vectors, audio, images, speech, admin)
+PAGES = (openai, vectors, audio, images, speech, admin, metrics)
 OURS = tuple(route for page in PAGES for route in page.ROUTES)
 
 

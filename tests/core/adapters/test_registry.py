@@ -89,7 +89,7 @@ def test_a_folder_is_what_it_holds(
     assert greedy(engine, TEXT, 12, [by_generation])[0] == said(engine, style=1.0)
     doubled = save(adapter(llama, 1), tmp_path / "alpha", lora_alpha=4)
     assert load(registry, "alpha", doubled) != first, "the scale is part of what it is"
-    facts = {each.name: each for each in registry.facts()}
+    facts = {each.name: each for each in registry.facts(norms=True)}
     assert facts["sql"].rank == 4 and facts["sql"].modules == 6 and facts["sql"].loaded
     assert (facts["sql"].effect or 0) > 0.01
 
@@ -396,6 +396,20 @@ def test_a_bad_adapter_is_refused_and_disturbs_no_good_one(
     assert (said(engine, good=1.0), greedy(engine, TEXT, 12)[0]) == (before, base)
     load(registry, "bad", save(adapter(llama, 1), tmp_path / "mended"))
     assert said(engine, bad=1.0) not in (before, base)
+
+
+def test_factors_that_add_nothing_need_no_place(engine: Engine, llama: Subject) -> None:
+    """A router in transformers 4 goes around what PEFT has put in its place."""
+    registry, weights = engine.registry, adapter(llama, 1)
+    assert registry is not None
+    registry.add("plain", weights)
+    router = LowRank(a=torch.randn(4, 8), b=torch.zeros(3, 4))
+    name = "model.layers.0.mlp.gate"
+    registry.add("beside", replace(weights, weights={**weights.weights, name: router}))
+    assert said(engine, beside=1.0) == said(engine, plain=1.0)
+    for more in (replace(router, b=torch.ones(3, 4)), replace(router, bias=torch.zeros(3))):
+        with pytest.raises(AdapterError, match=name):
+            registry.add("felt", replace(weights, weights={**weights.weights, name: more}))
 
 
 def test_the_hash_is_of_facts_and_bytes(llama: Subject) -> None:

@@ -119,7 +119,11 @@ def test_generations_are_those_of_the_files(server: Real, python: Text) -> None:
     pirate = next(each for each in listed if each["name"] == "pirate")
     assert pirate["generation"] == known["pirate"]
     assert (pirate["rank"], pirate["modules"], pirate["loaded"]) == (4, 6, True)
-    assert pirate["bytes"] > 0 and pirate["effect"] > 0
+    assert pirate["bytes"] > 0 and pirate["effect"] > 0 and pirate["running"] == 0
+    labels = f'adapter="pirate",generation="{known["pirate"]}",model="base"'
+    metrics = server.get("/metrics").text
+    assert f"ostro_adapter_requests_total{{{labels}}} {pirate['requests']}.0" in metrics
+    assert f"ostro_adapter_resident{{{labels}}} 1.0" in metrics
 
 
 def test_vectors_under_an_adapter(server: Real, made: Made) -> None:
