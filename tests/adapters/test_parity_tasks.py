@@ -62,7 +62,7 @@ READING: Mapping[str, tuple[str, Config]] = {
         "bert",
         {**BASE, "target_modules": ["word_embeddings", "position_embeddings", "query"]},
     ),
-    "classifier": ("bert_classifier", {**ALL, "use_rslora": True}),
+    "classifier": ("bert_classifier", {**ALL, "lora_alpha": 4, "use_rslora": True}),
     "classifier: saved": (
         "bert_classifier",
         {**BASE, "target_modules": ["query"], "modules_to_save": ["classifier", "pooler"]},
