@@ -136,7 +136,7 @@ class Scheduler:
 
     def admit(self, plan: Plan, budget: int) -> int:
         """Start the first waiting sequence that can; rows planned for it, 0 where none can."""
-        sequence = self.next()
+        sequence = self.next() if self.rows else None
         if sequence is None or not self.start(sequence):
             return 0
         plan.started.append(sequence)

@@ -9,6 +9,7 @@ import torch
 from tiny_adapters import adapter
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.adapters.mixtures import Entry
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import Sampling, TokenRequest, Wanted
 from ostro.core.testing.parity import Subject, greedy
@@ -214,4 +215,27 @@ def test_who_needs_no_adapter_waits_for_none(llama: Subject, engine_of: Build) -
     ended = [output.id for output in engine.drain() if output.finish]
     assert ended == ["first", "base", "second", "third"]
     assert engine.runner.residents is not None and not engine.runner.residents.lanes
+    engine.close()
+
+
+def test_nothing_is_brought_to_the_device_for_who_waits_for_a_row(
+    llama: Subject, engine_of: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a mixture holds is written once, when its request begins, not at every step before."""
+    engine = engine_of(llama, max_seqs=1)
+    add(engine, llama, 1)
+    residents, written = engine.runner.residents, list[int]()
+    assert residents is not None
+    write = residents.mixtures.write
+
+    def noted(row: int, entries: Sequence[Entry]) -> None:
+        written.append(row)
+        write(row, entries)
+
+    monkeypatch.setattr(residents.mixtures, "write", noted)
+    rules = Sampling(temperature=0, max_tokens=10, ignore_eos=True)
+    for id, mixture in {"base": EMPTY, "behind": asked(engine, a1=1.0)}.items():
+        engine.submit(TokenRequest(id=id, tokens=prompts(1)[0], sampling=rules), mixture)
+    engine.drain()
+    assert len(written) == 1
     engine.close()
