@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import Any
@@ -17,9 +18,9 @@ from ostro.core.plugins import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import plugin_routes
 from ostro.entrypoints.http.listener import listen, url_of
-from ostro.entrypoints.http.middleware import Door
+from ostro.entrypoints.http.middleware import Door, RequestId
 
-PATHS = ["/ready", "/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/"]
+PATHS = ["/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/"]
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,81 @@ def test_right_keys(locked: Any, key: bytes) -> None:
     assert locked.http.get("/nowhere", headers=headers).status_code == 404
 
 
-def test_health_needs_no_key(locked: Any) -> None:
-    assert locked.http.get("/health").status_code == 200
+@pytest.mark.parametrize("name", ["x-api-key", "api-key", "X-API-Key"])
+def test_other_key_headers(locked: Any, name: str) -> None:
+    """Anthropic's clients send x-api-key, Azure's api-key."""
+    assert locked.http.get("/v1/models", headers={name: "secret"}).status_code == 200
+    assert locked.http.get("/v1/models", headers={name: "clé".encode()}).status_code == 200
+    for wrong in ("", "secre", "Bearer secret"):
+        assert locked.http.get("/v1/models", headers={name: wrong}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("authorization", "Bearer secret"), ("x-api-key", "secret")], 200),
+        ([("authorization", "Basic dXNlcg=="), ("x-api-key", "secret")], 200),
+        ([("authorization", "Bearer secret"), ("x-api-key", "wrong")], 401),
+        ([("authorization", "Bearer wrong"), ("api-key", "secret")], 401),
+        ([("x-api-key", "secret"), ("api-key", "wrong")], 401),
+        ([("x-api-key", "secret"), ("x-api-key", "wrong")], 401),
+        ([("authorization", "Bearer secret"), ("authorization", "Bearer wrong")], 401),
+        ([("x-api-key", "secret"), ("api-key", "clé".encode())], 401),
+    ],
+)
+def test_several_keys_in_one_request(locked: Any, headers: Any, status: int) -> None:
+    assert locked.http.get("/v1/models", headers=headers).status_code == status
+
+
+def test_probes_need_no_key(locked: Any) -> None:
+    for path in ("/health", "/ready"):
+        assert locked.http.get(path).status_code == 200
+        assert locked.http.get(path + "/").status_code == 401
+    assert locked.http.get("/metrics").status_code == 401
+
+
+@pytest.mark.parametrize("extension", [True, False])
+@pytest.mark.parametrize(
+    ("headers", "reached"),
+    [
+        ([], False),
+        ([(b"host", b"localhost"), (b"x-api-key", b"wrong")], False),
+        ([(b"host", b"evil.example"), (b"x-api-key", b"secret")], False),
+        ([(b"host", b"localhost"), (b"x-api-key", b"secret")], True),
+    ],
+)
+def test_websockets_need_a_key(headers: Any, reached: bool, extension: bool) -> None:
+    sent, calls = list[Any](), list[str]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        calls.append(scope["state"]["request_id"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
+    if extension:
+        scope["extensions"] = {"websocket.http.response": {}}
+    door = RequestId(Door(app, keys=["secret"], hosts=["box.lan"]))
+    asyncio.run(door(scope, None, send))  # type: ignore[arg-type]
+    assert bool(calls) == reached
+    if not reached and extension:
+        assert sent[0]["type"] == "websocket.http.response.start"
+        assert sent[0]["status"] in (401, 403)
+        assert b"x-request-id" in dict(sent[0]["headers"])
+    elif not reached:
+        assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+def test_the_lifespan_needs_no_key() -> None:
+    calls = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        calls.append(scope["type"])
+
+    door = RequestId(Door(app, keys=["secret"], hosts=()))
+    asyncio.run(door({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
+    assert calls == ["lifespan"]
 
 
 def test_hosts(start: Any) -> None:
