@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-slow test-all lint types wheel clean
+.PHONY: run test test-slow test-all lint types resolve wheel clean
 
 run: .venv/run  ## answer a prompt with the starter model
 	@$(BIN)/ostro run -i "What is 27 + 15?"
@@ -30,6 +30,9 @@ lint: .venv/dev
 
 types: .venv/dev
 	$(BIN)/mypy
+
+resolve: .venv/dev  ## resolve the dependencies under constraints.txt, without installing
+	.ci/resolve $(BIN)/uv
 
 wheel: .venv/dev
 	$(PIP) wheel --quiet --no-deps -w dist .
