@@ -232,7 +232,9 @@ class Web(uvicorn.Server):
         """A server of an application, not yet running."""
         if access_log:
             logging.basicConfig(format="%(asctime)s %(message)s")
-            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+            logger = logging.getLogger("uvicorn.access")
+            logger.setLevel(logging.INFO)
+            logger.addFilter(drop_query)
         return cls(
             uvicorn.Config(
                 app,
@@ -252,6 +254,14 @@ class Web(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Nothing: `Server` has the handlers."""
         yield
+
+
+def drop_query(record: logging.LogRecord) -> bool:
+    """Cut the query string, which may hold a secret, from a record of uvicorn's access log."""
+    assert isinstance(record.args, tuple)
+    client, method, target, *rest = record.args
+    record.args = (client, method, str(target).partition("?")[0], *rest)
+    return True
 
 
 def beside(settings: Settings, reference: str) -> Settings:

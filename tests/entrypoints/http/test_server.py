@@ -178,6 +178,16 @@ def test_serve(launch: Launch) -> None:
     check_gone(children)
 
 
+def test_access_log_has_no_query_strings(launch: Launch) -> None:
+    server = launch(access_log=True)
+    assert httpx.get(f"{server.url}/v1/models?api_key=hidden").status_code == 200
+    assert httpx.get(f"{server.url}/a%0Ab?hidden").status_code == 404
+    server.process.send_signal(signal.SIGTERM)
+    _, _, err = server.end()
+    assert '"GET /v1/models HTTP/1.1" 200' in err and '"GET /a%0Ab HTTP/1.1" 404' in err
+    assert "hidden" not in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_drain(launch: Launch, number: signal.Signals) -> None:
     server = launch(step=0.02)
