@@ -1,32 +1,37 @@
-"""From the bytes of a file to pixels and frames, within bounds that are checked first."""
+"""Decode image and video files to pixels; size limits are checked before decoding."""
 
 from __future__ import annotations
 
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostro.core.errors import RequestError, Unsupported
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+ANIMATIONS = ("GIF", "WEBP")
 MAX_PIXELS = 64 << 20
-"""Of one image, or of all frames of a video that are looked at."""
+"""Pixels of one image, or of all decoded frames of a video."""
 MAX_FRAMES = 768
 
 Pixels = NDArray[np.uint8]
 
 
 def read_image(data: bytes) -> Pixels:
-    """An image file as uint8 [height, width, 3], turned as its EXIF says; alpha is dropped.
+    """Decode an image file to uint8 [height, width, 3] in RGB.
 
-    Raises RequestError for what is no image, is cut off, or has too many pixels.
+    The EXIF orientation is applied; alpha is dropped. Raises RequestError for an unknown format,
+    a truncated file, and too many pixels.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     try:
-        with Image.open(BytesIO(data), formats=FORMATS) as image:
+        with open_image(data, FORMATS, "image") as image:
             check_pixels(image.width * image.height, "image")
             image.load()
             turned = ImageOps.exif_transpose(image)
@@ -35,26 +40,41 @@ def read_image(data: bytes) -> Pixels:
         raise
     except Exception as error:
         raise RequestError(
-            f"an image cannot be read ({said(error)}); send {', '.join(FORMATS)}", param="messages"
+            f"the image cannot be read: {reason(error)}; send {', '.join(FORMATS)}",
+            param="messages",
         ) from None
 
 
 def read_video(data: bytes, fps: float | None = None) -> tuple[Pixels, float]:
-    """A video file's frames uint8 [n, height, width, 3], and how many there are per second.
+    """Decode a video file to frames uint8 [n, height, width, 3] and their rate per second.
 
-    GIF and WebP are read by Pillow, everything else by PyAV where it is installed. `fps` takes
-    about so many per second. Raises RequestError.
+    Pillow decodes GIF and WebP; PyAV, if installed, decodes the rest. `fps` is the wanted rate:
+    every k-th frame is kept so that the rate comes near it. Raises RequestError for files that
+    cannot be decoded or are too large, Unsupported where PyAV is required and missing.
     """
     try:
         frames, rate = animation(data) if is_animation(data) else film(data)
     except (RequestError, Unsupported):
         raise
     except Exception as error:
-        raise RequestError(f"a video cannot be read ({said(error)})", param="messages") from None
+        raise RequestError(f"the video cannot be read: {reason(error)}", param="messages") from None
     if not frames:
-        raise RequestError("a video has no frames", param="messages")
+        raise RequestError("the video has no frames", param="messages")
     stride = max(1, round(rate / fps)) if fps else 1
     return np.stack(frames[::stride]), rate / stride
+
+
+def open_image(data: bytes, formats: tuple[str, ...], what: str) -> Image:
+    """Open an image file with Pillow. Raises RequestError unless it has one of the formats."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(BytesIO(data), formats=formats)
+    except UnidentifiedImageError:  # its text contains the address of the BytesIO
+        raise RequestError(
+            f"the {what} cannot be read: unknown format; send {', '.join(formats)}",
+            param="messages",
+        ) from None
 
 
 def is_animation(data: bytes) -> bool:
@@ -62,11 +82,11 @@ def is_animation(data: bytes) -> bool:
 
 
 def animation(data: bytes) -> tuple[list[Pixels], float]:
-    """Frames of a GIF or WebP file."""
-    from PIL import Image, ImageSequence
+    """Decode a GIF or WebP file to its frames and their rate per second."""
+    from PIL import ImageSequence
 
     frames, times = list[Pixels](), list[float]()
-    with Image.open(BytesIO(data), formats=("GIF", "WEBP")) as image:
+    with open_image(data, ANIMATIONS, "video") as image:
         for frame in ImageSequence.Iterator(image):
             check_frames(len(frames) + 1, frame.width * frame.height)
             frames.append(np.asarray(frame.convert("RGB")))
@@ -75,12 +95,12 @@ def animation(data: bytes) -> tuple[list[Pixels], float]:
 
 
 def film(data: bytes) -> tuple[list[Pixels], float]:
-    """Frames of any other video file."""
+    """Decode a video file with PyAV to its frames and their rate per second."""
     try:
         import av
     except ImportError:
         raise Unsupported(
-            "video files other than GIF and WebP need PyAV: pip install 'ostro[video]'",
+            "videos other than GIF and WebP require PyAV: pip install 'ostro[video]'",
             param="messages",
         ) from None
     frames = list[Pixels]()
@@ -96,8 +116,8 @@ def film(data: bytes) -> tuple[list[Pixels], float]:
 def check_pixels(pixels: int, what: str) -> None:
     if pixels > MAX_PIXELS:
         raise RequestError(
-            f"this {what} has {pixels / 1e6:.0f} million pixels; at most {MAX_PIXELS / 1e6:.0f} "
-            "are taken: make it smaller",
+            f"the {what} has {pixels / 1e6:.0f} million pixels; the limit is "
+            f"{MAX_PIXELS / 1e6:.0f} million: make it smaller",
             param="messages",
         )
 
@@ -106,10 +126,11 @@ def check_frames(frames: int, pixels: int) -> None:
     check_pixels(frames * pixels, "video")
     if frames > MAX_FRAMES:
         raise RequestError(
-            f"this video has more than {MAX_FRAMES} frames; cut it, or lower its rate",
+            f"the video has more than {MAX_FRAMES} frames; shorten it or lower its frame rate",
             param="messages",
         )
 
 
-def said(error: Any) -> str:
+def reason(error: Exception) -> str:
+    """The first line of a library's error, at most 120 characters."""
     return (str(error) or type(error).__name__).partition("\n")[0][:120]

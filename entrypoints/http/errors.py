@@ -1,7 +1,8 @@
-"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}."""
+"""Error responses in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,11 +24,14 @@ CODES = {
     431: "headers_too_large",
 }
 RETRY_SECONDS = "1"
-DIED = "the engine is gone; the server's log says why"
+DIED = "the engine process has ended; see the server's log"
+ADDRESS = re.compile(r" at 0x[0-9a-f]+\b", re.IGNORECASE)
+"""A heap address, as the default repr of an object has it."""
 
 
 def body(status: int, message: str, code: str | None, param: str | None = None) -> dict[str, Any]:
-    """The error object."""
+    """The error object. Heap addresses, which help an attacker, are removed from the message."""
+    message = ADDRESS.sub("", message)
     kind = "server_error" if status >= 500 else "invalid_request_error"
     if status == 401:
         kind = "authentication_error"
@@ -35,7 +39,7 @@ def body(status: int, message: str, code: str | None, param: str | None = None) 
 
 
 def body_of(error: OstroError) -> dict[str, Any]:
-    """The error object of one of ours. Why an engine has died is for the log, not for clients."""
+    """The error object of an OstroError. The cause of an EngineDied is left to the log."""
     message = DIED if isinstance(error, EngineDied) else str(error)
     return body(error.status, message, error.code, error.param)
 
@@ -43,7 +47,7 @@ def body_of(error: OstroError) -> dict[str, Any]:
 def respond(
     status: int, content: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> Response:
-    """JSON, with Retry-After where trying again may help."""
+    """A JSON response, with Retry-After if the status is 429 or 503."""
     extra = dict(headers or {})
     if status in (429, 503):
         extra["retry-after"] = RETRY_SECONDS
@@ -51,36 +55,37 @@ def respond(
 
 
 def respond_to(error: OstroError) -> Response:
-    """The response to one of our errors."""
+    """The response to an OstroError."""
     return respond(error.status, body_of(error))
 
 
 async def on_ostro(request: Request, error: Exception) -> Response:
-    """Answer an error that is meant for people."""
+    """Respond to an OstroError."""
     assert isinstance(error, OstroError)
     return respond_to(error)
 
 
 async def on_http(request: Request, error: Exception) -> Response:
-    """Answer what the routing, or a route, refuses by status."""
+    """Respond to an HTTPException of the router or of a route."""
     assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == 404:
-        message = f"there is no {request.method} {request.url.path:.200}"
+        message = f"unknown route: {request.method} {request.url.path:.200}"
     elif error.status_code == 405:
-        message = f"{request.url.path:.200} does not take {request.method}"
+        message = f"{request.url.path:.200} does not accept {request.method}"
     content = body(error.status_code, message, CODES.get(error.status_code))
     return respond(error.status_code, content, error.headers)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """Answer what nobody foresaw; the traceback goes to the log, not to the client."""
+    """Respond to an unexpected exception; its traceback goes to the log only."""
     id = request.scope.get("state", {}).get("request_id", "")
-    return respond(500, body(500, f"internal error; see the server's log for {id}", "internal"))
+    message = f"internal error; see the server's log for request {id}"
+    return respond(500, body(500, message, "internal"))
 
 
 async def on_gone(request: Request, error: Exception) -> Response:
-    """End a request whose client is gone; nobody reads this."""
+    """Respond to a request whose client has disconnected."""
     return Response(status_code=499)
 
 

@@ -139,7 +139,7 @@ BAD: dict[str, tuple[list[Any], int, str, str | None]] = {
     "private": ([at("http://[::ffff:10.0.0.1]/a.png")], 400, "open internet", "messages"),
     "nobody": ([at("http://nobody.invalid/a.png")], 400, "no such host", "messages"),
     "port": ([at("http://a:99999/")], 400, "no such host", "messages"),
-    "frameless": ([video(b"GIF89a" + bytes(7) + b";")], 400, "a video", "messages"),
+    "frameless": ([video(b"GIF89a" + bytes(7) + b";")], 400, "the video", "messages"),
     "film-of-text": ([video(b"no film")], 400, "video", "messages"),
     "hundreds": ([shown(WIDE)] * 65, 400, "65 media in one request", "messages"),
     "a-thousand": ([at("data:,a")] * 1000, 400, "1000 media in one request", "messages"),

@@ -109,7 +109,7 @@ def test_text_that_looks_like_a_place_is_text(model: Text) -> None:
 BAD: list[tuple[dict[str, Any], type[OstroError], str]] = [
     ({"type": "image"}, RequestError, "holds no image"),
     ({"type": "image", "image": "/no/such.png"}, UsageError, "/no/such.png: No such file"),
-    ({"type": "image", "image": b"GIF89a"}, RequestError, "an image cannot be read"),
+    ({"type": "image", "image": b"GIF89a"}, RequestError, "the image cannot be read"),
     ({"type": "image", "url": "data:;base64,###"}, RequestError, "not base64"),
     ({"type": "image", "url": "http://127.0.0.1/a.png"}, RequestError, "open internet"),
     ({"type": "image", "image": 5}, UsageError, "5"),

@@ -223,7 +223,7 @@ def test_refusals_keep_their_kind(make: Make, folder: Path, raw: dict[str, Any])
     shop = make()
     for sources, kind, said in (
         ([Source("audio", wav())], Unsupported, "takes no sound"),
-        ([Source("image", b"GIF89a")], RequestError, "an image cannot be read"),
+        ([Source("image", b"GIF89a")], RequestError, "the image cannot be read"),
         ([Source("image", SMALL)] * 2, RequestError, "1 of 2 media have no place"),
         ([], RequestError, "a place for image number 1, and nothing comes with it"),
         ([Source("image", SMALL)] * 65, RequestError, "65 media in one request"),

@@ -71,8 +71,8 @@ def test_images_and_a_film_come_before_the_text(
 
 BAD: list[tuple[tuple[str, str], type[OstroError], str]] = [
     (("--image", "nothing.png"), UsageError, "nothing.png: No such file"),
-    (("--image", "note.txt"), RequestError, "an image cannot be read"),
-    (("--image", "cut.png"), RequestError, "an image cannot be read"),
+    (("--image", "note.txt"), RequestError, "the image cannot be read"),
+    (("--image", "cut.png"), RequestError, "the image cannot be read"),
     (("--video", "note.txt"), Unsupported, "PyAV"),
     (("--audio", "a.png"), RequestError, "no sound that can be read"),
     (("--image", "http://127.0.0.1/a.png"), RequestError, "open internet"),
