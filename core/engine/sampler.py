@@ -6,17 +6,18 @@ device nothing but row numbers. Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ostro.core.engine.dry import DryPenalty
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.request import Dry, Sampling
+from ostro.core.engine.request import Sampling
 from ostro.core.engine.sequence import Sequence
-from ostro.core.engine.transfer import Arriving, to_device
+from ostro.core.engine.transfer import Arriving, send, to_device
 from ostro.core.ops import Op, Target, penalize, sample
 from ostro.core.ops.penalize import Penalties
 from ostro.core.ops.sample import Draw
@@ -37,6 +38,14 @@ class Drawn:
     top_values: list[list[float]] | None = None
 
 
+@dataclass(frozen=True)
+class Bias:
+    """Additions to the logits of one row: ids [n] int64, values [n] float32, on the device."""
+
+    ids: Tensor
+    values: Tensor
+
+
 class Sampler:
     """Tables of `rows` rows over a vocabulary of `vocab` tokens on one device."""
 
@@ -55,6 +64,9 @@ class Sampler:
         self.seed = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.last = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.rules: list[Sampling] = [Sampling()] * rows
+        self.biases: list[Bias | None] = [None] * rows
+        self.bans: list[Bias | None] = [None] * rows
+        self.dry: list[DryPenalty | None] = [None] * rows
         self.counts: Tensor | None = None
         self.seen: Tensor | None = None
         self.draw, self.penalize = Op(sample.KERNELS), Op(penalize.KERNELS)
@@ -80,6 +92,17 @@ class Sampler:
         self.seed[row] = sequence.seed
         if penalized(rules):
             self.count(sequence)
+        ends = rules.stop_ids if rules.ignore_eos else {*rules.stop_ids, *self.eos}
+        self.biases[row] = self.bias(rules.logit_bias)
+        self.bans[row] = self.bias(dict.fromkeys(ends, BAN)) if rules.min_tokens else None
+        dry = rules.dry if rules.dry is not None and rules.dry.multiplier else None
+        self.dry[row] = None if dry is None else DryPenalty(dry, sequence.tokens)
+
+    def bias(self, values: Mapping[int, float]) -> Bias | None:
+        """Additions by token id, on the device; None where there are none."""
+        if not values:
+            return None
+        return Bias(self.send(list(values)), self.send(list(values.values()), torch.float32))
 
     def count(self, sequence: Sequence) -> None:
         """Count what a sequence has said so far; tables of [rows, vocab] exist once one asks."""
@@ -136,12 +159,12 @@ class Sampler:
         self, logits: Tensor, sequences: Rows[Sequence], rules: Rows[Sampling], rows: Tensor
     ) -> Tensor:
         """Apply penalties, biases and bans, where a row has any."""
-        sparse = [self.biases(s, r) for s, r in zip(sequences, rules, strict=True)]
+        sparse = [(i, bias) for i, s in enumerate(sequences) for bias in self.additions(s)]
         counted = any(penalized(r) for r in rules)
-        if not counted and not any(sparse):
+        if not counted and not sparse:
             return logits
-        flat = [(i, t, b) for i, row in enumerate(sparse) for t, b in row.items()]
-        where, ids, values = zip(*flat, strict=True) if flat else ((), (), ())
+        lengths = [len(bias.ids) for _, bias in sparse]
+        where = self.send([i for i, _ in sparse])
         logits = logits.clone()
         bent: Tensor = self.penalize(
             logits,
@@ -151,23 +174,28 @@ class Sampler:
                 repetition=self.table["repetition"][rows],
                 presence=self.table["presence"][rows],
                 frequency=self.table["frequency"][rows],
-                bias_rows=self.send(where),
-                bias_ids=self.send(ids),
-                bias_values=self.send(values, torch.float32),
+                # Without the size, CUDA would wait for the lengths.
+                bias_rows=where.repeat_interleave(self.send(lengths), output_size=sum(lengths)),
+                bias_ids=torch.cat([bias.ids for _, bias in sparse] or [where]),
+                bias_values=torch.cat([bias.values for _, bias in sparse] or [where.float()]),
             ),
         )
         return bent
 
-    def biases(self, sequence: Sequence, rules: Sampling) -> dict[int, float]:
-        """Sparse additions to one row's logits: logit_bias, DRY, and bans before min_tokens."""
-        out = dict(rules.logit_bias)
-        if rules.dry is not None and rules.dry.multiplier:
-            for token, amount in repeats(sequence.tokens, rules.dry).items():
-                out[token] = out.get(token, 0.0) - amount
-        if sequence.drawn < rules.min_tokens:
-            ends = set(rules.stop_ids) if rules.ignore_eos else {*rules.stop_ids, *self.eos}
-            out.update(dict.fromkeys(ends, BAN))
-        return out
+    def additions(self, sequence: Sequence) -> Iterator[Bias]:
+        """What is added to the logits of one row: logit_bias, DRY, and bans before min_tokens."""
+        row = sequence.row
+        if (bias := self.biases[row]) is not None:
+            yield bias
+        if (dry := self.dry[row]) is not None:
+            dry.update(sequence.tokens)
+            ids, amounts = (torch.from_numpy(array) for array in dry.penalties())
+            if len(ids):
+                yield Bias(
+                    send(ids, torch.int64, self.device), send(-amounts, torch.float32, self.device)
+                )
+        if (bans := self.bans[row]) is not None and sequence.drawn < self.rules[row].min_tokens:
+            yield bans
 
 
 def penalized(rules: Sampling) -> bool:
@@ -180,30 +208,3 @@ def truncates(rules: Sampling) -> bool:
     return rules.temperature > 0 and (
         rules.top_k > 0 or rules.top_p < 1 or rules.min_p > 0 or rules.typical_p < 1
     )
-
-
-def repeats(tokens: Rows[int], dry: Dry) -> dict[int, float]:
-    """DRY: for each token that would extend a repeated suffix, how much to take off its logit.
-
-    An earlier end j of the last token is extended backwards as far as it equals the end of the
-    text; the token after j would then make the repetition one longer.
-    """
-    tokens = tokens[-dry.window :] if dry.window else tokens
-    breakers, longest = set(dry.breakers), dict[int, int]()
-    if not tokens or tokens[-1] in breakers:
-        return {}
-    last, end = tokens[-1], len(tokens) - 1
-    for j in range(end):
-        if tokens[j] != last or tokens[j + 1] in breakers:
-            continue
-        match = 1
-        while match <= j and tokens[j - match] == tokens[end - match] not in breakers:
-            match += 1
-        follower = tokens[j + 1]
-        longest[follower] = max(longest.get(follower, 0), match)
-    cap = 1e4
-    return {
-        token: min(dry.multiplier * dry.base ** min(match - dry.allowed_length, 100), cap)
-        for token, match in longest.items()
-        if match >= dry.allowed_length
-    }
