@@ -1,7 +1,7 @@
-"""Media as requests name them: data in the request itself, or an address on the open internet.
+"""Fetch media of requests: data: URLs, and http(s): URLs of public hosts.
 
-An address is resolved once, must be a public one, and is connected to as it was checked; redirects
-are checked anew. So a request cannot make the server look into the network it stands in.
+Against server-side request forgery a host name is resolved once, all its addresses must be public,
+and the connection goes to the address that was checked. Each redirect is checked the same way.
 """
 
 from __future__ import annotations
@@ -10,24 +10,68 @@ import base64
 import binascii
 import ipaddress
 import socket
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
 from ostro.core.errors import RequestError
 
+if TYPE_CHECKING:
+    import httpx
+
 MAX_BYTES = 64 << 20
-"""Of all media of one request."""
+"""Bytes of all media of one request."""
 SECONDS = 20.0
-"""For all media of one request."""
+"""Time limit for all media of one request, in seconds."""
 REDIRECTS = 3
+
+NOT_PUBLIC_V4 = [
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",  # loopback
+        "169.254.0.0/16",  # link-local; metadata services of clouds
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved; broadcast
+    )
+]
+"""IANA's IPv4 special-purpose registry (RFC 6890 and its updates), and multicast.
+
+`ipaddress.is_global` differs between releases of Python, so it is not used.
+"""
+UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+"""IPv6's global unicast addresses. Loopback, link-local, site-local, unique-local and multicast
+addresses are outside, as are NAT64 (64:ff9b::/96, 64:ff9b:1::/48) and IPv4-compatible ones (::/96).
+"""
+NOT_PUBLIC_V6 = [
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocol assignments; Teredo (2001::/32) embeds IPv4 addresses
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4 embeds IPv4 addresses
+        "3fff::/20",  # documentation
+    )
+]
+"""IANA's IPv6 special-purpose registry within 2000::/3."""
 
 
 def fetch_all(sources: Sequence[str]) -> list[bytes]:
-    """The bytes behind the "data:" and "http(s):" addresses of one request.
+    """The bytes behind the data: and http(s): URLs of one request.
 
-    Raises RequestError saying why one cannot be had.
+    Raises RequestError for a URL that is malformed, not public, too large or too slow.
     """
     deadline, left, found = time.monotonic() + SECONDS, MAX_BYTES, list[bytes]()
     for source in sources:
@@ -38,93 +82,165 @@ def fetch_all(sources: Sequence[str]) -> list[bytes]:
             found.append(download(source, deadline, left))
         else:
             raise RequestError(
-                f"media come as data: or http(s): addresses, not {source[:40]!r}", param="messages"
+                f"expected a data: or http(s): URL, got {source[:40]!r}", param="messages"
             )
         left -= len(found[-1])
     return found
 
 
 def fetch(source: str) -> bytes:
-    """The bytes behind one address; see `fetch_all`."""
+    """The bytes behind one URL; see `fetch_all`."""
     return fetch_all([source])[0]
 
 
 def read_data(source: str) -> bytes:
-    """The bytes that a data address holds (RFC 2397)."""
+    """The contents of a data: URL (RFC 2397). Raises RequestError if it is malformed."""
     head, comma, body = source.partition(",")
     if not comma:
-        raise RequestError("a data: address without a comma holds nothing", param="messages")
+        raise RequestError("a data: URL has no comma before its data", param="messages")
     if not head.lower().endswith(";base64"):
         return unquote_to_bytes(body)
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
-        raise RequestError("a data: address is not base64", param="messages") from None
+        raise RequestError("the contents of a data: URL are not base64", param="messages") from None
 
 
-def download(source: str, deadline: float, most: int) -> bytes:
-    """What lies at an address, within bounds of size and time, behind a few redirects."""
+def download(source: str, deadline: float, limit: int) -> bytes:
+    """Fetch an http(s): URL, following up to `REDIRECTS` redirects.
+
+    `deadline` is in time.monotonic()'s seconds, `limit` in bytes. Raises RequestError.
+    """
     import httpx
 
     with httpx.Client(follow_redirects=False, trust_env=False) as client:
         for _ in range(REDIRECTS + 1):
             pinned, host = pin(source)
             client.timeout = max(0.01, deadline - time.monotonic())
+            headers = {"host": host, "accept-encoding": "identity"}
             try:
-                request = client.build_request("GET", pinned, headers={"host": host})
-                request.extensions["sni_hostname"] = host.partition(":")[0]
-                with closing(client.send(request, stream=True)) as response:
+                request = client.build_request("GET", pinned, headers=headers)
+                request.extensions["sni_hostname"] = urlsplit(source).hostname
+                with (
+                    cut_at(deadline, request),
+                    closing(client.send(request, stream=True)) as response,
+                ):
                     if not response.is_redirect:
-                        response.raise_for_status()
-                        return receive(response.iter_bytes(), host, deadline, most)
+                        check_response(response, host)
+                        return receive(response.iter_raw(), host, deadline, limit)
                     source = urljoin(source, response.headers["location"])
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+                check_time(host, deadline)
                 raise RequestError(f"{host}: {str(error)[:200]}", param="messages") from None
-    raise RequestError("an address that leads to others, again and again", param="messages")
+    raise RequestError(f"{host}: more than {REDIRECTS} redirects", param="messages")
 
 
-def receive(chunks: Iterable[bytes], host: str, deadline: float, most: int) -> bytes:
-    """The bytes that a host sends. Raises RequestError where they are too many or too slow."""
+@contextmanager
+def cut_at(deadline: float, request: httpx.Request) -> Iterator[None]:
+    """Shut down the request's connection at the deadline.
+
+    httpx's timeouts limit each read alone: a host that sends its head byte by byte is never late.
+    """
+    sockets: list[socket.socket] = []
+
+    def shut() -> None:
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def on_event(name: str, info: dict[str, Any]) -> None:
+        if name == "connection.connect_tcp.complete":
+            # A duplicate stays valid when TLS takes over the socket itself.
+            sockets.append(info["return_value"].get_extra_info("socket").dup())
+            if time.monotonic() >= deadline:
+                shut()
+
+    request.extensions["trace"] = on_event
+    timer = threading.Timer(deadline - time.monotonic(), shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        for each in sockets:
+            each.close()
+
+
+def check_response(response: httpx.Response, host: str) -> None:
+    """Raise RequestError for an error status, and for a body that would have to be unpacked."""
+    if not response.is_success:
+        raise RequestError(
+            f"{host} answered with HTTP status {response.status_code}", param="messages"
+        )
+    coding = response.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise RequestError(
+            f"{host} answered with Content-Encoding {coding[:40]!r}; only identity is supported",
+            param="messages",
+        )
+
+
+def receive(chunks: Iterable[bytes], host: str, deadline: float, limit: int) -> bytes:
+    """Collect a response's body. Raises RequestError if it is too long or too slow."""
     data = bytearray()
     for chunk in chunks:
         data += chunk
-        if len(data) > most:
+        if len(data) > limit:
             raise RequestError(
-                f"{host}: more than {MAX_BYTES >> 20} MiB in one request", param="messages"
+                f"{host}: more than {MAX_BYTES >> 20} MiB of media in one request",
+                param="messages",
             )
-        if time.monotonic() > deadline:
-            raise RequestError(f"{host}: not there in {SECONDS:.0f} s", param="messages")
+        check_time(host, deadline)
+    check_time(host, deadline)  # a body without a length ends where the connection was cut
     return bytes(data)
 
 
-def pin(source: str) -> tuple[str, str]:
-    """The address with its host's number in place of the name, and the host with its port.
+def check_time(host: str, deadline: float) -> None:
+    """Raise RequestError after the deadline."""
+    if time.monotonic() >= deadline:
+        raise RequestError(
+            f"{host}: the media of the request did not arrive within {SECONDS:g} s",
+            param="messages",
+        )
 
-    Raises RequestError for a host that is not known or not public.
+
+def pin(source: str) -> tuple[str, str]:
+    """The URL with its host replaced by an IP address, and the host with its port.
+
+    Raises RequestError for a malformed URL, and for a host that is unknown or not public.
     """
     try:
         parts = urlsplit(source)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError, UnicodeError):
-        raise RequestError(f"no such host: {source[:80]!r}", param="messages") from None
+        raise RequestError(f"found no address for {source[:80]!r}", param="messages") from None
     if parts.username is not None or parts.hostname is None:
-        raise RequestError(f"not an address that is fetched: {source[:80]!r}", param="messages")
+        raise RequestError(f"expected http(s)://HOST/PATH, got {source[:80]!r}", param="messages")
     numbers = [str(entry[4][0]) for entry in found]
     if not numbers or not all(is_public(number) for number in numbers):
-        raise RequestError(f"{parts.hostname} is not on the open internet", param="messages")
-    number = f"[{numbers[0]}]" if ":" in numbers[0] else numbers[0]
-    host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
-    return parts._replace(netloc=f"{number}:{port}").geturl(), host
+        raise RequestError(f"{parts.hostname} is not a public address", param="messages")
+    host = bracketed(parts.hostname)
+    pinned = parts._replace(netloc=f"{bracketed(numbers[0])}:{port}").geturl()
+    return pinned, host if parts.port is None else f"{host}:{parts.port}"
+
+
+def bracketed(host: str) -> str:
+    """A host as URLs write it: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def is_public(number: str) -> bool:
-    """Whether anybody could reach an address; IPv4 inside of IPv6 counts as what it is."""
+    """Whether an IP address belongs to the public internet.
+
+    An IPv4-mapped IPv6 address counts as its IPv4 address. Other addresses that embed IPv4
+    addresses are not public: a gateway may lead them into a private network.
+    """
     address = ipaddress.ip_address(number.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is not None:
-            return inner.is_global
-        if address in ipaddress.ip_network("64:ff9b::/96"):
-            return False
-    return address.is_global and not address.is_multicast
+        if address.ipv4_mapped is None:
+            return address in UNICAST_V6 and not any(address in each for each in NOT_PUBLIC_V6)
+        address = address.ipv4_mapped
+    return not any(address in network for network in NOT_PUBLIC_V4)

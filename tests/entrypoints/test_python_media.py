@@ -111,7 +111,7 @@ BAD: list[tuple[dict[str, Any], type[OstroError], str]] = [
     ({"type": "image", "image": "/no/such.png"}, UsageError, "/no/such.png: No such file"),
     ({"type": "image", "image": b"GIF89a"}, RequestError, "the image cannot be read"),
     ({"type": "image", "url": "data:;base64,###"}, RequestError, "not base64"),
-    ({"type": "image", "url": "http://127.0.0.1/a.png"}, RequestError, "open internet"),
+    ({"type": "image", "url": "http://127.0.0.1/a.png"}, RequestError, "not a public address"),
     ({"type": "image", "image": 5}, UsageError, "5"),
     ({"type": "image", "image": np.zeros((4, 4), np.uint8)}, RequestError, "height, width, 3"),
     ({"type": "image", "image": np.zeros((8, 8, 3))}, RequestError, "uint8"),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import gzip
+import ipaddress
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from ostro.core.errors import RequestError
 from ostro.core.media import fetch as module
-from ostro.core.media.fetch import fetch, fetch_all, is_public
+from ostro.core.media.fetch import fetch, fetch_all, is_public, pin
 
 
 def test_data_addresses_are_read() -> None:
@@ -43,10 +47,58 @@ def test_data_addresses_are_read() -> None:
         ("2002:7f00:1::", False),
         ("fe80::1%eth0", False),
         ("fd00::1", False),
+        ("9.255.255.255", True),
+        ("11.0.0.0", True),
+        ("100.63.255.255", True),
+        ("100.128.0.0", True),
+        ("172.15.255.255", True),
+        ("172.32.0.0", True),
+        ("192.0.1.1", True),
+        ("198.17.255.255", True),
+        ("198.20.0.0", True),
+        ("223.255.255.255", True),
+        ("2001:200::1", True),
+        ("2a00:1450:4001:80b::200e", True),
+        ("::ffff:192.0.0.8", False),
     ],
 )
 def test_only_public_addresses(address: str, public: bool) -> None:
     assert is_public(address) is public
+
+
+SPECIAL = """
+0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24
+192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4
+240.0.0.0/4 255.255.255.255/32
+::/128 ::1/128 ::/96 64:ff9b::/96 64:ff9b:1::/48 100::/64 100:0:0:1::/64 2001::/23 2001::/32
+2001:2::/48 2001:10::/28 2001:20::/28 2001:db8::/32 2002::/16 3fff::/20 5f00::/16 fc00::/7 fe80::/10
+fec0::/10 ff00::/8
+"""
+"""The registries of special-purpose addresses, multicast, and IPv6's site-local addresses."""
+
+
+@pytest.mark.parametrize("network", SPECIAL.split())
+def test_special_purpose_networks_are_not_public(network: str) -> None:
+    found = ipaddress.ip_network(network)
+    for address in (found[0], found[-1], found[found.num_addresses // 2]):
+        assert not is_public(str(address)), address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "::7f00:1",  # IPv4-compatible 127.0.0.1
+        "::a9fe:a9fe",
+        "64:ff9b:1::7f00:1",  # local-use NAT64
+        "2002:a9fe:a9fe::1",  # 6to4 of 169.254.169.254
+        "2002:5db8:d822::1",  # 6to4 of a public address: relays are not to be trusted
+        "2001:0:7f00:1::",  # Teredo
+        "2001:0:4136:e378:8000:63bf:80ff:fffe",
+        "::ffff:0:7f00:1",  # IPv4-translated (SIIT)
+    ],
+)
+def test_addresses_that_embed_others_are_not_public(address: str) -> None:
+    assert not is_public(address)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +123,22 @@ def test_nobody_is_sent_inside(address: str) -> None:
         fetch(address)
 
 
+def test_hosts_are_pinned_to_the_address_that_was_checked() -> None:
+    assert pin("http://93.184.216.34/a?b") == ("http://93.184.216.34:80/a?b", "93.184.216.34")
+    address = "[2606:2800:220:1:248:1893:25c8:1946]"
+    assert pin(f"https://{address}/a") == (f"https://{address}:443/a", address)
+    assert pin(f"http://{address}:81/a") == (f"http://{address}:81/a", f"{address}:81")
+
+
+BOMB = gzip.compress(bytes(32 << 20))
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers by path: /ok, /in (to a private address), /round (to itself), /wrong (to no address),
-    /big, /slow, /gone.
+    /big, /slow, /gone, /drip (its head, a byte at a time), /trickle (its body), /gzip.
     """
+
+    seen: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         where = {
@@ -88,11 +152,28 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("location", where[self.path])
             self.end_headers()
             return
+        if self.path == "/drip":
+            return self.drip(b"HTTP/1.1 200 OK\r\nx: " + b"x" * 1000)
         self.send_response(404 if self.path == "/gone" else 200)
+        if self.path == "/gzip":
+            self.seen.append(self.headers["accept-encoding"])
+            self.send_header("content-encoding", "gzip")
         self.end_headers()
+        if self.path == "/gzip":
+            self.wfile.write(BOMB)
+            return
+        if self.path == "/trickle":
+            return self.drip(b"x" * 1000)
         if self.path == "/slow":
             time.sleep(1)
         self.wfile.write(b"pixels" if self.path == "/ok" else b"x" * 5000)
+
+    def drip(self, data: bytes) -> None:
+        """Send bytes one by one until the client has closed."""
+        with contextlib.suppress(OSError):
+            for i in range(len(data)):
+                self.wfile.write(data[i : i + 1])
+                time.sleep(0.05)
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -100,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server on loopback that counts as the open internet, under a name that only we know."""
+    """A server on loopback that counts as public, under a name that only we know."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port, known = server.server_port, socket.getaddrinfo
@@ -121,11 +202,11 @@ def test_what_is_fetched_is_bounded_and_checked_at_every_turn(site: str) -> None
     assert fetch(f"{site}/ok") == b"pixels"
     assert fetch(f"{site}/once") == b"pixels"
     for path, said in (
-        ("/in", "not on the open internet"),
-        ("/round", "again and again"),
+        ("/in", "not a public address"),
+        ("/round", "more than 3 redirects"),
         ("/wrong", "pictures.test"),
         ("/big", "more than"),
-        ("/gone", "404"),
+        ("/gone", "status 404"),
     ):
         with pytest.raises(RequestError, match=said):
             fetch(site + path)
@@ -135,11 +216,35 @@ def test_what_is_fetched_is_bounded_and_checked_at_every_turn(site: str) -> None
 def test_all_media_of_a_request_share_bounds(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetch_all([f"{site}/ok", "data:,ab", f"{site}/once"]) == [b"pixels", b"ab", b"pixels"]
     monkeypatch.setattr(module, "MAX_BYTES", 15)
-    with pytest.raises(RequestError, match="more than 0 MiB in one request"):
+    with pytest.raises(RequestError, match="more than 0 MiB of media in one request"):
         fetch_all([f"{site}/ok"] * 3)
     monkeypatch.setattr(module, "SECONDS", 0.3)
     begun = time.monotonic()
-    with pytest.raises(RequestError, match=r"timed out|not there in"):
+    with pytest.raises(RequestError, match=r"within 0\.3 s"):
         fetch_all([f"{site}/slow"] * 5)
     assert time.monotonic() - begun < 0.9
     assert fetch_all([f"{site}/ok"]) == [b"pixels"]
+
+
+@pytest.mark.parametrize("path", ["/drip", "/trickle"])
+def test_slow_hosts_end_at_the_deadline(
+    site: str, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.5)
+    begun = time.monotonic()
+    with pytest.raises(RequestError, match=r"within 0\.5 s"):
+        fetch(site + path)
+    assert time.monotonic() - begun < 1.5
+    assert fetch(f"{site}/ok") == b"pixels"
+
+
+def test_compressed_answers_are_not_unpacked(site: str) -> None:
+    Handler.seen.clear()
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="gzip"):
+            fetch(f"{site}/gzip")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert Handler.seen == ["identity"] and peak < 8 << 20
