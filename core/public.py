@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import NamedTuple
 
 from ostro.core.discovery import built_in
@@ -61,7 +62,7 @@ def breach(imported: Import, plugin: str = "") -> tuple[str, str] | None:
             return None
         case ["core", module, *_] if module in MODULES:
             return None
-        case ["trunks" | "architectures", trunk, *_]:
+        case ["trunks" | "architectures" | "quant", trunk, *_]:
             todo = f"build on one of {', '.join(sorted(trunks()))}, or on ostro.nn"
             return None if trunk in trunks() else (f"{trunk} is no trunk", todo)
     instead = next((part for part in (imported.name, rest[0]) if part in names), None)
@@ -72,17 +73,29 @@ def breach(imported: Import, plugin: str = "") -> tuple[str, str] | None:
 
 
 def exported() -> frozenset[str]:
-    """The names that `from ostro import` finds."""
-    return frozenset({*import_module("ostro").__all__, "__version__"})
+    """The names that `from ostro import` finds, deprecated ones included."""
+    ostro = import_module("ostro")
+    return frozenset({*ostro.__all__, *ostro.DEPRECATED, "__version__"})
 
 
 @cache
 def trunks() -> frozenset[str]:
-    """The architectures of ours that others may build on."""
-    found: set[str] = set()
-    for candidate in built_in():
-        if candidate.name.startswith("architectures."):
-            plugin = import_module(f"ostro.{candidate.name}")
-            declare = getattr(plugin, "ostro_architectures", tuple)
-            found |= {record.name for record in declare() if record.trunk}
-    return frozenset(found)
+    """The built-in plugins that others may build on, by the names of their folders."""
+    plugins = (each for each in built_in() if each.name.startswith(("architectures.", "quant.")))
+    return frozenset(
+        plugin.name.partition(".")[2]
+        for plugin in plugins
+        if trunk_module(import_module(f"ostro.{plugin.name}"))
+    )
+
+
+def trunk_module(plugin: ModuleType) -> str | None:
+    """The module of a built-in plugin that others may build on, or None.
+
+    A plugin names it in a constant `TRUNK`; that of an architecture whose record says `trunk` is
+    its model's.
+    """
+    for record in getattr(plugin, "ostro_architectures", tuple)():
+        if record.trunk:
+            return record.model.partition(":")[0]
+    return getattr(plugin, "TRUNK", None)

@@ -18,7 +18,6 @@ from ostro.core.load.quantize import FLOAT, Maker, Plan
 from ostro.core.load.weights import FLOATS, Reader, arrange, slots
 from ostro.core.nn import Embedding
 from ostro.core.nn.linear import Slot
-from ostro.core.nn.packed import Packed
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings, TensorInfo, resolve
@@ -57,7 +56,7 @@ class Sizes:
         if (name, shape) not in self.rows:
             many, one = (self.sample(maker, shape, count) for count in (ROWS, 1))
             self.rows[name, shape] = Sample(many.nbytes, one.nbytes)
-            self.fast[name] = has_kernel(many)
+            self.fast[name] = many.has_kernel
         return self.rows[name, shape].nbytes(rows)
 
     def sample(self, maker: Maker | None, shape: Shape, rows: int) -> Storage:
@@ -123,9 +122,3 @@ class Sample:
     def nbytes(self, rows: int) -> int:
         together = max(1, self.one * ROWS // self.many)
         return ceil(-(-rows // together) * together * self.many / ROWS)
-
-
-def has_kernel(storage: Storage) -> bool:
-    """Whether a settled storage multiplies by a kernel of its own, and not by plain torch."""
-    kernel = storage.times.kernel if isinstance(storage, Packed) else None
-    return kernel is not None and not kernel.__module__.endswith(".naive")

@@ -28,7 +28,6 @@ from ostro.core.load.rest import send_home
 from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import Stack
 from ostro.core.nn.linear import Linear, Slot
-from ostro.core.nn.packed import Packed
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Quantizer, TensorInfo, resolve
@@ -151,11 +150,12 @@ def row_order(named: Mapping[str, Named]) -> Rows | None:
 
 def rearranged(storage: Storage, rows: Rows, slot: Slot, stored: Stored) -> Storage:
     """A storage whose rows have moved. Raises CheckpointError where its format cannot."""
-    if not isinstance(storage, Packed):
+    moved = storage.permute_rows(rows.read)
+    if moved is None:
         raise stored.fault(
             f"is {storage.format}, whose rows {rows} cannot move; use another file of this model"
         )
-    return storage.of(storage.planes.map(lambda tensor: rows.read(tensor).contiguous()))
+    return moved
 
 
 def codes_of(infos: Mapping[str, TensorInfo]) -> str | None:

@@ -12,7 +12,6 @@ from ostro.core.nn.linear import Delta, Linear
 from ostro.core.nn.mlp import MLP, GatedMLP
 from ostro.core.nn.model import Model
 from ostro.core.nn.norm import LayerNorm, RMSNorm
-from ostro.core.nn.packed import Packed
 from ostro.core.nn.rope import Rope
 from ostro.core.nn.storage import Storage, Stored
 
@@ -33,7 +32,6 @@ __all__ = [
     "Model",
     "Module",
     "ModuleList",
-    "Packed",
     "Parameter",
     "RMSNorm",
     "Remembers",

@@ -8,7 +8,7 @@ holds it, of adapters, or of other parts beside it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -74,6 +74,11 @@ class Storage(ABC):
     def nbytes(self) -> int:
         """Bytes held on the device, copies kept for speed included."""
 
+    @property
+    def has_kernel(self) -> bool:
+        """Whether `matmul` runs a kernel of the format instead of dequantizing the weight first."""
+        return False
+
     @abstractmethod
     def save(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint by suffix ("weight", ...), equal to the bytes once read."""
@@ -122,6 +127,13 @@ class Storage(ABC):
             self.dequantize(i, min(i + ROWS, n)).float().square().sum(-1) for i in range(0, n, ROWS)
         ]
         return torch.cat(blocks)
+
+    def permute_rows(self, permute: Callable[[Tensor], Tensor]) -> Storage | None:
+        """The weight with its rows in another order, or None where the format cannot reorder them.
+
+        `permute` reorders the first axis of a tensor [n, ...].
+        """
+        return None
 
     @classmethod
     def fuse(cls, storages: Sequence[Any]) -> Storage | None:

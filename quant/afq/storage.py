@@ -7,8 +7,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ostro import Packed, Planes, Stored, pack_codes, unpack_codes
+from ostro import Stored
 from ostro.quant.afq import GROUP, naive
+from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 UQFF_FORMAT = 4
 """What a UQFF file calls this format."""

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro import Storage, Stored, errors
 from ostro.quant.awq import naive
+from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 CELL = 32
 NAMES = ("qweight", "qzeros", "scales")

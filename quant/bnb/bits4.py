@@ -11,8 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro import Storage, Stored, errors
 from ostro.quant.bnb import STATE, naive
+from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 CELL = 32
 KINDS = ("nf4", "fp4")

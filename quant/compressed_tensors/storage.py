@@ -8,9 +8,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro import Storage, Stored, errors
 from ostro.quant.compressed_tensors import checkpoint, naive
 from ostro.quant.compressed_tensors.checkpoint import INDEX, SCALE, SHAPE, UNUSED, ZERO, Weight
+from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 CELL = 32
 

@@ -8,9 +8,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro import Storage, Stored, errors
 from ostro.quant.f8q8 import naive
 from ostro.quant.f8q8.naive import BLOCK, NBYTES
+from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 UQFF_FORMAT = 5
 """What a UQFF file calls this format."""

@@ -8,8 +8,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro import Storage, Stored, errors
 from ostro.quant.fp8 import SCALES, UNUSED, UQFF, naive
+from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 CELL = 32
 UQFF_FORMAT = 3

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Parts(NamedTuple):
-    """Blocks [..., bytes] taken apart, in the terms of `core.planes`:
+    """Blocks [..., bytes] taken apart, in the terms of `quant.planes.planes`:
 
         w = d * scale * (value(q) - zero) + m * offset
 

@@ -1,7 +1,7 @@
 """Ggml blocks as planes, and planes as blocks again.
 
 A block of a file has 34 bytes here and 210 there, so what it holds lies at odd addresses. Planes
-(see `core.planes`) hold the same apart and aligned, which kernels of all formats load alike.
+(see `quant.planes`) hold the same apart and aligned, which kernels of all formats load alike.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ostro import Planes, pack_codes, unpack_codes
 from ostro.core.load.ggml import BY_NAME
 from ostro.quant.gguf.fields import Parts, field, minus, raw
 from ostro.quant.gguf.naive import take_apart
+from ostro.quant.planes.storage import Planes, pack_codes, unpack_codes
 
 CHUNK = 1 << 20
 """Weights that are repacked at a time: what is made of them on the way stays in the cache."""

@@ -9,12 +9,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ostro import Packed, Planes, Storage, Stored
+from ostro import Storage, Stored
 from ostro.core.errors import Unsupported
 from ostro.core.load.ggml import BY_NAME
 from ostro.quant.gguf.planes import FIELDS, pack, unpack
 from ostro.quant.gguf.quantize import quantize
 from ostro.quant.gguf.schemes import FORMATS
+from ostro.quant.planes.storage import Packed, Planes
 
 
 class Blocks(Packed):

@@ -7,9 +7,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ostro import Packed, Planes, Storage, Stored, errors, pack_codes, unpack_codes
+from ostro import Storage, Stored, errors
 from ostro.quant.hqq import GROUP, checkpoint, naive, solver
 from ostro.quant.hqq.checkpoint import Form
+from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 CELL = 32
 

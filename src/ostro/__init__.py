@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
     from ostro.core.load.experts import ExpertNames, Part
     from ostro.core.load.names import Add, HeadRows, Names, Pair, Unpermute
     from ostro.core.media import Array, Inputs, Item, Prompt, content_key
-    from ostro.core.nn import Model, Packed, Storage, Stored
+    from ostro.core.nn import Model, Storage, Stored
     from ostro.core.ops.choose import Fused, Kernel
-    from ostro.core.planes import Planes, pack_codes, unpack_codes
     from ostro.core.records import (
         Adapter,
         Architecture,
@@ -69,15 +69,19 @@ _NAMES = {
     "ostro.core.load.experts": "ExpertNames Part",
     "ostro.core.load.names": "Add HeadRows Names Pair Unpermute",
     "ostro.core.media": "Array Inputs Item Prompt content_key",
-    "ostro.core.nn": "Model Packed Storage Stored",
+    "ostro.core.nn": "Model Storage Stored",
     "ostro.core.ops.choose": "Fused Kernel",
-    "ostro.core.planes": "Planes pack_codes unpack_codes",
     "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
     "LogitsProcessor Mutant Parser Pipeline Quantizer Record Route Settings TensorInfo",
     "ostro.core.step": "Features Medium Step",
     "ostro.entrypoints.python": "load tokenizer",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+DEPRECATED = {
+    name: f"trunks.planes.{name}" for name in ("Packed", "Planes", "pack_codes", "unpack_codes")
+}
+"""Former exports, which still work and warn, and what to use in their place."""
 
 __all__ = [
     "Adapter",
@@ -109,12 +113,10 @@ __all__ = [
     "Model",
     "Mutant",
     "Names",
-    "Packed",
     "Pair",
     "Parser",
     "Part",
     "Pipeline",
-    "Planes",
     "Prompt",
     "Quantizer",
     "Record",
@@ -134,17 +136,17 @@ __all__ = [
     "native",
     "nn",
     "ops",
-    "pack_codes",
     "testing",
     "tokenizer",
     "trunks",
-    "unpack_codes",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "trunks":
         return sys.modules["ostro.trunks"]
+    if name in DEPRECATED:
+        return _deprecated(name)
     if name in _MODULES:
         found: Any = import_module(f"ostro.core.{name}")
     elif name in _HOMES:
@@ -155,20 +157,30 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def _deprecated(name: str) -> Any:
+    from ostro.core.deprecated import RemovedInOstro1
+
+    use = f"ostro.{DEPRECATED[name]}"
+    warnings.warn(f"ostro.{name} is deprecated: use {use}", RemovedInOstro1, stacklevel=3)
+    module, _, attribute = use.rpartition(".")
+    return getattr(getattr(sys.modules["ostro.trunks"], module.rpartition(".")[2]), attribute)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
 class _Trunks(ModuleType):
-    """The architectures that others may build on: `from ostro.trunks import llama`."""
+    """The built-in plugins that others may build on: `from ostro.trunks import llama, planes`."""
 
     def __getattr__(self, name: str) -> ModuleType:
-        package = f"ostro.architectures.{name}"
-        if not name.startswith("_") and find_spec(package):
-            for record in import_module(package).ostro_architectures():
-                if record.trunk:
-                    return import_module(record.model.partition(":")[0])
-        raise AttributeError(f"ostro.trunks has no {name!r}: no architecture, or none to build on")
+        from ostro.core.public import trunk_module
+
+        for room in () if name.startswith("_") else ("architectures", "quant"):
+            if find_spec(package := f"ostro.{room}.{name}"):
+                if module := trunk_module(import_module(package)):
+                    return import_module(module)
+        raise AttributeError(f"ostro.trunks has no {name!r}: no plugin, or none to build on")
 
 
 sys.modules["ostro.trunks"] = _Trunks("ostro.trunks", _Trunks.__doc__)

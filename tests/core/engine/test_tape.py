@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ostro.core.engine import tape
 from ostro.core.engine.tape import Unrecorded, record
-from ostro.core.ops.product import native
 from ostro.core.ops.rms_norm.native import rms_norm
-from ostro.core.planes import Planes, pack_codes
+from ostro.quant.planes.planes import Planes, pack_codes
+from ostro.quant.planes.quant_matmul import native
 
 WEIGHT = native.Weight(
     Planes(

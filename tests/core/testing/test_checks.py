@@ -35,6 +35,7 @@ from ostro.core.testing.checks import CHECKS, checks_of
 from ostro.core.testing.names import lost
 from ostro.core.testing.parity import Subject, subject
 from ostro.core.testing.twins import runnable
+from ostro.quant.planes import storage as planes
 
 Wrong = Callable[[], AbstractContextManager[Any]]
 replaced = mock.patch.object
@@ -141,7 +142,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     ),
     "few bits say what their floats say": (
         "llama",
-        lambda: around(nn.Packed, "floats", lambda weight, *_: weight * 1.01),
+        lambda: around(planes.Packed, "floats", lambda weight, *_: weight * 1.01),
     ),
     "an adapter says what merged weights say": (
         "llama",

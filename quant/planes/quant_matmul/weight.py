@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ostro.core.planes import WIDTHS, Planes
+from ostro.quant.planes.planes import WIDTHS, Planes
 
 READABLE = (
     *(torch.float32, torch.float16, torch.bfloat16),

@@ -137,7 +137,7 @@ void product_exact(const Weights* w, const T* x, int64_t x_row, const int64_t* e
 }
 EXPORT(product_exact)
 
-// Half a cell of a strip as the formula says (core/planes.py), rounded once: sixteen weights of
+// Half a cell of a strip as the formula says (quant/planes/planes.py), rounded once: sixteen weights of
 // each of `rows` rows, which are k apart.
 template <class T>
 static void dequantize_half(const Weights& w, const v16u* codes, v16 times, v16 zero, v16 plus,

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.product.tiles import lanes, parts, tile
-from ostro.core.ops.product.unpack import half_weights
-from ostro.core.ops.product.weight import Weight
+from ostro.quant.planes.quant_matmul.tiles import lanes, parts, tile
+from ostro.quant.planes.quant_matmul.unpack import half_weights
+from ostro.quant.planes.quant_matmul.weight import Weight
 
 
 def product(x: Tensor, weight: Weight) -> Tensor:

@@ -14,10 +14,19 @@ from torch import Tensor
 from triton import jit
 
 from ostro.core.ops import Op, Target
-from ostro.core.ops.product import DEQUANTIZE, GROUPED, PRODUCT, gemv, naive, tiles, unpack, weight
-from ostro.core.ops.product import triton as product
-from ostro.core.planes import WIDTHS, Planes, pack_codes
 from ostro.core.testing.kernels import DEVICE, poison
+from ostro.quant.planes.planes import WIDTHS, Planes, pack_codes
+from ostro.quant.planes.quant_matmul import (
+    DEQUANTIZE,
+    GROUPED,
+    PRODUCT,
+    gemv,
+    naive,
+    tiles,
+    unpack,
+    weight,
+)
+from ostro.quant.planes.quant_matmul import triton as product
 
 NL = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]

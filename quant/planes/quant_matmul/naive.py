@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ostro.core.planes import CELL, Planes, unpack_codes
+from ostro.quant.planes.planes import CELL, Planes, unpack_codes
 
 ROWS = 1024  # rows dequantized at a time: a few MB, which stay in the cache
 
 
 def dequantize(planes: Planes, dtype: torch.dtype) -> Tensor:
-    """The weights [..., k] that the formula of `core.planes` gives."""
+    """The weights [..., k] that the formula of `quant.planes.planes` gives."""
     codes = unpack_codes(planes.codes)
     value = codes.float() if planes.table is None else planes.table[codes.int()]
     value = value.unflatten(-1, (-1, planes.group))

@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ostro.core.ops.product import gemm, gemv
-from ostro.core.ops.product.tiles import cuts, tensor_cores
-from ostro.core.ops.product.weight import Weight, prepare
-from ostro.core.planes import Planes
+from ostro.quant.planes.planes import Planes
+from ostro.quant.planes.quant_matmul import gemm, gemv
+from ostro.quant.planes.quant_matmul.tiles import cuts, tensor_cores
+from ostro.quant.planes.quant_matmul.weight import Weight, prepare
 
 WORKSPACE = 1 << 26  # weights dequantized at a time
 

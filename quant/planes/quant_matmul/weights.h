@@ -2,7 +2,7 @@
 //
 // Sixteen rows make a strip and are the lanes of a vector (strips.py): the words of a plane, of each
 // row one, lie beside each other, and so do the numbers that groups share. A word holds four
-// neighbouring codes at a time (core/planes.py).
+// neighbouring codes at a time (quant/planes/planes.py).
 #pragma once
 
 #include "ostro.h"

@@ -15,7 +15,7 @@ import torch
 import triton
 
 from ostro.core.ops.attention.tiles import target_family
-from ostro.core.ops.product.weight import Weight
+from ostro.quant.planes.quant_matmul.weight import Weight
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -1,4 +1,4 @@
-"""Products with weights in planes (`core.planes`), and the weights as floats again.
+"""Products with weights in planes (`quant.planes.planes`), and the weights as floats again.
 
     product(x, planes) -> [t, n]
     grouped(x, planes, expert_of_row) -> [t, n]
@@ -32,7 +32,7 @@ def even(facts: Mapping[str, Any]) -> bool:
 
 
 def on_cuda(verb: str) -> tuple[Kernel, ...]:
-    """Those in Triton; `core.ops.product.triton` says what each does."""
+    """Those in Triton; `quant.planes.quant_matmul.triton` says what each does."""
     kinds = [("triton", verb, True), ("triton exact", f"{verb}_exact", False)]
     return tuple(
         Kernel(

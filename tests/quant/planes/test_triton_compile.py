@@ -13,8 +13,8 @@ import pytest
 import torch
 import triton
 
-from ostro.core.planes import WIDTHS, Planes
 from ostro.core.testing.kernels import Build, compile_for, targets
+from ostro.quant.planes.planes import WIDTHS, Planes
 
 TABLE = Path(__file__).with_name("instructions.json")
 N = K = 4096
@@ -99,7 +99,7 @@ def launched(target: str, kind: str, verb: str, rows: int) -> list[Build]:
         arguments = (made, dtype)
     elif verb == "grouped":
         arguments = (x, made, torch.empty(rows, dtype=torch.int64, device="meta"))
-    return compile_for(target, f"ostro.core.ops.product.triton:{verb}", *arguments)
+    return compile_for(target, f"ostro.quant.planes.quant_matmul.triton:{verb}", *arguments)
 
 
 def cost(target: str, kind: str, rows: int) -> float:

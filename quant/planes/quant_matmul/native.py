@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ostro.core.native import ADDRESS, INT, functions, load
-from ostro.core.ops.product.strips import Strips
-from ostro.core.planes import Planes
+from ostro.quant.planes.planes import Planes
+from ostro.quant.planes.quant_matmul.interleaved import Strips
 
 TYPES = {
     torch.float32: 0,

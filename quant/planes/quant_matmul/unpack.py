@@ -36,8 +36,8 @@ def group_place(cell, cells, HALF: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def half_weights(w, row, cell, cells, HALF: tl.constexpr, KIND: tl.constexpr):
-    """The weights 16 HALF .. + 15 of cells, float32 [rows, cells, 16], as `core.planes` computes
-    them; row int64 [rows, 1], cell [1, cells].
+    """The weights 16 HALF .. + 15 of cells, float32 [rows, cells, 16], by the formula of
+    `quant.planes.planes`; row int64 [rows, 1], cell [1, cells].
     """
     group, groups = group_place(cell, cells, HALF, KIND)
     value = values(w, half_codes(w, row * cells + cell, HALF, KIND), KIND)

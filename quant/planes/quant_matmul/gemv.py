@@ -17,15 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.product.tiles import Lanes, assembler, lanes
-from ostro.core.ops.product.unpack import (
+from ostro.quant.planes.quant_matmul.tiles import Lanes, assembler, lanes
+from ostro.quant.planes.quant_matmul.unpack import (
     cell_words,
     dot4,
     group_number,
     group_place,
     half_weights,
 )
-from ostro.core.ops.product.weight import Weight
+from ostro.quant.planes.quant_matmul.weight import Weight
 
 Rounded = tuple[Tensor, Tensor, Tensor]
 

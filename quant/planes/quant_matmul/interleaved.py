@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ostro.core.planes import Planes
+from ostro.quant.planes.planes import Planes
 
 LANES = 16
 

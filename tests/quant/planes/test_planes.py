@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import Unsupported
-from ostro.core.nn import Packed
-from ostro.core.ops.product import naive
-from ostro.core.planes import CELL, WIDTHS, Planes, pack_codes, unpack_codes
+from ostro.quant.planes.planes import CELL, WIDTHS, Planes, pack_codes, unpack_codes
+from ostro.quant.planes.quant_matmul import naive
+from ostro.quant.planes.storage import Packed
 
 N, K = 12, 128
 

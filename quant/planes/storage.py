@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from math import prod
 from typing import Any, Self
@@ -12,9 +12,12 @@ from torch import Tensor
 
 from ostro.core.errors import Unsupported
 from ostro.core.nn.storage import Storage
-from ostro.core.ops import Op, Target, product
-from ostro.core.planes import Planes
+from ostro.core.ops import Op, Target
 from ostro.core.records import resolve
+from ostro.quant.planes import quant_matmul
+from ostro.quant.planes.planes import Planes, pack_codes, unpack_codes
+
+__all__ = ["Packed", "Planes", "pack_codes", "unpack_codes"]
 
 
 class Packed(Storage):
@@ -33,8 +36,10 @@ class Packed(Storage):
         self.shape = planes.shape
         self.dtype, self.device = dtype, planes.scale.device
         facts = {"bits": planes.bits, "group": planes.group}
-        self.times = Op(product.GROUPED if len(self.shape) == 3 else product.PRODUCT, **facts)
-        self.unpack = Op(product.DEQUANTIZE, **facts)
+        self.times = Op(
+            quant_matmul.GROUPED if len(self.shape) == 3 else quant_matmul.PRODUCT, **facts
+        )
+        self.unpack = Op(quant_matmul.DEQUANTIZE, **facts)
 
     @property
     def planes(self) -> Planes:
@@ -95,6 +100,13 @@ class Packed(Storage):
                 raise Unsupported(f"{self.format}: {error}; use another number of ranks") from None
         cut = self.planes.map(lambda tensor: tensor.narrow(axis, start, stop - start).contiguous())
         return self.of(cut)
+
+    def permute_rows(self, permute: Callable[[Tensor], Tensor]) -> Self:
+        return self.of(self.planes.map(lambda tensor: permute(tensor).contiguous()))
+
+    @property
+    def has_kernel(self) -> bool:
+        return not self.times.kernel.__module__.endswith(".naive")
 
     @property
     def nbytes(self) -> int:
