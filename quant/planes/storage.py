@@ -36,9 +36,8 @@ class Packed(Storage):
         self.shape = planes.shape
         self.dtype, self.device = dtype, planes.scale.device
         facts = {"bits": planes.bits, "group": planes.group}
-        self.times = Op(
-            quant_matmul.GROUPED if len(self.shape) == 3 else quant_matmul.PRODUCT, **facts
-        )
+        kernels = quant_matmul.GROUPED if len(self.shape) == 3 else quant_matmul.PRODUCT
+        self.times = Op(kernels, **facts)
         self.unpack = Op(quant_matmul.DEQUANTIZE, **facts)
 
     @property
