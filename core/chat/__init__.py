@@ -15,6 +15,7 @@ from ostro.core.chat.shield import Shield
 from ostro.core.chat.worker import ENVIRONMENT
 from ostro.core.errors import RequestError, TemplateError, nearest
 from ostro.core.tokenizer import Tokenizer
+from ostro.core.tokenizer.limit import too_long
 
 __all__ = ["ChatTemplate", "Renderer", "load_template", "prompt_tokens"]
 
@@ -149,12 +150,14 @@ def prompt_tokens(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     kwargs: Mapping[str, Any] | None = None,
+    limit: int | None = None,
 ) -> list[int]:
     """Turn a conversation into ids: control tokens come from the template alone.
 
     The same strings inside messages, tools and options are encoded as the text they are. A
-    conversation without them gives exactly the ids of the rendered text. Raises what
-    `ChatTemplate.render` raises, and TemplateError where there is no template.
+    conversation without them gives exactly the ids of the rendered text. `limit` is the context of
+    the model in tokens. Raises what `ChatTemplate.render` and `Tokenizer.encode` raise, and
+    TemplateError where there is no template.
     """
     if template is None:
         raise _no_template(tokenizer)
@@ -163,11 +166,13 @@ def prompt_tokens(
     text = template.fill(shield.hide(context), add_generation_prompt)
     shown = shield.reveal(text)
     if shown == text:
-        return tokenizer.encode(text, special=False, parse_special=True)
+        return tokenizer.encode(text, special=False, parse_special=True, limit=limit)
     ids: list[int] = []
     for i, part in enumerate(tokenizer.split(text)):
         if isinstance(part, int):
             ids.append(part)
         else:
-            ids += tokenizer.encode(shield.reveal(part), special=False, start=i == 0)
+            ids += tokenizer.encode(shield.reveal(part), special=False, start=i == 0, limit=limit)
+        if limit is not None and len(ids) > limit:
+            raise too_long(limit)
     return ids

@@ -11,6 +11,7 @@ import tokenizers
 from ostro.core.errors import RequestError, TokenizerError
 from ostro.core.tokenizer.detokenizer import Detokenizer, Spelling, WindowDetokenizer
 from ostro.core.tokenizer.guard import guard
+from ostro.core.tokenizer.limit import check_length, too_long
 
 
 class Tokenizer:
@@ -55,34 +56,54 @@ class Tokenizer:
         self.controls = frozenset(self._ids)
 
     def encode(
-        self, text: str, *, special: bool = True, parse_special: bool = False, start: bool = True
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        parse_special: bool = False,
+        start: bool = True,
+        limit: int | None = None,
     ) -> list[int]:
         """Turn text into ids.
 
         `special` adds bos and eos as the model's own rules say. With `parse_special` control
         tokens written in the text become their ids; without, they stay text, whatever the
-        vocabulary holds. `start=False` says that the text continues a prompt.
-        Raises RequestError for text that is not Unicode (a lone surrogate).
+        vocabulary holds. `start=False` says that the text continues a prompt. `limit` is the
+        context of the model in tokens; a text far beyond it is refused before it is tokenized.
+        Raises RequestError for text that is not Unicode (a lone surrogate) and
+        ContextLengthExceeded for more than `limit` tokens.
         """
         if not text.isascii():
             _check_unicode(text)
+        view = self.backend if parse_special else self._plain if start else self._inner
         with guard(f"{self.source}: cannot encode"):
-            if parse_special:
-                ids = self.backend.encode(text, add_special_tokens=False).ids
-            else:
-                ids = self._encode_plain(self._plain if start else self._inner, text)
-        return [*self.prefix, *ids, *self.suffix] if special else ids
+            if limit is not None:
+                check_length(text, limit, lambda piece: len(_ids(view, piece)))
+            ids = _ids(view, text) if parse_special else self._encode_plain(view, text)
+        ids = [*self.prefix, *ids, *self.suffix] if special else ids
+        if limit is not None and len(ids) > limit:
+            raise too_long(limit, len(ids))
+        return ids
 
-    def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
+    def encode_pair(
+        self, first: str, second: str | None = None, *, limit: int | None = None
+    ) -> tuple[list[int], list[int]]:
         """Turn a text, or two that belong together, into ids and the kind of text of each.
 
         Special tokens go around them as the model's own rules say; those written in the texts are
-        text. Raises RequestError for text that is not Unicode.
+        text. `limit` is that of `encode`, for both texts together. Raises RequestError for text
+        that is not Unicode and ContextLengthExceeded for more than `limit` tokens.
         """
-        _check_unicode(first + (second or ""))
+        texts = [first] if second is None else [first, second]
         with guard(f"{self.source}: cannot encode"):
-            texts = [first] if second is None else [first, second]
-            parts = [self._plain.encode(text, add_special_tokens=False) for text in texts]
+            for text in texts:
+                _check_unicode(text)
+                if limit is not None:
+                    check_length(text, limit, lambda piece: len(_ids(self._plain, piece)))
+            parts = self._plain.encode_batch(texts, add_special_tokens=False)
+            length = sum(map(len, parts))
+            if limit is not None and length > limit:
+                raise too_long(limit, length)
             pair = parts[1] if len(parts) > 1 else None
             whole = self.backend.post_process(parts[0], pair, True)
         return list(whole.ids), list(whole.type_ids)
@@ -151,12 +172,10 @@ class Tokenizer:
         return piece
 
     def _encode_plain(self, view: tokenizers.Tokenizer, text: str) -> list[int]:
-        # The batch form lets other threads run meanwhile; the offsets that it leaves out are
-        # needed for hardly any text.
-        found = view.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        found = _ids(view, text)
         if self._forbidden.isdisjoint(found):
             return found
-        encoding = view.encode(text, add_special_tokens=False)
+        encoding = view.encode_batch([text], add_special_tokens=False)[0]
         # The model itself can spell a control token (unigram pieces, whole-word look-up): cut
         # the text inside each of them, so that it is spelled by other pieces.
         ids: list[int] = []
@@ -167,6 +186,11 @@ class Tokenizer:
                 ids += self._encode_plain(view, text[end:cut])
                 end = cut
         return ids + self._encode_plain(self._inner, text[end:]) if end else encoding.ids
+
+
+def _ids(view: tokenizers.Tokenizer, text: str) -> list[int]:
+    # Only the batch methods release the GIL; the fast one leaves out the offsets.
+    return view.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def _check_unicode(text: str) -> None:

@@ -76,7 +76,7 @@ def test_what_cannot_run_is_refused(bert: tuple[Tasks, Any]) -> None:
     model, _ = bert
     with pytest.raises(RequestError, match="no input"):
         model.embed([])
-    with pytest.raises(ContextLengthExceeded, match=r"input\[1\] has .* context 64"):
+    with pytest.raises(ContextLengthExceeded, match=r"input\[1\]: the context is 64"):
         model.embed(["a", "hello world " * 100])
     with pytest.raises(RequestError, match="no prompt 'query'; there are none"):
         model.embed("a", prompt="query")

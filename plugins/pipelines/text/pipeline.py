@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from secrets import token_hex
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ostro.core.chat import ChatTemplate, prompt_tokens
@@ -26,6 +27,7 @@ from ostro.core.errors import RequestError, TemplateError, Unsupported
 from ostro.core.media import Prompt
 from ostro.core.media.fetch import fetch_all
 from ostro.core.media.workshop import Source, Workshop, check_count
+from ostro.core.preparation import EXECUTOR
 from ostro.core.served import Served
 from ostro.core.stop import Stop
 from ostro.core.text import Asked, ChatRequest, CompletionRequest, Delta, Usage
@@ -98,17 +100,18 @@ class Text:
         """Continue a conversation, under adapters, and with the source of a template in the place
         of the model's own. Raises RequestError before anything is generated.
         """
-        threads = None  # the event loop's own
-        if self.workshop is not None and names_media(request):
-            threads = self.workshop.threads
         work = partial(self._prepare_chat, request, tuple(adapters), template)
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        if self.workshop is not None and names_media(request):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.workshop.threads, work)
+        return await EXECUTOR.run(len(msgspec.json.encode(request)), work)
 
     async def complete(
         self, request: CompletionRequest, *, adapters: Sequence[Wanted] = ()
     ) -> Answer:
         """Continue prompts, under adapters. Raises RequestError before anything is generated."""
-        return await asyncio.to_thread(self._prepare_completion, request, tuple(adapters))
+        work = partial(self._prepare_completion, request, tuple(adapters))
+        return await EXECUTOR.run(len(msgspec.json.encode(request)), work)
 
     def _spell(self, token: int) -> str:
         return self.tokenizer.decode([token], skip_special=False)
@@ -135,6 +138,7 @@ class Text:
             tools,
             request.add_generation_prompt is not False,
             options_of(request),
+            limit=self.context,
         )
         prompt = self._with_media(tokens, media) if media else Prompt(tokens=tokens)
         try:
@@ -163,7 +167,10 @@ class Text:
             )
         works = []
         for prompt in prompts:
-            tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            if isinstance(prompt, str):
+                tokens = self.tokenizer.encode(prompt, limit=self.context)
+            else:
+                tokens = prompt
             work = self._work(request, sampling, Prompt(tokens=tokens), adapters)
             if request.echo:
                 text = prompt if isinstance(prompt, str) else self.tokenizer.decode(tokens)

@@ -31,6 +31,8 @@ SURE = 100.0
 """A bias by which a token is drawn whose probability is asked for."""
 CALM = 0.5
 """From this temperature on, a text is no guide to the next window."""
+MAX_PROMPT = 16384
+"""Characters of a prompt that are tokenized, from its end."""
 
 
 class Hearing(Protocol):
@@ -73,7 +75,9 @@ class Work:
             return []
         if self.controls.earlier is None:
             raise Unsupported("this model takes no prompt", param="prompt")
-        return self.served.tokenizer.encode(" " + prompt.strip(), special=False)
+        # Only the last tokens of a prompt are used, fewer than half a context.
+        end = prompt.strip()[-MAX_PROMPT:]
+        return self.served.tokenizer.encode(" " + end, special=False)
 
     async def segments(self, spectrum: Samples) -> AsyncGenerator[Segment, None]:
         """The segments of a spectrum, in order; one of several windows is cut by times."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from secrets import token_hex
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostro.core.engine.request import ReadRequest, Wanted
-from ostro.core.errors import ConfigError, RequestError, Unsupported
+from ostro.core.errors import ConfigError, ContextLengthExceeded, RequestError, Unsupported
+from ostro.core.preparation import EXECUTOR
 from ostro.core.served import Served
 
 Rows = NDArray[np.float32]
@@ -66,7 +67,8 @@ class Vectors:
         AdapterError for `adapters` that cannot be had.
         """
         before = self.prompt(prompt)
-        tokens = await asyncio.to_thread(self.encode, inputs, before)
+        size = sum(map(len, inputs)) + len(before) * len(inputs)
+        tokens = await EXECUTOR.run(size, partial(self.encode, inputs, before))
         request = ReadRequest(
             id=token_hex(12), inputs=tokens, model=self.model, adapters=tuple(adapters)
         )
@@ -104,9 +106,8 @@ class Vectors:
         self, pairs: Sequence[tuple[str, str | None]], adapters: Sequence[Wanted] = ()
     ) -> Read[Rows]:
         """Raw scores [n, labels] of texts, or of pairs of texts."""
-        pieces = await asyncio.to_thread(
-            lambda: [self.served.tokenizer.encode_pair(a, b) for a, b in pairs]
-        )
+        size = sum(len(first) + len(second or "") for first, second in pairs)
+        pieces = await EXECUTOR.run(size, partial(self.encode_pairs, pairs))
         tokens, kinds = [ids for ids, _ in pieces], [types for _, types in pieces]
         request = ReadRequest(
             id=token_hex(12),
@@ -125,8 +126,25 @@ class Vectors:
         return Read(last.arrays["rows"].numpy(), sum(map(len, request.inputs)), told)
 
     def encode(self, inputs: Sequence[str | list[int]], before: str) -> list[list[int]]:
-        words = self.served.tokenizer
-        return [words.encode(before + x) if isinstance(x, str) else x for x in inputs]
+        """Token ids of each input. Raises ContextLengthExceeded."""
+        tokenizer, limit = self.served.tokenizer, self.served.context
+        tokens = []
+        for i, x in enumerate(inputs):
+            with named(i):
+                ids = tokenizer.encode(before + x, limit=limit) if isinstance(x, str) else x
+            tokens.append(ids)
+        return tokens
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str | None]]
+    ) -> list[tuple[list[int], list[int]]]:
+        """Token ids and token types of each pair. Raises ContextLengthExceeded."""
+        tokenizer, limit = self.served.tokenizer, self.served.context
+        pieces = []
+        for i, (first, second) in enumerate(pairs):
+            with named(i):
+                pieces.append(tokenizer.encode_pair(first, second, limit=limit))
+        return pieces
 
     @property
     def model(self) -> str:
@@ -157,6 +175,15 @@ class Vectors:
                 f"{self.name} has no prompt {name!r}; there are {known}", param="prompt"
             )
         return self.prompts[name]
+
+
+@contextmanager
+def named(i: int) -> Iterator[None]:
+    """Name the input in the error for one that exceeds the context."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        raise ContextLengthExceeded(f"input[{i}]: {error}", param="input") from None
 
 
 def shorten(rows: Rows, dimensions: int | None) -> Rows:

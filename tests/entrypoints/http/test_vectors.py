@@ -93,7 +93,7 @@ def test_a_model_is_found_by_its_task(server: Real, folders: dict[str, Path]) ->
         ("embeddings", {"input": []}, 400, "no input"),
         ("embeddings", {"input": ["a", ""]}, 400, "input[1] is empty"),
         ("embeddings", {"input": ["a", 5]}, 400, "mixes"),
-        ("embeddings", {"input": "hello world " * 200}, 400, "context 64"),
+        ("embeddings", {"input": "hello world " * 200}, 400, "context is 64"),
         ("embeddings", {"input": "a", "dimensions": 33}, 400, "1..32"),
         ("embeddings", {"input": "a", "prompt": "query"}, 400, "no prompt"),
         ("embeddings", {"input": [[1, 99999]]}, 400, "99999"),
