@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from ostro.core.errors import RequestError
@@ -23,8 +23,6 @@ SECONDS = 60.0
 """How long a client may take to send its body."""
 FORM_SECONDS = 600.0
 CLOSE = {"connection": "close"}
-LINGER = 5.0
-"""Seconds for which a body that is too long is read on, so that its sender sees the answer."""
 SMALL = 64 << 10
 """Bytes that are parsed at once; more goes to a thread, so that the event loop stays free."""
 
@@ -63,6 +61,7 @@ async def read_form(request: Request) -> AsyncIterator[FormData]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
         raise HTTPException(415, f"Content-Type is {kind!r:.80}; send multipart/form-data")
+    check_length(request, MAX_FORM)
     bounded = Request(request.scope, bound(request.receive))
     try:
         async with asyncio.timeout(FORM_SECONDS):
@@ -80,8 +79,19 @@ async def read_form(request: Request) -> AsyncIterator[FormData]:
         await form.close()
 
 
+def check_length(request: Request, limit: int) -> None:
+    """Raise HTTPException 413 for a Content-Length above the limit."""
+    size = request.headers.get("content-length", "0")
+    if size.isdigit() and int(size) > limit:
+        raise too_long(limit)
+
+
+def too_long(limit: int) -> HTTPException:
+    return HTTPException(413, f"the body exceeds {limit >> 20} MiB", CLOSE)
+
+
 def bound(receive: Receive) -> Receive:
-    """The same, until more than `MAX_FORM` bytes have come."""
+    """`receive`, which raises HTTPException 413 after more than `MAX_FORM` bytes."""
     size = 0
 
     async def counted() -> Message:
@@ -89,37 +99,21 @@ def bound(receive: Receive) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > MAX_FORM:
-            raise HTTPException(413, f"the body exceeds {MAX_FORM >> 20} MiB", CLOSE)
+            raise too_long(MAX_FORM)
         return message
 
     return counted
 
 
 async def read(request: Request) -> bytes:
-    """The body's bytes. Raises HTTPException 413 when there are too many."""
-    told = request.headers.get("content-length", "0")
-    size = int(told) if told.isdigit() and len(told) < 20 else 0
+    """The body. Raises HTTPException 413 if it is longer than `MAX_BYTES`."""
+    check_length(request, MAX_BYTES)
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
-        if max(len(data), size) > MAX_BYTES:
-            data.clear()
-            await discard(request)
-            raise HTTPException(413, f"the body exceeds {MAX_BYTES >> 20} MiB", CLOSE)
+        if len(data) > MAX_BYTES:
+            raise too_long(MAX_BYTES)
     return bytes(data)
-
-
-async def discard(request: Request) -> None:
-    """Read on for a while: a client that is cut off while it sends never sees why."""
-    left = 4 * MAX_BYTES
-    try:
-        async with asyncio.timeout(LINGER):
-            async for chunk in request.stream():
-                left -= len(chunk)
-                if left < 0:
-                    return
-    except (TimeoutError, ClientDisconnect, RuntimeError):
-        return
 
 
 def parse(data: bytes) -> dict[str, Any]:

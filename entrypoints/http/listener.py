@@ -1,4 +1,4 @@
-"""The listening socket, and how connections to it are spoken with."""
+"""The listening socket and the HTTP/1.1 protocol of its connections."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
+from typing import Any, cast
 
 import h11
 import msgspec
@@ -18,27 +19,30 @@ from ostro.entrypoints.http.errors import CODES, body
 
 BACKLOG = 1024
 HEADER_BYTES = 32 << 10
-"""Bytes of a request's line and headers."""
+"""Size limit of a request's target and headers."""
 HEADER_SECONDS = 30.0
-"""How long a new connection may take to send its first request."""
+"""Time limit for the first request of a new connection."""
 DEAD_SECONDS = 60
-"""How long a peer may leave what was sent to it unread before its connection is given up."""
+"""Seconds after which a connection whose peer acknowledges nothing is dropped."""
+LINGER_SECONDS = 5.0
+LINGER_BYTES = 256 << 20
+"""Limits on what is read and discarded after an error response to an unfinished request."""
 
 
 def listen(host: str, port: int, keys: Sequence[str]) -> socket.socket:
-    """A socket that listens.
+    """Open a listening socket. Port 0 selects a free port.
 
-    Raises UsageError when the address is no address of ours or taken, and when it can be reached
-    from other machines although there is no key.
+    Raises UsageError if the address is unknown or in use, and if other machines can reach it
+    although `keys` is empty.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError):
-        raise UsageError(f"--host {host}: there is no such address", param="host") from None
+        raise UsageError(f"--host {host}: unknown address", param="host") from None
     family, kind, protocol, _, address = found[0]
     if not keys and not ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise UsageError(
-            f"--host {host} can be reached from other machines: give --api-key or --api-key-file, "
+            f"--host {host} is reachable from other machines: set --api-key or --api-key-file, "
             "or listen on 127.0.0.1",
             param="host",
         )
@@ -51,7 +55,7 @@ def listen(host: str, port: int, keys: Sequence[str]) -> socket.socket:
         listener.close()
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"fails: {error.strerror}"
         raise UsageError(f"port {port} of {host} {reason}; choose another with --port") from None
-    # Connections inherit these, so that clients that vanish without a word are noticed.
+    # Connections inherit these options, which detect clients that vanish without closing.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_SECONDS)
@@ -60,34 +64,125 @@ def listen(host: str, port: int, keys: Sequence[str]) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address of a listening socket, as clients write it."""
+    """The http:// URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that answers nonsense in OpenAI's words, and does not wait forever for a request."""
+    """HTTP/1.1 with limits on a request's head, and error responses in OpenAI's form."""
+
+    transport: LingeringTransport  # type: ignore[assignment]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn = Connection(h11.SERVER, HEADER_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        lingering = LingeringTransport(transport, self)
+        super().connection_made(cast(asyncio.Transport, lingering))
         self.loop.call_later(HEADER_SECONDS, self._check_begun)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.transport.discard(data):
+            super().data_received(data)
 
     def _check_begun(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP request, or has too long a head; called while it is handled."""
-        error = sys.exception()
-        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        """Respond to data that is not HTTP, and to a head that is too long.
+
+        h11_impl calls this while it handles the h11.RemoteProtocolError.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            error = sys.exception()
+            status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+            self._send_error(status)
+        self.transport.linger()
+
+    def _send_error(self, status: int) -> None:
         code = CODES.get(status, "invalid_request_error")
-        message = "the request's head is too long" if status == 431 else "this is no HTTP request"
+        message = "the request's head is too long" if status == 431 else "invalid HTTP request"
         content = msgspec.json.encode(body(status, message, code))
-        headers = [("content-type", "application/json"), ("connection", "close")]
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            "connection": "close",
+        }
         for event in (
-            h11.Response(status_code=status, headers=headers),
+            h11.Response(status_code=status, headers=list(headers.items())),
             h11.Data(data=content),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+
+
+class Connection(h11.Connection):
+    """h11's connection, with two more checks of a request's head."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            check_head(event)
+        return event
+
+
+def check_head(request: h11.Request) -> None:
+    """Raise h11.RemoteProtocolError for a head that is too long or ambiguous.
+
+    h11 limits a head only until all of it has arrived. A request with both Content-Length and
+    Transfer-Encoding may be an attempt to smuggle a second one past a proxy (RFC 9112, 6.1).
+    """
+    names = [name for name, _ in request.headers]
+    fields = sum(len(name) + len(value) + 4 for name, value in request.headers)
+    if len(request.target) + fields > HEADER_BYTES:
+        raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding in one request")
+
+
+class LingeringTransport:
+    """A transport whose `close` waits for the peer if its request has not ended.
+
+    A socket that is closed with unread data resets the connection, and the peer may lose the
+    response before it has read it (RFC 9112, section 9.6).
+    """
+
+    def __init__(self, transport: asyncio.Transport, protocol: Protocol) -> None:
+        self._transport, self._protocol = transport, protocol
+        self._left: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._left is not None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._protocol.conn.their_state is h11.SEND_BODY:
+            self.linger()
+        elif self._left is None:
+            self._transport.close()
+
+    def linger(self) -> None:
+        """Send no more, discard what still arrives for a while, then close."""
+        if self.is_closing():
+            return
+        self._left = LINGER_BYTES
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._protocol.loop.call_later(LINGER_SECONDS, self._transport.close)
+
+    def discard(self, data: bytes) -> bool:
+        """Discard data if the transport lingers; whether it does."""
+        if self._left is None:
+            return False
+        self._left -= len(data)
+        if self._left < 0:
+            self._transport.close()
+        return True

@@ -27,7 +27,7 @@ from ostro.core.records import Import, Settings
 from ostro.core.served import Served
 from ostro.entrypoints.found import Found, find, name_of, pipelines_of
 from ostro.entrypoints.http.app import make_app
-from ostro.entrypoints.http.listener import HEADER_BYTES, Protocol, listen, url_of
+from ostro.entrypoints.http.listener import Protocol, listen, url_of
 from ostro.entrypoints.http.service import Service
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,6 @@ class Web(uvicorn.Server):
                 log_config=None,
                 access_log=access_log,
                 server_header=False,
-                h11_max_incomplete_event_size=HEADER_BYTES,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
             )

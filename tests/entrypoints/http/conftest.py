@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -55,6 +58,23 @@ class Running:
     def complete(self, prompt: Any = "hello", **body: Any) -> httpx.Response:
         """Ask a completion."""
         return self.post("/v1/completions", prompt=prompt, **body)
+
+    def talk(self, data: bytes, pieces: int = 1) -> bytes:
+        """Send bytes on a connection of their own, and read until the server closes it."""
+        answer, size = b"", -(-len(data) // pieces)
+        with self.connect() as client:
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                for start in range(0, len(data), size):
+                    time.sleep(0.002 if start else 0)
+                    client.sendall(data[start : start + size])
+                while part := client.recv(1 << 16):
+                    answer += part
+        return answer
+
+    def connect(self) -> socket.socket:
+        """A connection."""
+        address = urlsplit(self.url)
+        return socket.create_connection((address.hostname, address.port), timeout=10)
 
     def events(self, path: str, **body: Any) -> list[Any]:
         """The events of a stream, parsed; comments are left out."""

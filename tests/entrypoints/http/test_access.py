@@ -299,7 +299,7 @@ def test_port_in_use() -> None:
         assert url_of(first) == f"http://127.0.0.1:{port}"
     finally:
         first.close()
-    with pytest.raises(UsageError, match="no such address"):
+    with pytest.raises(UsageError, match="unknown address"):
         listen("no.such.host.invalid", 0, ())
 
 

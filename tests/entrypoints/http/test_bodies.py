@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -118,40 +116,10 @@ def test_limit_is_fifty_mebibytes() -> None:
 def test_body_that_does_not_end(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "SECONDS", 0.3)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    answer = talk(server, head + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{    \r\n")
+    answer = server.talk(head + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{    \r\n")
     assert answer.startswith(b"HTTP/1.1 408")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
     check_good(server)
-
-
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"GET /health HTTP/1.1\r\nHost: a\r\nX-Big: " + b"x" * (1 << 20) + b"\r\n\r\n", 431),
-        (b"GET /health HTTP/1.1\r\n" + b"".join(b"H%d: v\r\n" % i for i in range(10_000)), 431),
-        (b"nonsense\r\n\r\n", 400),
-        (b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400),
-    ],
-)
-def test_bad_heads(server: Any, data: bytes, status: int) -> None:
-    answer = talk(server, data)
-    assert answer.startswith(b"HTTP/1.1 %d" % status), answer[:200]
-    assert set(json.loads(answer.partition(b"\r\n\r\n")[2])) == {"error"}
-    check_good(server)
-
-
-def talk(server: Any, data: bytes) -> bytes:
-    """Send bytes and read until the server closes."""
-    address = urlsplit(server.url)
-    answer = b""
-    with socket.create_connection((address.hostname, address.port), timeout=10) as client:
-        try:
-            client.sendall(data)
-            while part := client.recv(1 << 16):
-                answer += part
-        except (ConnectionResetError, BrokenPipeError):
-            pass
-    return answer
 
 
 # C3: depth and number

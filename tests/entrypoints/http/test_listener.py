@@ -1,0 +1,99 @@
+"""Connections: malformed heads, limits, and errors that are sent before a request has ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from ostro.entrypoints.http import body as bodies
+from ostro.entrypoints.http import listener
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+FORM = (
+    b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\n"
+    b"Content-Type: multipart/form-data; boundary=b\r\n"
+)
+BIG = HEAD + b"X-Big: " + b"x" * (1 << 20) + b"\r\n\r\n"
+MANY = HEAD + b"".join(b"H%d: v\r\n" % i for i in range(10_000))
+
+
+def check_error(answer: bytes, status: int) -> None:
+    """The answer is one error response in OpenAI's form."""
+    assert answer.startswith(b"HTTP/1.1 %d" % status), answer[:200]
+    assert set(json.loads(answer.partition(b"\r\n\r\n")[2])) == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (BIG, 431),
+        (MANY, 431),
+        (MANY + b"\r\n", 431),
+        (b"nonsense\r\n\r\n", 400),
+        (HEAD + b"Content-Length: -5\r\n\r\n", 400),
+        (POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", 400),
+    ],
+)
+def test_bad_heads(server: Any, data: bytes, status: int) -> None:
+    check_error(server.talk(data), status)
+    assert server.http.get("/health").status_code == 200
+
+
+def test_long_heads_are_always_answered(server: Any) -> None:
+    """Closing with unread data resets the connection, and the answer is lost."""
+    for _ in range(200):
+        check_error(server.talk(BIG, pieces=4), 431)
+
+
+def test_a_long_head_behind_another_request(server: Any) -> None:
+    answer = server.talk(HEAD + b"\r\n" + MANY + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 431" in answer
+
+
+def test_a_head_within_the_limit(server: Any) -> None:
+    data = HEAD + b"Connection: close\r\nX: " + b"x" * (listener.HEADER_BYTES - 200) + b"\r\n\r\n"
+    assert server.talk(data).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("head", [POST, FORM])
+@pytest.mark.parametrize("size", [99999999999999999, 1 << 30])
+def test_absurd_lengths_are_refused_at_once(server: Any, head: bytes, size: int) -> None:
+    begun = time.monotonic()
+    check_error(server.talk(head + b"Content-Length: %d\r\n\r\n" % size), 413)
+    assert time.monotonic() - begun < 2
+
+
+def test_large_bodies_are_always_answered(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_BYTES", 1 << 16)
+    data = b"x" * (4 << 20)
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(data)
+    for _ in range(10):
+        check_error(server.talk(POST + b"Content-Length: %d\r\n\r\n" % len(data) + data), 413)
+        check_error(server.talk(POST + chunked + data), 413)
+
+
+def test_what_follows_an_early_error_is_bounded(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that sends on and on after an error is cut off."""
+    monkeypatch.setattr(listener, "LINGER_SECONDS", 0.5)
+    begun = time.monotonic()
+    with server.connect() as client:
+        client.sendall(b"nonsense\r\n\r\n")
+        with pytest.raises(OSError):  # reset, or broken pipe
+            while time.monotonic() - begun < 5:
+                client.sendall(b"x")
+                time.sleep(0.02)
+    assert time.monotonic() - begun < 3
+    monkeypatch.setattr(listener, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(listener, "LINGER_BYTES", 1 << 20)
+    with server.connect() as client:
+        client.sendall(b"nonsense\r\n\r\n")
+        with pytest.raises(OSError):
+            for _ in range(64):
+                client.sendall(b"x" * (1 << 20))
