@@ -1,6 +1,7 @@
 """Products with planes in machine code: nothing spills, and weights cost few instructions.
 
-`instructions.json` says what a weight costs; run this file to write it anew.
+`instructions.json` lists the instructions per weight by triton version. Run this file to measure
+them again with the installed triton.
 """
 
 from __future__ import annotations
@@ -110,6 +111,12 @@ def cost(target: str, kind: str, rows: int) -> float:
     return round(build.instructions_per(columns * build.threads * 32), 2)
 
 
+def recorded() -> dict[str, Any]:
+    """The table of the installed triton: instructions by target, kind and rows; may be empty."""
+    found: dict[str, Any] = json.loads(TABLE.read_text()).get(triton.__version__, {})
+    return found
+
+
 def slow_but(quick: bool) -> Any:
     return () if quick else (pytest.mark.slow, pytest.mark.grid)
 
@@ -123,10 +130,10 @@ def slow_but(quick: bool) -> Any:
     ],
 )
 def test_a_weight_costs_few_instructions(target: str, kind: str) -> None:
-    measured, table = cost(target, kind, 1), json.loads(TABLE.read_text())
+    measured = cost(target, kind, 1)
     assert measured <= BUDGETS[kind]
-    if triton.__version__ == table["triton"]:
-        assert measured <= table["instructions"][target][kind]["1"] * 1.05
+    if table := recorded():
+        assert measured <= table[target][kind]["1"] * 1.05
 
 
 @pytest.mark.slow
@@ -135,10 +142,9 @@ def test_a_weight_costs_few_instructions(target: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", BUDGETS)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_the_table_of_costs_holds(target: str, kind: str, rows: int) -> None:
-    table = json.loads(TABLE.read_text())
-    if triton.__version__ != table["triton"]:
-        pytest.skip(f"the table is of triton {table['triton']}")
-    assert cost(target, kind, rows) <= table["instructions"][target][kind][str(rows)] * 1.05
+    if not (table := recorded()):
+        pytest.skip(f"{TABLE.name} has no table for triton {triton.__version__}")
+    assert cost(target, kind, rows) <= table[target][kind][str(rows)] * 1.05
 
 
 def test_hopper_takes_dequantized_weights_from_registers() -> None:
@@ -175,15 +181,15 @@ def test_amd_multiplies_four_codes_at_once(target: str) -> None:
 
 
 def record() -> None:
-    """Write the table."""
-    costs = {
+    """Write the table of the installed triton."""
+    tables = json.loads(TABLE.read_text())
+    tables[triton.__version__] = {
         target: {
             kind: {str(rows): cost(target, kind, rows) for rows in (1, 4, 8)} for kind in BUDGETS
         }
         for target in ("sm_80", "sm_90")
     }
-    found = {"triton": triton.__version__, "instructions": costs}
-    TABLE.write_text(json.dumps(found, indent=2) + "\n")
+    TABLE.write_text(json.dumps(tables, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
