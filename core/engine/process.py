@@ -130,10 +130,11 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
                 await asyncio.to_thread(self._child.wait, PATIENCE)
         self.kill()
 
-    def kill(self) -> None:
-        """End the child at once."""
+    def kill(self, reason: str = "the server stopped the engine process") -> None:
+        """End the child at once; requests under way fail with EngineDied(reason)."""
         if self._child is None:
             return
+        self.fault = self.fault or EngineDied(reason)
         self._child.kill()
         self._child.wait()
         if self._transport is not None:

@@ -40,6 +40,9 @@ LAST_WORDS = 1.0
 """Seconds for which a server whose engine has died goes on saying so."""
 RESTARTS, RESTART_SECONDS = 3, 300.0
 """An engine that dies more often than this is not started again."""
+HANG_CHECK_SECONDS = 1.0
+SAME_SIGNAL_SECONDS = 0.1
+"""Signals within this time after the first one count as the same."""
 T = TypeVar("T")
 
 
@@ -93,6 +96,7 @@ class Server:
         self.found: list[Found] = []
         self.served: list[Served] = []
         self.stop = asyncio.Event()
+        self.stopped_at = 0.0
         self.forced: int | None = None
 
     async def run(self) -> int:
@@ -140,11 +144,11 @@ class Server:
         while True:
             living = asyncio.ensure_future(self.live(loaded))
             await asyncio.wait({living, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not living.done():
+            if living.done() and (error := living.exception()):
+                raise error
+            if self.stop.is_set():
                 living.cancel()
                 return await self.finish()
-            if error := living.exception():
-                raise error
             deaths = [*(at for at in deaths if time.monotonic() - at < RESTART_SECONDS)]
             deaths.append(time.monotonic())
             fault = str(self.engine.fault)
@@ -155,9 +159,17 @@ class Server:
             loaded = self.reload
 
     async def live(self, load: Callable[[], Any]) -> None:
-        """Have the engine loaded and return when it is gone."""
+        """Load the engine and return when it has ended. With `restart` a hung engine is killed."""
         await load()
-        await self.engine.wait_gone()
+        ended = asyncio.ensure_future(self.engine.wait_gone())
+        try:
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=HANG_CHECK_SECONDS)
+                if self.options.restart and self.engine.hung:
+                    seconds = f"{self.engine.silence:.0f} s"
+                    self.engine.kill(f"the engine gave no sign of life for {seconds}; killed")
+        finally:
+            ended.cancel()
 
     async def load(self) -> None:
         """Make ready what both processes need; ours are words, the child's are weights."""
@@ -208,7 +220,14 @@ class Server:
                 loop.remove_signal_handler(number)
 
     def on_signal(self, number: int) -> None:
-        if self.stop.is_set():
+        """Drain on the first signal, end on the second.
+
+        `timeout` sends a signal to this process and to its group: two at once count as one.
+        """
+        now = time.monotonic()
+        if not self.stop.is_set():
+            self.stopped_at = now
+        elif now - self.stopped_at > SAME_SIGNAL_SECONDS:
             self.forced = 128 + number
             self.engine.kill()
             self.web.force_exit = True

@@ -234,9 +234,24 @@ def test_second_signal_ends_at_once(launch: Launch) -> None:
         assert server.process.poll() is None
         start = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert server.end()[0] == 128 + signal.SIGTERM
+        code, _, err = server.end()
+        assert code == 128 + signal.SIGTERM and "SIGKILL" not in err
         assert time.monotonic() - start < 3
     check_gone(children)
+
+
+def test_two_signals_at_once_count_as_one(launch: Launch) -> None:
+    """`timeout` sends a signal to the process and to its group."""
+    server = launch(step=0.02)
+    whole, streams = begin(server.url, prompt="abc", max_tokens=50, ignore_eos=True)
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        server.process.send_signal(number)
+    for request in (whole, *streams):
+        request.thread.join()
+        assert request.status == 200
+    assert streams[0].lines[-1] == "data: [DONE]" and len(streams[0].text()) == 50
+    code, _, err = server.end()
+    assert code == 0 and "SIGKILL" not in err, err
 
 
 def test_signal_while_loading(launch: Launch) -> None:
@@ -288,6 +303,31 @@ def test_engine_is_restarted(launch: Launch) -> None:
     assert answer["choices"][0]["text"] == "again"
     server.process.send_signal(signal.SIGTERM)
     assert server.end()[0] == 0
+
+
+def test_hung_engine_is_replaced(launch: Launch) -> None:
+    server = launch(step=0.02, restart=True, hang_timeout=0.5)
+    whole, streams = begin(server.url, **LONG)
+    first, begun = server.engine(), time.monotonic()
+    os.kill(first, signal.SIGSTOP)
+    try:
+        for request in (whole, *streams):
+            request.thread.join(20)
+            assert not request.thread.is_alive()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(first, signal.SIGKILL)  # a stopped process would hold the test's pipes
+    assert whole.status == 503 and "engine_unavailable" in whole.lines[0]
+    assert "engine_unavailable" in streams[0].lines[-2] and streams[0].lines[-1] == "data: [DONE]"
+    while httpx.get(f"{server.url}/ready").status_code != 200:
+        assert time.monotonic() - begun < 20
+        time.sleep(0.05)
+    assert server.engine() != first and not alive(first)
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "again"}).json()
+    assert answer["choices"][0]["text"] == "again"
+    server.process.send_signal(signal.SIGTERM)
+    code, _, err = server.end()
+    assert code == 0 and "no sign of life" in err and "out of memory" not in err
 
 
 @pytest.mark.parametrize(
