@@ -199,12 +199,28 @@ class Blocks:
             return min(count, inside)
         return count - (start + count) % self.block
 
-    def room(self, tables: Sequence[Table], length: int) -> bool:
-        """Whether every group has the blocks to hold `length` tokens."""
+    def room(self, tables: Sequence[Table], length: int, rows: int | None = None) -> bool:
+        """Whether every group has the blocks to hold `length` tokens, at once or computed in steps
+        of `rows` rows: layers with a window then give blocks back on the way.
+        """
         need = [0] * len(self.groups)
         for i, (group, table) in enumerate(self.pairs(tables)):
-            need[i % len(need)] += sum(self.missing(group, table, length))
+            missing = sum(self.missing(group, table, length))
+            if rows is not None:
+                missing = min(missing, group.kind.blocks_of(length, rows))
+            need[i % len(need)] += missing
         return all(n <= group.pool.available for n, group in zip(need, self.groups, strict=True))
+
+    def longest(self, context: int, rows: int, ways: int = 1) -> int:
+        """The most tokens, up to `context`, that a sequence computed in `ways` ways can hold alone,
+        steps having up to `rows` rows.
+        """
+        short = [
+            group.pool.size // ways * self.block
+            for group in self.groups
+            if group.pool.size < ways * group.kind.blocks_of(context, rows)
+        ]
+        return min([context, *short])
 
     def missing(self, group: Group, table: Table, length: int) -> list[bool]:
         """For each index that a table lacks to reach `length` tokens, whether it takes a block."""

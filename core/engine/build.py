@@ -77,8 +77,7 @@ def build_engine(
     segments = loaded.placement.segments(settings.replay) if ahead else None
     captured = seqs if ahead else min(seqs, TAPED) if loaded.placement.borders is None else 0
     held = Blocks(groups, block)
-    short = [g for g in held.groups if g.pool.size < g.kind.blocks_of(loaded.context, rows)]
-    context = min([loaded.context, *(group.pool.size * block for group in short)])
+    context = held.longest(loaded.context, rows)
     runner = Runner(
         loaded.model,
         held,

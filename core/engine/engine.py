@@ -71,7 +71,7 @@ class Engine:
         if request.id in self.live:
             raise RequestError(f"a request with id {request.id!r} is running", param="id")
         self.check(request)
-        room = self.context - len(request.tokens)
+        room = self.check_length(request, mixture)
         if request.positions is not None:
             room = min(room, self.context - int(request.positions.numpy().max()) - 1)
         limit = room if rules.max_tokens is None else min(rules.max_tokens, room)
@@ -107,10 +107,7 @@ class Engine:
         self.counters.prompt_tokens += len(request.tokens)
 
     def check(self, request: TokenRequest) -> None:
-        """Raise RequestError for what can never run.
-
-        A context of N holds N tokens, prompt and reply together; a longer reply is cut short.
-        """
+        """Raise RequestError for a prompt, media or limits that can never run."""
         if not request.tokens:
             raise RequestError("the prompt is empty", param="prompt")
         for token in request.tokens:
@@ -121,14 +118,31 @@ class Engine:
         self.check_media(request)
         if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None:
             raise RequestError("max_tokens=0 asks for nothing", param="max_tokens")
+
+    def check_length(self, request: TokenRequest, mixture: Mixture) -> int:
+        """The most tokens of a reply. Raises ContextLengthExceeded where not even one fits.
+
+        A context of N holds N tokens, prompt and reply together; a longer reply is cut short. An
+        X-LoRA sequence takes two blocks where others take one, so a small cache may hold fewer
+        tokens of it than the context.
+        """
         length, replies = len(request.tokens), request.sampling.max_tokens != 0
+        asked = length + (request.sampling.max_tokens or replies)
         if length + replies > self.context:
-            asked = length + (request.sampling.max_tokens or replies)
             raise ContextLengthExceeded(
                 f"the prompt has {length} tokens and the context {self.context}: "
                 f"{asked} would be needed; shorten it, or load with a larger --context",
                 param="prompt",
             )
+        ways = 1 if mixture.mixer is None else 2
+        context = self.blocks.longest(self.context, self.scheduler.max_rows, ways)
+        if length + replies > context:
+            raise ContextLengthExceeded(
+                f"the prompt has {length} tokens and the cache holds {context} tokens of an X-LoRA "
+                f"request: {asked} would be needed; shorten it, or load with more --memory",
+                param="prompt",
+            )
+        return context - length
 
     def check_media(self, request: TokenRequest) -> None:
         """Raise RequestError for media that are not where the prompt is, or positions beyond all.
@@ -284,11 +298,15 @@ class Engine:
 
 
 def media_under(items: list[Item], mixture: Mixture) -> list[Item]:
-    """Media under keys that tell the adapters apart which change what is made of them."""
-    pairs = [(s.adapter.generation, s.scale) for s in mixture.shares if s.adapter.encodes]
-    if not pairs:
-        return items
-    return [replace(item, key=next_key(item.key, (), pairs)) for item in items]
+    """Media under keys that tell apart the adapters that change what is made of them: those that
+    change encoders and apply to the medium's first token.
+    """
+    shares = [share for share in mixture.shares if share.adapter.encodes]
+    changed = list[Item]()
+    for item in items:
+        pairs = [(s.adapter.generation, s.scale) for s in shares if s.since <= item.first]
+        changed.append(replace(item, key=next_key(item.key, (), pairs)) if pairs else item)
+    return changed
 
 
 def read_logprobs(drawn: Drawn, sequences: list[Sequence]) -> list[TokenLogprobs | None]:

@@ -141,9 +141,9 @@ class Scheduler:
             return 0
         plan.started.append(sequence)
         count = self.share(sequence, plan, budget)
-        self.blocks.grow(sequence.tables, sequence.computed + count)
-        if count:
-            self.append(plan, sequence, count)
+        if not count or not self.blocks.grow(sequence.tables, sequence.computed + count):
+            return 0  # it waits for a medium, or a long span in layers with a window lacks blocks
+        self.append(plan, sequence, count)
         return count
 
     def next(self) -> Sequence | None:
@@ -180,7 +180,8 @@ class Scheduler:
             self.let_go(sequence)
             return False
         found = self.adopt(sequence) if sequence.reads_prefix else 0
-        room = self.blocks.room(sequence.tables, min(sequence.length + 1, sequence.room))
+        length = min(sequence.length + 1, sequence.room)
+        room = self.blocks.room(sequence.tables, length, self.max_rows)
         if not room or not self.hold_media(sequence):
             self.blocks.release(sequence.tables)
             self.let_go(sequence)
@@ -245,6 +246,9 @@ class Scheduler:
         if sequence.request.sampling.prompt_logprobs is not None:
             budget = min(budget, LOGPROB_ROWS)
         count = min(sequence.length - sequence.computed, budget)
+        weighed = sequence.weighed
+        if weighed is not None and sequence.computed < weighed:
+            count = min(count, weighed - sequence.computed)  # rows behind it are computed one way
         if sequence.request.items:
             count = self.encode(sequence, plan, count)
         return self.blocks.align(sequence.computed, count) if count else 0
@@ -291,11 +295,20 @@ class Scheduler:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not victim]
         plan.started = [sequence for sequence in plan.started if sequence is not victim]
         plan.memories = [memory for memory in plan.memories if memory not in victim.memories]
+        self.keep_needed(plan)
         self.running.remove(victim)
         self.give_back(victim)
         victim.tables = self.blocks.tables(victim.ways)
         insort(self.waiting, victim, key=lambda s: s.order)
         self.preemptions += 1
+
+    def keep_needed(self, plan: Plan) -> None:
+        """Encode only media of sequences that have rows in the plan, under adapters of these."""
+        users = {i.key: (i, c.sequence.held) for c in plan.chunks for i in c.sequence.request.items}
+        plan.encodes = {key: item for key, item in plan.encodes.items() if key in users}
+        plan.mixed = {
+            key: held.row(item.first) for key, (item, held) in users.items() if key in plan.mixed
+        }
 
     def launched(self, plan: Plan) -> None:
         """The step is on its way: its rows count as computed, its draws as pending."""

@@ -1,0 +1,143 @@
+"""What an engine takes in and what it refuses, before anything is planned: without a model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+
+from tiny_loop import BLOCK, CPU, cross, image, lora, pages, view, xlora
+
+from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.engine.blocks import Blocks, Group
+from ostro.core.engine.engine import Engine, media_under
+from ostro.core.engine.processors import Processors
+from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.engine.scheduler import Scheduler
+from ostro.core.errors import ContextLengthExceeded, RequestError
+from ostro.core.media import Array
+
+VOCAB = 100
+
+
+def engine(*groups: Group, context: int = 40) -> Engine:
+    blocks = Blocks(groups or (pages(64),), BLOCK)
+    sampler = SimpleNamespace(processors=Processors((), 4, VOCAB, CPU))
+    scheduler = Scheduler(blocks, max_rows=16, max_seqs=4)
+    runner: Any = SimpleNamespace(sampler=sampler)
+    return Engine(runner, scheduler, vocab=VOCAB, context=context, eos_ids=[])
+
+
+def submit(
+    engine: Engine,
+    tokens: Sequence[int],
+    *,
+    mixture: Mixture = EMPTY,
+    items: Sequence[Any] = (),
+    positions: Sequence[int] | None = None,
+    **rules: Any,
+) -> list[int]:
+    """Submit a request; gives the limit of each choice."""
+    given = None if positions is None else Array.of(np.array([positions], np.int32))
+    request = TokenRequest(
+        id="a",
+        tokens=list(tokens),
+        sampling=Sampling(**rules),
+        items=list(items),
+        positions=given,
+    )
+    engine.submit(request, mixture)
+    return [sequence.limit for sequence in engine.scheduler.waiting]
+
+
+def test_a_reply_without_a_limit_may_fill_the_context() -> None:
+    assert submit(engine(context=40), range(30)) == [10]
+    assert submit(engine(context=40), range(30), max_tokens=7, n=2) == [7, 7]
+    assert submit(engine(context=40), range(30), max_tokens=70) == [10]
+
+
+def test_positions_that_run_ahead_of_the_tokens_shorten_the_reply() -> None:
+    assert submit(engine(context=40), range(3), positions=[0, 5, 33]) == [6]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "more", "said"),
+    [
+        ([], {}, "the prompt is empty"),
+        ([1, VOCAB], {}, "token id 100 is not within 0..99"),
+        ([-1], {}, "token id -1"),
+        ([1], {"max_tokens": 0}, "max_tokens=0 asks for nothing"),
+        ([1], {"top_k": -1}, "top_k=-1"),
+        ([1], {"processors": {"nope": 1}}, "no logits processor 'nope'"),
+        (range(8), {"items": [image("a", 5, 4)]}, "rows of image are not within the prompt"),
+        (range(8), {"items": [image("a", 5, 0)]}, "rows of image are not within the prompt"),
+        (range(8), {"items": [view("a", 9)]}, "rows of image are not within the prompt"),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused_and_leaves_nothing(
+    tokens: Sequence[int], more: dict[str, Any], said: str
+) -> None:
+    made = engine(pages(64), cross(4))
+    with pytest.raises(RequestError, match=said):
+        submit(made, tokens, **more)
+    assert not made.busy and not made.scheduler.waiting
+
+
+def test_a_prompt_that_fills_the_context_is_refused_unless_no_reply_is_asked_for() -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"40 tokens and the context 40: 41 would"):
+        submit(engine(context=40), range(40))
+    assert submit(engine(context=40), range(40), max_tokens=0, prompt_logprobs=1) == [0]
+    with pytest.raises(ContextLengthExceeded, match="reach position 40 and the context is 40"):
+        submit(engine(context=40), range(3), positions=[0, 1, 39])
+
+
+def test_media_that_exceed_the_cross_cache_are_refused() -> None:
+    made = engine(pages(64), cross(3))
+    with pytest.raises(RequestError, match="no room in the cache for 2 media"):
+        submit(made, range(9), items=[view("a", 1), view("b", 3)])
+    submit(made, range(9), items=[view("a", 1)])
+
+
+def test_the_same_id_is_refused_while_it_runs() -> None:
+    made = engine()
+    submit(made, range(3))
+    with pytest.raises(RequestError, match="a request with id 'a' is running"):
+        submit(made, range(3))
+    made.abort("a")
+    submit(made, range(3))
+
+
+def test_an_xlora_request_is_held_to_half_of_a_small_cache() -> None:
+    """It takes two blocks where others take one: a longer one would wait for ever."""
+    small = engine(pages(10), context=40)
+    with pytest.raises(ContextLengthExceeded, match="X-LoRA"):
+        submit(small, range(20), mixture=xlora("x"))
+    assert submit(small, range(15), mixture=xlora("x")) == [5]
+    small.abort("a")
+    assert submit(small, range(15), mixture=lora("x")) == [25]
+    assert submit(engine(pages(22), context=40), range(15), mixture=xlora("x")) == [25]
+
+
+def test_the_longest_sequence_is_what_the_smallest_pool_holds() -> None:
+    blocks = Blocks([pages(10), pages(6, window=6)], BLOCK)
+    assert blocks.longest(100, rows=4) == 40, "a window of 6 tokens needs 5 blocks at most"
+    assert blocks.longest(100, rows=16) == 24
+    assert blocks.longest(20, rows=16) == 20
+    assert blocks.longest(100, rows=4, ways=2) == 12
+
+
+def test_media_are_told_apart_by_the_adapters_that_apply_to_them() -> None:
+    """An activated adapter that begins behind an image leaves its features as they are."""
+    items = [image("a", 2, 4), view("b", 9)]
+    [first, second] = media_under(items, lora("x", encodes=True))
+    assert first.key != items[0].key and second.key != items[1].key
+    assert media_under(items, lora("x")) == items
+    assert media_under(items, lora("x", scale=0.5, encodes=True)) != [first, second]
+    assert media_under(items, lora("x", since=5, encodes=True)) == [items[0], second]
