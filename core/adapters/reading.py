@@ -29,6 +29,7 @@ from ostro.core.errors import (
 from ostro.core.load.open import open_container
 from ostro.core.nn import Storage, Stored
 from ostro.core.nn.experts import Stack
+from ostro.core.paths import resolve_path
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Files, Settings, TensorInfo, resolve
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
@@ -219,9 +220,12 @@ def read_member(root: Path, path: str, plugins: PluginManager) -> AdapterWeights
     """
     home = root.resolve()
     try:
-        found = (home / path).resolve()
-    except (OSError, ValueError, RuntimeError):
-        raise AdapterForbidden(f"the member {path!r:.200} is no path") from None
+        found = resolve_path(home / path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AdapterForbidden(
+            f"the path of the member {path!r:.200} cannot be resolved: {reason}"
+        ) from None
     if found == home or home.parent not in found.parents:
         raise AdapterForbidden(
             f"the member {path!r:.200} lies outside the adapter's folder and those beside it; copy "

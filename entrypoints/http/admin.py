@@ -26,6 +26,7 @@ from ostro.core.errors import (
     AdapterNotFound,
     UsageError,
 )
+from ostro.core.paths import resolve_path
 from ostro.core.text import parse
 from ostro.entrypoints.http.adapters import chosen
 from ostro.entrypoints.http.body import read_json
@@ -98,8 +99,8 @@ class Admin:
     def inside(self, path: Path) -> Path | None:
         """Where a path leads, None where that is not within the root."""
         try:
-            found = path.resolve()
-        except (OSError, ValueError, RuntimeError):
+            found = resolve_path(path)
+        except (OSError, ValueError):
             return None
         return found if self.root in found.parents else None
 

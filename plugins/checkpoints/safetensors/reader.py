@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from ostro.core.errors import CheckpointError, ModelNotFound, PickleRefused
 from ostro.core.load.container import DTYPES, MappedContainer, MappedFile, Place, tensor_fault
+from ostro.core.paths import resolve_path
 from ostro.core.records import TensorInfo
 from ostro.plugins.checkpoints.safetensors import PICKLES
 
@@ -117,7 +118,13 @@ def _shard_path(folder: Path, shard: str) -> Path:
     if shard not in os.listdir(folder):
         raise CheckpointError(f"{INDEX}: shard {shard!r} is absent; download the model again")
     path = folder / shard
-    if not path.resolve().is_relative_to(_home(folder.resolve())):
+    try:
+        found = resolve_path(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{shard}: cannot be opened: {error.strerror}; put the file itself there"
+        ) from None
+    if not found.is_relative_to(_home(folder.resolve())):
         raise CheckpointError(
             f"{shard}: is a symlink that leaves the model's folder; put the file itself there"
         )

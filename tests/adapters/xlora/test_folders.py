@@ -127,10 +127,11 @@ def test_a_member_may_lie_beside_or_in_a_folder_of_its_name(tmp_path: Path, read
     assert [len(member.weights) for member in read(folder).members] == [1, 2]
 
 
-@pytest.mark.parametrize("path", ["../../far", "/etc", "..", ".", "\0", "m0/../../../far"])
+@pytest.mark.parametrize("path", ["../../far", "/etc", "..", ".", "\0", "m0/../../../far", "loop"])
 def test_members_elsewhere_are_forbidden(path: str, tmp_path: Path, read: Read) -> None:
     write_member(tmp_path / "far", NAMES)
     folder = write(tmp_path / "home" / "a", adapters={"0": "m0", "1": path})
+    (folder / "loop").symlink_to("loop")
     with pytest.raises(errors.AdapterForbidden):
         read(folder)
 

@@ -164,6 +164,7 @@ def test_a_tensor_in_two_files_needs_an_index_to_say_whose_it_is(
         ("/etc/passwd", "leaves the model's folder"),
         ("..\\model-1.safetensors", "leaves the model's folder"),
         ("link.safetensors", "symlink that leaves the model's folder"),
+        ("loop.safetensors", "cannot be opened: Too many levels of symbolic links"),
         ("pytorch_model.bin", "not a .safetensors file"),
         ("model-1.safetensors\0", "not a .safetensors file"),
         ("", "leaves the model's folder"),
@@ -178,6 +179,7 @@ def test_an_index_that_lies_is_refused(
     outside = tmp_path_factory.mktemp("outside") / "model.safetensors"
     save_file({"a": torch.ones(1)}, outside)
     os.symlink(outside, folder / "link.safetensors")
+    os.symlink("loop.safetensors", folder / "loop.safetensors")
     with pytest.raises(CheckpointError, match=reason):
         open_safetensors(folder)
 
