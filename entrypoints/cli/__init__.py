@@ -1,7 +1,7 @@
 """The command line: `ostro run`, `serve`, `embed`, `rerank`, `bench`, `inspect`, ...
 
-Each command is a module with `HELP`, `add_arguments(parser)` and `run(args)`; what is heavy is
-imported when the command runs, so that `--help` answers at once. Plugins add commands of their own.
+Each command is a module with `add_arguments(parser)` and `run(args)`. Heavy modules are imported
+in `run`, so that `--help` is fast. Plugins add further commands.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COMMANDS = {
-    "run": "chat with a model here in the terminal",
-    "serve": "serve a model over HTTP, as OpenAI's API",
-    "embed": "turn texts into vectors",
-    "rerank": "order documents by how well they answer a query",
-    "transcribe": "write down what is said in sound files",
-    "draw": "turn a prompt into pictures",
-    "speak": "say a text",
-    "bench": "measure prefill, decode, latency and cache of a model or a server",
-    "quality": "measure what few bits cost: a model beside itself in floats",
-    "quantize": "write a model in formats of fewer bits",
+    "run": "chat with a model in the terminal",
+    "serve": "serve models over HTTP with an OpenAI-compatible API",
+    "embed": "compute embeddings of texts",
+    "rerank": "rank documents by relevance to a query",
+    "transcribe": "transcribe or translate audio files",
+    "draw": "generate images from a prompt",
+    "speak": "synthesize speech from a text",
+    "bench": "measure throughput and latency of a model or a server",
+    "quality": "measure the quality loss of quantization",
+    "quantize": "write a quantized model",
     "merge": "write a model with adapters merged into its weights",
-    "adapters": "say what adapters are, and what they do to a model",
-    "fit": "weigh a model in every format beside the memory of this machine",
-    "inspect": "show a checkpoint's config, names, shapes and types, from its headers only",
-    "models": "list the architectures and formats at hand",
-    "plugins": "list the plugins, what they offer, and which are broken and why",
-    "doctor": "check this machine: devices, compilers, libraries",
+    "adapters": "check adapters and their effect on a model",
+    "fit": "list which formats and context lengths fit in memory",
+    "inspect": "show a checkpoint's config and tensors without loading weights",
+    "models": "list the supported architectures and formats",
+    "plugins": "list the plugins, their records and their errors",
+    "doctor": "check devices, compilers and libraries of this machine",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code. A traceback shows only with --debug."""
+    """Run a command and return its exit code. Tracebacks are printed with --debug only."""
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
@@ -61,31 +61,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
-    """The parser with the asked command filled in, and what runs it."""
+    """The parser, with the options of the requested command, and that command's function."""
     parser = argparse.ArgumentParser(
         prog="ostro",
         description="A model zoo made of plugins, and the engine that serves it.",
-        epilog="ostro COMMAND --help says more. --debug shows tracebacks.",
+        epilog="ostro COMMAND --help lists the options of a command. --debug prints tracebacks.",
     )
     parser.add_argument("--version", action="version", version=f"ostro {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    asked = next((word for word in argv if not word.startswith("-")), None)
+    requested = next((word for word in argv if not word.startswith("-")), None)
     run: Any = None
     for name, text in COMMANDS.items():
         command = subparsers.add_parser(name, help=text, description=text)
-        if name == asked:
+        if name == requested:
             module = import_module(f"{__name__}.{name}")
             module.add_arguments(command)
             run = module.run
-    if asked not in COMMANDS and (
-        asked is not None or not argv or "-h" in argv or "--help" in argv
+    if requested not in COMMANDS and (
+        requested is not None or not argv or "-h" in argv or "--help" in argv
     ):
-        run = add_plugin_commands(subparsers, asked) or run
+        run = add_plugin_commands(subparsers, requested) or run
     return parser, run
 
 
-def add_plugin_commands(subparsers: Any, asked: str | None) -> Any:
-    """Subcommands of plugins; only the asked one is imported."""
+def add_plugin_commands(subparsers: Any, requested: str | None) -> Any:
+    """Add the commands of plugins; only the requested one is imported."""
     from ostro.core.plugins import PluginManager
     from ostro.core.records import resolve
 
@@ -93,22 +93,22 @@ def add_plugin_commands(subparsers: Any, asked: str | None) -> Any:
     plugins.load()
     for record in plugins.collect("commands").values():
         command = subparsers.add_parser(record.name, help=record.help, description=record.help)
-        if record.name == asked:
+        if record.name == requested:
             try:
                 resolve(record.parser)(command)
                 run = resolve(record.run)
             except Exception as error:
                 raise PluginError(
-                    f"the command {record.name!r} does not work: {type(error).__name__}: {error}; "
-                    "`ostro plugins` says where it comes from"
+                    f"the command {record.name!r} failed to load: {type(error).__name__}: {error}; "
+                    "run `ostro plugins` to find its plugin"
                 ) from error
     return run
 
 
 def console() -> Console:
-    """Where tables are written: text stays text, since names of tensors may hold markup.
+    """The console for tables. Markup is disabled, because names of tensors may contain it.
 
-    Lines are long where no terminal limits them, so that names stay whole for other programs.
+    Without a terminal lines have at least 200 columns, so that names are not wrapped.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""`ostro adapters check DIR...`: what adapters are, and what they do to a model."""
+"""`ostro adapters check REF...`: check adapters and their effect on a model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 NAME = "adapter"
 SHOWN = 3
-"""Norms at either end that are shown, and names of a list."""
+"""Number of largest and smallest norms, and of names in a list, to print."""
 
 
 @dataclass
 class Checked:
-    """What is known of one adapter; `error` says why it is refused.
+    """The result for one adapter; `error` is None if it is accepted.
 
-    `norms` are those of scale * B A by weight, of all members' of an X-LoRA. `effect` is how much
-    it changes the last hidden states of the base, `matched` how many of its weights the base has;
-    None where no base was loaded. `twins` are other references with the same generation.
+    norms: of scale * B A by weight, including the members of an X-LoRA. effect: relative change of
+    the base's last hidden states. matched: number of its weights that the base has. Both are None
+    without a base. twins: other references with the same generation, that is, the same files.
     """
 
     reference: str
@@ -50,25 +50,37 @@ class Checked:
 
 
 def add_base_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what says which model adapters are for, as `add_model_options` does for all of it."""
+    """Declare the options that select the base model of adapters."""
     add = parser.add_argument
-    add("-m", "--model", metavar="REF", help="folder or org/name[@revision]; default: the starter")
-    add("--arch", metavar="NAME", help="the architecture, where a checkpoint does not say it")
+    add("-m", "--model", metavar="REF", help="base model: folder or org/name[@revision]")
+    add("--arch", metavar="NAME", help="architecture, if the checkpoint does not state it")
     add("--revision", metavar="REV", help="branch, tag or commit on the hub")
-    add("--token-source", metavar="SRC", help="the hub's token: env:NAME, file:PATH, cache, none")
-    add("--offline", action="store_true", help="never ask the hub; use what is cached")
-    add("--allow-config", action="append", default=[], metavar="KEY", help="let a config key pass")
-    add("--plugin", action="append", default=[], metavar="PATH", help="use a plugin from a folder")
+    add(
+        "--token-source",
+        metavar="SRC",
+        help="where to read the hub's access token: env:NAME, file:PATH, cache or none",
+    )
+    add("--offline", action="store_true", help="use cached files only, never contact the hub")
+    add(
+        "--allow-config",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="accept this unknown key of config.json",
+    )
+    add("--plugin", action="append", default=[], metavar="PATH", help="load a plugin from PATH")
     parser.set_defaults(dummy_weights=None)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Read adapters and say what they are. With -m, load the model and show that they do "
-        "something to it. The exit code is 1 if one is refused."
+        "Read adapters and print their properties. With -m, load that model and measure the effect "
+        "of each adapter on it. The exit code is 1 if an adapter is rejected."
     )
-    parser.add_argument("verb", choices=["check"], help="what to do with them")
-    parser.add_argument("references", nargs="+", metavar="DIR", help="folder, file or hub id")
+    parser.add_argument("verb", choices=["check"], help="the action: check")
+    parser.add_argument(
+        "references", nargs="+", metavar="REF", help="folder, file or org/name on the hub"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_base_options(parser)
 
@@ -92,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check(reference: str, asked: Settings, plugins: PluginManager, model: Text | None) -> Checked:
-    """What an adapter's files say, and what it does to a model where there is one."""
+    """Check an adapter's files and, with a model, its effect."""
     from ostro.core.adapters.reading import locate, read_weights
 
     found = Checked(reference)
@@ -107,7 +119,7 @@ def check(reference: str, asked: Settings, plugins: PluginManager, model: Text |
 
 
 def describe(found: Checked, weights: AdapterWeights) -> None:
-    """Note what an adapter is, and warn of what does nothing."""
+    """Record an adapter's properties, with a warning for products that are zero."""
     from ostro.core.adapters.reading import norm
 
     found.kind, found.base, found.generation = weights.kind, weights.base, weights.generation
@@ -121,7 +133,7 @@ def describe(found: Checked, weights: AdapterWeights) -> None:
     special = weights.whole or any(f.magnitude is not None for f in weights.weights.values())
     zeros = [name for name, size in found.norms.items() if size == 0]
     if zeros and len(zeros) == len(found.norms) and not special:
-        found.error = "every product of its factors is zero; it was saved before it was trained"
+        found.error = "every product B A is zero; the adapter was saved before it was trained"
     elif zeros:
         found.warnings.append(
             f"{len(zeros)} of {len(found.norms)} products are zero: {some(zeros)}"
@@ -129,7 +141,7 @@ def describe(found: Checked, weights: AdapterWeights) -> None:
 
 
 def try_on(found: Checked, weights: AdapterWeights, model: Text) -> None:
-    """Note what an adapter does to a model. Raises AdapterError where that refuses it."""
+    """Record an adapter's effect on a model. Raises AdapterError if the model rejects it."""
     found.matched = 0
     for each in weights.members or [weights]:
         placed = model.registry.shelf.places.place(each)
@@ -138,19 +150,19 @@ def try_on(found: Checked, weights: AdapterWeights, model: Text) -> None:
     found.effect = model.load_adapter(NAME, found.reference).effect
     model.unload_adapter(NAME)
     if found.effect is None:
-        found.warnings.append("it was not shown to do anything: text does not pass through it")
+        found.warnings.append("effect not measured: text does not pass through the adapted modules")
     mine = Path(found.base).name
     if mine and mine.lower() not in (model.name.lower(), original(model).lower()):
-        found.warnings.append(f"it was made for {found.base}, not for {model.name}")
+        found.warnings.append(f"trained for {found.base}, not for {model.name}")
 
 
 def original(model: Text) -> str:
-    """The name that a model's own config has for it."""
+    """The name of a model in its own config, "" if it has none."""
     return Path(str(model.loaded.raw_config.get("_name_or_path", ""))).name
 
 
 def find_twins(found: list[Checked]) -> None:
-    """Note which adapters are the same."""
+    """Record which adapters are the same."""
     for each in found:
         if each.generation:
             others = [o for o in found if o is not each and o.generation == each.generation]
@@ -158,13 +170,13 @@ def find_twins(found: list[Checked]) -> None:
 
 
 def show(found: Checked) -> None:
-    """What is known of an adapter, a line each."""
-    print(f"{found.reference}: {found.error or 'fine'}")
+    """Print the result for an adapter."""
+    print(f"{found.reference}: {found.error or 'ok'}")
     if found.kind:
         about = f"{found.members} members, " if found.members else ""
         print(f"  {found.kind}, {about}rank {found.rank}, {found.nbytes:,} bytes")
         print(f"  generation {found.generation}")
-        print(f"  made for {found.base or 'a base that it does not name'}")
+        print(f"  base {found.base or 'not stated'}")
         known = "" if found.matched is None else f", {found.matched} in the base"
         print(f"  {found.modules} weights{known}")
     if found.unmatched:
@@ -175,14 +187,14 @@ def show(found: Checked) -> None:
         if names:
             print(f"  {which}: {', '.join(f'{n} {found.norms[n]:.4g}' for n in names)}")
     if found.effect is not None:
-        print(f"  effect {found.effect:.4g} of the base's hidden states")
+        print(f"  effect {found.effect:.4g}, relative to the base's hidden states")
     for twin in found.twins:
-        print(f"  the same as {twin}")
+        print(f"  identical to {twin}")
     for warning in found.warnings:
         print(f"  warning: {warning}")
 
 
 def some(names: list[str]) -> str:
-    """The first of some names."""
+    """The first names of a list, and the number of the others."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -1,4 +1,4 @@
-"""`ostro bench`: prefill, decode, latency and cache, of a model here or of any OpenAI server."""
+"""`ostro bench`: measure a local model, or any server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -21,31 +21,70 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add = parser.add_argument_group("bench").add_argument
-    add("-p", "--prompt-tokens", type=int, default=512, metavar="N")
-    add("-n", "--tokens", type=int, default=64, metavar="N", help="tokens after the first")
-    add("-r", "--runs", type=int, default=5, metavar="N", help="runs after one warm-up")
-    add("--concurrency", default="1", metavar="N,N...", help="requests at once")
-    add("--shared-prefix", type=int, default=0, metavar="N", help="tokens all prompts begin with")
-    add("--prompts", metavar="FILE", help="one prompt per line, or JSONL with a field 'prompt'")
-    add("--with-adapters", type=int, metavar="N", help="what N random adapters cost")
-    add("--with-rank", type=int, default=16, metavar="R", help="the rank of these")
-    add("--no-prefix-cache", action="store_true", help="compute every prompt anew")
-    add("--url", metavar="URL", help="measure the OpenAI server there; -m is its name of a model")
-    add("--api-key", metavar="KEY", help="that server's key")
+    add(
+        "-p",
+        "--prompt-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="length of each prompt in tokens (default: 512)",
+    )
+    add(
+        "-n",
+        "--tokens",
+        type=int,
+        default=64,
+        metavar="N",
+        help="tokens to generate after the first (default: 64)",
+    )
+    add("-r", "--runs", type=int, default=5, metavar="N", help="measured runs (default: 5)")
+    add(
+        "--concurrency",
+        default="1",
+        metavar="N,N...",
+        help="numbers of concurrent requests to measure (default: 1)",
+    )
+    add(
+        "--shared-prefix",
+        type=int,
+        default=0,
+        metavar="N",
+        help="length of a prefix that all prompts share, in tokens (default: 0)",
+    )
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="read prompts from FILE: one a line, or JSON lines with a field 'prompt'",
+    )
+    add("--with-adapters", type=int, metavar="N", help="measure the cost of N random adapters")
+    add(
+        "--with-rank",
+        type=int,
+        default=16,
+        metavar="R",
+        help="rank of these adapters (default: 16)",
+    )
+    add("--no-prefix-cache", action="store_true", help="disable the prefix cache")
+    add("--url", metavar="URL", help="measure the server at URL; -m is the name of a model there")
+    add("--api-key", metavar="KEY", help="API key for --url")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     words = [word.strip() for word in args.concurrency.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise UsageError(f"--concurrency {args.concurrency!r}: write numbers, such as 1,4,8")
+        raise UsageError(
+            f"--concurrency {args.concurrency!r}: expected positive numbers, such as 1,4,8"
+        )
     counts = [int(word) for word in words]
     if min(args.prompt_tokens, args.tokens, args.runs) < 1:
         raise UsageError("-p, -n and -r must be positive")
     if args.with_adapters is not None and (args.with_adapters < 1 or args.url or args.prompts):
-        raise UsageError("--with-adapters wants a number, and a model that is loaded here")
+        raise UsageError(
+            "--with-adapters requires a positive number, and excludes --url and --prompts"
+        )
     if not 0 <= args.shared_prefix <= args.prompt_tokens:
-        raise UsageError(f"--shared-prefix {args.shared_prefix} is not within the prompt")
+        raise UsageError(f"--shared-prefix {args.shared_prefix}: expected 0 to --prompt-tokens")
     check_place(args)
     rows = remote(args, counts) if args.url else local(args, counts)
     if args.json:
@@ -60,23 +99,23 @@ def name_of(args: argparse.Namespace) -> str:
 
 
 def check_place(args: argparse.Namespace) -> None:
-    """Raise UsageError for options that mean nothing where the model is: here, or at --url."""
+    """Raise UsageError for options of a server without --url, and of a local model with it."""
     if not args.url:
         if args.api_key:
-            raise UsageError("--api-key is for the server at --url, which is not given")
+            raise UsageError("--api-key requires --url")
         for option in ("tokenizer", "chat_template"):
             if getattr(args, option) and not args.prompts:
                 shown = "--" + option.replace("_", "-")
-                raise UsageError(f"{shown} is for the texts of --prompts, which are not given")
+                raise UsageError(f"{shown} requires --prompts")
         return
     if args.no_prefix_cache:
-        raise UsageError("--no-prefix-cache: start the server at --url without its cache instead")
+        raise UsageError("--no-prefix-cache excludes --url: disable the cache of that server")
     asked = settings(args)
     plain = Settings(reference=asked.reference, name=asked.name)
     unused = [f.name for f in fields(Settings) if getattr(asked, f.name) != getattr(plain, f.name)]
     if unused or args.plugin:
         option = "--" + (unused or ["plugin"])[0].replace("_", "-")
-        raise UsageError(f"{option} is for a model that is loaded here, not for one at --url")
+        raise UsageError(f"{option} applies to a local model and excludes --url")
 
 
 def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
@@ -98,11 +137,13 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
     house, explain = open_engine([Load(asked)], plugins, lambda *news: None)
     engine = house.first.tokens
     if engine is None:
-        raise UsageError("this model makes no text: there is nothing to measure yet")
+        raise UsageError("bench supports models that generate text only")
     if args.explain:
         print("\n".join(explain), file=sys.stderr)
     if engine.context < need:
-        raise UsageError(f"{need} tokens are asked for, the context holds {engine.context}")
+        raise UsageError(
+            f"a run needs {need} tokens, the context is {engine.context}; lower -p or -n"
+        )
     engine.prefix_cache = not args.no_prefix_cache
     try:
         if args.with_adapters:
@@ -124,7 +165,7 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
 
 
 def cost(args: argparse.Namespace, counts: list[int], engine: Engine) -> list[Any]:
-    """Rows of the base, of idle adapters and of active ones; what these take is printed beside."""
+    """Rows of the base, of idle adapters and of active ones; prints the adapters' memory."""
     from ostro.entrypoints.bench.adapters import measure_costs
 
     rows = list[Any]()
@@ -144,7 +185,7 @@ def cost(args: argparse.Namespace, counts: list[int], engine: Engine) -> list[An
 
 
 def encode(words: Tokenizer, texts: list[str], template: str | None) -> list[list[int]]:
-    """Texts as they are, or as a user's messages where a chat template is given."""
+    """Token ids of texts, which become user messages if a chat template is given."""
     if template is None:
         return [words.encode(text) for text in texts]
     from ostro.core.chat import load_template, prompt_tokens
@@ -173,7 +214,7 @@ def remote(args: argparse.Namespace, counts: list[int]) -> list[Any]:
 
 
 def read_prompts(file: str | None) -> list[str]:
-    """The prompts of a file. Raises UsageError where there are none."""
+    """The prompts of a file, [] without one. Raises UsageError for a malformed file."""
     if file is None:
         return []
     try:
@@ -184,7 +225,7 @@ def read_prompts(file: str | None) -> list[str]:
     except KeyError as error:
         raise UsageError(f"--prompts {file}: a line has no field {error}") from error
     if not found or not all(isinstance(prompt, str) for prompt in found):
-        raise UsageError(f"--prompts {file}: write one prompt per line, each of them text")
+        raise UsageError(f"--prompts {file}: expected one prompt a line")
     return found
 
 
@@ -193,10 +234,10 @@ def show(rows: list[Any], name: str) -> None:
 
     from ostro.entrypoints.cli import console
 
-    columns = ("test", "streams", "prefill t/s", "decode t/s", "total t/s", "TTFT p50/p95 ms")
+    columns = ("test", "requests", "prefill t/s", "decode t/s", "total t/s", "TTFT p50/p95 ms")
     table = Table(*columns, title=name)
     table.add_column("ITL p50/p95 ms")
-    table.add_column("peak K/V")
+    table.add_column("peak KV cache")
     table.add_column("cached")
     for row in rows:
         peak = "" if row.peak_kv_bytes is None else f"{row.peak_kv_bytes / 2**20:.0f} MiB"

@@ -1,4 +1,4 @@
-"""`ostro doctor`: what this machine has, what ostro makes of it, and what would help."""
+"""`ostro doctor`: check devices, compilers and libraries of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 Line = tuple[str, str, str]
-"""Subject, finding, and advice ("" where all is well)."""
+"""Subject, finding, and advice ("" if none is needed)."""
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ostro.entrypoints.cli import console
 
-    table = Table("subject", "finding", "what would help")
+    table = Table("subject", "finding", "advice")
     for line in lines:
         table.add_row(*line)
     console().print(table)
@@ -42,7 +42,7 @@ def system() -> Iterator[Line]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield "cores", str(cores), ""
     compiler = shutil.which("g++") or shutil.which("clang++")
-    advice = "" if compiler else "install g++: without it models run slower on the CPU"
+    advice = "" if compiler else "install g++: models run slower on the CPU without it"
     yield "C++ compiler", compiler or "none", advice
 
 
@@ -51,7 +51,7 @@ def packages() -> Iterator[Line]:
         try:
             yield name, version(name), ""
         except PackageNotFoundError:
-            advice = "GPU kernels need it" if name == "triton" else f"pip install {name}"
+            advice = "required for GPU kernels" if name == "triton" else f"pip install {name}"
             yield name, "not installed", advice
 
 
@@ -59,17 +59,19 @@ def devices() -> Iterator[Line]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield "torch itself", f"does not import: {error}", "install torch again"
+        yield "torch import", f"failed: {error}", "reinstall torch"
         return
     bf16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     capability = torch.backends.cpu.get_cpu_capability()
-    advice = "" if bf16 else "bf16 models compute in float32 here"
+    advice = "" if bf16 else "bf16 models compute in float32 on this CPU"
     yield "cpu", f"{capability}, bf16 {'yes' if bf16 else 'no'}", advice
     if not torch.cuda.is_available():
         yield (
             "cuda",
             "none",
-            "" if torch.version.cuda is None else "torch has CUDA, no device shows",
+            ""
+            if torch.version.cuda is None
+            else "torch has CUDA but finds no device; check the driver",
         )
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)

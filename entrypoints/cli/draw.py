@@ -1,4 +1,4 @@
-"""`ostro draw`: a prompt to pictures."""
+"""`ostro draw`: generate images from a prompt."""
 
 from __future__ import annotations
 
@@ -19,17 +19,42 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_model_options(parser)
-    add = parser.add_argument_group("picture").add_argument
-    add("prompt", metavar="PROMPT", help="what to draw")
-    add("-o", "--output", type=Path, required=True, metavar="FILE", help=", ".join(SUFFIXES))
-    add("--size", metavar="WxH", help="in pixels, 1024x1024")
-    add("--steps", type=int, metavar="N", help="steps of denoising")
-    add("--guidance", type=float, metavar="G", help="how closely the prompt is followed")
-    add("--seed", type=int, metavar="N")
-    add("-n", "--count", type=int, default=1, metavar="N", help="so many pictures: FILE-1, FILE-2")
-    add("--previews", type=int, default=0, metavar="N", help="write so many on the way, to FILE")
-    add("--image", type=Path, metavar="FILE", help="a picture to start from")
-    add("--strength", type=float, metavar="S", help="how much of it is drawn anew, 0..1")
+    add = parser.add_argument_group("image").add_argument
+    add("prompt", metavar="PROMPT", help="description of the image")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=f"file to write ({', '.join(SUFFIXES)})",
+    )
+    add("--size", metavar="WxH", help="size in pixels, such as 1024x1024")
+    add("--steps", type=int, metavar="N", help="number of denoising steps")
+    add(
+        "--guidance",
+        type=float,
+        metavar="G",
+        help="guidance scale: higher values follow the prompt more closely",
+    )
+    add("--seed", type=int, metavar="N", help="random seed")
+    add(
+        "-n",
+        "--count",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of images; several are written to FILE-1, FILE-2",
+    )
+    add(
+        "--previews",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of previews to write to FILE on the way",
+    )
+    add("--image", type=Path, metavar="FILE", help="image to start from")
+    add("--strength", type=float, metavar="S", help="how much to change --image, from 0 to 1")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,12 +62,14 @@ def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.tasks import Tasks
 
     if args.output.suffix not in SUFFIXES:
-        raise UsageError(f"--output {args.output}: end its name with one of {', '.join(SUFFIXES)}")
+        raise UsageError(
+            f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
+        )
     options = options_of(args)
     with open_model(replace(settings(args), task="draw"), args.plugin) as model:
         assert isinstance(model, Tasks)
-        with bar(args.output) as told:
-            images = model.draw(args.prompt, progress=told, **options)
+        with bar(args.output) as report:
+            images = model.draw(args.prompt, progress=report, **options)
     for i, image in enumerate(images, 1):
         path = args.output
         if len(images) > 1:
@@ -53,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The pipeline's options. Raises UsageError for a size or a picture that is none."""
+    """The pipeline's options. Raises UsageError for a malformed size or image."""
     names = ("steps", "guidance", "seed", "strength")
     found = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     found |= {"n": args.count, "previews": args.previews}
     if args.size is not None:
         width, _, height = args.size.partition("x")
         if not (width.isdigit() and height.isdigit()):
-            raise UsageError(f"--size {args.size!r}: write 1024x1024")
+            raise UsageError(f"--size {args.size!r}: expected WIDTHxHEIGHT, such as 1024x1024")
         found |= {"width": int(width), "height": int(height)}
     if args.image is not None:
         from PIL import Image, UnidentifiedImageError
@@ -70,13 +97,13 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
         except (OSError, UnidentifiedImageError) as error:
             raise UsageError(f"--image {args.image}: {error}") from None
     if args.strength is not None and args.image is None:
-        raise UsageError("--strength is for --image, which is not given")
+        raise UsageError("--strength requires --image")
     return found
 
 
 @contextmanager
 def bar(output: Path) -> Iterator[Callable[[int, int, list[Any]], None]]:
-    """Writes previews, and on a terminal shows how far it is."""
+    """A callback that writes previews and, on a terminal, moves a progress bar."""
 
     def write(images: list[Any]) -> None:
         if images:
@@ -91,8 +118,8 @@ def bar(output: Path) -> Iterator[Callable[[int, int, list[Any]], None]]:
     with Progress(console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("drawing", total=None)
 
-        def told(done: int, total: int, images: list[Any]) -> None:
+        def report(done: int, total: int, images: list[Any]) -> None:
             shown.update(task, completed=done, total=total)
             write(images)
 
-        yield told
+        yield report

@@ -1,4 +1,4 @@
-"""`ostro embed`: texts to vectors, from the command line or a file, to the terminal or a file."""
+"""`ostro embed`: compute embeddings of texts from the command line or a file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_model_options(parser)
     add = parser.add_argument_group("texts").add_argument
-    add("texts", nargs="*", metavar="TEXT", help="a text; without any, one per line of --file")
-    add("-f", "--file", type=Path, metavar="FILE", help="a text per line; - is standard input")
-    add("-o", "--output", type=Path, metavar="FILE", help=f"write to FILE ({', '.join(SUFFIXES)})")
-    add("--prompt", metavar="NAME", help="one of the model's own prompts, put before every text")
-    add("--dimensions", type=int, metavar="N", help="keep the first N, of length 1 again")
+    add("texts", nargs="*", metavar="TEXT", help="text to embed")
+    add(
+        "-f",
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="read texts from FILE, one a line; - is standard input",
+    )
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"file to write ({', '.join(SUFFIXES)}; default: standard output)",
+    )
+    add("--prompt", metavar="NAME", help="prepend this prompt of the model's config to every text")
+    add("--dimensions", type=int, metavar="N", help="truncate to N dimensions and re-normalise")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
 
     texts = read_texts(args.texts, args.file)
     if args.output is not None and args.output.suffix not in SUFFIXES:
-        raise UsageError(f"--output {args.output}: end its name with one of {', '.join(SUFFIXES)}")
+        raise UsageError(
+            f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
+        )
     with open_model(replace(settings(args), task="embed"), args.plugin) as model:
         assert isinstance(model, Tasks)
         vectors = model.embed(texts, prompt=args.prompt, dimensions=args.dimensions)
@@ -45,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_texts(given: list[str], file: Path | None) -> list[str]:
-    """The texts of a command. Raises UsageError where there are none, or two sources."""
+    """The texts of a command. Raises UsageError for no text, and for texts beside --file."""
     if bool(given) == (file is not None):
-        raise UsageError("say texts, or --file with a text per line; not both")
+        raise UsageError("expected texts, or --file with one text a line, and not both")
     if file is None:
         return given
     try:
@@ -58,7 +72,7 @@ def read_texts(given: list[str], file: Path | None) -> list[str]:
 
 
 def write(vectors: Tensor, texts: list[str], output: Path | None) -> None:
-    """Vectors [n, d] as the name of `output` asks, or as JSON lines on standard output."""
+    """Write embeddings [n, d] in the format of `output`'s suffix; None prints JSON lines."""
     if output is not None and output.suffix == ".npy":
         import numpy
 

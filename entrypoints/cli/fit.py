@@ -1,4 +1,4 @@
-"""`ostro fit`: what fits this machine of a model, in every format, before it is loaded."""
+"""`ostro fit`: list which formats and context lengths of a model fit in memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Weigh a model in every format that it can be brought to, beside the memory of this "
-        "machine: contexts, sequences at once, tokens per second. Only headers are read, and of "
-        "weights that have few bits already one of each kind."
+        "Estimate for each format of a model the weight size, the context lengths and batch sizes "
+        "that fit in memory, and the decode speed. Only headers are read, and of quantized weights "
+        "one tensor of each format."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_model_options(parser)
@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise UsageError for what cannot be weighed."""
+    """Raise UsageError for options that an estimate does not support."""
     from ostro.core.load.budget import read_budget
 
     if args.placement is not None:
-        raise UsageError("--placement, --offload: a model is weighed on one device; leave it out")
+        raise UsageError("--placement, --offload: fit estimates for one device; remove the option")
     if read_budget(args.quant) is not None:
         raise UsageError(
-            f"--quant {args.quant} takes what it says; leave it out to see what formats take"
+            f"--quant {args.quant} is a memory budget; remove it to list the size of every format"
         )
 
 
@@ -60,19 +60,19 @@ def show(found: Report) -> None:
 
     out = console()
     out.print(f"{found.model}: {found.architecture}, {found.dtype}, {found.device}")
-    out.print(f"{shown(found.free)} free, read at {found.bandwidth / 1e9:.1f} GB/s")
-    columns = ("weights", "bits/weight", "context", "streams", "read per token", "most tokens/s")
+    out.print(f"{shown(found.free)} free, bandwidth {found.bandwidth / 1e9:.1f} GB/s")
+    columns = ("weights", "bits/weight", "context", "sequences", "read per token", "max tokens/s")
     table = Table("format", *columns)
     for each in found.fits:
         table.add_row(*cells(each))
     out.print(table)
     for growth in found.growths:
-        fixed = f", and {shown(growth.fixed)} of each stream" if growth.fixed else ""
-        out.print(f"K/V {growth.name}: {shown(growth.per_1000)} per 1000 tokens{fixed}")
+        fixed = f", and {shown(growth.fixed)} per sequence" if growth.fixed else ""
+        out.print(f"KV cache {growth.name}: {shown(growth.per_1000)} per 1000 tokens{fixed}")
     if not found.contexts:
         return
     streams = sorted({n for row in found.contexts.values() for n in row})
-    title = f"K/V {found.kv_dtype} by context and streams, beside {found.example}"
+    title = f"KV cache in {found.kv_dtype} by context and sequences, with {found.example}"
     table = Table("context", *map(str, streams), title=title)
     for context, row in found.contexts.items():
         table.add_row(str(context), *(shown(row[n]) if n in row else "-" for n in streams))
@@ -80,7 +80,7 @@ def show(found: Report) -> None:
 
 
 def cells(each: Fit) -> tuple[str, ...]:
-    """A line of the table of formats, as text."""
+    """A row of the table of formats."""
     from ostro.core.engine.memory import shown
 
     weights = each.weights
@@ -90,6 +90,6 @@ def cells(each: Fit) -> tuple[str, ...]:
     if each.speed is None:
         return (*size, "fits")
     if not each.streams:
-        return (*size, "no room for a stream")
-    told = str(each.context), str(each.streams), shown(weights.read), f"{each.speed:.1f}"
-    return (*size, *told)
+        return (*size, "no memory for a sequence")
+    rest = str(each.context), str(each.streams), shown(weights.read), f"{each.speed:.1f}"
+    return (*size, *rest)

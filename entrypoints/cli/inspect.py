@@ -1,4 +1,4 @@
-"""`ostro inspect REF`: what a checkpoint holds, from its headers alone; no weight is read."""
+"""`ostro inspect REF`: show a checkpoint's config and tensors; no weights are read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reference", metavar="REF", help="folder, file or hub id")
+    parser.add_argument("reference", metavar="REF", help="folder, file or org/name on the hub")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--offline", action="store_true", help="never ask the hub")
-    parser.add_argument("--plugin", action="append", default=[], metavar="PATH")
+    parser.add_argument(
+        "--offline", action="store_true", help="use cached files only, never contact the hub"
+    )
+    parser.add_argument(
+        "--plugin", action="append", default=[], metavar="PATH", help="load a plugin from PATH"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.cli import console
 
     out = console()
-    out.print(f"{found['path']}: {found['architecture'] or 'no plugin claims it'}")
+    out.print(f"{found['path']}: {found['architecture'] or 'no plugin supports it'}")
     out.print_json(json.dumps(found["config"] or found["metadata"], default=str))
     table = Table("tensor", "shape", "type", "bytes")
     for tensor in found["tensors"]:
@@ -38,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything the headers say, as plain data."""
+    """The config, metadata and tensors of a checkpoint, as plain data."""
     from ostro.core.errors import UnsupportedArchitecture
     from ostro.core.load.open import architecture_of, open_container
     from ostro.core.plugins import PluginManager
@@ -68,7 +72,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def short(value: Any) -> Any:
-    """Vocabularies and other long lists as their length and beginning."""
+    """A metadata value, long strings and lists cut to their first elements."""
     if isinstance(value, str) and len(value) > 200:
         return f"{value[:200]}... ({len(value)} characters)"
     if not isinstance(value, str) and hasattr(value, "__len__") and len(value) > 8:

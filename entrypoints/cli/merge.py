@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write a folder of float safetensors with adapters merged into the weights of a model, "
-        "which then runs anywhere without them."
+        "Merge adapters into the weights of a model and write the result as float safetensors."
     )
     add_base_options(parser)
     add = parser.add_argument
@@ -30,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="REF[=SCALE]",
-        help="an adapter, and how much of it (1 where nothing is said); may be given again",
+        help="adapter and its scale (default: 1); repeat the option for several adapters",
     )
-    add("-o", "--output", required=True, metavar="DIR", help="the folder to write to")
+    add("-o", "--output", required=True, metavar="DIR", help="folder to write")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_share(text: str) -> tuple[str, float]:
-    """REF or REF=SCALE as reference and scale, which is what is behind the last "=" if a number.
+    """Parse REF or REF=SCALE; the text behind the last "=" is a scale if it is a number.
 
-    Raises UsageError for a scale that is none.
+    Raises UsageError for a scale that is not finite.
     """
     reference, equals, tail = text.rpartition("=")
     try:
@@ -57,12 +56,12 @@ def read_share(text: str) -> tuple[str, float]:
     if not equals:
         return text, 1.0
     if not isfinite(scale) or not reference:
-        raise UsageError(f"--adapter {text!r}: write REF or REF=SCALE, such as ./style=0.5")
+        raise UsageError(f"--adapter {text!r}: expected REF or REF=SCALE, such as ./style=0.5")
     return reference, scale
 
 
 def write(asked: Settings, plugins: PluginManager, shares: dict[str, float], folder: Path) -> Path:
-    """Write the model that settings name, with adapters by reference; gives the folder's path.
+    """Write a model with adapters merged at the given scales; returns the folder's path.
 
     Raises AdapterError for an adapter that cannot be merged.
     """

@@ -1,6 +1,6 @@
-"""`ostro models`: the architectures and formats at hand, from records only.
+"""`ostro models`: list the supported architectures and formats.
 
-With `--explain REF`: how the weights of a model lie and multiply, once it is loaded.
+With `--explain REF`: load a model and list the formats and kernels of its layers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the architectures and formats at hand. With --explain REF, load a model as the "
-        "options say, and list where its weights lie, in which formats, and what multiplies them."
+        "List the supported architectures and formats. With --explain REF, load that model and "
+        "list the format, size and kernel of each layer."
     )
-    parser.add_argument("reference", nargs="?", metavar="REF", help="the model to explain, or -m")
+    parser.add_argument("reference", nargs="?", metavar="REF", help="model to explain; same as -m")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_model_options(parser)
 
@@ -51,16 +51,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise UsageError for a model that is named twice, or not to be explained."""
+    """Raise UsageError for two models, and for a model without --explain."""
     if args.reference and args.model:
-        raise UsageError(f"{args.reference} and -m {args.model}: name one model")
+        raise UsageError(f"expected one model, got {args.reference} and -m {args.model}")
     args.model = args.reference or args.model
     if args.model and not args.explain:
-        raise UsageError(f"{args.model}: say --explain to have it loaded and explained")
+        raise UsageError(f"{args.model}: add --explain to load and explain it")
 
 
 def explained(loaded: LoadedModel) -> dict[str, Any]:
-    """How the weights of a loaded model lie and multiply, and what else was said of it."""
+    """The layers of a loaded model with their formats and kernels, as plain data."""
     kernels = {layer.kernel for layer in loaded.layers}
     return {
         "model": loaded.path.name,
@@ -82,7 +82,7 @@ def explained(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def show_layers(found: dict[str, Any]) -> None:
-    """A row a layer; what multiplies many of them is told once, below."""
+    """Print a row for each layer, with kernels as numbers that are listed below."""
     from rich.table import Table
 
     from ostro.entrypoints.cli import console
@@ -117,15 +117,15 @@ def show_inventory(found: dict[str, Any]) -> None:
     out.print(table)
     if any(row["name"] == BODY for row in found["architectures"]):
         out.print(
-            f"body {BODY}: any causal language model of the installed transformers that no other "
-            "architecture claims, by its own class; slower than a plugin"
+            f"body {BODY}: causal language models of the installed transformers library that no "
+            "plugin implements; slower than a plugin"
         )
     out.print(f"weight formats: {', '.join(found['formats'])}")
     out.print(f"checkpoints: {', '.join(found['checkpoints'])}")
 
 
 def inventory(plugins: Any) -> dict[str, Any]:
-    """Names only: nothing heavy is imported."""
+    """The architectures, formats and checkpoints of all plugins, from their records."""
     from ostro.core.load.body import BODY, is_body
 
     return {

@@ -1,4 +1,4 @@
-"""The options that `run`, `serve` and `bench` share, and the settings they make."""
+"""Options that several commands share, and the `Settings` they make."""
 
 from __future__ import annotations
 
@@ -13,61 +13,123 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what says which model to load, and how."""
-    model = parser.add_argument_group("model")
-    add = model.add_argument
+    """Declare the options that select a model and control how it is loaded and run."""
+    add_source_options(parser.add_argument_group("model"))
+    add_weight_options(parser.add_argument_group("weights"))
+    add_engine_options(parser.add_argument_group("engine"))
+    add_debug_options(parser.add_argument_group("debugging"))
+
+
+def add_source_options(group: argparse._ArgumentGroup) -> None:
+    """Declare the options that select a model and its files."""
+    add = group.add_argument
     add(
         "-m",
         "--model",
         metavar="REF",
-        help="folder, .gguf file or org/name[@revision][:file]; default: the starter",
+        help="folder, .gguf file or org/name[@revision][:file] (default: the starter model)",
     )
-    add("--arch", metavar="NAME", help="the architecture, where a checkpoint does not say it")
-    add("--task", metavar="NAME", help="the task, where an architecture has several")
-    add("--tokenizer", metavar="PATH", help="a tokenizer from elsewhere")
-    add("--chat-template", metavar="FILE", help="a chat template from elsewhere")
-    add("--dtype", choices=DTYPES, default="auto", help="what to compute in")
-    add("--device", default="auto", help="cpu, cuda, cuda:1")
-    either = model.add_mutually_exclusive_group().add_argument
+    add("--name", metavar="NAME", help="name of the model (default: from its folder or file)")
+    add("--arch", metavar="NAME", help="architecture, if the checkpoint does not state it")
+    add("--task", metavar="NAME", help="task, if the architecture supports several")
+    add("--tokenizer", metavar="PATH", help="load the tokenizer from PATH")
+    add("--chat-template", metavar="FILE", help="load the chat template from FILE")
+    add("--revision", metavar="REV", help="branch, tag or commit on the hub")
+    add(
+        "--token-source",
+        metavar="SRC",
+        help="where to read the hub's access token: env:NAME, file:PATH, cache or none",
+    )
+    add("--offline", action="store_true", help="use cached files only, never contact the hub")
+    add(
+        "--allow-config",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="accept this unknown key of config.json; repeat the option for several keys",
+    )
+
+
+def add_weight_options(group: argparse._ArgumentGroup) -> None:
+    """Declare the options about weights: dtype, placement, quantization."""
+    add = group.add_argument
+    add("--dtype", choices=DTYPES, default="auto", help="dtype of computation (default: auto)")
+    add("--device", default="auto", help="device: auto, cpu, cuda or cuda:1 (default: auto)")
+    either = group.add_mutually_exclusive_group().add_argument
     either(
         "--placement",
         metavar="RULES",
-        help="auto, auto:SIZE, 'PATTERN = cpu, PATTERN = rest', or a TOML file of such pairs",
+        help="device by module: auto, auto:SIZE, 'PATTERN = cpu, PATTERN = rest', or a TOML file "
+        "of such pairs; rest offloads to host memory",
     )
     either(
         "--offload",
         dest="placement",
         action="store_const",
         const="rest",
-        help="layers rest in host memory and visit the device, one after the other",
+        help="offload layers to host memory and stream them to the device",
     )
-    add("--quant", metavar="FORMAT", help="quantize at load: 4, q4k, afq4, 4.5bpw, 6GB")
+    add(
+        "--quant",
+        metavar="FORMAT",
+        help="quantize at load: a format (q4k, afq4), bits (4), or a budget (4.5bpw, 6GB)",
+    )
     add(
         "--topology",
         metavar="RULES",
-        help="formats by pattern: 'PATTERN = q8_0, PATTERN = float', or a TOML file of such pairs",
+        help="format by module: 'PATTERN = q8_0, PATTERN = float', or a TOML file of such pairs",
     )
-    add("--importance", metavar="FILE", help="how much columns matter to --quant (.imatrix)")
-    add("--exact", action="store_true", help="quantized weights multiply floats, never integers")
-    add("--threads", type=int, metavar="N", help="threads on CPU (default: one per core)")
-    add("--context", type=int, metavar="N", help="tokens of prompt and answer together")
-    add("--max-seqs", type=int, default=32, metavar="N", help="sequences that run at once")
-    add("--memory", metavar="SIZE", help="room for the K/V cache: 6GB, or a share such as 0.5")
-    add("--kv-dtype", default="auto", metavar="TYPE", help="type of the K/V cache")
-    add("--revision", metavar="REV", help="branch, tag or commit on the hub")
-    add("--token-source", metavar="SRC", help="the hub's token: env:NAME, file:PATH, cache, none")
-    add("--offline", action="store_true", help="never ask the hub; use what is cached")
-    add("--name", metavar="NAME", help="what to call the model")
-    add("--deterministic", action="store_true", help="row by row reproducible kernels only; slower")
-    add("--replay", action="store_true", help="run the loop of captured graphs on any device")
-    add("--allow-config", action="append", default=[], metavar="KEY", help="let a config key pass")
-    add("--dummy-weights", metavar="SHAPE", help="random weights of a shape (qwen3-0.6b, llama-8b)")
-    add("--explain", action="store_true", help="say who answered and which kernels were chosen")
-    add("--plugin", action="append", default=[], metavar="PATH", help="use a plugin from a folder")
+    add("--importance", metavar="FILE", help="importance matrix for --quant (.imatrix)")
+    add("--exact", action="store_true", help="keep activations in floating point")
+
+
+def add_engine_options(group: argparse._ArgumentGroup) -> None:
+    """Declare the options of the engine: threads, context, memory, plugins."""
+    add = group.add_argument
+    add("--threads", type=int, metavar="N", help="CPU threads (default: one per core)")
+    add(
+        "--context",
+        type=int,
+        metavar="N",
+        help="context length in tokens (default: the model's, or what fits in memory)",
+    )
+    add(
+        "--max-seqs",
+        type=int,
+        default=Settings.max_seqs,
+        metavar="N",
+        help=f"maximum number of sequences in a batch (default: {Settings.max_seqs})",
+    )
+    add("--memory", metavar="SIZE", help="memory for the KV cache: 6GB, or a fraction such as 0.5")
+    add("--kv-dtype", default="auto", metavar="TYPE", help="dtype of the KV cache (default: auto)")
+    add(
+        "--deterministic",
+        action="store_true",
+        help="use only kernels whose results do not depend on the batch; slower",
+    )
+    add(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="load a plugin from a folder or file; repeat the option for several plugins",
+    )
+
+
+def add_debug_options(group: argparse._ArgumentGroup) -> None:
+    """Declare the options for tests and for finding faults."""
+    add = group.add_argument
+    add("--replay", action="store_true", help="run the graph-replay loop on any device, to test it")
+    add(
+        "--dummy-weights",
+        metavar="SHAPE",
+        help="use random weights of this shape: qwen3-0.6b, llama-8b",
+    )
+    add("--explain", action="store_true", help="print the selected plugins and kernels")
 
 
 def add_adapter_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what says which adapters requests may ask for, and how many there is room for."""
+    """Declare the options about adapters and the memory for them."""
     add = parser.add_argument_group("adapters").add_argument
     add(
         "--adapter",
@@ -75,47 +137,53 @@ def add_adapter_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=REF",
-        help="an adapter by a name of its own: a folder, a file, or org/name on the hub",
+        help="adapter: a folder, a file, or org/name on the hub; repeat the option for several",
     )
-    add("--adapters", dest="adapter_folder", metavar="DIR", help="every folder in it is an adapter")
+    add(
+        "--adapters",
+        dest="adapter_folder",
+        metavar="DIR",
+        help="use every subfolder of DIR as an adapter, named after the subfolder",
+    )
     add(
         "--adapter-slots",
         type=int,
         default=Settings.adapter_slots,
         metavar="N",
-        help="room on the device for so many adapters of rank 16",
+        help="device memory for adapters, in adapters of rank 16 "
+        f"(default: {Settings.adapter_slots})",
     )
-    add("--adapter-memory", metavar="SIZE", help="room on the host for those that nobody runs: 8GB")
+    add("--adapter-memory", metavar="SIZE", help="host memory for inactive adapters, such as 8GB")
     add(
         "--max-adapters",
         type=int,
         default=Settings.max_adapters,
         metavar="N",
-        help="names of adapters that there may be",
+        help=f"maximum number of adapters (default: {Settings.max_adapters})",
     )
     add(
         "--max-adapter-rank",
         type=int,
         default=Settings.max_adapter_rank,
         metavar="R",
-        help="refuse adapters of a higher rank",
+        help=f"maximum rank of an adapter (default: {Settings.max_adapter_rank})",
     )
     add(
         "--adapter-resolvers",
         action="store_true",
-        help="look for adapters of unknown names where plugins find them",
+        help="let plugins locate adapters whose names are not registered",
     )
 
 
 def settings(args: argparse.Namespace) -> Settings:
-    """The settings that parsed options say; those that a command does not have keep defaults.
+    """The `Settings` of parsed options; fields without an option keep their defaults.
 
-    Raises UsageError for an access token where nothing is fetched.
+    Raises UsageError for --token-source with a local model.
     """
     reference = args.model or STARTER
-    here = args.dummy_weights or reference == STARTER or Path(reference).exists()
-    if args.token_source and here:
-        raise UsageError("--token-source: files on this machine need no token; leave it out")
+    local = args.dummy_weights or reference == STARTER or Path(reference).exists()
+    if args.token_source and local:
+        raise UsageError("--token-source applies to models of the hub only; remove it")
     known = {field.name for field in fields(Settings)}
     given = {name: value for name, value in vars(args).items() if name in known}
     for name in ("adapters", "allow_config"):

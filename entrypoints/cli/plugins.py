@@ -1,4 +1,4 @@
-"""`ostro plugins`: every plugin that was found, what it offers, and which are broken and why."""
+"""`ostro plugins`: list the plugins, their records and their errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--hooks", action="store_true", help="list who implements each hook")
-    parser.add_argument("--plugin", action="append", default=[], metavar="PATH")
+    parser.add_argument(
+        "--hooks", action="store_true", help="list the plugins that implement each hook"
+    )
+    parser.add_argument(
+        "--plugin", action="append", default=[], metavar="PATH", help="load a plugin from PATH"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plugins; 1 if any of them is broken or in conflict."""
+    """Print the plugins. The exit code is 1 if one of them is broken or in conflict."""
     from ostro.core.plugins import PluginManager
 
     manager = PluginManager()
@@ -43,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def by_hook(manager: PluginManager) -> dict[str, list[str]]:
-    """The names of the plugins that implement each hook, in the order in which they are asked."""
+    """The names of the plugins that implement each hook, in calling order."""
     from ostro.core.plugins import HOOKS
 
     callers = {hook: getattr(manager.hook, hook) for hook in HOOKS}
@@ -54,13 +58,13 @@ def by_hook(manager: PluginManager) -> dict[str, list[str]]:
 
 
 def offers(plugin: PluginInfo) -> str:
-    """What a plugin offers, in one line; its hooks where it declares nothing."""
+    """The records of a plugin in one line; its hooks if it declares no records."""
     kinds = (f"{kind}: {', '.join(names)}" for kind, names in plugin.offers.items())
     return "; ".join(kinds) or ", ".join(plugin.hooks)
 
 
 def print_lines(found: Iterable[PluginInfo]) -> None:
-    """One line for each plugin, tabs between: what other programs read."""
+    """Print one line for each plugin, separated by tabs, for other programs to parse."""
     for each in found:
         print("\t".join((each.name, each.status, each.source, each.reason or offers(each))))
 
@@ -71,7 +75,7 @@ def print_table(found: Iterable[PluginInfo]) -> None:
     from rich.text import Text
 
     colours = {"active": "green", "disabled": "dim", "broken": "red", "conflict": "yellow"}
-    table = Table("plugin", "status", "source", "offers, or why not")
+    table = Table("plugin", "status", "source", "records or error")
     for each in found:
         cells = (each.name, each.status, each.source, each.reason or offers(each))
         style = colours[each.status]

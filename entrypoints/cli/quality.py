@@ -1,4 +1,4 @@
-"""`ostro quality`: what quantization costs, measured beside the model in floats."""
+"""`ostro quality`: measure the quality loss of quantization against the float model."""
 
 from __future__ import annotations
 
@@ -20,25 +20,31 @@ if TYPE_CHECKING:
     from ostro.entrypoints.quality.figures import Estimate, Quality, Report
 
 EVERY = "all"
-"""What stands for every format that an installed quantizer makes."""
+"""The value of --quant that selects every format of the installed quantizers."""
 
 WORST = 5
-"""Weights of a variant whose errors are shown; JSON has all of them."""
+"""Number of weights with the largest errors to print; JSON contains all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Compare a model in few bits with the same model in floats, token by token of a text. "
-        "--quant takes several formats here (q8_0,q4k), or all; without --quant and --topology, "
-        "-m is compared as it is with --reference."
+        "Compare the next-token distributions of a quantized model and of its float reference over "
+        "a text. --quant accepts several formats (q8_0,q4k), or all. Without --quant and "
+        "--topology, -m is compared with --reference."
     )
     add_model_options(parser)
     add = parser.add_argument_group("quality").add_argument
-    add("--reference", metavar="REF", help="compare with this; default: -m as it is stored")
-    add("--text", metavar="FILE", help="the text to read; default: one that comes with ostro")
-    add("--tokens", type=int, metavar="N", help="read so many tokens of the text")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, or print it")
-    add("--plot", type=Path, metavar="FILE.svg", help="draw bits per weight against divergence")
+    add("--reference", metavar="REF", help="model to compare with (default: -m as stored)")
+    add("--text", metavar="FILE", help="text to evaluate (default: a text that is part of ostro)")
+    add("--tokens", type=int, metavar="N", help="number of tokens of the text to evaluate")
+    add(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write JSON to FILE, or to standard output",
+    )
+    add("--plot", type=Path, metavar="FILE.svg", help="plot KL divergence over bits per weight")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     reference = reference_of(asked, args.reference)
     if asked == reference and args.reference is None:
         raise UsageError(
-            "nothing to compare: name formats (--quant q8_0,q4k or all), a --topology, or a "
-            "--reference"
+            "nothing to compare: add formats (--quant q8_0,q4k or all), --topology or --reference"
         )
     variants = variants_of(asked, plugins)
     text = read_text(args.text, reference.reference)
@@ -76,17 +81,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise UsageError for what would only fail in the end."""
+    """Raise UsageError for options that would only fail after the measurement."""
     if args.tokens is not None and args.tokens < 2:
-        raise UsageError(f"--tokens {args.tokens}: at least 2 are needed")
+        raise UsageError(f"--tokens {args.tokens}: expected at least 2")
     for option in ("json", "plot"):
         file = getattr(args, option)
         if file is not None and not Path(file).parent.is_dir():
-            raise UsageError(f"--{option} {file}: there is no such folder")
+            raise UsageError(f"--{option} {file}: the folder does not exist")
 
 
 def reference_of(asked: Settings, other: str | None) -> Settings:
-    """The same model, or another one, with nothing quantized that is not stored so."""
+    """Settings of the reference: the same model, or another one, in its stored formats."""
     usual = Settings()
     plain = replace(
         asked,
@@ -102,7 +107,7 @@ def reference_of(asked: Settings, other: str | None) -> Settings:
 
 
 def variants_of(asked: Settings, plugins: PluginManager) -> dict[str, Settings]:
-    """What is compared, by name: -m in each format, or as it is."""
+    """Settings of the models to compare, by name: -m in each format of --quant."""
     from ostro.core.load.quantize import makers
     from ostro.entrypoints.found import name_of
 
@@ -117,7 +122,7 @@ def variants_of(asked: Settings, plugins: PluginManager) -> dict[str, Settings]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on a terminal; nothing where nobody looks."""
+    """A callback that moves a progress bar; without a terminal it does nothing."""
     if not sys.stderr.isatty():
         yield lambda *news: None
         return
@@ -126,13 +131,13 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
-        yield lambda who, done, total: bar.update(
-            task, description=who, completed=done, total=total
+        yield lambda name, done, total: bar.update(
+            task, description=name, completed=done, total=total
         )
 
 
 def show(report: Report) -> None:
-    """Print a line a variant, and the worst weights of each."""
+    """Print a row for each variant, and the weights with the largest errors."""
     from rich.table import Table
 
     from ostro.entrypoints.cli import console
@@ -150,7 +155,7 @@ def show(report: Report) -> None:
     for variant in report.variants:
         table.add_row(*cells(variant))
     out.print(table)
-    worst = Table("", "weight", "format", "error", title="Weights that lose most")
+    worst = Table("", "weight", "format", "error", title="Weights with the largest errors")
     for variant in report.variants:
         for i, layer in enumerate(variant.layers[:WORST]):
             name = "" if i else variant.name
@@ -159,7 +164,7 @@ def show(report: Report) -> None:
 
 
 def cells(variant: Quality) -> tuple[str, ...]:
-    """A line of the table, as text."""
+    """A row of the table."""
     return (
         variant.name,
         f"{variant.weights.nbytes / 1e6:.1f}",
@@ -173,6 +178,6 @@ def cells(variant: Quality) -> tuple[str, ...]:
 
 
 def spread(estimate: Estimate, form: str, times: int = 1) -> str:
-    """A figure and its interval."""
+    """An estimate and its confidence interval."""
     value, low, high = (times * x for x in (estimate.value, estimate.low, estimate.high))
     return f"{value:{form}} ({low:{form}}..{high:{form}})"

@@ -1,4 +1,4 @@
-"""`ostro quantize`: write a model in formats of fewer bits."""
+"""`ostro quantize`: write a quantized model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add = parser.add_argument_group("output").add_argument
-    add("--to", required=True, metavar="CONTAINER", help="what to write: gguf, uqff")
-    add("-o", "--output", required=True, metavar="DIR", help="the folder to write to")
+    add("--to", required=True, metavar="CONTAINER", help="file format to write: gguf or uqff")
+    add("-o", "--output", required=True, metavar="DIR", help="folder to write")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(asked: Settings, plugins: PluginManager, container: str, folder: Path) -> Path:
-    """Write the model that settings name into a folder; gives the path of what was written.
+    """Write a quantized model into a folder; returns the path of the written file or folder.
 
-    Raises UsageError where nothing is to be quantized or no plugin writes such a container.
+    Raises UsageError without a format to quantize to, and if no plugin writes the container.
     """
     from ostro.core.load.model import outline
     from ostro.core.load.open import find
@@ -56,10 +56,10 @@ def write(asked: Settings, plugins: PluginManager, container: str, folder: Path)
     record = records.get(container)
     if record is None or record.write is None:
         known = ", ".join(name for name, each in records.items() if each.write is not None)
-        raise UsageError(f"--to {container}: no installed plugin writes that; there are {known}")
+        raise UsageError(f"--to {container}: unknown file format; expected one of {known}")
     found = outline(find(asked, plugins), asked, plugins)
     if found.plan is None:
-        raise UsageError("ostro quantize: name the format: --quant q4k, or --topology RULES")
+        raise UsageError("no format to quantize to; add --quant q4k or --topology RULES")
     usual = found.plan.usual
     saving = Saving(found, folder, usual.format.name if usual else "mixed", plugins)
     shown = Shown()
@@ -71,7 +71,7 @@ def write(asked: Settings, plugins: PluginManager, container: str, folder: Path)
 
 
 class Shown:
-    """Says on the terminal how far the writing has come."""
+    """Prints the progress of writing a model."""
 
     def __init__(self) -> None:
         self.since, self.wide = time.monotonic(), sys.stderr.isatty()

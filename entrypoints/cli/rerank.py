@@ -1,4 +1,4 @@
-"""`ostro rerank`: documents by how well they answer a query, the best first."""
+"""`ostro rerank`: rank documents by relevance to a query, the best first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_model_options(parser)
     add = parser.add_argument_group("texts").add_argument
-    add("query", metavar="QUERY", help="what is looked for")
-    add("documents", nargs="*", metavar="TEXT", help="a document; or one per line of --file")
-    add("-f", "--file", type=Path, metavar="FILE", help="a document per line; - is standard input")
-    add("--top", type=int, metavar="N", help="show the best N")
+    add("query", metavar="QUERY", help="query to rank the documents by")
+    add("documents", nargs="*", metavar="TEXT", help="document to rank")
+    add(
+        "-f",
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="read documents from FILE, one a line; - is standard input",
+    )
+    add("--top", type=int, metavar="N", help="print the best N only")
 
 
 def run(args: argparse.Namespace) -> int:

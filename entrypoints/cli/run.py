@@ -1,4 +1,4 @@
-"""`ostro run`: a chat in the terminal, or one answer with -i."""
+"""`ostro run`: chat in the terminal, or answer one prompt with -i."""
 
 from __future__ import annotations
 
@@ -17,38 +17,49 @@ if TYPE_CHECKING:
     from ostro.entrypoints.python import Text
 
 ADAPTER = """\
-/adapter              list the adapters and how much of each applies
-/adapter A=0.5 B=0.7  apply these: /adapter A is all of A, /adapter none is the model alone
-/adapter load NAME REF"""
+/adapter              list the adapters and their scales
+/adapter A=0.5 B=0.7  apply these adapters; /adapter A has scale 1, /adapter none disables all
+/adapter load NAME REF  load an adapter"""
 
 HELP = f"""\
-/clear    forget the conversation
+/clear    clear the conversation
 /system   set the system message: /system You are brief.
-/help     these lines
-/exit     leave (or Ctrl-D); Ctrl-C stops an answer
+/help     print this help
+/exit     exit (or Ctrl-D); Ctrl-C stops an answer
 {ADAPTER}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options. All adapters that --adapter names apply."""
+    """Declare the command's options. All adapters of --adapter are applied."""
     add_model_options(parser)
     add_adapter_options(parser)
     add = parser.add_argument_group("chat").add_argument
-    add("-i", "--input", metavar="PROMPT", help="answer this and leave")
-    add("--image", action="append", default=[], metavar="FILE", help="a picture for -i to ask of")
-    add("--audio", action="append", default=[], metavar="FILE", help="a sound for -i to ask of")
-    add("--video", action="append", default=[], metavar="FILE", help="a video for -i to ask of")
+    add("-i", "--input", metavar="PROMPT", help="answer this prompt and exit")
+    add("--image", action="append", default=[], metavar="FILE", help="image to attach to -i")
+    add("--audio", action="append", default=[], metavar="FILE", help="audio to attach to -i")
+    add("--video", action="append", default=[], metavar="FILE", help="video to attach to -i")
     add("--system", metavar="TEXT", help="system message")
-    add("--raw", action="store_true", help="continue the text as it is, without a chat template")
-    add("--think", action=argparse.BooleanOptionalAction, help="ask for reasoning, or for none")
-    add("-n", "--max-tokens", type=int, metavar="N")
-    add("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
-    add("--top-k", type=int, metavar="K")
-    add("--top-p", type=float, metavar="P")
-    add("--min-p", type=float, metavar="P")
-    add("--repetition-penalty", type=float, metavar="R")
-    add("--seed", type=int, metavar="N")
-    add("--stop", action="append", default=[], metavar="TEXT")
+    add("--raw", action="store_true", help="complete the text without a chat template")
+    add("--think", action=argparse.BooleanOptionalAction, help="enable or disable reasoning")
+    add("-n", "--max-tokens", type=int, metavar="N", help="maximum number of tokens to generate")
+    add("--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy")
+    add("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
+    add("--top-p", type=float, metavar="P", help="sample from the top P of the probability mass")
+    add("--min-p", type=float, metavar="P", help="minimum probability relative to the top token")
+    add(
+        "--repetition-penalty",
+        type=float,
+        metavar="R",
+        help="penalty on repeated tokens; 1 is none",
+    )
+    add("--seed", type=int, metavar="N", help="random seed")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="stop at this text; repeat the option for several texts",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     check_raw(args)
     check_media(args)
     start = time.perf_counter()
-    with progress() as told:
-        model = load_text(settings(args), args.plugin, progress=told)
+    with progress() as report:
+        model = load_text(settings(args), args.plugin, progress=report)
     if args.explain:
         print("\n".join(model.explain), file=sys.stderr)
     args.chosen = {entry.partition("=")[0]: 1.0 for entry in args.adapters}
@@ -76,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_raw(args: argparse.Namespace) -> None:
-    """Raise UsageError where --raw leaves nothing that another option could be said with."""
+    """Raise UsageError for options of the chat template together with --raw."""
     given = {
         "--system": args.system is not None,
         "--think": args.think is not None,
@@ -84,30 +95,30 @@ def check_raw(args: argparse.Namespace) -> None:
     }
     for option, used in given.items():
         if args.raw and used:
-            raise UsageError(f"--raw uses no chat template, which {option} is for; leave one out")
+            raise UsageError(f"--raw uses no chat template and cannot be combined with {option}")
 
 
 def check_media(args: argparse.Namespace) -> None:
-    """Raise UsageError for media that nothing is asked of."""
+    """Raise UsageError for media without -i, and for media with --raw."""
     if (args.image or args.audio or args.video) and (args.raw or args.input is None):
-        raise UsageError("--image, --audio and --video go with -i, and not with --raw")
+        raise UsageError("--image, --audio and --video require -i and exclude --raw")
 
 
 def asked(args: argparse.Namespace) -> dict[str, Any]:
-    """The message of -i, its media before its text."""
+    """The user message of -i: its media, then its text."""
     media = [
         {"type": kind, kind: file}
         for kind in ("image", "audio", "video")
         for file in getattr(args, kind)
     ]
     if not media:
-        return said("user", args.input)
+        return message("user", args.input)
     return {"role": "user", "content": [*media, {"type": "text", "text": args.input}]}
 
 
 @contextmanager
 def progress() -> Iterator[Progress | None]:
-    """A bar on a terminal while weights are read; nothing where nobody looks."""
+    """A progress bar for reading weights; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -121,17 +132,17 @@ def progress() -> Iterator[Progress | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def said(role: str, text: str) -> dict[str, Any]:
+def message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
 def messages(args: argparse.Namespace, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    system = [said("system", args.system)] if args.system else []
+    system = [message("system", args.system)] if args.system else []
     return system + history
 
 
 def chat(model: Text, args: argparse.Namespace) -> int:
-    """Read, answer, remember, until the user leaves."""
+    """Answer lines of standard input until it ends or /exit."""
     history: list[dict[str, Any]] = []
     while True:
         try:
@@ -149,25 +160,25 @@ def chat(model: Text, args: argparse.Namespace) -> int:
             command(model, line, args, history)
             continue
         try:
-            text = answer(model, args, messages(args, [*history, said("user", line)]), line)
+            text = answer(model, args, messages(args, [*history, message("user", line)]), line)
         except ContextLengthExceeded as error:
-            print(f"ostro: {error}; /clear forgets the conversation", file=sys.stderr)
+            print(f"ostro: {error}; /clear clears the conversation", file=sys.stderr)
             continue
         except AdapterError as error:
-            print(f"ostro: {error}; /adapter none goes on without", file=sys.stderr)
+            print(f"ostro: {error}; /adapter none disables adapters", file=sys.stderr)
             continue
-        history += [said("user", line), said("assistant", text)]
+        history += [message("user", line), message("assistant", text)]
 
 
 def command(
     model: Text, line: str, args: argparse.Namespace, history: list[dict[str, Any]]
 ) -> None:
-    """One of the chat's own commands."""
+    """Run a line that begins with "/"."""
     name, _, rest = line.partition(" ")
     if name == "/clear":
         history.clear()
     elif name == "/system" and args.raw:
-        print("ostro: --raw uses no chat template, so there is no system message", file=sys.stderr)
+        print("ostro: --raw uses no chat template and no system message", file=sys.stderr)
     elif name == "/system":
         args.system = rest or None
     elif name == "/adapter":
@@ -180,16 +191,16 @@ def command(
 
 
 def choose(model: Text, args: argparse.Namespace, words: list[str]) -> None:
-    """Load or choose adapters, then list them. Raises AdapterError for those that cannot be."""
+    """Load or select adapters, then list them. Raises AdapterError."""
     if words[:1] == ["load"]:
         if len(words) != 3:
-            raise UsageError("write /adapter load NAME REF")
+            raise UsageError("expected /adapter load NAME REF")
         model.load_adapter(words[1], words[2], inplace=True)
     elif words == ["none"]:
         args.chosen = {}
     elif words:
         asked = dict(scale_of(word) for word in words)
-        model.mixture(asked, [])  # reads them
+        model.mixture(asked, [])  # raises unless all can be loaded
         args.chosen = asked
     for facts in model.adapters:
         scale = args.chosen.get(facts.name)
@@ -197,22 +208,24 @@ def choose(model: Text, args: argparse.Namespace, words: list[str]) -> None:
         known = f": {facts.kind}, rank {facts.rank}" if facts.loaded else ""
         print(f"{facts.name}{chosen}{known}", file=sys.stderr)
     if not model.adapters:
-        print("there are no adapters; /adapter load NAME REF", file=sys.stderr)
+        print("no adapters; load one with /adapter load NAME REF", file=sys.stderr)
 
 
 def scale_of(word: str) -> tuple[str, float]:
-    """NAME or NAME=SCALE. Raises UsageError for a scale that is no number."""
+    """Parse NAME or NAME=SCALE. Raises UsageError for a malformed scale."""
     name, equals, scale = word.partition("=")
     try:
         return name, float(scale) if equals else 1.0
     except ValueError:
-        raise UsageError(f"{word!r:.80}: the scale is no number; write NAME=0.5") from None
+        raise UsageError(
+            f"{word!r:.80}: invalid scale; expected NAME=SCALE, such as style=0.5"
+        ) from None
 
 
 def answer(
     model: Text, args: argparse.Namespace, conversation: list[dict[str, Any]], raw: str
 ) -> str:
-    """Print an answer as it is drawn; Ctrl-C ends it. Returns what was said."""
+    """Print an answer while it is generated and return it; Ctrl-C stops it."""
     options = {} if args.think is None else {"enable_thinking": args.think}
     text = ""
     try:
@@ -233,7 +246,7 @@ def answer(
 
 
 def sampling(model: Text, args: argparse.Namespace) -> dict[str, Any]:
-    """What the options say, on top of what the model's own generation config suggests."""
+    """Sampling parameters: the options, and the model's generation config for the rest."""
     names = "max_tokens temperature top_k top_p min_p repetition_penalty seed".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return {**model.suggested, **given, "stop": tuple(args.stop)}

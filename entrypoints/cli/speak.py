@@ -1,4 +1,4 @@
-"""`ostro speak`: a text to a file of sound."""
+"""`ostro speak`: synthesize speech from a text."""
 
 from __future__ import annotations
 
@@ -20,14 +20,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_model_options(parser)
     add = parser.add_argument_group("speech").add_argument
-    add("text", metavar="TEXT", help="what to say; - is standard input")
-    add("-o", "--output", type=Path, required=True, metavar="FILE", help=", ".join(SUFFIXES))
-    add("--voice", metavar="NAME", help="one of the model's own")
-    add("--seed", type=int, metavar="N", help="the same seed says a text the same way again")
-    add("--temperature", type=float, metavar="T", help="how freely it is spoken, 0 for no chance")
-    add("--top-p", type=float, metavar="P", help="keep the likeliest sounds of this share")
-    add("--guidance", type=float, metavar="G", help="how closely the text is followed, from 1 on")
-    add("--max-seconds", type=float, metavar="S", help="stop after so much sound")
+    add("text", metavar="TEXT", help="text to speak; - is standard input")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=f"file to write ({', '.join(SUFFIXES)})",
+    )
+    add("--voice", metavar="NAME", help="voice of the model")
+    add("--seed", type=int, metavar="N", help="random seed; the same seed gives the same speech")
+    add("--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy")
+    add("--top-p", type=float, metavar="P", help="sample from the top P of the probability mass")
+    add(
+        "--guidance",
+        type=float,
+        metavar="G",
+        help="guidance scale, at least 1: higher values follow the text more closely",
+    )
+    add("--max-seconds", type=float, metavar="S", help="maximum length in seconds")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,14 +47,16 @@ def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.tasks import Tasks
 
     if args.output.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--output {args.output}: end its name with one of {', '.join(SUFFIXES)}")
+        raise UsageError(
+            f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
+        )
     text = sys.stdin.read() if args.text == "-" else args.text
     options = {name: getattr(args, name) for name in OPTIONS}
     with open_model(replace(settings(args), task="speak"), args.plugin) as model:
         assert isinstance(model, Tasks)
         model.pipeline("speak").check_format(args.output.suffix[1:].lower())
-        with bar() as told:
-            sound = model.speak(text, progress=told, **options)
+        with bar() as report:
+            sound = model.speak(text, progress=report, **options)
     sound.save(args.output)
     print(args.output)
     return 0
@@ -50,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def bar() -> Iterator[Callable[[int, int], None] | None]:
-    """On a terminal, shows how far it is."""
+    """A callback that moves a progress bar; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

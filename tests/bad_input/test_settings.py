@@ -81,7 +81,7 @@ REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
     (("--task", "speech"), UsageError, ("--task 'speech'", "text")),
     (("--kv-dtype", "fp9"), UsageError, ("--kv-dtype 'fp9'", "bfloat16", "int8, fp8")),
     (("--threads", "1000000"), UsageError, ("--threads 1000000", "1..1024")),
-    (("--token-source", "env:HF_TOKEN"), UsageError, ("--token-source", "leave it out")),
+    (("--token-source", "env:HF_TOKEN"), UsageError, ("--token-source", "remove it")),
     (("--raw", "--system", "be brief"), UsageError, ("--raw", "--system")),
     (("--raw", "--think"), UsageError, ("--raw", "--think")),
     (("--raw", "--no-think"), UsageError, ("--raw", "--think")),

@@ -289,8 +289,8 @@ def test_answers_alone_count(report, tmp_path: Path) -> None:
         (("--quant", "afq5"), "afq"),
         (("--quant", "afq4", "--tokens", "1"), "--tokens"),
         (("--quant", "afq4", "--context", "1"), "--context"),
-        (("--quant", "afq4", "--json", "none/x.json"), "no such folder"),
-        (("--quant", "afq4", "--plot", "none/x.svg"), "no such folder"),
+        (("--quant", "afq4", "--json", "none/x.json"), "the folder does not exist"),
+        (("--quant", "afq4", "--plot", "none/x.svg"), "the folder does not exist"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

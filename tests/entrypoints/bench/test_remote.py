@@ -89,9 +89,9 @@ def test_where_no_server_listens(capsys: pytest.CaptureFixture[str], url: str) -
 
 def test_what_the_server_decides_is_not_asked_here(serve) -> None:
     fake = serve()
-    with pytest.raises(OstroError, match="without its cache"):
+    with pytest.raises(OstroError, match="disable the cache"):
         main(["bench", "--url", fake.url, "--no-prefix-cache", "--debug"])
     for words in (["--dtype", "float16"], ["--max-seqs", "4"], ["--explain"], ["--plugin", "x"]):
-        with pytest.raises(UsageError, match=f"{words[0]} is for a model that is loaded here"):
+        with pytest.raises(UsageError, match=f"{words[0]} applies to a local model"):
             main(["bench", "--url", fake.url, *words, "--debug"])
     assert not fake.asked

@@ -51,7 +51,7 @@ def test_it_says_what_the_files_say(ostro: Ostro, tmp_path: Path) -> None:
     assert found["modules"] == 2 and len(found["generation"]) == 64
     assert found["norms"][NAMES[0]] == pytest.approx(float((2 * b @ a).norm()), rel=1e-4)
     shown = ostro("adapters", "check", folder)
-    assert shown.code == 0 and "made for org/tiny" in shown.out and found["generation"] in shown.out
+    assert shown.code == 0 and "base org/tiny" in shown.out and found["generation"] in shown.out
 
 
 def test_a_base_shows_effect(ostro: Ostro, tiny: str, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_base_shows_effect(ostro: Ostro, tiny: str, tmp_path: Path) -> None:
 def test_another_base_is_warned_of(ostro: Ostro, tiny: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "a", factors(), base_model_name_or_path="org/other")
     code, (found,) = checked(ostro, folder, "-m", tiny)
-    assert code == 0 and found["warnings"] == ["it was made for org/other, not for tiny"]
+    assert code == 0 and found["warnings"] == ["trained for org/other, not for tiny"]
 
 
 def test_what_the_base_does_not_have_is_named(ostro: Ostro, tiny: str, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_one_that_is_refused_leaves_the_others(ostro: Ostro, tmp_path: Path) -> 
     assert code == 1 and found[1]["error"] is None
     assert "rank" in found[0]["error"] and "no file or folder" in found[2]["error"]
     shown = ostro("adapters", "check", bad, good)
-    assert shown.code == 1 and f"{good}: fine" in shown.out and "Traceback" not in shown.err
+    assert shown.code == 1 and f"{good}: ok" in shown.out and "Traceback" not in shown.err
 
 
 def test_members_of_an_x_lora_are_counted(ostro: Ostro, tiny: str, tmp_path: Path) -> None:

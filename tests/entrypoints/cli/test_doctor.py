@@ -34,7 +34,7 @@ def test_this_machine_is_described(ostro) -> None:
 
 def test_people_get_a_table(ostro) -> None:
     ran = ostro("doctor")
-    assert ran.code == 0 and "what would help" in ran.out and version("torch") in ran.out
+    assert ran.code == 0 and "advice" in ran.out and version("torch") in ran.out
 
 
 def test_a_missing_compiler_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_a_missing_package_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(doctor, "version", absent)
     found = findings(ostro)
-    assert found["triton"]["advice"] == "GPU kernels need it"
+    assert found["triton"]["advice"] == "required for GPU kernels"
     assert found["safetensors"]["advice"] == "pip install safetensors"
     assert not found["torch"]["advice"]
 
@@ -59,7 +59,7 @@ def test_a_missing_package_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_torch_that_does_not_import_is_a_finding(ostro, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     found = findings(ostro)
-    assert "does not import" in found["torch itself"]["finding"]
+    assert "failed" in found["torch import"]["finding"]
     assert "plugins" in found and "python" in found
 
 

@@ -229,13 +229,13 @@ def test_what_does_not_fit_is_said(
     enough = told("100KB")
     assert enough["as stored"][0] == "does not fit"
     assert enough["q8_0"][:2] == ["128", "1"]
-    assert told("10KB")["q8_0"][0] == "no room for a stream"
+    assert told("10KB")["q8_0"][0] == "no memory for a sequence"
 
 
 def test_people_get_tables(ostro: Any, models: dict[str, str]) -> None:
     ran = ostro("fit", "-m", models["llama"], "--dtype", "float32", "--kv-dtype", "int8")
     assert ran.code == 0
-    for said in ("read at", "as stored", "K/V int8: ", "K/V int8 by context and streams"):
+    for said in ("bandwidth", "as stored", "KV cache int8: ", "KV cache in int8 by context"):
         assert said in ran.out
 
 
@@ -257,8 +257,8 @@ def test_bandwidth_is_that_of_memory() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--quant", "6GB"), "--quant 6GB takes what it says"),
-        (("--placement", "auto"), "weighed on one device"),
+        (("--quant", "6GB"), "--quant 6GB is a memory budget"),
+        (("--placement", "auto"), "for one device"),
         (("--quant", "q9"), "q9"),
         (("--kv-dtype", "int9"), "int9"),
     ],

@@ -76,7 +76,7 @@ def test_what_nobody_claims_is_described_all_the_same(ostro, tiny: str, tmp_path
     change_config(folder, architectures=["NobodyForCausalLM"], list=list(range(100)))
     ran = ostro("inspect", str(folder))
     assert ran.code == 0
-    assert ran.out.startswith("strange: no plugin claims it")
+    assert ran.out.startswith("strange: no plugin supports it")
     assert "model.layers.1.mlp.down_proj.weight" in ran.out
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,14 @@ def test_every_command_has_help(ostro, name: str) -> None:
     assert ran.code == 0 and f"usage: ostro {name}" in ran.out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_help(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    import_module(f"ostro.entrypoints.cli.{name}").add_arguments(parser)
+    for action in parser._actions:
+        assert action.help and "%(" not in action.help, action.option_strings or action.dest
+
+
 def test_the_version_is_said(ostro) -> None:
     assert ostro("--version").out == f"ostro {__version__}\n"
 
@@ -128,5 +138,5 @@ def test_a_plugin_adds_a_command(ostro, wheel: Path) -> None:
 def test_a_broken_command_of_a_plugin_is_named(ostro, wheel: Path) -> None:
     wheel.write_text(wheel.read_text().replace('parser.add_argument("who")', "parser.sing()"))
     ran = ostro("greet", "world")
-    assert ran.code == 7 and "'greet' does not work" in ran.err and "AttributeError" in ran.err
+    assert ran.code == 7 and "'greet' failed to load" in ran.err and "AttributeError" in ran.err
     assert ostro("models").code == 0

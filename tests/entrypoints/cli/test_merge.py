@@ -272,7 +272,7 @@ def refused(ostro: Ostro, base: Path, adapter: str, tmp_path: Path) -> tuple[int
         ({"modules_to_save": ["lm_head"]}, "=0.5", "scale 1 alone"),
         ({"lora_bias": True}, "", "a bias (lora_bias) where the base has none"),
         ({"alora_invocation_tokens": [5, 6]}, "", "activated LoRA"),
-        ({}, "=inf", "write REF or REF=SCALE"),
+        ({}, "=inf", "expected REF or REF=SCALE"),
         ({}, "=1e39", "is no number; use smaller scales"),
     ],
 )

@@ -142,8 +142,8 @@ def test_what_a_plan_did_not_do_is_explained(ostro, tiny: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("a-model",), "a-model: say --explain"),
-        (("--explain", "one", "-m", "two"), "one and -m two: name one model"),
+        (("a-model",), "a-model: add --explain"),
+        (("--explain", "one", "-m", "two"), "got one and -m two"),
         (("--explain", "/nowhere/at/all"), "/nowhere/at/all"),
     ],
 )
