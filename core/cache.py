@@ -81,10 +81,6 @@ class CacheKind(ABC):
     def view(self, layer: int, batch: Ragged) -> Any:
         """What the `layer`-th layer of the group finds in `step.caches` for this batch."""
 
-    @abstractmethod
-    def fork(self, source: int, target: int) -> None:
-        """Copy a block's contents into another block, for a sequence that goes its own way."""
-
     @property
     def aligned(self) -> bool:
         """Whether a step must not run past the end of a block, but end there or inside it.
@@ -130,20 +126,6 @@ class CacheKind(ABC):
             if all(known[self.first(end * self.block) : end]):
                 return end
         return 0
-
-    def slice(self, rank: int, ranks: int) -> CacheSpec:
-        """The spec of one tensor-parallel rank: its share of the heads."""
-        spec = self.spec
-        heads = max(1, spec.heads // ranks)
-        return CacheSpec(
-            kind=spec.kind,
-            heads=heads,
-            key_dim=spec.key_dim,
-            value_dim=spec.value_dim,
-            window=spec.window,
-            state=spec.state,
-            length=spec.length,
-        )
 
 
 def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -41,7 +41,7 @@ class AxesRope(nn.Rope):
         super().__init__({}, sum(axes), SIDE, interleaved=True, sections=sections)
         self.widths = axes
 
-    def settle(self, context: int, device: torch.device) -> None:
+    def finalize(self, context: int, device: torch.device) -> None:
         """Make the table of `SIDE` places: a text's context says nothing of images."""
         waves = [THETA ** (-torch.arange(0, a, 2, dtype=torch.float64) / a) for a in self.widths]
         angles = torch.arange(SIDE, dtype=torch.float64)[:, None] * torch.cat(waves)

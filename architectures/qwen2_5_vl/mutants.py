@@ -34,7 +34,7 @@ def one_frequency(model: nn.Model) -> None:
     """The columns' pairs turn by the frequencies behind the rows'."""
 
     def spoil(rope: AxialRope) -> None:
-        nn.Rope.settle(rope, rope.context, rope.table.device)
+        nn.Rope.finalize(rope, rope.context, rope.table.device)
 
     each(model, AxialRope, spoil)
 
@@ -79,7 +79,7 @@ def sections(model: nn.Model) -> None:
     def spoil(rope: nn.Rope) -> None:
         if type(rope) is nn.Rope and rope.sections:
             rope.sections = rope.sections[1:] + rope.sections[:1]
-            rope.settle(rope.context, rope.table.device)
+            rope.finalize(rope.context, rope.table.device)
 
     each(model, nn.Rope, spoil)
 

@@ -30,7 +30,7 @@ class AxialRope(nn.Rope):
         rule = {"rope_theta": config.rope_parameters.get("rope_theta", 10000.0)}
         super().__init__(rule, config.head_dim, SIDE, sections=(half, half))
 
-    def settle(self, context: int, device: torch.device) -> None:
+    def finalize(self, context: int, device: torch.device) -> None:
         """Make the table, whatever the text's context is."""
         cos, sin = table(self.rule, self.head_dim // 2, self.context).chunk(2, -1)
         self.table = torch.cat((cos, cos, sin, sin), -1).to(device)

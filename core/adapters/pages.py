@@ -69,7 +69,7 @@ class Table:
         self.dirty: set[int] = set()
         self.heard = False  # since somebody last asked
         self.times = Op(lora.KERNELS)
-        self.times.settle(target)
+        self.times.select(target)
 
     # What a linear calls
 
@@ -276,7 +276,7 @@ class Table:
         if self.gains is None or self.lengths is None:
             self.gains = torch.zeros(self.slots, 5, self.n, device=self.device)
             self.lengths = torch.cat(
-                [storage.norms().to(self.device) for storage in self.module.held]
+                [storage.row_norms_sq().to(self.device) for storage in self.module.held]
             )
         self.gains[slot] = gains
 
@@ -291,7 +291,7 @@ class Table:
 def shape_of(module: Adaptable) -> tuple[Mapping[str, int], int, int, int]:
     """Its parts, experts, rows n and columns k."""
     if isinstance(module, Linear):
-        n, k = module.seen
+        n, k = module.weight_shape
         return module.parts if n == module.n_out else {"": n}, 1, n, k
     if isinstance(module, Stack):
         return module.parts, module.experts, module.n_out, module.n_in

@@ -155,8 +155,8 @@ def fitted(factors: LowRank, slot: Slot, name: str) -> LowRank:
     """The factors, if they fit the weight of a slot. Raises AdapterError."""
     module = slot.module
     (n, k), turned = slot.shape, False
-    if isinstance(module, Linear) and module.seen != (module.n_out, module.n_in):
-        (n, k), turned = module.seen, True
+    if isinstance(module, Linear) and module.weight_shape != (module.n_out, module.n_in):
+        (n, k), turned = module.weight_shape, True
     shapes = tuple(factors.a.shape), tuple(factors.b.shape)
     if shapes != ((factors.rank, k), (n, factors.rank)):
         raise AdapterError(

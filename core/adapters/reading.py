@@ -29,6 +29,7 @@ from ostro.core.errors import (
 from ostro.core.load.open import open_container
 from ostro.core.nn import Storage, Stored
 from ostro.core.nn.experts import Stack
+from ostro.core.ops import Target
 from ostro.core.paths import resolve_path
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Files, Settings, TensorInfo, resolve
@@ -165,7 +166,13 @@ class Shelf:
         )
         dense = resolve(self.plugins.get("quantizers", "dense").storage)
         storage: Storage = dense.read(stored)
-        storage.settle(self.settings.deterministic, rows=True, exact=self.settings.exact)
+        target = Target(
+            device=held.device,
+            dtype=held.dtype,
+            deterministic=self.settings.deterministic,
+            exact=self.settings.exact,
+        )
+        storage.finalize(target, embedding=True)
         return storage
 
 

@@ -70,7 +70,7 @@ class Sampler:
         self.counts: Tensor | None = None
         self.seen: Tensor | None = None
         self.draw, self.penalize = Op(sample.KERNELS), Op(penalize.KERNELS)
-        self.choices = [op.settle(target) for op in (self.draw, self.penalize)]
+        self.choices = [op.select(target) for op in (self.draw, self.penalize)]
 
     def place(self, sequence: Sequence) -> None:
         """Write the rules of a sequence that just got its row."""

@@ -57,7 +57,7 @@ class Borders:
         owner: Mapping[Module, Unit],
         target: Target,
     ) -> None:
-        """`owner` says whose each module is; `target` is what the model was settled for."""
+        """`owner` says whose each module is; `target` is what its kernels were selected for."""
         self.home, self.owner, self.target = home, owner, target
         self.modules: dict[Unit, list[Module]] = {unit: [] for unit in units}
         for module, unit in owner.items():
@@ -165,7 +165,9 @@ class Borders:
         if (self.home if unit is None else unit.device) == device or holders(module.modules()):
             return module
         if (module, device) not in self.copies:
-            self.copies[module, device] = settle(unguarded(deepcopy(module)), self.target, device)
+            self.copies[module, device] = select_kernels(
+                unguarded(deepcopy(module)), self.target, device
+            )
         return self.copies[module, device]
 
 
@@ -201,12 +203,12 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def settle(module: Module, target: Target, device: torch.device) -> Module:
+def select_kernels(module: Module, target: Target, device: torch.device) -> Module:
     """Choose a module's kernels anew, for another device."""
     for inner in module.to(device).modules():
         for op in vars(inner).values():
             if isinstance(op, Op):
-                op.settle(replace(target, device=device))
+                op.select(replace(target, device=device))
     return module
 
 

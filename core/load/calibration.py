@@ -31,6 +31,7 @@ from ostro.core.load.weights import Reader, arrange, slots
 from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import Stack
 from ostro.core.nn.linear import Slot
+from ostro.core.ops import Target
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings
 
@@ -73,6 +74,7 @@ class Calibration:
 
     def __init__(self, loaded: LoadedModel, engine: Engine, plugins: PluginManager) -> None:
         self.loaded, self.engine = loaded, engine
+        self.target = Target(device=loaded.device, dtype=loaded.dtype, exact=True)
         self.reader = Reader(
             loaded.container,
             plugins,
@@ -156,7 +158,7 @@ class Calibration:
             if slot.kind == "storage":
                 module.fill(slot, reader.storage(slot, self.below[slot.name]))
         for user in (module, *self.heads(module)):
-            user.settle(exact=True)
+            user.finalize(self.target)
 
 
 class Heard:

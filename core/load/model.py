@@ -60,7 +60,7 @@ class Layer:
 
 @dataclass
 class LoadedModel:
-    """A model ready to run: filled, settled on its device, and with the facts the engine needs."""
+    """A model that is filled and finalized for its device, with the facts that the engine needs."""
 
     model: Model
     config: ModelConfig
@@ -174,12 +174,12 @@ def load_model(
     placement.move()
     cast_biases(model, dtype)
     target = target_of(loaded, settings)
-    settle(loaded, target, placement)
+    finalize(loaded, target, placement)
     loaded.explain += placement.mark(target)
     return loaded
 
 
-def target_of(loaded: LoadedModel, settings: Settings) -> Target:
+def target_of(loaded: LoadedModel | Outline, settings: Settings) -> Target:
     """What the choice of the kernels of a model depends on."""
     return Target(
         device=loaded.device,
@@ -236,7 +236,7 @@ def requantize(
     read_weights(loaded, plan, plugins, progress)
     loaded.placement.move()
     cast_biases(loaded.model, loaded.dtype)
-    settle(loaded, target_of(loaded, settings), loaded.placement)
+    finalize(loaded, target_of(loaded, settings), loaded.placement)
     loaded.identity = identity(loaded.container, loaded.dtype, settings)
 
 
@@ -398,8 +398,8 @@ def cast_biases(model: Model, dtype: torch.dtype) -> None:
             module.bias.data = module.bias.data.to(dtype)
 
 
-def settle(loaded: LoadedModel, target: Target, placement: Placement | None = None) -> None:
-    """Fix everything that depends on the device: packing, tables, kernels; say what was chosen."""
+def finalize(loaded: LoadedModel, target: Target, placement: Placement | None = None) -> None:
+    """Fix everything that depends on the device: packing, tables, kernels; note the choices."""
     placement = placement or Placement(loaded.model, target.device)
     reasons: dict[str, int] = {}
     loaded.layers = []
@@ -407,17 +407,17 @@ def settle(loaded: LoadedModel, target: Target, placement: Placement | None = No
         here = replace(target, device=placement.device(module))
         if isinstance(module, Linear | Embedding | Stack):
             with placement.lent(module):
-                reason = module.settle(target.deterministic, exact=target.exact)
+                reason = module.finalize(here)
             note(reasons, f"{type(module).__name__.lower()}: {reason}")
             formats = tuple(dict.fromkeys(storage.format for storage in module.held))
             loaded.layers.append(
                 Layer(path=path, formats=formats, nbytes=module.nbytes, kernel=reason)
             )
         elif isinstance(module, Rope):
-            module.settle(loaded.context, here.device)
+            module.finalize(loaded.context, here.device)
         for op in vars(module).values():
             if isinstance(op, Op):
-                note(reasons, describe(op.settle(here)))
+                note(reasons, describe(op.select(here)))
     loaded.explain += [f"{count} x {reason}" for reason, count in reasons.items()]
 
 

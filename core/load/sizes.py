@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ostro.core.load.model import DTYPES, Outline, quantization
+from ostro.core.load.model import DTYPES, Outline, quantization, target_of
 from ostro.core.load.quantize import FLOAT, Maker, Plan
 from ostro.core.load.weights import FLOATS, Reader, arrange, slots
 from ostro.core.nn import Embedding
@@ -32,7 +32,7 @@ that the checkpoint holds it in.
 
 
 class Sizes:
-    """Bytes that weights take in memory, by their format, once they are settled on a device.
+    """Bytes that weights take in memory, by their format, once they are finalized for a device.
 
     Floats are brought to formats as a sample of random rows: no weight is read. Of what has few
     bits already one weight of each kind and shape is.
@@ -68,10 +68,10 @@ class Sizes:
             if maker is None
             else maker.make(weight, self.found.dtype, None)
         )
-        return self.settled(made, shape[1])
+        return self.finalized(made, shape[1])
 
-    def settled(self, storage: Storage, rows: bool) -> Storage:
-        storage.settle(self.settings.deterministic, rows, exact=self.settings.exact)
+    def finalized(self, storage: Storage, embedding: bool) -> Storage:
+        storage.finalize(target_of(self.found, self.settings), embedding=embedding)
         return storage
 
     def of(self, parts: Sequence[Slot], plan: Plan | None) -> int:
@@ -106,7 +106,7 @@ class Sizes:
         kind = slot.shape, *sorted(facts)
         if kind not in self.packed:
             storage = self.reader.storage(slot, self.below[slot.name])
-            self.packed[kind] = self.settled(storage, isinstance(slot.module, Embedding)).nbytes
+            self.packed[kind] = self.finalized(storage, isinstance(slot.module, Embedding)).nbytes
         return self.packed[kind]
 
 

@@ -4,6 +4,7 @@ from torch.nn import Module, ModuleList, Parameter
 
 from ostro.core.nn.attention import Attention, EncoderAttention, Remembers
 from ostro.core.nn.cross import CrossAttention
+from ostro.core.nn.dequantized import Dequantized
 from ostro.core.nn.embedding import Embedding, Head
 from ostro.core.nn.experts import Experts, Router
 from ostro.core.nn.filters import Filters
@@ -20,6 +21,7 @@ __all__ = [
     "Attention",
     "CrossAttention",
     "Delta",
+    "Dequantized",
     "Embedding",
     "EncoderAttention",
     "Experts",

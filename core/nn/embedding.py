@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 from torch.nn import Module
 
 from ostro.core.nn.linear import Delta, Linear, Slot
 from ostro.core.nn.storage import Storage
+from ostro.core.ops import Target
 from ostro.core.step import Step
 
 
@@ -35,9 +37,9 @@ class Embedding(Module):
     def fill(self, slot: Slot, value: Storage) -> None:
         self.storage = value
 
-    def settle(self, deterministic: bool = False, *, exact: bool = False) -> str:
+    def finalize(self, target: Target) -> str:
         assert self.storage is not None, f"{self = } is not loaded"
-        return self.storage.settle(deterministic, rows=True, exact=exact)
+        return self.storage.finalize(target, embedding=True)
 
     @property
     def held(self) -> list[Storage]:
@@ -69,12 +71,14 @@ class Head(Linear):
     def slots(self, path: str) -> Iterator[Slot]:
         return iter(()) if self.tied else super().slots(path)
 
-    def settle(self, deterministic: bool = False, *, exact: bool = False) -> str:
+    def finalize(self, target: Target) -> str:
         for embedding in self.tied:
             assert embedding.storage is not None, f"{embedding = } is not loaded"
             self.fused = embedding.storage
-            return f"the embedding's: {self.fused.settle(deterministic, rows=True, exact=exact)}"
-        return super().settle(deterministic, exact=exact)
+            # the embedding may be on another device than the head
+            there = replace(target, device=self.fused.device)
+            return f"the embedding's: {self.fused.finalize(there, embedding=True)}"
+        return super().finalize(target)
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ from ostro.core.errors import CheckpointError
 from ostro.core.nn.linear import Delta, Linear, Slot
 from ostro.core.nn.mlp import activation
 from ostro.core.nn.storage import Storage
-from ostro.core.ops import Op, act_mul, route
+from ostro.core.ops import Op, Target, act_mul, route
 from ostro.core.ops.route import Rule
 from ostro.core.step import Step
 
@@ -77,8 +77,8 @@ class Stack(Module):
         assert slot.expert is not None, f"{slot = } names no expert"
         self.read[slot.expert, slot.part] = value
 
-    def settle(self, deterministic: bool = False, *, exact: bool = False) -> str:
-        """Stack the experts, their parts fused where formats agree; say what was chosen."""
+    def finalize(self, target: Target) -> str:
+        """Stack the experts, their parts fused where formats agree; describe the choice."""
         rows = [self.take(expert) for expert in range(self.experts)]
         formats = sorted({" and ".join(storage.format for storage in row) for row in rows})
         columns = zip(*rows, strict=True) if len(formats) == 1 else ()
@@ -91,7 +91,7 @@ class Stack(Module):
         if self.biases:
             both = torch.cat(list(self.biases.values()), -1)
             self.bias = both.to(self.storages[0].device, self.storages[0].dtype)
-        reasons = [storage.settle(deterministic, exact=exact) for storage in self.storages]
+        reasons = [storage.finalize(target) for storage in self.storages]
         return "; ".join(dict.fromkeys(reasons))
 
     def take(self, expert: int) -> list[Any]:

@@ -16,6 +16,7 @@ from torch.nn import Module, Parameter
 
 from ostro.core.errors import CheckpointError
 from ostro.core.nn.storage import Storage
+from ostro.core.ops import Target
 from ostro.core.step import Step
 
 Shard = Literal["colwise", "rowwise"] | None
@@ -112,9 +113,9 @@ class Linear(Module):
         return y
 
     @property
-    def seen(self) -> tuple[int, int]:
-        """Rows n and columns k of its weight as its deltas see it; another where the weight is
-        stored the other way round.
+    def weight_shape(self) -> tuple[int, int]:
+        """Rows n and columns k of the weight that deltas apply to. A subclass overrides it where
+        the checkpoint stores the weight transposed.
         """
         return self.n_out, self.n_in
 
@@ -149,8 +150,8 @@ class Linear(Module):
         elif self.bias is not None:
             self.bias.data[self.span(slot.part)] = value
 
-    def settle(self, deterministic: bool = False, *, exact: bool = False) -> str:
-        """Fuse the parts where their formats agree, repack, and say what was chosen."""
+    def finalize(self, target: Target) -> str:
+        """Fuse the parts where their formats agree, repack them, and describe the choice."""
         if missing := [part for part in self.parts if part not in self.storages]:
             raise CheckpointError(f"no weight was read for {', '.join(missing) or 'a linear'}")
         storages = [self.storages[part] for part in self.parts]
@@ -158,8 +159,8 @@ class Linear(Module):
         if self.fused is not None:
             if len(storages) > 1:
                 self.storages = {}
-            return self.fused.settle(deterministic, exact=exact)
-        reasons = [storage.settle(deterministic, exact=exact) for storage in storages]
+            return self.fused.finalize(target)
+        reasons = [storage.finalize(target) for storage in storages]
         return "; ".join(dict.fromkeys(reasons))
 
     @property

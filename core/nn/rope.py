@@ -17,7 +17,7 @@ class Rope(Module):
     """Rotary position embedding (Su et al. 2021) by a config's `rule`.
 
     rule: transformers' `rope_parameters` ("rope_theta", "rope_type", and what the rule asks
-    for). The table has one row per position up to the context in force, which `settle` fixes.
+    for). The table has one row per position up to the context in force, which `finalize` fixes.
     Where a token has several positions (multimodal rope), `sections` say how many pairs turn by
     each: one section after the other (Wang et al. 2024, Qwen2-VL), or `woven`, pair by pair in
     turn, the first position taking over from those whose section is used up (Qwen3-VL).
@@ -45,7 +45,7 @@ class Rope(Module):
         self.register_buffer("axes", torch.empty(0), persistent=False)
         self.context = context
 
-    def settle(self, context: int, device: torch.device) -> None:
+    def finalize(self, context: int, device: torch.device) -> None:
         """Make the table for `context` positions."""
         self.context = context
         self.table = table(self.rule, self.head_dim, context).to(device)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError
+from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.ops import Target
 from ostro.core.records import TensorInfo
 
 ROWS = 1024  # rows dequantized at a time by the defaults: a few MB, which stay in the cache
@@ -116,12 +117,8 @@ class Storage(ABC):
             out[mine] = x[mine] @ self.dequantize(expert * n, (expert + 1) * n).t()
         return out
 
-    def slice(self, axis: int, start: int, stop: int) -> Storage:
-        """A tensor-parallel share: rows (axis 0) or columns (axis 1) start..stop."""
-        raise NotImplementedError(f"{self.format} weights cannot be sliced along axis {axis}")
-
-    def norms(self) -> Tensor:
-        """Squared norm of every row, [n] float32, as DoRA asks for it."""
+    def row_norms_sq(self) -> Tensor:
+        """The squared L2 norm of every row, [n] float32; DoRA adapters need it."""
         n = self.shape[-2]
         blocks = [
             self.dequantize(i, min(i + ROWS, n)).float().square().sum(-1) for i in range(0, n, ROWS)
@@ -145,12 +142,16 @@ class Storage(ABC):
         """One storage [experts, n, k] of single experts' storages, or None."""
         return None
 
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        """Repack for the device, after fusing; returns the kernel's name and why.
+    def finalize(self, target: Target, *, embedding: bool = False) -> str:
+        """Repack for the device and choose kernels, once, after fusing; may be called again.
 
-        `rows` says that `rows` will be asked for as well as `matmul` (an embedding); `exact` that
-        no kernel may round what it multiplies.
+        `target` names the device and dtype of this storage. `embedding` is set where `rows` is
+        called as well as `matmul`. Returns the name of the kernel and the reason for the choice.
+        Raises Unsupported where the target is deterministic: the defaults are not.
         """
-        return "dequantize in blocks of rows, then multiply"
+        if target.deterministic:
+            raise Unsupported(
+                f"{self.format} weights have no kernel that is reproducible row by row; leave "
+                "--deterministic out"
+            )
+        return f"{self.format}: dequantized in blocks of rows"

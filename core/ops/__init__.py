@@ -3,7 +3,7 @@
 One folder per op. Its `__init__.py` documents shapes and units in the wrapper's docstring and
 lists its `KERNELS`; `naive.py`, `triton.py` and `native.py` (over `native.cpp`; `cpu.py` where
 stock operations are fast) hold functions of that same signature.
-A module holds an `Op`, which `choose` settles once, at load; a call only calls.
+A module holds an `Op`, which selects its kernel once, at load; a call only calls it.
 """
 
 from ostro.core.ops.choose import Choice, Fused, Kernel, Op, Target

@@ -14,10 +14,12 @@ from ostro.core.records import Import, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One way to run an op. `fits(facts)` looks at shapes known at load ("head_dim": 128...);
-    `rounds` says that it rounds what it is given, which an exact target refuses. `lays` is a type:
-    whoever holds planes makes one of them, once, and calls the kernel with that instead; it has
-    their `shape`, `nbytes`, `take(ids)` for rows of all experts end to end, and `planes()`.
+    """One implementation of an op.
+
+    `fits(facts)` checks shapes known at load ("head_dim": 128...). `quantizes_activations` marks a
+    kernel that rounds its inputs to low-bit integers, which an exact target refuses. `layout` is a
+    type that repacks a weight for the kernel: a storage makes one, once, and passes it to the
+    kernel in the weight's place.
     """
 
     name: str
@@ -25,8 +27,8 @@ class Kernel:
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[torch.dtype, ...] | None = None
     deterministic: bool = False
-    rounds: bool = False
-    lays: Import | None = None
+    quantizes_activations: bool = False
+    layout: Import | None = None
     fits: Callable[[Mapping[str, Any]], bool] | None = None
 
 
@@ -52,9 +54,9 @@ class Target:
 
 
 class Op:
-    """An operation of a module: its naive twin until `settle` puts a faster kernel in its place.
+    """An operation of a module: its naive kernel until `select` chooses another.
 
-    `kernels` come in order of preference, the naive twin last. `facts` are shapes known when the
+    `kernels` come in order of preference, the naive kernel last. `facts` are shapes known when the
     module is built, which a kernel's `fits` may ask for.
     """
 
@@ -70,7 +72,7 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.kernel(*args, **kwargs)
 
-    def settle(self, target: Target) -> Choice:
+    def select(self, target: Target) -> Choice:
         """Choose the first kernel that fits the target and call it from now on."""
         refused = []
         for kernel in [k for k in self.kernels if target.device.type in k.devices]:
@@ -99,11 +101,11 @@ class Fused(Op):
 
     on = False
 
-    def settle(self, target: Target) -> Choice:
+    def select(self, target: Target) -> Choice:
         fused = Op.__new__(Op)
         fused.kernels, fused.facts = self.kernels[:-1], self.facts
         try:
-            choice = fused.settle(target)
+            choice = fused.select(target)
         except Unsupported as error:
             self.on = False
             plain = Kernel(name="plain composition", call=self.kernels[-1].call)
@@ -122,8 +124,8 @@ def refusal(kernel: Kernel, target: Target, facts: Mapping[str, Any]) -> str | N
         return f"not for {target.dtype}"
     if target.deterministic and not kernel.deterministic:
         return "not reproducible row by row"
-    if target.exact and kernel.rounds:
-        return "rounds activations to 8 bits"
+    if target.exact and kernel.quantizes_activations:
+        return "quantizes activations to 8 bits"
     if kernel.fits is not None and not kernel.fits({**facts, **target.facts}):
         return "shape does not fit"
     return None

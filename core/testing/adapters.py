@@ -27,7 +27,7 @@ from ostro.core.plugins import PluginManager
 from ostro.core.records import resolve
 from ostro.core.testing.checks import answers, check
 from ostro.core.testing.decoder import ragged
-from ostro.core.testing.formats import densify, some, wide
+from ostro.core.testing.formats import densify, some, target_of, wide
 from ostro.core.testing.golden import Golden
 from ostro.core.testing.parity import BAR, RED, Subject, decodes, deviation, greedy
 
@@ -176,7 +176,7 @@ def merge(
             for e, each in enumerate(split(whole, parts))
         ]
         storage = floats(torch.stack(made) if isinstance(module, Stack) else made[0])
-        storage.settle(rows=isinstance(module, Embedding))
+        storage.finalize(target_of(storage), embedding=isinstance(module, Embedding))
         if isinstance(module, Stack):
             module.storages = [storage]
         elif isinstance(module, Embedding):

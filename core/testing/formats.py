@@ -14,6 +14,7 @@ from ostro.core.load.model import LoadedModel
 from ostro.core.load.quantize import makers
 from ostro.core.nn import Embedding, Linear, Router, Storage
 from ostro.core.nn.experts import Stack
+from ostro.core.ops import Target
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Architecture, resolve
 from ostro.core.testing.checks import answers, check
@@ -130,7 +131,7 @@ def densify(model: Module, plugins: PluginManager) -> None:
     def dense(storage: Storage) -> Storage:
         if id(storage) not in made:
             plain = floats(storage.dequantize().reshape(storage.shape).clone())
-            plain.settle()
+            plain.finalize(target_of(plain))
             made[id(storage)] = plain
         return made[id(storage)]
 
@@ -142,6 +143,13 @@ def densify(model: Module, plugins: PluginManager) -> None:
             module.storage = dense(module.storage)
         elif isinstance(module, Stack):
             module.storages = [dense(storage) for storage in module.storages]
+
+
+def target_of(storage: Storage, *, deterministic: bool = False, exact: bool = False) -> Target:
+    """What to finalize a storage for, on the device and in the dtype that it has."""
+    return Target(
+        device=storage.device, dtype=storage.dtype, deterministic=deterministic, exact=exact
+    )
 
 
 def falls_with_bits(errors: Sequence[tuple[float, float]]) -> bool:

@@ -71,7 +71,7 @@ def each(model: Model, kind: type[M], change: Callable[[M], object]) -> None:
 
 def retable(rope: Rope, **parameters: Any) -> None:
     rope.rule.update(parameters)
-    rope.settle(rope.context, rope.table.device)
+    rope.finalize(rope.context, rope.table.device)
 
 
 def rope_theta(model: Model) -> None:

@@ -38,6 +38,11 @@ def pack(codes: Tensor) -> Tensor:
 
 def dequantize(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
     """-> float32 [n, k]; AutoAWQ computes in halves, and rounds on the way."""
-    codes = unpack(qweight).t().float().unflatten(-1, (len(scales), -1))
-    zeros = unpack(qzeros).t()[..., None]
-    return ((codes - zeros) * scales.t()[..., None].float()).flatten(-2)
+    codes, zeros = unpack(qweight).t(), unpack(qzeros).t()
+    return dequantize_rows(slice(None), codes, scales.t(), zeros)
+
+
+def dequantize_rows(rows: slice, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """codes uint8 [n, k], scales floats and zeros uint8 [n, groups] -> float32 [rows, k]."""
+    code = codes[rows].float().unflatten(-1, (scales.shape[-1], -1))
+    return ((code - zeros[rows, :, None]) * scales[rows, :, None].float()).flatten(-2)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro import Storage, Stored, errors
+from ostro import Storage, Stored
+from ostro.core.nn import Dequantized
 from ostro.quant.awq import naive
-from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
+from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
-CELL = 32
 NAMES = ("qweight", "qzeros", "scales")
 AGAIN = "the file and its config do not agree, download the model or quantize it again"
 
@@ -28,49 +28,20 @@ class Awq(Packed):
         codes, zeros = naive.unpack(qweight).t(), naive.unpack(qzeros).t()
         scales = scales.t().contiguous()
         if codes.shape[-1] % CELL:
-            return Ragged(codes, scales, zeros, stored.dtype)
+            return Dequantized(
+                stored,
+                "AWQ4",
+                tuple(codes.shape),
+                {"codes": codes, "scales": scales, "zeros": zeros},
+                naive.dequantize_rows,
+                f"{codes.shape[-1]} columns are no multiple of {CELL}",
+            )
         planes = Planes(codes=pack_codes(codes, 4), scale=scales, zero=zeros.contiguous())
         return cls("AWQ4", planes, stored.dtype)
 
     def save(self) -> dict[str, Tensor]:
         assert isinstance(self.planes.zero, Tensor), "AWQ has a zero for each group"
         return tensors(unpack_codes(self.planes.codes), self.planes.scale, self.planes.zero)
-
-
-class Ragged(Storage):
-    """A weight [n, k] of a k that is no multiple of 32; dequantized in blocks of rows.
-
-    codes uint8 [n, k], scales floats and zeros uint8 [n, groups].
-    """
-
-    format = "AWQ4"
-
-    def __init__(self, codes: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> None:
-        self.codes, self.scales, self.zeros = codes, scales, zeros
-        self.shape, self.dtype, self.device = tuple(codes.shape), dtype, codes.device
-
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        codes = self.codes[start:stop].float().unflatten(-1, (self.scales.shape[-1], -1))
-        zeros, scales = self.zeros[start:stop, :, None], self.scales[start:stop, :, None]
-        return ((codes - zeros) * scales.float()).flatten(-2).to(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
-
-    def save(self) -> dict[str, Tensor]:
-        return tensors(self.codes, self.scales, self.zeros)
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        if deterministic:
-            raise errors.Unsupported(
-                f"{self.format} rows of {self.shape[-1]} weights have no kernel that is "
-                "reproducible row by row; leave --deterministic out"
-            )
-        why = f"rows of {self.shape[-1]} are no cells of {CELL}"
-        return f"{self.format}: dequantized in blocks of rows ({why})"
 
 
 def tensors(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:

@@ -1,21 +1,22 @@
-"""Bits4: an NF4 or FP4 weight in planes; Ragged: one whose rows planes do not hold."""
+"""Bits4: an NF4 or FP4 weight in planes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, gcd, prod
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ostro import Storage, Stored, errors
+from ostro import Storage, Stored
+from ostro.core.nn import Dequantized
 from ostro.quant.bnb import STATE, naive
-from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
+from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
-CELL = 32
 KINDS = ("nf4", "fp4")
 AGAIN = "the file is damaged, download or convert it again"
 
@@ -49,7 +50,14 @@ class Bits4(Packed):
         n, k = stored.shape
         beside = {name: t for name, t in stored.tensors.items() if name != "weight"}
         if k % CELL:
-            return Ragged(held, stored.tensors["weight"], (n, k), beside, stored.dtype)
+            return Dequantized(
+                stored,
+                held.kind.upper(),
+                (n, k),
+                {"packed": held.packed, "quant_map": held.quant_map, "absmax": held.absmax},
+                partial(naive.dequantize_rows, shape=(n, k), block=held.block),
+                f"{k} columns are no multiple of {CELL}",
+            )
         codes = naive.unpack(held.packed, 0, n * k).view(n, k)
         first = torch.arange(0, n * k, gcd(k, held.block), device=held.absmax.device)
         planes = Planes(
@@ -82,47 +90,6 @@ class Bits4(Packed):
             "weight.quant_map": self.planes.table,
             f"{STATE}{kind}": torch.tensor(list(text.encode()), dtype=torch.uint8),
         }
-
-
-class Ragged(Storage):
-    """A weight [n, k] of a k that is no multiple of 32; dequantized in blocks of rows."""
-
-    def __init__(
-        self,
-        held: Held,
-        weight: Tensor,
-        shape: tuple[int, int],
-        beside: Mapping[str, Tensor],
-        dtype: torch.dtype,
-    ) -> None:
-        self.held, self.weight, self.beside = held, weight, beside
-        self.format, self.shape = held.kind.upper(), shape
-        self.dtype, self.device = dtype, held.packed.device
-
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        (n, k), held = self.shape, self.held
-        first, last, _ = slice(start, stop).indices(n)
-        parts = (held.packed, held.quant_map, held.absmax, held.block)
-        flat = naive.dequantize(*parts, first * k, max(first, last) * k)
-        return flat.view(-1, k).to(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.held.packed.nbytes + self.held.absmax.nbytes
-
-    def save(self) -> dict[str, Tensor]:
-        return {"weight": self.weight, **self.beside}
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        if deterministic:
-            raise errors.Unsupported(
-                f"{self.format} rows of {self.shape[-1]} weights have no kernel that is "
-                "reproducible row by row; leave --deterministic out"
-            )
-        why = f"rows of {self.shape[-1]} are no cells of {CELL}"
-        return f"{self.format}: dequantized in blocks of rows ({why})"
 
 
 def held_of(stored: Stored) -> Held:

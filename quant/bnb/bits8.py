@@ -1,4 +1,4 @@
-"""Bits8: an LLM.int8() weight in planes; Ragged: one whose rows planes do not hold."""
+"""Bits8: an LLM.int8() weight in planes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ostro import Storage, Stored, errors
+from ostro import Storage, Stored
+from ostro.core.nn import Dequantized
 from ostro.quant.bnb import FORMAT, naive
-from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
+from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
-CELL = 32
 MIDDLE = 128
 """Added to integers of eight bits, so that they are codes."""
 
@@ -49,7 +49,14 @@ class Bits8(Packed):
                 FORMAT,
             )
         if k % CELL:
-            return Ragged(q, dict(stored.tensors), scb, stored.dtype)
+            return Dequantized(
+                stored,
+                "INT8",
+                (n, k),
+                {"q": q, "scb": scb},
+                lambda rows, q, scb: naive.dequantize_int8(q[rows], scb[rows]),
+                f"{k} columns are no multiple of {CELL}",
+            )
         codes = pack_codes(q.contiguous().view(torch.uint8) ^ MIDDLE, 8)
         scale = (scb * naive.STEP)[:, None]
         made = cls("INT8", Planes(codes=codes, scale=scale, zero=MIDDLE), stored.dtype)
@@ -65,33 +72,3 @@ class Bits8(Packed):
         weight = (unpack_codes(self.planes.codes) ^ MIDDLE).view(torch.int8)
         scb = self.planes.scale[..., 0] / naive.STEP
         return {"weight": weight, **(self.beside or {"SCB": scb})}
-
-
-class Ragged(Storage):
-    """A weight [n, k] of a k that is no multiple of 32; dequantized in blocks of rows."""
-
-    format = "INT8"
-
-    def __init__(self, q: Tensor, held: dict[str, Tensor], scb: Tensor, dtype: torch.dtype) -> None:
-        self.q, self.held, self.scb = q, held, scb
-        self.shape, self.dtype, self.device = tuple(q.shape), dtype, q.device
-
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        return naive.dequantize_int8(self.q[start:stop], self.scb[start:stop]).to(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.q.nbytes + self.scb.nbytes
-
-    def save(self) -> dict[str, Tensor]:
-        return self.held
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        if deterministic:
-            raise errors.Unsupported(
-                f"INT8 rows of {self.shape[-1]} weights have no kernel that is reproducible row by "
-                "row; leave --deterministic out"
-            )
-        return f"INT8: dequantized in blocks of rows (rows of {self.shape[-1]} are no whole cells)"

@@ -49,6 +49,22 @@ def dequantize(
     return quant_map[unpack(packed, start, stop).int()] * absmax[each]
 
 
+def dequantize_rows(
+    rows: slice,
+    packed: Tensor,
+    quant_map: Tensor,
+    absmax: Tensor,
+    *,
+    shape: tuple[int, int],
+    block: int,
+) -> Tensor:
+    """Rows of the weight of that shape, float32 [rows, k]."""
+    n, k = shape
+    first, last, _ = rows.indices(n)
+    flat = dequantize(packed, quant_map, absmax, block, first * k, max(first, last) * k)
+    return flat.view(-1, k)
+
+
 def dequantize_int8(q: Tensor, scb: Tensor) -> Tensor:
     """q int8 [n, k], SCB float32 [n] -> float32 [n, k]."""
     return q.float() * scb[:, None] * STEP

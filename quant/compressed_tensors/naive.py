@@ -103,3 +103,17 @@ def dequantize(
     value = value - (zero.float()[..., None] if isinstance(zero, Tensor) else zero)
     times = scale.float() if d is None else scale.float() * d
     return (value * times[..., None]).flatten(-2)
+
+
+def dequantize_rows(
+    rows: slice,
+    codes: Tensor,
+    scale: Tensor,
+    zero: float | Tensor = 0,
+    table: Tensor | None = None,
+    d: Tensor | None = None,
+) -> Tensor:
+    """As `dequantize`, some rows alone: float32 [rows, k]."""
+    zero = zero[rows] if isinstance(zero, Tensor) else zero
+    d = None if d is None else d[rows]
+    return dequantize(codes[rows], scale[rows], zero, table, d)

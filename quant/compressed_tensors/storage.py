@@ -1,19 +1,20 @@
-"""Compressed: a weight of compressed-tensors in planes; Ragged: one whose rows do not fit them."""
+"""Compressed: a weight of compressed-tensors in planes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from ostro import Storage, Stored, errors
+from ostro.core.nn import Dequantized
+from ostro.core.ops import Target
 from ostro.quant.compressed_tensors import checkpoint, naive
 from ostro.quant.compressed_tensors.checkpoint import INDEX, SCALE, SHAPE, UNUSED, ZERO, Weight
-from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
-
-CELL = 32
+from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
 
 class Compressed(Packed):
@@ -39,7 +40,7 @@ class Compressed(Packed):
         weight = checkpoint.read(stored)
         beside = {s: t for s, t in stored.tensors.items() if s not in ("weight", "weight_packed")}
         if weight.codes.shape[-1] % CELL:
-            return Ragged(weight, beside, stored.dtype)
+            return dequantized(stored, weight)
         order = None if weight.groups is None else weight.groups.argsort(stable=True)
         if order is not None and bool((order.diff() == 1).all()):
             order = None
@@ -85,56 +86,25 @@ class Compressed(Packed):
             found[INDEX] = self.groups
         return found
 
-    def slice(self, axis: int, start: int, stop: int) -> Self:
-        made = super().slice(axis, start, stop)
-        if axis == len(self.shape) - 1:
-            made.groups = None
-        return made
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        said = super().settle(deterministic, rows, exact=exact)
+    def finalize(self, target: Target, *, embedding: bool = False) -> str:
+        said = super().finalize(target, embedding=embedding)
         unused = " and ".join(sorted(UNUSED & self.beside.keys()))
         return f"{said}; {unused} unused: x stays as it is" if unused else said
 
 
-class Ragged(Storage):
-    """A weight [n, k] of a k that is no multiple of 32; dequantized in blocks of rows."""
-
-    def __init__(self, weight: Weight, beside: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        if weight.groups is not None:
-            column = weight.groups.long()
-            zero = weight.zero[:, column] if isinstance(weight.zero, Tensor) else weight.zero
-            weight = weight._replace(scale=weight.scale[:, column], zero=zero)
-        self.weight, self.beside, self.format = weight, beside, weight.format
-        self.shape, self.dtype = tuple(weight.codes.shape), dtype
-        self.device = weight.codes.device
-
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        weight, some = self.weight, slice(start, stop)
-        zero = weight.zero[some] if isinstance(weight.zero, Tensor) else weight.zero
-        d = None if weight.d is None else weight.d[some]
-        made = naive.dequantize(weight.codes[some], weight.scale[some], zero, weight.table, d)
-        return made.to(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.weight if isinstance(part, Tensor))
-
-    def save(self) -> dict[str, Tensor]:
-        return {**main(self.weight.kind, self.weight.codes, self.weight.bits), **self.beside}
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        if deterministic:
-            raise errors.Unsupported(
-                f"{self.format} rows of {self.shape[-1]} weights have no kernel that is "
-                "reproducible row by row; leave --deterministic out"
-            )
-        why = f"rows of {self.shape[-1]} are no cells of {CELL}"
-        return f"{self.format}: dequantized in blocks of rows ({why})"
+def dequantized(stored: Stored, weight: Weight) -> Dequantized:
+    """A weight that does not fit planes."""
+    if weight.groups is not None:
+        column = weight.groups.long()
+        zero = weight.zero[:, column] if isinstance(weight.zero, Tensor) else weight.zero
+        weight = weight._replace(scale=weight.scale[:, column], zero=zero, groups=None)
+    parts = weight._asdict()
+    tensors = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+    constant = 0 if isinstance(weight.zero, Tensor) else weight.zero
+    rows_of = partial(naive.dequantize_rows, zero=constant)
+    shape = tuple(weight.codes.shape)
+    reason = f"{shape[-1]} columns are no multiple of {CELL}"
+    return Dequantized(stored, weight.format, shape, tensors, rows_of, reason)
 
 
 def main(kind: str, codes: Tensor, bits: int) -> dict[str, Tensor]:

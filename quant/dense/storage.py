@@ -58,9 +58,6 @@ class Dense(Storage):
         """x [t, k], expert_of_row [t] int64, ascending -> [t, n]."""
         return self.times(x, self.weight, expert_of_row)
 
-    def slice(self, axis: int, start: int, stop: int) -> Dense:
-        return Dense(self.plain().narrow(axis, start, stop - start).contiguous())
-
     @property
     def nbytes(self) -> int:
         copies = 1 if self.table is None else 2
@@ -81,14 +78,11 @@ class Dense(Storage):
             return None
         return cls(torch.stack([s.plain() for s in storages]))
 
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
+    def finalize(self, target: Target, *, embedding: bool = False) -> str:
         if isinstance(self.times, Op):
-            target = Target(device=self.device, dtype=self.dtype, deterministic=deterministic)
-            choice = self.times.settle(target)
+            choice = self.times.select(target)
             return f"grouped by {choice.kernel.name} ({choice.reason})"
-        if deterministic:
+        if target.deterministic:
             self.times = matmul_fixed
             return f"each row alone in a tile of {TILE}"
         if self.device.type != "cpu":
@@ -97,7 +91,7 @@ class Dense(Storage):
             return "torch matmul"
         plain = self.plain()
         self.weight, self.times = cpu.pack(plain), cpu.matmul
-        if rows and self.weight.is_mkldnn:
+        if embedding and self.weight.is_mkldnn:
             self.table = plain  # rows cannot be read out of blocks
         return "oneDNN blocks" if self.weight.is_mkldnn else "plain rows, AMX"
 

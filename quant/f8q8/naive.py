@@ -7,6 +7,8 @@ Source: mistral.rs's UQFF format 5.
 
 from __future__ import annotations
 
+from math import ceil, prod
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,16 @@ def dequantize(blocks: Tensor) -> Tensor:
     """blocks uint8 [..., 33] -> float32 [..., 32]."""
     q, scale = split(blocks)
     return q.float() * scale[..., None]
+
+
+def dequantize_rows(rows: slice, blocks: Tensor, *, shape: tuple[int, ...]) -> Tensor:
+    """Rows of a weight of that shape, whose blocks may run over the ends of rows: float32."""
+    first, last, _ = rows.indices(prod(shape[:-1]))
+    k = shape[-1]
+    front, end = first * k, max(first, last) * k
+    block = front // BLOCK
+    some = dequantize(blocks[block : ceil(end / BLOCK)]).flatten()
+    return some[front - block * BLOCK :][: end - front].view(-1, k)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,16 @@
-"""F8Q8: a weight in planes; Ragged: one whose blocks run over the ends of its rows."""
+"""F8Q8: a weight in planes."""
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, prod
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from ostro import Storage, Stored, errors
+from ostro import Storage, Stored
+from ostro.core.nn import Dequantized
 from ostro.quant.f8q8 import naive
 from ostro.quant.f8q8.naive import BLOCK, NBYTES
 from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
@@ -33,7 +35,14 @@ class F8Q8(Packed):
         if not bool(naive.split(blocks)[1].isfinite().all()):
             raise stored.fault(f"holds scales that are no numbers; {AGAIN}", "weight")
         if shape[-1] % BLOCK:
-            return Ragged(blocks, shape, stored.dtype)
+            return Dequantized(
+                stored,
+                "F8Q8",
+                shape,
+                {"blocks": blocks},
+                partial(naive.dequantize_rows, shape=shape),
+                f"{shape[-1]} columns are no multiple of {BLOCK}",
+            )
         q, scale = naive.split(blocks.view(*shape[:-1], -1, NBYTES))
         return cls.of_integers(q, scale, stored.dtype)
 
@@ -54,41 +63,6 @@ class F8Q8(Packed):
         codes = unpack_codes(self.planes.codes) ^ MIDDLE
         q = codes.view(torch.int8).unflatten(-1, (-1, BLOCK))
         return tensors(naive.join(q, self.planes.scale), self.shape)
-
-
-class Ragged(Storage):
-    """A weight [n, k] of a k that is no multiple of 32, in the blocks that were read."""
-
-    format = "F8Q8"
-
-    def __init__(self, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.blocks, self.shape = blocks, shape
-        self.dtype, self.device = dtype, blocks.device
-
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        first, last, _ = slice(start, stop).indices(prod(self.shape[:-1]))
-        k = self.shape[-1]
-        front, end = first * k, max(first, last) * k
-        block = front // BLOCK
-        some = naive.dequantize(self.blocks[block : ceil(end / BLOCK)]).flatten()
-        return some[front - block * BLOCK :][: end - front].view(-1, k).to(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
-
-    def save(self) -> dict[str, Tensor]:
-        return tensors(self.blocks, self.shape)
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        if deterministic:
-            raise errors.Unsupported(
-                f"F8Q8 rows of {self.shape[-1]} weights have no kernel that is reproducible row by "
-                "row; leave --deterministic out"
-            )
-        return f"F8Q8: dequantized in blocks of rows (rows of {self.shape[-1]} are no whole blocks)"
 
 
 def tensors(blocks: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Fp8: a weight of floats of eight bits, in planes; Ragged: one whose rows planes do not hold."""
+"""Fp8: a weight of floats of eight bits, in planes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored, errors
+from ostro.core.nn import Dequantized
+from ostro.core.ops import Target
 from ostro.quant.fp8 import SCALES, UNUSED, UQFF, naive
-from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
+from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
-CELL = 32
 UQFF_FORMAT = 3
 """What a UQFF file calls this format."""
 
@@ -44,7 +45,14 @@ class Fp8(Packed):
             raise stored.fault(f"holds what is no number; {AGAIN}", "weight")
         beside = {name: t for name, t in stored.tensors.items() if name != "weight"}
         if q.shape[-1] % CELL:
-            return Ragged(format, q, scale, beside, stored.dtype)
+            return Dequantized(
+                stored,
+                format,
+                tuple(q.shape),
+                {"q": q, "scale": scale},
+                lambda rows, q, scale: naive.dequantize(q[rows], scale[rows]),
+                f"{q.shape[-1]} columns are no multiple of {CELL}",
+            )
         made = cls.of_numbers(format, q, scale, stored.dtype)
         made.beside, made.unused = beside, " and ".join(sorted(UNUSED & beside.keys()))
         return made
@@ -77,47 +85,9 @@ class Fp8(Packed):
         weight = unpack_codes(self.planes.codes).view(TYPES[self.format])
         return {"weight": weight, **(self.beside or {"weight_scale": self.planes.scale})}
 
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        said = super().settle(deterministic, rows, exact=exact)
+    def finalize(self, target: Target, *, embedding: bool = False) -> str:
+        said = super().finalize(target, embedding=embedding)
         return f"{said}; {self.unused} unused: x stays as it is" if self.unused else said
-
-
-class Ragged(Storage):
-    """A weight [n, k] of a k that is no multiple of 32; dequantized in blocks of rows."""
-
-    def __init__(
-        self,
-        format: str,
-        q: Tensor,
-        scale: Tensor,
-        beside: Mapping[str, Tensor],
-        dtype: torch.dtype,
-    ) -> None:
-        self.format, self.q, self.scale, self.beside = format, q, scale, beside
-        self.shape, self.dtype, self.device = tuple(q.shape), dtype, q.device
-
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        return naive.dequantize(self.q[start:stop], self.scale[start:stop]).to(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.q.nbytes + self.scale.nbytes
-
-    def save(self) -> dict[str, Tensor]:
-        return {"weight": self.q, **self.beside}
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        if deterministic:
-            raise errors.Unsupported(
-                f"{self.format} rows of {self.shape[-1]} weights have no kernel that is "
-                "reproducible row by row; leave --deterministic out"
-            )
-        why = f"rows of {self.shape[-1]} are no cells of {CELL}"
-        return f"{self.format}: dequantized in blocks of rows ({why})"
 
 
 def spread_of(stored: Stored) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored
-from ostro.core.errors import Unsupported
 from ostro.core.load.ggml import BY_NAME
 from ostro.quant.gguf.planes import FIELDS, pack, unpack
 from ostro.quant.gguf.quantize import quantize
@@ -77,18 +76,9 @@ class Blocks(Packed):
     def save(self) -> dict[str, Tensor]:
         return {"weight": self.raw()}
 
-    def slice(self, axis: int, start: int, stop: int) -> Self:
-        kind = BY_NAME[self.format]
-        columns = axis == len(self.shape) - 1
-        if columns and (start % kind.block or stop % kind.block):
-            raise Unsupported(
-                f"{self.format} weights share scales among {kind.block} columns and cannot be "
-                f"cut at {start}..{stop}; use another number of ranks"
-            )
-        made = super().slice(axis, start, stop)
-        if columns:
-            start, stop = kind.row_bytes(start), kind.row_bytes(stop)
-        made.source = self.source and partial(cut, self.source, axis, start, stop)
+    def permute_rows(self, permute: Callable[[Tensor], Tensor]) -> Self:
+        made, source = super().permute_rows(permute), self.source
+        made.source = source and (lambda: permute(source()))
         return made
 
     @classmethod
@@ -103,10 +93,6 @@ class Blocks(Packed):
 def plain(name: str) -> str:
     """A format's name as users write it: q4k for Q4_K."""
     return name.lower().replace("_", "")
-
-
-def cut(source: Callable[[], Tensor], axis: int, start: int, stop: int) -> Tensor:
-    return source().narrow(axis, start, stop - start)
 
 
 def with_sources(

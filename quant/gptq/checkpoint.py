@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, gcd
 
 import torch
@@ -30,11 +30,6 @@ class Form:
     @property
     def format(self) -> str:
         return f"GPTQ{self.bits}"
-
-    def columns(self, start: int, stop: int) -> Form:
-        """That of a share of the columns."""
-        groups = self.groups[start:stop]
-        return replace(self, groups=groups - groups.min(), indexed=True)
 
     def tensors(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
         """codes [..., n, k], scales and zeros [..., n, groups] -> the tensors of a file."""

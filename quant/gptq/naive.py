@@ -73,5 +73,14 @@ def dequantize(
     """-> float32 [n, k]: as gptqmodel computes in that dtype. `less_one` says "v1"."""
     codes = unpack(qweight.t(), bits, len(g_idx))
     zeros = unpack_zeros(qzeros, bits, qweight.shape[1], less_one=less_one).t()
-    group = g_idx.long()
-    return (codes.float() - zeros[:, group]) * scales.t()[:, group].float()
+    return dequantize_rows(slice(None), codes, scales.t(), zeros, g_idx)
+
+
+def dequantize_rows(
+    rows: slice, codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor
+) -> Tensor:
+    """codes uint8 [n, k], scales floats and zeros uint8 [n, groups], groups int [k], the group of
+    each column -> float32 [rows, k].
+    """
+    group = groups.long()
+    return (codes[rows].float() - zeros[rows][:, group]) * scales[rows][:, group].float()

@@ -91,20 +91,19 @@ def pack(codes: Tensor, layout: Layout) -> Tensor:
     return words
 
 
-def dequantize(
+def dequantize_rows(
+    rows: slice,
     words: Tensor,
     scale: Tensor,
     zero: Tensor,
     layout: Layout,
-    start: int = 0,
-    stop: int | None = None,
 ) -> Tensor:
-    """Rows start..stop of the weight, float32 [rows, k]: in float32, as hqq computes in that dtype.
+    """Rows of the weight, float32 [rows, k]: in float32, as hqq computes in that dtype.
 
     hqq rounds on the way where it computes in halves.
     """
     (n, k), (bits, many, _) = layout.shape, layout.packing
-    first, last, _ = slice(start, stop).indices(n)
+    first, last, _ = rows.indices(n)
     # A row of the weight lies in one row of the matrix, or its weights are looked up one by one.
     whole = not layout.axis and n % layout.group == 0
     unit = k if whole else 1

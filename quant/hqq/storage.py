@@ -1,18 +1,18 @@
-"""Hqq: a weight in planes, where its groups lie along rows; Across: one whose groups do not."""
+"""Hqq: a weight in planes, where its groups lie along rows."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from ostro import Storage, Stored, errors
+from ostro import Storage, Stored
+from ostro.core.nn import Dequantized
 from ostro.quant.hqq import GROUP, checkpoint, naive, solver
 from ostro.quant.hqq.checkpoint import Form
-from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
-
-CELL = 32
+from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
 
 class Hqq(Packed):
@@ -27,7 +27,14 @@ class Hqq(Packed):
         layout = form.layout
         k = layout.shape[1]
         if not layout.axis or k % layout.group or k % CELL:
-            return Across(words, scale, zero, form, stored.dtype)
+            return Dequantized(
+                stored,
+                form.format,
+                layout.shape,
+                {"words": words, "scale": scale, "zero": zero},
+                partial(naive.dequantize_rows, layout=layout),
+                f"groups of {layout.group} along axis {layout.axis} do not fit planes",
+            )
         codes = naive.unpack(words, layout).view(layout.shape)
         groups = (layout.shape[0], k // layout.group)
         return cls.of_codes(codes, scale.view(groups), zero.view(groups), form, stored.dtype)
@@ -58,45 +65,3 @@ class Hqq(Packed):
         words = naive.pack(unpack_codes(planes.codes).view(layout.matrix), layout)
         scales = (planes.scale.reshape(layout.scales), planes.zero.reshape(layout.scales))
         return form.tensors(words, *scales)
-
-
-class Across(Storage):
-    """A weight [n, k] whose groups lie across rows, or end elsewhere than these; as it was read.
-
-    It has no kernels: rows are dequantized and then multiplied.
-    """
-
-    def __init__(
-        self, words: Tensor, scale: Tensor, zero: Tensor, form: Form, dtype: torch.dtype
-    ) -> None:
-        self.words, self.scale, self.zero, self.form = words, scale, zero, form
-        self.format, self.shape = form.format, form.layout.shape
-        self.dtype, self.device = dtype, words.device
-
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        parts = (self.words, self.scale, self.zero)
-        return naive.dequantize(*parts, self.form.layout, start, stop).to(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes + self.scale.nbytes + self.zero.nbytes
-
-    def save(self) -> dict[str, Tensor]:
-        return self.form.tensors(self.words, self.scale, self.zero)
-
-    def slice(self, axis: int, start: int, stop: int) -> Storage:
-        raise errors.Unsupported(
-            f"{self.format} weights whose groups lie across rows cannot be cut; use one rank"
-        )
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        if deterministic:
-            raise errors.Unsupported(
-                f"{self.format} weights whose groups lie across rows have no kernel that is "
-                "reproducible row by row; leave --deterministic out"
-            )
-        layout = self.form.layout
-        why = f"groups of {layout.group} along axis {layout.axis} do not fit planes"
-        return f"{self.format}: dequantized in blocks of rows ({why})"

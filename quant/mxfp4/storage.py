@@ -8,7 +8,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ostro.core.errors import Unsupported
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.ops import Op, Target
 from ostro.quant.mxfp4 import naive
@@ -90,17 +89,6 @@ class Mxfp4(Storage):
         y: Tensor = self.times(x, self.q, self.e, expert_of_row)
         return y
 
-    def slice(self, axis: int, start: int, stop: int) -> Mxfp4:
-        if axis == len(self.shape) - 1:
-            if start % BLOCK or stop % BLOCK:
-                raise Unsupported(
-                    f"MXFP4 weights share scales among {BLOCK} columns and cannot be cut at "
-                    f"{start}..{stop}; use another number of ranks"
-                )
-            start, stop = start // BLOCK, stop // BLOCK
-        q, e = (each.narrow(axis, start, stop - start) for each in (self.q, self.e))
-        return Mxfp4(q, e, self.dtype, form=self.form)
-
     @property
     def nbytes(self) -> int:
         return self.q.nbytes + self.e.nbytes
@@ -131,15 +119,12 @@ class Mxfp4(Storage):
         q, e = torch.stack([s.q for s in storages]), torch.stack([s.e for s in storages])
         return cls(q, e, storages[0].dtype, form=storages[0].form)
 
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        target = Target(device=self.device, dtype=self.dtype, deterministic=deterministic)
-        self.alone = deterministic
-        choice = self.unpack.settle(target)
+    def finalize(self, target: Target, *, embedding: bool = False) -> str:
+        self.alone = target.deterministic
+        choice = self.unpack.select(target)
         how = f"dequantized in blocks of rows by {choice.kernel.name}"
         if len(self.shape) == 3:
-            choice = self.times.settle(target)
+            choice = self.times.select(target)
             how = f"grouped by {choice.kernel.name}"
         return f"MXFP4: {how} ({choice.reason})"
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 CELL = 32
+"""Columns are packed by so many: only rows of a multiple of it fit planes."""
 
 WIDTHS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 """The planes of a code, by its bits."""
@@ -145,17 +146,6 @@ class Planes:
     def rows(self) -> Planes:
         """[n, k]: of experts, all rows end to end."""
         return self.map(lambda tensor: tensor.flatten(0, -2))
-
-    def columns(self, start: int, stop: int) -> Planes:
-        """A share of every row. Raises ValueError where it would cut a cell or a group."""
-        k, cut = self.shape[-1], {}
-        for name, tensor in self.flat().items():
-            size = tensor.shape[-1]
-            coarse = CELL if name.startswith("codes") else k // size
-            if start % coarse or stop % coarse:
-                raise ValueError(f"{coarse} columns share what {start}..{stop} would cut apart")
-            cut[name] = tensor[..., start * size // k : stop * size // k].contiguous()
-        return self.like(cut)
 
     def to(self, device: torch.device) -> Planes:
         table = None if self.table is None else self.table.to(device)

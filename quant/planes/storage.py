@@ -10,14 +10,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ostro.core.errors import Unsupported
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Op, Target
 from ostro.core.records import resolve
 from ostro.quant.planes import quant_matmul
-from ostro.quant.planes.planes import Planes, pack_codes, unpack_codes
+from ostro.quant.planes.planes import CELL, Planes, pack_codes, unpack_codes
 
-__all__ = ["Packed", "Planes", "pack_codes", "unpack_codes"]
+__all__ = ["CELL", "Packed", "Planes", "pack_codes", "unpack_codes"]
 
 
 class Packed(Storage):
@@ -47,7 +46,7 @@ class Packed(Storage):
         return planes
 
     def of(self, planes: Planes) -> Self:
-        """A storage like this one of other planes, unsettled."""
+        """A storage like this one of other planes, not finalized."""
         made = copy(self)
         Packed.__init__(made, self.format, planes, self.dtype, order=self.order)
         return made
@@ -86,20 +85,6 @@ class Packed(Storage):
     def rows(self, ids: Tensor) -> Tensor:
         return self.floats(self.held.take(ids.flatten())).view(*ids.shape, self.shape[-1])
 
-    def slice(self, axis: int, start: int, stop: int) -> Self:
-        if axis == len(self.shape) - 1:
-            if self.order is not None:
-                raise Unsupported(
-                    f"{self.format} weights whose columns are in an order of their own cannot be "
-                    "cut along them; use one rank"
-                )
-            try:
-                return self.of(self.planes.columns(start, stop))
-            except ValueError as error:
-                raise Unsupported(f"{self.format}: {error}; use another number of ranks") from None
-        cut = self.planes.map(lambda tensor: tensor.narrow(axis, start, stop - start).contiguous())
-        return self.of(cut)
-
     def permute_rows(self, permute: Callable[[Tensor], Tensor]) -> Self:
         return self.of(self.planes.map(lambda tensor: permute(tensor).contiguous()))
 
@@ -119,17 +104,12 @@ class Packed(Storage):
     def stack(cls, storages: Sequence[Any]) -> Storage | None:
         return join(storages, stack=True)
 
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        target = Target(
-            device=self.device, dtype=self.dtype, deterministic=deterministic, exact=exact
-        )
-        self.unpack.settle(target)
-        choice = self.times.settle(target)
+    def finalize(self, target: Target, *, embedding: bool = False) -> str:
+        self.unpack.select(target)
+        choice = self.times.select(target)
         held = f"{self.times.facts['bits']} bits, groups of {self.times.facts['group']}"
-        if choice.kernel.lays is not None and isinstance(self.held, Planes):
-            self.held = resolve(choice.kernel.lays)(self.held)
+        if choice.kernel.layout is not None and isinstance(self.held, Planes):
+            self.held = resolve(choice.kernel.layout)(self.held)
         return f"{self.format} ({held}): {choice.kernel.name} ({choice.reason})"
 
 

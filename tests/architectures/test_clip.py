@@ -26,6 +26,7 @@ from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
 from ostro.core.load.weights import Reader, fill
 from ostro.core.nn import Linear
+from ostro.core.ops import Target
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Mutant, Settings
 from ostro.core.step import ROWS
@@ -141,7 +142,7 @@ def tower(folder: Path, plugins: PluginManager) -> Any:
     fill(home, container, names, reader, space="hub")
     for module in home.modules():
         if isinstance(module, Linear):
-            module.settle()
+            module.finalize(Target(device=torch.device("cpu"), dtype=torch.float32))
     return home
 
 

@@ -182,6 +182,6 @@ def test_a_gpu_takes_the_kernel(name: str) -> None:
         target = Target(
             device=torch.device("cuda"), dtype=torch.bfloat16, deterministic=deterministic
         )
-        assert op.settle(target).kernel.name == "triton" and op.on
-    choice = op.settle(Target(device=torch.device("cpu"), dtype=torch.float64))
+        assert op.select(target).kernel.name == "triton" and op.on
+    choice = op.select(Target(device=torch.device("cpu"), dtype=torch.float64))
     assert choice.kernel.name == "plain composition" and not op.on

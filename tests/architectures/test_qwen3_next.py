@@ -157,7 +157,7 @@ def test_reproducible_rows_go_one_by_one() -> None:
         target = Target(
             device=torch.device("cuda"), dtype=torch.bfloat16, deterministic=deterministic
         )
-        assert Op(KERNELS).settle(target).kernel.name == name
+        assert Op(KERNELS).select(target).kernel.name == name
 
 
 def test_native_bits_do_not_depend_on_the_cut() -> None:

@@ -57,7 +57,7 @@ def backwards(rope: Rope) -> None:
 
 def rule(rope: Rope, rules: Mapping[str, Any]) -> None:
     rope.rule = dict(rules)
-    rope.settle(rope.context, rope.table.device)
+    rope.finalize(rope.context, rope.table.device)
 
 
 def pairs(model: Model, raw: Raw) -> Iterator[Mutant]:

@@ -62,10 +62,6 @@ class Paged(CacheKind):
             return Pages(Scaled(k, scales[0]), Scaled(v, scales[1]), batch)
         return Pages(k, v, batch)
 
-    def fork(self, source: int, target: int) -> None:
-        for tensor in self.tensors:
-            tensor[:, target].copy_(tensor[:, source])
-
 
 class Cross(Paged):
     """Keys and values of encoder states, written once per medium, in floats."""

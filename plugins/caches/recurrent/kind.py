@@ -77,10 +77,6 @@ class Recurrent(CacheKind):
             states.first = self.leader
         return states
 
-    def fork(self, source: int, target: int) -> None:
-        for state in self.states:
-            state[:, target].copy_(state[:, source])
-
     @property
     def aligned(self) -> bool:
         return True

@@ -9,8 +9,8 @@ x [t, k] of the model's dtype, last dimension contiguous. Planes of [n, k], for 
 dtype; a row's bits depend on no other row where a kernel is deterministic. `dequantize` computes in
 float32, rounded once to `dtype`.
 
-Kernels that are marked `rounds` do as llama.cpp's do: every 32 neighbours of a row of x become
-integers of eight bits and a scale first (`naive.rounded`), whatever the number of rows.
+Kernels marked `quantizes_activations` do as llama.cpp's: every 32 neighbours of a row of x become
+8-bit integers and a scale first (`naive.rounded`), whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def on_cuda(verb: str) -> tuple[Kernel, ...]:
             devices=("cuda",),
             dtypes=FLOATS,
             deterministic=fixed,
-            rounds=rounds,
+            quantizes_activations=rounds,
             fits=even,
         )
         for fixed in (False, True)
@@ -59,8 +59,8 @@ def on_cpu(verb: str) -> tuple[Kernel, ...]:
             devices=("cpu",),
             dtypes=FLOATS,
             deterministic=True,
-            rounds=rounds,
-            lays=f"{__name__}.native:Weight",
+            quantizes_activations=rounds,
+            layout=f"{__name__}.native:Weight",
             fits=even,
         )
         for name, call, rounds in kinds

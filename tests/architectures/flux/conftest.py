@@ -17,7 +17,7 @@ from ostro.architectures.flux import TINY
 from ostro.architectures.flux.config import Config
 from ostro.architectures.flux.model import Model
 from ostro.architectures.flux.names import names
-from ostro.core.load.model import cast_biases, settle
+from ostro.core.load.model import cast_biases, finalize
 from ostro.core.load.weights import Reader, fill
 from ostro.core.ops import Target
 from ostro.core.plugins import PluginManager
@@ -86,7 +86,7 @@ class Flux:
         fill(model, container, names(config), reader, space="hub")
         cast_biases(model, dtype)
         loaded: Any = SimpleNamespace(model=model, context=77, explain=[])
-        settle(loaded, Target(device=CPU, dtype=dtype))
+        finalize(loaded, Target(device=CPU, dtype=dtype))
         return model.eval()
 
 

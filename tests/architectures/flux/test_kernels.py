@@ -77,4 +77,4 @@ def test_a_gpu_takes_the_kernel() -> None:
     for kernels_ in (naive.MODULATE, naive.GATE_ADD, naive.GATE_MODULATE):
         for device, name in (("cuda", "triton"), ("cpu", "naive")):
             target = Target(device=torch.device(device), dtype=torch.float32, deterministic=True)
-            assert Op(kernels_).settle(target).kernel.name == name
+            assert Op(kernels_).select(target).kernel.name == name

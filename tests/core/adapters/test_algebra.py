@@ -13,6 +13,7 @@ from torch import Tensor
 from ostro.core.adapters.weights import AdapterWeights
 from ostro.core.nn import Head
 from ostro.core.testing.adapters import adapter_of, merge, mixed, opened
+from ostro.core.testing.formats import target_of
 from ostro.core.testing.parity import BAR, Subject, deviation
 
 SCALES = {"dora": 0.7, "plain": 0.4}
@@ -58,7 +59,7 @@ def test_two_doras_mix(llama: Subject, both: dict[str, AdapterWeights]) -> None:
             (into,), (first,), (second,) = (m[path].held for m in modules)
             whole = first.dequantize() + second.dequantize() - into.dequantize()
             made = type(into)(whole.reshape(into.shape))
-            made.settle(rows=True)
+            made.finalize(target_of(made), embedding=True)
             if isinstance(getattr(module, "storage", None), type(into)):
                 module.storage = made
             else:
@@ -84,7 +85,7 @@ def test_whole_weights_and_biases_are_an_adapters_own(llama: Subject) -> None:
     module = dict(merged.model.named_modules())[path]
     merge(merged, llama.plugins, AdapterWeights(kind="none", weights={}), 0)
     made = type(module.held[0])(other.clone())
-    made.settle(rows=True)
+    made.finalize(target_of(made), embedding=True)
     module.tied, module.fused = (), made
     merge(merged, llama.plugins, plain, 1.0)
     assert deviation(whole, llama.answer(llama.engine(merged))) <= BAR

@@ -21,8 +21,6 @@ class Nothing(CacheKind):
 
     def view(self, layer: int, batch: Ragged) -> None: ...
 
-    def fork(self, source: int, target: int) -> None: ...
-
 
 def group(blocks: int, window: int = 0) -> Group:
     spec = CacheSpec(heads=1, key_dim=1, value_dim=1, window=window)

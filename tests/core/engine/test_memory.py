@@ -34,9 +34,6 @@ class Kind(CacheKind):
     def view(self, layer: int, batch: object) -> None:
         """Nothing is shown."""
 
-    def fork(self, source: int, target: int) -> None:
-        """Nothing is copied."""
-
 
 @pytest.mark.parametrize(
     ("text", "size"),

@@ -20,7 +20,7 @@ from ostro.architectures.flux import TINY as FLUX
 from ostro.architectures.flux import model as flux
 from ostro.architectures.flux.config import Config as FluxConfig
 from ostro.core.engine.request import JobRequest
-from ostro.core.load.model import settle
+from ostro.core.load.model import finalize
 from ostro.core.load.names import Names
 from ostro.core.load.placement import choose_placement
 from ostro.core.load.weights import Reader, fill, slots
@@ -147,7 +147,7 @@ def drawing(plugins: PluginManager, home: torch.device, rules: str | None) -> Te
     placement.move()
     loaded: Any = SimpleNamespace(model=model, context=77, explain=[])
     target = Target(device=home, dtype=torch.float32)
-    settle(loaded, target, placement)
+    finalize(loaded, target, placement)
     placement.mark(target)
     asked = {"clip_tokens": [[1, 9, 5, 2]], "t5_tokens": [[17, 4, 90, 1]], "seeds": [3]}
     request = JobRequest(id="", values={**asked, "width": 32, "height": 32, "steps": 2})

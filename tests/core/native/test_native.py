@@ -91,5 +91,5 @@ def test_without_a_compiler_the_next_kernel_is_taken(
     with pytest.raises(ImportError, match=message):
         native.load(write(tmp_path, "exp"))
     monkeypatch.delitem(__import__("sys").modules, "ostro.core.ops.rms_norm.native", raising=False)
-    choice = Op(rms_norm.KERNELS).settle(Target(device=torch.device("cpu"), dtype=torch.float32))
+    choice = Op(rms_norm.KERNELS).select(Target(device=torch.device("cpu"), dtype=torch.float32))
     assert choice.kernel.name == "naive" and "native: " in choice.reason

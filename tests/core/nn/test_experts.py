@@ -14,9 +14,11 @@ from ostro.core.nn import Experts
 from ostro.core.nn.experts import Router, Stack
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
+from ostro.core.ops import Target
 from ostro.core.step import ROWS, Step
 from ostro.quant.dense.storage import Dense
 
+CPU = Target(device=torch.device("cpu"), dtype=torch.float32)
 EXPERTS, D, HIDDEN = 5, 12, 20
 
 
@@ -56,7 +58,7 @@ def fill(stack: Stack, kinds: dict[str, type] | None = None) -> dict[str, Tensor
             continue
         made.setdefault(slot.part, torch.zeros(stack.experts, *slot.shape))[slot.expert] = value
         stack.fill(slot, (kinds or {}).get(slot.part, Dense)(value))
-    stack.settle()
+    stack.finalize(CPU)
     return made
 
 
@@ -106,7 +108,7 @@ def test_experts_of_two_formats_are_refused(part: str) -> None:
         other = slot.part == part and slot.expert == 1
         stack.fill(slot, (Blocks if other else Dense)(torch.randn(slot.shape)))
     with pytest.raises(CheckpointError, match=r"experts of a layer are stored as .*blocks"):
-        stack.settle()
+        stack.finalize(CPU)
 
 
 def test_stacks_of_a_format_that_has_none_are_refused() -> None:
@@ -119,7 +121,7 @@ def test_stacks_of_a_format_that_has_none_are_refused() -> None:
     for slot in stack.slots("experts.down"):
         stack.fill(slot, Single(torch.randn(slot.shape)))
     with pytest.raises(CheckpointError, match="stored as blocks, which cannot be stacked"):
-        stack.settle()
+        stack.finalize(CPU)
 
 
 def test_slots_name_every_expert() -> None:
@@ -158,7 +160,7 @@ def test_router(renormalise: bool) -> None:
     router = Router(D, EXPERTS, 3, renormalise=renormalise)
     weight, x = torch.randn(EXPERTS, D), torch.randn(9, D)
     router.fill(next(router.slots("gate")), Dense(weight))
-    router.settle()
+    router.finalize(CPU)
     chosen, weights = router.choose(x, ROWS)
     shares = (x @ weight.T).softmax(-1)
     best = shares.sort(-1, descending=True)

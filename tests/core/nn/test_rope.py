@@ -24,7 +24,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 def made(sections: tuple[int, ...], woven: bool) -> Rope:
     rope = Rope(RULE, 32, 50, sections=sections, woven=woven)
-    rope.settle(50, CPU)
+    rope.finalize(50, CPU)
     return rope
 
 
@@ -47,7 +47,7 @@ def test_equal_positions_turn_as_one_does() -> None:
     q, k, positions = inputs()
     same = positions[:1].expand(3, -1)
     plain = Rope(RULE, 32, 50)
-    plain.settle(50, CPU)
+    plain.finalize(50, CPU)
     expected = plain(q, k, positions[:1])
     for woven in (False, True):
         torch.testing.assert_close(made((6, 5, 5), woven)(q, k, same), expected)

@@ -356,4 +356,4 @@ def test_the_fixed_kernel_is_chosen_where_rows_must_be_reproducible() -> None:
         target = Target(
             device=torch.device("cuda"), dtype=torch.float16, deterministic=deterministic
         )
-        assert Op(KERNELS).settle(target).kernel.name == name
+        assert Op(KERNELS).select(target).kernel.name == name

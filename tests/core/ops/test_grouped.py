@@ -97,4 +97,4 @@ def test_fixed_rows_have_the_same_bits_in_any_company(call: Call, dtype: torch.d
 )
 def test_choice(device: str, dtype: torch.dtype, deterministic: bool, kernel: str) -> None:
     target = Target(device=torch.device(device), dtype=dtype, deterministic=deterministic)
-    assert Op(KERNELS).settle(target).kernel.name == kernel
+    assert Op(KERNELS).select(target).kernel.name == kernel

@@ -115,7 +115,7 @@ def test_rows_that_see_all_are_left_to_attention() -> None:
 def test_chosen_for(dtype: torch.dtype, rank: int, deterministic: bool, chosen: str) -> None:
     op = Op(KERNELS, head_dim=rank + 64, rank=rank)
     target = Target(device=torch.device("cuda"), dtype=dtype, deterministic=deterministic)
-    assert op.settle(target).kernel.name == chosen
+    assert op.select(target).kernel.name == chosen
     assert op.name == "latent_attention"
 
 

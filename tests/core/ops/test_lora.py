@@ -260,4 +260,4 @@ def test_tapes_repeat_with_other_numbers(call: Call, mixture: int | None, expert
 )
 def test_choice(device: str, dtype: torch.dtype, kernel: str) -> None:
     target = Target(device=torch.device(device), dtype=dtype, deterministic=True)
-    assert Op(KERNELS).settle(target).kernel.name == kernel
+    assert Op(KERNELS).select(target).kernel.name == kernel

@@ -286,7 +286,7 @@ def test_sort_more_copies_than_are_counted_at_a_time(
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "triton"), ("cpu", "native")])
 def test_choice(kernels: Any, device: str, kernel: str, deterministic: bool) -> None:
     target = Target(device=torch.device(device), dtype=torch.bfloat16, deterministic=deterministic)
-    assert Op(kernels).settle(target).kernel.name == kernel
+    assert Op(kernels).select(target).kernel.name == kernel
 
 
 def tensor(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -32,22 +32,6 @@ def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
     assert kind.bytes(7) == sum(tensor.nbytes for tensor in kind.tensors)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_a_copy_of_a_block_is_read_as_the_block_is(dtype: torch.dtype) -> None:
-    kind = made(dtype)
-    kind.allocate(6)
-    for layer in range(2):
-        pages = view(kind, layer, [8, 9, 10, 11])
-        k, v = (torch.randn(4, 3, d) for d in (20, 12))
-        kv_write(k, v, pages.k, pages.v, pages.batch.slots)
-    before = [tensor.clone() for tensor in kind.tensors]
-    kind.fork(2, 5)
-    for tensor, old in zip(kind.tensors, before, strict=True):
-        bits, was = (x.view(torch.uint8) for x in (tensor, old))
-        assert torch.equal(bits[:, 5], was[:, 2]) and bits[:, 5].any()
-        assert torch.equal(bits[:, :5], was[:, :5])
-
-
 def test_every_layer_has_pages_of_its_own() -> None:
     kind = made(torch.int8)
     kind.allocate(6)

@@ -67,16 +67,6 @@ def test_places_are_found_once_in_a_step_and_anew_in_the_next() -> None:
     assert other.places.after.tolist() == [2], "another batch has other places"
 
 
-def test_fork_copies_all_states_of_all_layers() -> None:
-    kind = made()
-    for state in kind.states:
-        state[:, 3] = torch.randn(state[:, 3].shape)
-    kind.fork(3, 1)
-    for state in kind.states:
-        assert torch.equal(state[:, 1], state[:, 3]) and state[:, 1].any()
-        assert not state[:, 0].any()
-
-
 def test_the_longest_prefix_with_a_snapshot_is_resumed() -> None:
     kind = made()
     assert kind.hit([False, True, False]) == 2

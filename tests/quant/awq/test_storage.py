@@ -13,9 +13,11 @@ from torch import Tensor
 
 from ostro import Storage, Stored, TensorInfo
 from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.nn import Dequantized
+from ostro.core.testing.formats import target_of
 from ostro.quant import awq as plugin
 from ostro.quant.awq import naive
-from ostro.quant.awq.storage import Awq, Ragged
+from ostro.quant.awq.storage import Awq
 
 (RECORD,) = plugin.ostro_quantizers()
 GOLDEN = load_file(Path(__file__).parent / "golden.safetensors")
@@ -92,17 +94,14 @@ def test_it_says_what_the_reference_says_and_gives_the_bytes_back() -> None:
     assert read(whole, q_group_size=-1, w_bit=4).dequantize().equal(plain(whole))
 
 
-@pytest.mark.parametrize("settled", [False, True])
-def test_every_verb_says_what_the_plain_weight_says(settled: bool) -> None:
+@pytest.mark.parametrize("finalized", [False, True])
+def test_every_verb_says_what_the_plain_weight_says(finalized: bool) -> None:
     storage, x = read(GOLDEN), torch.randn(5, K)
-    if settled:
-        assert "AWQ4 (4 bits, groups of 32)" in storage.settle(exact=True)
+    if finalized:
+        assert "AWQ4 (4 bits, groups of 32)" in storage.finalize(target_of(storage, exact=True))
     torch.testing.assert_close(storage.matmul(x), x @ DENSE.t(), rtol=1e-4, atol=1e-3)
     ids = torch.tensor([3, 0, 3])
     assert storage.rows(ids).equal(DENSE[ids]) and storage.dequantize(1, 3).equal(DENSE[1:3])
-    assert storage.slice(0, 8, 16).dequantize().equal(DENSE[8:16])
-    share = storage.slice(1, 32, 64)
-    assert read(share.save(), N, 32).dequantize().equal(DENSE[:, 32:])
     other = random(8)
     fused = Awq.fuse([storage, read(other, 8)])
     assert fused is not None and fused.dequantize().equal(torch.cat([DENSE, plain(other)]))
@@ -116,13 +115,13 @@ def test_every_verb_says_what_the_plain_weight_says(settled: bool) -> None:
 def test_odd_rows_are_dequantized() -> None:
     held, x = random(16, 40, 40), torch.randn(3, 40)
     storage, dense = read(held, 16, 40), plain(held)
-    assert isinstance(storage, Ragged) and storage.dequantize().equal(dense)
-    assert "rows of 40 are no cells of 32" in storage.settle()
+    assert isinstance(storage, Dequantized) and storage.dequantize().equal(dense)
+    assert "40 columns are no multiple of 32" in storage.finalize(target_of(storage))
     torch.testing.assert_close(storage.matmul(x), x @ dense.t())
     assert storage.dequantize(2, 5).equal(dense[2:5]) and same(storage.save(), held)
     assert storage.nbytes == 16 * 40 + 16 * 3
     with pytest.raises(Unsupported, match="leave --deterministic out"):
-        storage.settle(deterministic=True)
+        storage.finalize(target_of(storage, deterministic=True))
 
 
 LIES = [

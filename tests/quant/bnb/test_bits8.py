@@ -1,4 +1,4 @@
-"""Bits8 and its Ragged: what bitsandbytes saved comes back, verbs agree, and lies are refused."""
+"""Bits8: what bitsandbytes saved comes back, verbs agree, and lies are refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.nn import Dequantized
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import TensorInfo
+from ostro.core.testing.formats import target_of
 from ostro.quant import bnb as plugin
-from ostro.quant.bnb.bits8 import Bits8, Ragged
+from ostro.quant.bnb.bits8 import Bits8
 
 (_, RECORD) = plugin.ostro_quantizers()
 GOLDEN = load_file(Path(__file__).parent / "golden.safetensors")
@@ -61,14 +63,14 @@ def test_the_record_claims_int8_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("k", [K, 50], ids=["planes", "ragged"])
-@pytest.mark.parametrize("settled", [False, True])
-def test_it_says_what_bitsandbytes_says(k: int, settled: bool) -> None:
+@pytest.mark.parametrize("finalized", [False, True])
+def test_it_says_what_bitsandbytes_says(k: int, finalized: bool) -> None:
     tensors, x = held(k), torch.randn(5, k)
     storage, theirs = read(tensors), GOLDEN["int8.dequantized"][:, :k]
     assert storage.nbytes == N * k + 4 * N
-    assert type(storage) is (Bits8 if k == K else Ragged)
-    if settled:
-        assert storage.settle(exact=True).startswith("INT8")
+    assert type(storage) is (Bits8 if k == K else Dequantized)
+    if finalized:
+        assert storage.finalize(target_of(storage, exact=True)).startswith("INT8")
     ours = storage.dequantize()
     assert ours.equal(theirs) or k == K
     torch.testing.assert_close(ours, theirs, rtol=2.0**-22, atol=0)
@@ -81,10 +83,9 @@ def test_it_says_what_bitsandbytes_says(k: int, settled: bool) -> None:
     assert all(saved[s].dtype == t.dtype and saved[s].equal(t) for s, t in tensors.items())
 
 
-def test_it_is_cut_fused_and_stacked() -> None:
+def test_it_is_fused_and_stacked() -> None:
     storage = read(held())
     plain = storage.dequantize()
-    assert storage.slice(0, 2, 4).dequantize().equal(plain[2:4])
     fused = Bits8.fuse([storage, storage])
     assert fused is not None and fused.dequantize().equal(torch.cat([plain, plain]))
     again = read(fused.save(), 2 * N)
@@ -112,6 +113,7 @@ def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
 
 
 def test_ragged_rows_are_refused_where_each_must_be_reproducible() -> None:
-    assert "rows of 50 are no whole cells" in read(held(50)).settle()
+    storage = read(held(50))
+    assert "50 columns are no multiple of 32" in storage.finalize(target_of(storage))
     with pytest.raises(Unsupported, match="leave --deterministic out"):
-        read(held(50)).settle(deterministic=True)
+        storage.finalize(target_of(storage, deterministic=True))

@@ -1,4 +1,4 @@
-"""Compressed and Ragged: what was read comes back, every verb agrees, and lies are refused."""
+"""Compressed: what was read comes back, every verb agrees, and lies are refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from ostro import Storage, Stored, TensorInfo
 from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.nn import Dequantized
+from ostro.core.testing.formats import target_of
 from ostro.quant import compressed_tensors as plugin
 from ostro.quant.compressed_tensors import naive
-from ostro.quant.compressed_tensors.storage import Compressed, Ragged
+from ostro.quant.compressed_tensors.storage import Compressed
 
 (RECORD,) = plugin.ostro_quantizers()
 GOLDEN = load_file(Path(__file__).parent / "golden.safetensors")
@@ -109,11 +111,12 @@ def test_every_verb_says_what_the_plain_weight_says(case: str) -> None:
     storage, x = read_case(case), torch.randn(5, K)
     assert isinstance(storage, Compressed)
     dense = storage.dequantize()
-    assert f"{storage.format} ({storage.planes.bits} bits" in storage.settle(exact=True)
+    assert f"{storage.format} ({storage.planes.bits} bits" in storage.finalize(
+        target_of(storage, exact=True)
+    )
     torch.testing.assert_close(storage.matmul(x), x @ dense.t(), rtol=1e-4, atol=1e-3)
     ids = torch.tensor([3, 0, 3])
     assert storage.rows(ids).equal(dense[ids]) and storage.dequantize(1, 3).equal(dense[1:3])
-    assert storage.slice(0, 8, 16).dequantize().equal(dense[8:16])
     fused = Compressed.fuse([storage, storage])
     assert isinstance(fused, Compressed) and fused.dequantize().equal(torch.cat([dense, dense]))
     stacked = Compressed.stack([storage, storage])
@@ -125,13 +128,6 @@ def test_every_verb_says_what_the_plain_weight_says(case: str) -> None:
             fused.save()
     else:
         assert read(fused.save(), 2 * N, scheme={}).dequantize().equal(fused.dequantize())
-
-
-def test_columns_are_cut_between_groups() -> None:
-    storage = read_case("packed.4.group.zeros")
-    share = storage.slice(1, 32, 64)
-    assert share.dequantize().equal(storage.dequantize()[:, 32:])
-    assert read(share.save(), N, 32, scheme={}).dequantize().equal(share.dequantize())
 
 
 def test_parts_with_other_global_scales_are_one() -> None:
@@ -158,8 +154,9 @@ def test_columns_in_an_order_of_their_own() -> None:
     x = torch.randn(3, K)
     torch.testing.assert_close(ordered.matmul(x), x @ expected.t(), rtol=1e-4, atol=1e-3)
     assert same(ordered.save(), held | {"weight_g_idx": index})
-    rows = ordered.slice(0, 0, 8)
-    assert read(rows.save(), 8, scheme={}).dequantize().equal(expected[:8])
+    fused = Compressed.fuse([ordered, ordered])
+    assert fused is not None
+    assert read(fused.save(), 2 * N, scheme={}).dequantize().equal(torch.cat([expected, expected]))
     for unsaid in (torch.full((K,), -1).int(), torch.arange(K).int() // 32):
         same_order = read(held | {"weight_g_idx": unsaid}, scheme={})
         assert isinstance(same_order, Compressed) and same_order.order is None
@@ -180,7 +177,7 @@ def test_scales_of_activations_are_left_unused(case: str) -> None:
     held = tensors(case) | {"input_scale": torch.tensor([0.5])}
     storage = read(held, scheme={})
     assert storage.dequantize().equal(read_case(case).dequantize())
-    assert storage.settle().endswith("; input_scale unused: x stays as it is")
+    assert storage.finalize(target_of(storage)).endswith("; input_scale unused: x stays as it is")
     assert same(storage.save(), held)
 
 
@@ -204,13 +201,13 @@ def test_odd_rows_are_dequantized(case: str) -> None:
         codes = naive.unpack(held["weight_packed"], 4, k).float() - 8
         expected = codes * held["weight_scale"][:, index.long()]
     storage, x = read(held, N, k, scheme={}), torch.randn(3, k)
-    assert isinstance(storage, Ragged) and storage.dequantize().equal(expected)
-    assert "rows of 48 are no cells of 32" in storage.settle()
+    assert isinstance(storage, Dequantized) and storage.dequantize().equal(expected)
+    assert "48 columns are no multiple of 32" in storage.finalize(target_of(storage))
     torch.testing.assert_close(storage.matmul(x), x @ expected.t())
     assert storage.dequantize(2, 5).equal(expected[2:5]) and same(storage.save(), held)
     assert storage.nbytes >= N * k
     with pytest.raises(Unsupported, match="leave --deterministic out"):
-        storage.settle(deterministic=True)
+        storage.finalize(target_of(storage, deterministic=True))
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

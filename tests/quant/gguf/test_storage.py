@@ -14,15 +14,17 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.errors import CheckpointError
 from ostro.core.load.ggml import BY_NAME
 from ostro.core.load.model import load_model
 from ostro.core.load.rest import tensors
 from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.storage import Stored
+from ostro.core.ops import Target
 from ostro.core.plugins import PluginManager
 from ostro.core.records import Settings, TensorInfo
 from ostro.core.step import ROWS
+from ostro.core.testing.formats import target_of
 from ostro.core.testing.parity import BAR, deviation, subject
 from ostro.quant import gguf as plugin
 from ostro.quant.dense.storage import Dense
@@ -35,6 +37,7 @@ CPU = torch.device("cpu")
 ALL = sorted(plugin.FORMATS)
 SOME = ["Q8_0", "Q4_K", "NVFP4", "IQ2_XXS"]
 """With a scale alone, with two levels of scales and minima, and two that keep their source."""
+EXACT = Target(device=torch.device("cpu"), dtype=torch.float32, exact=True)
 
 
 def stored(format: str, data: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Stored:
@@ -95,13 +98,13 @@ def close(y: Tensor, x: Tensor, weight: Tensor) -> bool:
     return bool((error <= 1e-5 * (x.abs() @ weight.abs().t()) + 1e-9).all())
 
 
-@pytest.fixture(params=["as read", "settled", "alone"])
-def settle(request: pytest.FixtureRequest) -> Callable[[Blocks], None]:
+@pytest.fixture(params=["as read", "finalized", "alone"])
+def finalize(request: pytest.FixtureRequest) -> Callable[[Blocks], None]:
     """Do to a storage what loading does, or nothing."""
 
     def apply(storage: Blocks) -> None:
         if request.param != "as read":
-            storage.settle(deterministic=request.param == "alone", exact=True)
+            storage.finalize(target_of(storage, deterministic=request.param == "alone", exact=True))
 
     return apply
 
@@ -129,10 +132,10 @@ def test_dequantizes_as_naive_and_saves_the_bytes(format: str, shape: tuple[int,
 
 @pytest.mark.parametrize("format", ALL)
 def test_dequantizes_any_rows_and_rounds_once(
-    format: str, settle: Callable[[Blocks], None]
+    format: str, finalize: Callable[[Blocks], None]
 ) -> None:
     storage, truth, data = read(format, N, K, dtype=torch.bfloat16)
-    settle(storage)
+    finalize(storage)
     for start, stop in ((0, None), (3, 17), (N - 1, N), (5, 5)):
         assert torch.equal(storage.dequantize(start, stop), truth[start:stop])
     ids = torch.tensor([[7, 0], [7, N - 1]])
@@ -142,9 +145,11 @@ def test_dequantizes_any_rows_and_rounds_once(
 
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("shape", [(3, K), (2, 3, K)], ids=str)
-def test_multiplies(format: str, shape: tuple[int, ...], settle: Callable[[Blocks], None]) -> None:
+def test_multiplies(
+    format: str, shape: tuple[int, ...], finalize: Callable[[Blocks], None]
+) -> None:
     storage, truth, _ = read(format, N, K)
-    settle(storage)
+    finalize(storage)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert close(storage.matmul(x), x, truth)
 
@@ -152,33 +157,33 @@ def test_multiplies(format: str, shape: tuple[int, ...], settle: Callable[[Block
 @pytest.mark.parametrize("format", SOME)
 @pytest.mark.parametrize("shape", [(70, K), (0, K), (K,)], ids=str)
 def test_multiplies_any_rows(
-    format: str, shape: tuple[int, ...], settle: Callable[[Blocks], None]
+    format: str, shape: tuple[int, ...], finalize: Callable[[Blocks], None]
 ) -> None:
     storage, truth, _ = read(format, N, K)
-    settle(storage)
+    finalize(storage)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert storage.matmul(x).shape == (*shape[:-1], N)
     assert close(storage.matmul(x), x, truth)
 
 
 @pytest.mark.parametrize("format", SOME)
-def test_multiplies_by_heads(format: str, settle: Callable[[Blocks], None]) -> None:
+def test_multiplies_by_heads(format: str, finalize: Callable[[Blocks], None]) -> None:
     storage, truth, _ = read(format, N, K)
-    settle(storage)
+    finalize(storage)
     x = torch.randn(3, 4, N // 4)
     expected = torch.einsum("thn,hnk->thk", x, truth.view(4, N // 4, K))
     torch.testing.assert_close(storage.matmul_t(x), expected)
 
 
 @pytest.mark.parametrize("format", ALL)
-def test_joins(format: str, settle: Callable[[Blocks], None]) -> None:
+def test_joins(format: str, finalize: Callable[[Blocks], None]) -> None:
     parts = [read(format, N, K, seed=seed) for seed in range(3)]
     truths, data = [truth for _, truth, _ in parts], [data for _, _, data in parts]
     storages = [storage for storage, _, _ in parts]
     fused, stacked = Blocks.fuse(storages), Blocks.stack(storages)
     assert isinstance(fused, Blocks) and isinstance(stacked, Blocks)
-    settle(fused)
-    settle(stacked)
+    finalize(fused)
+    finalize(stacked)
     assert torch.equal(fused.dequantize(), torch.cat(truths))
     assert torch.equal(fused.save()["weight"], torch.cat(data))
     assert stacked.shape == (3, N, K)
@@ -191,22 +196,12 @@ def test_joins(format: str, settle: Callable[[Blocks], None]) -> None:
 
 
 @pytest.mark.parametrize("format", ALL)
-def test_slices_rows_and_whole_blocks_of_columns(
-    format: str, settle: Callable[[Blocks], None]
-) -> None:
+def test_permutes_rows(format: str, finalize: Callable[[Blocks], None]) -> None:
     storage, truth, data = read(format, N, K)
-    settle(storage)
-    kind, half = BY_NAME[format], BY_NAME[format].row_bytes(K // 2)
-    rows, columns = storage.slice(0, 8, 16), storage.slice(1, K // 2, K)
-    assert torch.equal(rows.dequantize(), truth[8:16])
-    assert torch.equal(rows.save()["weight"], data[8:16])
-    assert torch.equal(columns.dequantize(), truth[:, K // 2 :])
-    assert torch.equal(columns.save()["weight"], data[:, half:])
-    both = columns.slice(0, 3, 4)
-    assert torch.equal(both.save()["weight"], data[3:4, half:])
-    cut = kind.block // 2
-    with pytest.raises(Unsupported, match=rf"{kind.block} columns and cannot be cut at {cut}\.\."):
-        storage.slice(1, cut, K)
+    finalize(storage)
+    permuted = storage.permute_rows(lambda tensor: tensor.flip(0))
+    assert torch.equal(permuted.dequantize(), truth.flip(0))
+    assert torch.equal(permuted.save()["weight"], data.flip(0))
 
 
 def test_does_not_join_others() -> None:
@@ -225,7 +220,7 @@ def test_does_not_join_others() -> None:
 @pytest.mark.parametrize("format", SOME)
 def test_the_source_does_not_follow_the_weight(format: str) -> None:
     storage, _, _ = read(format, N, K)
-    for each in (storage, Blocks.fuse([storage, storage]), storage.slice(0, 8, 16)):
+    for each in (storage, Blocks.fuse([storage, storage])):
         assert isinstance(each, Blocks)
         table = 0 if each.planes.table is None else each.planes.table.nbytes
         assert sum(tensor.nbytes for tensor in tensors(each)) == each.nbytes + table
@@ -245,7 +240,7 @@ def test_a_fused_linear_of_mixed_formats(formats: Sequence[str]) -> None:
     for (part, size), format in zip(sizes.items(), formats, strict=True):
         linear.storages[part], truth, _ = read(format, size, K, seed=size)
         truths.append(truth)
-    said = linear.settle(exact=True)
+    said = linear.finalize(EXACT)
     assert all(format in said for format in formats)
     assert (linear.fused is None) == (len(set(formats)) > 1)
     x = torch.randn(3, K)
@@ -256,23 +251,23 @@ def test_a_linear_with_a_float_part_keeps_its_parts_apart() -> None:
     linear = Linear(K, {"a": N, "b": 8})
     packed, truth, _ = read("Q5_1", N, K)
     linear.storages = {"a": packed, "b": Dense(torch.ones(8, K))}
-    linear.settle(exact=True)
+    linear.finalize(EXACT)
     x = torch.randn(3, K)
     assert close(linear(x, ROWS), x, torch.cat((truth, torch.ones(8, K))))
 
 
-def test_a_tied_embedding_is_settled_twice() -> None:
+def test_a_tied_embedding_is_finalized_twice() -> None:
     embedding = Embedding(N, K)
     embedding.storage, truth, _ = read("Q6_K", N, K)
-    embedding.settle(exact=True)
-    embedding.settle(exact=True)
+    embedding.finalize(EXACT)
+    embedding.finalize(EXACT)
     assert torch.equal(embedding(torch.tensor([3]), ROWS), truth[3:4])
 
 
 @pytest.mark.parametrize("format", SOME)
 def test_each_row_alone_does_not_depend_on_the_batch(format: str) -> None:
     storage, _, _ = read(format, 256, K, dtype=torch.bfloat16)
-    storage.settle(deterministic=True, exact=True)
+    storage.finalize(target_of(storage, deterministic=True, exact=True))
     x = torch.randn(9, K).bfloat16()
     together = storage.matmul(x)
     assert all(torch.equal(storage.matmul(x[i : i + 1])[0], together[i]) for i in range(9))

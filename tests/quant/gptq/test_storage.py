@@ -1,4 +1,4 @@
-"""Gptq and Ragged: what was read comes back, every verb agrees, and lies are refused."""
+"""Gptq: what was read comes back, every verb agrees, and lies are refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from ostro import Storage, Stored, TensorInfo
 from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.nn import Dequantized
+from ostro.core.testing.formats import target_of
 from ostro.quant import gptq as plugin
 from ostro.quant.gptq import naive
-from ostro.quant.gptq.storage import Gptq, Ragged
+from ostro.quant.gptq.storage import Gptq
 
 (RECORD,) = plugin.ostro_quantizers()
 GOLDEN = load_file(Path(__file__).parent / "golden.safetensors")
@@ -108,11 +110,12 @@ def test_every_verb_says_what_the_plain_weight_says(bits: int, act: bool) -> Non
     held, x = tensors(bits, act=act), torch.randn(5, K)
     storage, dense = read(held), plain(held, bits)
     assert isinstance(storage, Gptq)
-    assert f"GPTQ{bits} ({bits} bits, groups of 32)" in storage.settle(exact=True)
+    assert f"GPTQ{bits} ({bits} bits, groups of 32)" in storage.finalize(
+        target_of(storage, exact=True)
+    )
     torch.testing.assert_close(storage.matmul(x), x @ dense.t(), rtol=1e-4, atol=1e-3)
     ids = torch.tensor([3, 0, 3])
     assert storage.rows(ids).equal(dense[ids]) and storage.dequantize(1, 3).equal(dense[1:3])
-    assert storage.slice(0, 8, 16).dequantize().equal(dense[8:16])
     other = tensors(bits, 8, act=act)
     fused = Gptq.fuse([storage, read(other, 8)])
     assert isinstance(fused, Gptq)
@@ -124,14 +127,8 @@ def test_every_verb_says_what_the_plain_weight_says(bits: int, act: bool) -> Non
     torch.testing.assert_close(rows, x @ dense.t(), rtol=1e-4, atol=1e-3)
 
 
-def test_columns_are_cut_where_they_have_no_order_of_their_own() -> None:
-    storage, dense = read(tensors()), plain(tensors(), 4)
-    share = storage.slice(1, 64, 128)
-    assert share.dequantize().equal(dense[:, 64:])
-    assert read(share.save(), N, 64).dequantize().equal(dense[:, 64:])
-    with pytest.raises(Unsupported, match="an order of their own"):
-        read(tensors(act=True)).slice(1, 64, 128)
-    assert Gptq.fuse([storage, read(tensors(act=True))]) is None
+def test_parts_of_different_column_orders_are_not_fused() -> None:
+    assert Gptq.fuse([read(tensors()), read(tensors(act=True))]) is None
 
 
 def test_an_index_that_sorts_nothing_is_no_order() -> None:
@@ -175,13 +172,13 @@ def test_biases_of_zeros_go_back_and_others_are_refused() -> None:
 def test_odd_rows_are_dequantized() -> None:
     held, x = tensors(4, 12, 40), torch.randn(3, 40)
     storage, dense = read(held, 12, 40), plain(held, 4)
-    assert isinstance(storage, Ragged) and storage.dequantize().equal(dense)
-    assert "rows of 40 are no cells of 32" in storage.settle()
+    assert isinstance(storage, Dequantized) and storage.dequantize().equal(dense)
+    assert "40 columns are no multiple of 32" in storage.finalize(target_of(storage))
     torch.testing.assert_close(storage.matmul(x), x @ dense.t())
     assert storage.dequantize(2, 5).equal(dense[2:5]) and same(storage.save(), held)
     assert storage.nbytes == 12 * 40 + 2 * 12 * 3 + 40 * 4
     with pytest.raises(Unsupported, match="leave --deterministic out"):
-        storage.settle(deterministic=True)
+        storage.finalize(target_of(storage, deterministic=True))
 
 
 LIES = [

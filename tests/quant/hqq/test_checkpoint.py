@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from ostro.quant.hqq import checkpoint, naive
-from ostro.quant.hqq.storage import Across, Hqq
+from ostro.quant.hqq.storage import Hqq
 
 
-def across(weight: Tensor) -> Across:
-    """A weight in groups of 64 across its rows, each from its least to its largest."""
+def across(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """A weight in groups of 64 across its rows, each from its least to its largest: as hqq saves
+    it, and its values.
+    """
     lies = checkpoint.form(4, 64).of(*weight.shape)
     lies = replace(lies, layout=lies.layout._replace(axis=0))
     groups = weight.reshape(lies.layout.matrix)
@@ -23,13 +25,16 @@ def across(weight: Tensor) -> Across:
     codes = (groups / scale + zero).round().clamp(0, 15).to(torch.uint8)
     words = naive.pack(codes, lies.layout)
     beside = {**lies.beside, "axis": torch.tensor(0)}
-    return Across(words, scale, zero, replace(lies, beside=beside), torch.float32)
+    saved = replace(lies, beside=beside).tensors(words, scale, zero)
+    return saved, naive.dequantize_rows(slice(None), words, scale, zero, lies.layout)
 
 
 def saved(name: str, weight: Tensor, axis: int) -> tuple[dict[str, Tensor], Tensor]:
     """A weight as hqq saves it, and what remains of it."""
     bits = "hqq8" if "down_proj" in name else "hqq3"
-    made = Hqq.quantize(weight, bits, torch.float32) if axis else across(weight)
+    if not axis:
+        return across(weight)
+    made = Hqq.quantize(weight, bits, torch.float32)
     return made.save(), made.dequantize()
 
 

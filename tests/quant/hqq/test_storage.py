@@ -1,4 +1,4 @@
-"""Hqq and Across: what hqq saved comes back, every verb agrees, and lies are refused."""
+"""Hqq: what hqq saved comes back, every verb agrees, and lies are refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.nn import Dequantized
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import Format, TensorInfo
+from ostro.core.testing.formats import target_of
 from ostro.quant import hqq as plugin
 from ostro.quant.hqq import naive
 from ostro.quant.hqq.naive import PACKINGS, Layout
-from ostro.quant.hqq.storage import Across, Hqq
+from ostro.quant.hqq.storage import Hqq
 
 (RECORD,) = plugin.ostro_quantizers()
 GOLDEN = load_file(Path(__file__).parent / "golden.safetensors")
@@ -93,7 +95,7 @@ def test_the_record_claims_both_forms_and_no_other() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_it_says_what_hqq_says_and_gives_the_bytes_back(case: str) -> None:
     storage, theirs = read(state(case)), GOLDEN[f"{case}.dequantized"]
-    assert type(storage) is (Across if ".0.float" in case else Hqq)
+    assert type(storage) is (Dequantized if ".0.float" in case else Hqq)
     if theirs.dtype == torch.float32:
         assert storage.dequantize().equal(theirs)
     off = (storage.dequantize() - theirs.float()).abs().max()
@@ -115,26 +117,22 @@ def test_uqff_files_are_read(bits: int, axis: int, n: int, k: int) -> None:
     assert same(storage.save(), held)
 
 
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("finalized", [False, True])
 @pytest.mark.parametrize("case", ["3.64.1.float32", "3.64.0.float32", "4.64.0.float32"])
-def test_every_verb_says_what_the_plain_weight_says(case: str, settled: bool) -> None:
+def test_every_verb_says_what_the_plain_weight_says(case: str, finalized: bool) -> None:
     storage, x = read(state(case)), torch.randn(5, K)
     plain = storage.dequantize()
-    if settled:
-        assert storage.format in storage.settle(exact=True)
+    if finalized:
+        assert storage.format in storage.finalize(target_of(storage, exact=True))
     torch.testing.assert_close(storage.matmul(x), x @ plain.t(), rtol=1e-4, atol=1e-4)
     ids = torch.tensor([3, 0, 3])
     assert storage.rows(ids).equal(plain[ids]) and storage.dequantize(1, 3).equal(plain[1:3])
     assert storage.nbytes >= N * K * 3 // 8
 
 
-def test_groups_along_rows_are_cut_fused_and_stacked() -> None:
+def test_groups_along_rows_are_fused_and_stacked() -> None:
     storage = read(state("4.64.1.float16"))
     plain = storage.dequantize()
-    assert storage.slice(0, 1, 3).dequantize().equal(plain[1:3])
-    half = storage.slice(1, 64, 128)
-    assert half.dequantize().equal(plain[:, 64:])
-    assert read(half.save(), N, 64).dequantize().equal(half.dequantize())
     fused = Hqq.fuse([storage, storage])
     assert fused is not None and fused.dequantize().equal(torch.cat([plain, plain]))
     assert read(fused.save(), 2 * N).dequantize().equal(fused.dequantize())
@@ -148,11 +146,9 @@ def test_groups_along_rows_are_cut_fused_and_stacked() -> None:
 
 def test_groups_across_rows_stay_whole() -> None:
     storage = read(state("4.64.0.float32"))
-    assert Across.fuse([storage, storage]) is None and Across.stack([storage]) is None
-    with pytest.raises(Unsupported, match="cannot be cut; use one rank"):
-        storage.slice(0, 0, 2)
+    assert Dequantized.fuse([storage, storage]) is None and Dequantized.stack([storage]) is None
     with pytest.raises(Unsupported, match="leave --deterministic out"):
-        storage.settle(deterministic=True)
+        storage.finalize(target_of(storage, deterministic=True))
 
 
 @pytest.mark.parametrize("format", RECORD.makes, ids=lambda format: format.name)

@@ -98,7 +98,7 @@ def test_native_dequantizes_every_code_and_exponent(dtype: torch.dtype) -> None:
 )
 def test_choice(device: str, dtype: torch.dtype, deterministic: bool, kernel: str) -> None:
     target = Target(device=torch.device(device), dtype=dtype, deterministic=deterministic)
-    assert Op(naive.GROUPED).settle(target).kernel.name == kernel
+    assert Op(naive.GROUPED).select(target).kernel.name == kernel
 
 
 @pytest.mark.parametrize("target", targets())

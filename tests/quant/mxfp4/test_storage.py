@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.errors import CheckpointError
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import TensorInfo
+from ostro.core.testing.formats import target_of
 from ostro.quant import mxfp4 as plugin
 from ostro.quant.mxfp4 import naive
 from ostro.quant.mxfp4.storage import Mxfp4
@@ -47,13 +48,13 @@ def gguf(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@pytest.fixture(params=["as read", "settled", "alone"])
-def settle(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(params=["as read", "finalized", "alone"])
+def finalize(request: pytest.FixtureRequest) -> Any:
     """Do to a storage what loading does, or nothing."""
 
     def apply(storage: Storage) -> None:
         if request.param != "as read":
-            storage.settle(deterministic=request.param == "alone")
+            storage.finalize(target_of(storage, deterministic=request.param == "alone"))
 
     return apply
 
@@ -74,9 +75,9 @@ def test_the_record_claims_both_forms_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dequantizes_any_rows(settle: Any, gguf: bool, dtype: torch.dtype) -> None:
+def test_dequantizes_any_rows(finalize: Any, gguf: bool, dtype: torch.dtype) -> None:
     storage = read(gguf, dtype=dtype)
-    settle(storage)
+    finalize(storage)
     truth = naive.dequantize(storage.q, storage.e, dtype)
     assert storage.shape == (N, K) and storage.dtype == dtype
     for start, stop in ((0, None), (3, 17), (N - 1, N), (5, 5)):
@@ -86,17 +87,17 @@ def test_dequantizes_any_rows(settle: Any, gguf: bool, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("shape", [(1, K), (70, K), (2, 3, K), (0, K), (K,)], ids=str)
-def test_multiplies(settle: Any, shape: tuple[int, ...]) -> None:
+def test_multiplies(finalize: Any, shape: tuple[int, ...]) -> None:
     storage = read(False)
-    settle(storage)
+    finalize(storage)
     x = torch.randn(shape)
     expected = x @ storage.dequantize().t()
     torch.testing.assert_close(storage.matmul(x), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_bytes_come_back(settle: Any, gguf: bool) -> None:
+def test_the_bytes_come_back(finalize: Any, gguf: bool) -> None:
     storage = read(gguf)
-    settle(storage)
+    finalize(storage)
     saved = storage.save()
     again = Mxfp4.read(stored(saved, torch.float32))
     assert saved.keys() == ({"weight"} if gguf else {"blocks", "scales"})
@@ -105,12 +106,12 @@ def test_the_bytes_come_back(settle: Any, gguf: bool) -> None:
 
 
 @pytest.mark.parametrize("rows", [5, 60])
-def test_experts_are_fused_and_stacked(settle: Any, gguf: bool, rows: int) -> None:
+def test_experts_are_fused_and_stacked(finalize: Any, gguf: bool, rows: int) -> None:
     parts = [[read(gguf, n) for n in (N + e, 8 - e)] for e in range(3)]
     fused = [storage for pair in parts if (storage := Mxfp4.fuse(pair))]
     stacked = Mxfp4.stack(fused)
     assert stacked is not None and stacked.shape == (3, N + 8, K)
-    settle(stacked)
+    finalize(stacked)
     truth = torch.stack([torch.cat([part.dequantize() for part in pair]) for pair in parts])
     assert torch.equal(stacked.dequantize(), truth.flatten(0, 1))
     x, chosen = torch.randn(rows, K), torch.arange(rows) * 2 // rows * 2
@@ -122,15 +123,6 @@ def test_others_are_neither_fused_nor_stacked() -> None:
     one, others = read(False), (read(True), read(False, dtype=torch.bfloat16))
     for other in others:
         assert Mxfp4.fuse([one, other]) is None and Mxfp4.stack([one, other]) is None
-
-
-def test_slices_rows_and_whole_blocks_of_columns(gguf: bool) -> None:
-    storage = read(gguf)
-    truth = storage.dequantize()
-    assert torch.equal(storage.slice(0, 8, 24).dequantize(), truth[8:24])
-    assert torch.equal(storage.slice(1, 32, 96).dequantize(), truth[:, 32:96])
-    with pytest.raises(Unsupported, match=r"cannot be cut at 16\.\.64"):
-        storage.slice(1, 16, 64)
 
 
 def test_blocks_without_their_scales_are_refused() -> None:
@@ -159,7 +151,7 @@ def test_without_a_compiler_naive_remains(
     monkeypatch.setitem(sys.modules, "ostro.quant.mxfp4.native", None)
     stacked = Mxfp4.stack([read(False), read(False)])
     assert stacked is not None
-    assert "grouped by naive (" in stacked.settle(deterministic)
+    assert "grouped by naive (" in stacked.finalize(target_of(stacked, deterministic=deterministic))
     x, chosen = torch.randn(2, K), torch.tensor([0, 1])
     expected = x @ read(False).dequantize().t()
     torch.testing.assert_close(stacked.grouped(x, chosen), expected, rtol=1e-4, atol=1e-4)

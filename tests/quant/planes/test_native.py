@@ -298,5 +298,5 @@ def test_choice(kernels: Any, exact: bool, group: int, kernel: str) -> None:
             deterministic=deterministic,
             exact=exact,
         )
-        assert Op(kernels, bits=4, group=group).settle(target).kernel.name == kernel
-        assert "naive" in Op(kernels, bits=4, group=24).settle(target).kernel.name
+        assert Op(kernels, bits=4, group=group).select(target).kernel.name == kernel
+        assert "naive" in Op(kernels, bits=4, group=24).select(target).kernel.name

@@ -289,10 +289,10 @@ def test_choice(deterministic: bool, exact: bool) -> None:
     )
     name = "triton" + " exact" * exact + ", row by row" * deterministic
     for kernels in (PRODUCT, GROUPED):
-        assert Op(kernels, bits=4, group=32).settle(target).kernel.name == name
-        chosen = Op(kernels, bits=4, group=24).settle(target).kernel.name
+        assert Op(kernels, bits=4, group=32).select(target).kernel.name == name
+        chosen = Op(kernels, bits=4, group=24).select(target).kernel.name
         assert chosen.startswith("naive")
-    assert Op(DEQUANTIZE, bits=4, group=32).settle(target).kernel.name == "triton"
+    assert Op(DEQUANTIZE, bits=4, group=32).select(target).kernel.name == "triton"
 
 
 @pytest.mark.slow

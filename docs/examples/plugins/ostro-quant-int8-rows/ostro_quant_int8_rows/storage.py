@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ostro import Storage, Stored, errors
+from ostro import Storage, Stored
 from ostro_quant_int8_rows import NAME, naive
 
 
@@ -49,12 +49,6 @@ class Int8Rows(Storage):
     def rows(self, ids: Tensor) -> Tensor:
         return naive.dequantize(self.q[ids], self.scale[ids]).to(self.dtype)
 
-    def slice(self, axis: int, start: int, stop: int) -> Int8Rows:
-        cut = self.q.narrow(axis, start, stop - start).contiguous()
-        last = axis == len(self.shape) - 1
-        scale = self.scale if last else self.scale.narrow(axis, start, stop - start).contiguous()
-        return Int8Rows(cut, scale, self.dtype)
-
     @property
     def nbytes(self) -> int:
         return self.q.nbytes + self.scale.nbytes
@@ -70,15 +64,6 @@ class Int8Rows(Storage):
     @classmethod
     def stack(cls, storages: Sequence[Int8Rows]) -> Int8Rows | None:
         return joined(storages, torch.stack)
-
-    def settle(
-        self, deterministic: bool = False, rows: bool = False, *, exact: bool = False
-    ) -> str:
-        if deterministic:
-            raise errors.Unsupported(
-                f"{NAME} has no kernel that is reproducible row by row; leave --deterministic out"
-            )
-        return f"{NAME}: dequantized in blocks of rows"
 
 
 def joined(storages: Sequence[Int8Rows], join: Callable[[list[Tensor]], Tensor]) -> Int8Rows | None:
