@@ -217,8 +217,8 @@ def typed(name: str, value: Any, hint: Any) -> Any:
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(typed(name, item, arguments[0]) for item in value)
     kind = origin or hint
-    if kind is float and isinstance(value, Mapping) and value.get("__float__") in UNWRITABLE:
-        return float(value["__float__"])
+    if kind is float:
+        value = decode_floats(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < LIMIT**2 else math.inf
     if not isinstance(kind, type) or (
@@ -226,6 +226,17 @@ def typed(name: str, value: Any, hint: Any) -> Any:
     ):
         return value
     raise ConfigError(f"{name}={value!r:.80} is not {article(kind.__name__)}")
+
+
+def decode_floats(value: Any) -> Any:
+    """Replace each {"__float__": "Infinity"} in a parsed JSON value with the float it names."""
+    if isinstance(value, Mapping):
+        if len(value) == 1 and value.get("__float__") in UNWRITABLE:
+            return float(value["__float__"])
+        return {key: decode_floats(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [decode_floats(item) for item in value]
+    return value
 
 
 def article(kind: str) -> str:

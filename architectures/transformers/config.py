@@ -76,9 +76,12 @@ def class_of(reference: str) -> Any:
 
 
 def config_of(cls: Any, raw: Mapping[str, Any]) -> Any:
-    """transformers' config. Keys that choose kernels or formats are ours to choose: left out."""
+    """Build transformers' config without the keys that choose kernels or formats.
+
+    Raises ConfigError where the class refuses a value.
+    """
     kept = {
-        key: value
+        key: config.decode_floats(value)
         for key, value in raw.items()
         if not key.startswith("_")
         and key not in ("attn_implementation", "experts_implementation", "quantization_config")

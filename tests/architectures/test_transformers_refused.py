@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -72,6 +73,12 @@ LONGROPE = {
 }
 REFUSED: Mapping[str, tuple[Mapping[str, Any], type[OstroError], str]] = {
     "MambaForCausalLM": ({"state_size": 8}, Unsupported, "another state than keys and values"),
+    # its config.json holds {"__float__": "Infinity"}
+    "FalconH1ForCausalLM": (
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
+        Unsupported,
+        "another state than keys and values",
+    ),
     "T5ForConditionalGeneration": (
         {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
         Unsupported,
@@ -159,6 +166,13 @@ def test_code_beside_a_checkpoint_is_not_run(folder: Path, plugins: PluginManage
     spoiled(folder, architectures=["EvilForCausalLM"])
     with pytest.raises(Unclaimed, match="'EvilForCausalLM'"):
         load(folder, plugins)
+
+
+def test_special_floats_of_a_config_are_decoded(folder: Path, plugins: PluginManager) -> None:
+    special = {"__float__": "-Infinity"}
+    spoiled(folder, clip_qkv={"__float__": "Infinity"}, limits={"each": [0.5, special]})
+    config: Any = load(folder, plugins).config
+    assert config.hf.clip_qkv == math.inf and config.hf.limits == {"each": [0.5, -math.inf]}
 
 
 def test_kernels_that_a_config_asks_for_are_left_out(folder: Path, plugins: PluginManager) -> None:
