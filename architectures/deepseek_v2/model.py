@@ -122,7 +122,7 @@ class Transposed(nn.Linear):
         self.heads = heads
 
     @property
-    def seen(self) -> tuple[int, int]:
+    def weight_shape(self) -> tuple[int, int]:
         return self.heads * self.n_in, self.n_out // self.heads
 
     def matmul_t(self, x: Tensor, step: Step) -> Tensor:
