@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from ostro.core.ops.attention import Ragged
+from ostro.core.ops.attention import AttentionMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class CacheKind(ABC):
         return zeros(*shape, dtype=dtype, device=self.device)
 
     @abstractmethod
-    def view(self, layer: int, batch: Ragged) -> Any:
+    def view(self, layer: int, batch: AttentionMetadata) -> Any:
         """What the `layer`-th layer of the group finds in `step.caches` for this batch."""
 
     @property

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.chat import ChatTemplate
-from ostro.core.engine.client import AsyncEngine
 from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import CheckpointError
-from ostro.core.media.workshop import Workshop
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.media.worker import MediaWorker
 from ostro.core.records import Architecture
 from ostro.core.tokenizer import Tokenizer
 
@@ -39,15 +39,15 @@ class Served:
     vocab: int = 0
 
     @cached_property
-    def workshop(self) -> Workshop | None:
+    def media_worker(self) -> MediaWorker | None:
         """Where its media are prepared; None where it takes none. It starts with the first."""
         inputs = self.architecture.inputs
-        return None if inputs is None else Workshop(inputs, self.raw, self.path)
+        return None if inputs is None else MediaWorker(inputs, self.raw, self.path)
 
     def close(self) -> None:
         """End what it has started; who waits for it is refused."""
-        if self.workshop is not None:
-            self.workshop.close()
+        if self.media_worker is not None:
+            self.media_worker.close()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -2,7 +2,7 @@
 
 The requests are those of OpenAI's chat and completions routes, with the extra sampling fields under
 the names that vLLM gives them. `parse` refuses what it does not know: a misspelled field must not
-be dropped silently. What a request says of its model and its adapters (`Addressed`) is the same on
+be dropped silently. The fields that name a model and its adapters (`ModelTarget`) are the same on
 all routes.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ostro.core.engine.request import Finish, TokenLogprobs, Wanted
+from ostro.core.engine.request import AdapterRef, Finish, TokenLogprobs
 from ostro.core.errors import RequestError, Unsupported, nearest
 
 NEUTRAL = frozenset(
@@ -48,7 +48,7 @@ class AdapterChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     scale: float = 1.0
 
 
-class Addressed(msgspec.Struct, kw_only=True):
+class ModelTarget(msgspec.Struct, kw_only=True):
     """Whom a request is for: a model, and the adapters that apply to it, a text being a name.
 
     `model` may name an adapter as well, alone or behind its model and a colon.
@@ -66,7 +66,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool = False
 
 
-class Part(msgspec.Struct, kw_only=True):
+class ContentPart(msgspec.Struct, kw_only=True):
     """One part of a message's content: text, or a medium by its address or, for sound, its data.
 
     Types as OpenAI's API and vLLM's have them: text, image_url, input_audio, audio_url, video_url.
@@ -84,14 +84,14 @@ class Message(msgspec.Struct, kw_only=True):
     """One turn of a conversation."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
 
-class Asked(Addressed, kw_only=True):
+class GenerationRequest(ModelTarget, kw_only=True):
     """What chat and completion requests have in common. None means: the default."""
 
     stream: bool | None = None
@@ -124,7 +124,7 @@ class Asked(Addressed, kw_only=True):
     response_format: dict[str, Any] | None = None
 
 
-class ChatRequest(Asked, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     """A conversation to be continued by the assistant."""
 
     messages: str | list[Message]
@@ -140,7 +140,7 @@ class ChatRequest(Asked, kw_only=True):
     continue_final_message: bool | None = None
 
 
-class CompletionRequest(Asked, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     """Prompts to be continued: text or token ids, one or several."""
 
     prompt: str | list[str | int | list[int]]
@@ -184,7 +184,7 @@ class Usage(msgspec.Struct, kw_only=True):
     cached: int = 0
 
 
-class Delta(msgspec.Struct, kw_only=True):
+class TextDelta(msgspec.Struct, kw_only=True):
     """The next piece of one choice of the answer.
 
     Where logprobs were asked for, `tokens` are the ones whose text starts in this piece, `logprobs`
@@ -213,7 +213,7 @@ class Answer(Protocol):
     choices: int
     generations: list[str] | None
 
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
+    def __aiter__(self) -> AsyncIterator[TextDelta]: ...
 
     async def aclose(self) -> None: ...
 
@@ -232,12 +232,12 @@ class TextPipeline(Protocol):
         self,
         request: ChatRequest,
         *,
-        adapters: Sequence[Wanted] = (),
+        adapters: Sequence[AdapterRef] = (),
         template: str | None = None,
     ) -> Answer: ...
 
     async def complete(
-        self, request: CompletionRequest, *, adapters: Sequence[Wanted] = ()
+        self, request: CompletionRequest, *, adapters: Sequence[AdapterRef] = ()
     ) -> Answer: ...
 
     def spell(self, token: int) -> str:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.chat import ChatTemplate, load_template
-from ostro.core.engine.client import AsyncEngine
-from ostro.core.engine.messages import Facts, Load
 from ostro.core.errors import OstroError, TemplateError, Unsupported
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.ipc.messages import ModelInfo, ModelSpec
 from ostro.core.load.open import (
     architecture_of,
     generation_defaults,
     header_config,
     open_container,
 )
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Architecture, Settings, resolve
 from ostro.core.served import Served
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
@@ -46,12 +46,12 @@ class Found:
         return tasks_of(self.settings, self.architecture, self.path)
 
     @property
-    def load(self) -> Load:
+    def load(self) -> ModelSpec:
         """What an engine is told to load it."""
         settings = located(self.settings, self.path, self.name)
-        return Load(settings, sorted(self.tokenizer.eos_ids) if self.tokenizer else [])
+        return ModelSpec(settings, sorted(self.tokenizer.eos_ids) if self.tokenizer else [])
 
-    def served(self, engine: AsyncEngine, facts: Facts) -> Served:
+    def served(self, engine: AsyncEngine, facts: ModelInfo) -> Served:
         """The model as pipelines see it, once its engine is ready."""
         if self.tokenizer is not None and facts.vocab:
             self.tokenizer.check(facts.vocab)

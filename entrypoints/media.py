@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import RequestError, UsageError
 from ostro.core.media import Inputs, Item
-from ostro.core.media.workshop import Source, check_count, make_item
+from ostro.core.media.worker import MediaSource, check_count, make_item
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +82,7 @@ def item_of(given: Given, inputs: Inputs) -> Item:
 
         value = np.asarray(ImageOps.exif_transpose(value).convert("RGB"))
     if not isinstance(value, np.ndarray):
-        return make_item(inputs, Source(given.kind, read(value)))
+        return make_item(inputs, MediaSource(given.kind, read(value)))
     check_array(given.kind, value)
     if given.kind == "image":
         return inputs.image(value)

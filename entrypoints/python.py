@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ostro.core.chat import ChatTemplate, load_template, prompt_tokens
-from ostro.core.engine.messages import AdapterFacts
-from ostro.core.engine.request import Sampling, TokenLogprobs, TokenOutput, TokenRequest, Wanted
+from ostro.core.engine.request import AdapterRef, Sampling, TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import OstroError, Overloaded, Unsupported, UsageError
+from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.load.open import find, generation_defaults, open_container
 from ostro.core.media import Inputs, Prompt
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings, resolve
-from ostro.core.stop import Stop
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
+from ostro.core.tokenizer.stop import Stop
 from ostro.entrypoints.found import find as look
 from ostro.entrypoints.found import suggested
 from ostro.entrypoints.media import item_of, separate
@@ -120,7 +120,7 @@ class Text:
 
     def load_adapter(
         self, name: str, reference: str | Path, *, inplace: bool = False, pinned: bool = False
-    ) -> AdapterFacts:
+    ) -> AdapterInfo:
         """Read an adapter, show that it does something, and have a name go to it; what it is.
 
         `inplace` lets a name that is taken go to another adapter; what runs keeps the one it began
@@ -141,7 +141,7 @@ class Text:
         self.registry.unload(name)
 
     @property
-    def adapters(self) -> list[AdapterFacts]:
+    def adapters(self) -> list[AdapterInfo]:
         """What is known of every adapter."""
         return self.registry.facts(norms=True)
 
@@ -151,7 +151,7 @@ class Text:
         self.read(wanted)
         return self.registry.mixture(wanted, tokens)
 
-    def read(self, wanted: Sequence[Wanted]) -> None:
+    def read(self, wanted: Sequence[AdapterRef]) -> None:
         """Have adapters read that were not yet. Raises the AdapterError of one that cannot be."""
         told: list[OstroError | None] = []
         self.registry.ask(wanted, lambda: told.append(None), told.append)
@@ -276,8 +276,11 @@ class Text:
         self.engine.check(TokenRequest(id="logits", tokens=prompt.tokens, sampling=nothing))
         from ostro.core.engine.engine import media_under
 
-        mixture, residents = self.mixture(adapters, prompt.tokens), self.registry.shelf.residents
-        held = residents.hold(mixture)
+        mixture, adapter_pool = (
+            self.mixture(adapters, prompt.tokens),
+            self.registry.loader.adapter_pool,
+        )
+        held = adapter_pool.hold(mixture)
         if held is None:
             raise Overloaded("there is no room on the device for these adapters now")
         try:
@@ -288,7 +291,7 @@ class Text:
                 held=held,
             )
         finally:
-            residents.let_go(held)
+            adapter_pool.let_go(held)
 
     def close(self) -> None:
         """Stop the engine and let go of the files. Closing twice is closing once."""
@@ -309,13 +312,13 @@ class Text:
         self.close()
 
 
-def wanted_of(adapters: Adapters) -> tuple[Wanted, ...]:
+def wanted_of(adapters: Adapters) -> tuple[AdapterRef, ...]:
     """Adapters as a request names them. Raises UsageError for what is neither name nor scale."""
     pairs = adapters.items() if isinstance(adapters, Mapping) else [(a, 1.0) for a in adapters]
     if isinstance(adapters, str):
         raise UsageError(f"adapters={adapters!r}: write [{adapters!r}], or a scale for each name")
     try:
-        return tuple(Wanted(name=str(name), scale=float(scale)) for name, scale in pairs)
+        return tuple(AdapterRef(name=str(name), scale=float(scale)) for name, scale in pairs)
     except (TypeError, ValueError):
         raise UsageError(f"adapters={adapters!r:.100}: write names, or a scale by name") from None
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ostro.core.engine.client import ThreadEngine
-from ostro.core.engine.messages import AdapterFacts
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import UsageError
-from ostro.core.plugins import PluginManager
+from ostro.core.ipc.client import ThreadEngine
+from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.served import Served
 from ostro.entrypoints.found import Found, pipelines_of
 from ostro.entrypoints.python import Adapters, wanted_of
@@ -133,7 +133,7 @@ class Tasks:
 
     def load_adapter(
         self, name: str, reference: str | Path, *, inplace: bool = False, pinned: bool = False
-    ) -> AdapterFacts:
+    ) -> AdapterInfo:
         """Read an adapter and have a name go to it; what it is. Raises AdapterError.
 
         `inplace` lets a name that is taken go to another adapter.
@@ -147,11 +147,11 @@ class Tasks:
         self.adapt("unload", name=name)
 
     @property
-    def adapters(self) -> list[AdapterFacts]:
+    def adapters(self) -> list[AdapterInfo]:
         """What is known of every adapter."""
         return self.adapt("list")
 
-    def adapt(self, do: Literal["load", "unload", "list"], **fields: Any) -> list[AdapterFacts]:
+    def adapt(self, do: Literal["load", "unload", "list"], **fields: Any) -> list[AdapterInfo]:
         """See `AsyncEngine.adapt`. Raises UsageError where the model is closed."""
         if self.closed:
             raise UsageError(f"{self.name} is closed; load it again")

@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning takes the other 
 import pytest
 import torch
 
-from ostro.core.testing.kernels import interpret  # reads the environment
+from ostro.plugins.conformance.kernels import interpret  # reads the environment
 
 interpret()
 THREADS = torch.get_num_threads()

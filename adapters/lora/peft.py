@@ -46,7 +46,7 @@ SAVED = re.compile(r"\.modules_to_save(\.[^.]+(?=\..))?")
 def read(source: AdapterSource) -> AdapterWeights:
     """Read a PEFT folder. Raises AdapterError by the key of its config, or by its tensor."""
     settings = Settings.of(source.config)
-    found = Found.of(_places(source))
+    found = ParsedName.of(_places(source))
     chosen = selection.selected(settings, [n for n in found.factors if not n.endswith(WRAPPED)])
     stacks = {
         name
@@ -72,7 +72,7 @@ def read(source: AdapterSource) -> AdapterWeights:
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetModule:
     """A tensor by the name it has in its file."""
 
     file: str
@@ -83,19 +83,19 @@ class Place:
         return finite(self.file, self.container, self.name)
 
 
-Parts = Mapping[str, Place]
+Parts = Mapping[str, TargetModule]
 """The tensors of a module by what they are of it."""
 
 
 @dataclass(frozen=True)
-class Found:
+class ParsedName:
     """A folder's tensors: factors by module, as wrapped, and part; the others by name."""
 
-    factors: dict[str, dict[str, Place]] = field(default_factory=lambda: defaultdict(dict))
-    others: dict[str, Place] = field(default_factory=dict)
+    factors: dict[str, dict[str, TargetModule]] = field(default_factory=lambda: defaultdict(dict))
+    others: dict[str, TargetModule] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, places: Iterable[Place]) -> Found:
+    def of(cls, places: Iterable[TargetModule]) -> ParsedName:
         """Sort tensors by their names; raises AdapterError where a folder holds two adapters."""
         found = cls()
         for place in places:
@@ -115,11 +115,11 @@ class Found:
         return found
 
 
-def _places(source: AdapterSource) -> list[Place]:
+def _places(source: AdapterSource) -> list[TargetModule]:
     """All tensors of a folder: of its single file, or of the shards that its index names."""
     if WEIGHTS in source.files.names:
         container = source.open(WEIGHTS)
-        return [Place(WEIGHTS, container, name) for name in container.tensors]
+        return [TargetModule(WEIGHTS, container, name) for name in container.tensors]
     if INDEX not in source.files.names:
         folder.refuse_pickles(source)
         raise errors.AdapterError(f"{source.files.root.name}: there is no {WEIGHTS} in it")
@@ -133,11 +133,11 @@ def _places(source: AdapterSource) -> list[Place]:
     for name, file in owners.items():
         if name not in opened[file].tensors:
             raise errors.AdapterError(f"{INDEX}: tensor {name!r} is not in {file}")
-    return [Place(file, opened[file], name) for name, file in owners.items()]
+    return [TargetModule(file, opened[file], name) for name, file in owners.items()]
 
 
 def _linears(
-    settings: Settings, found: Found, modules: Set[str], chosen: Set[str]
+    settings: Settings, found: ParsedName, modules: Set[str], chosen: Set[str]
 ) -> dict[str, LowRank]:
     """Factors of linears, convolutions and embeddings, all of which must have been chosen."""
     sizes = settings.sizes([*modules])
@@ -198,7 +198,7 @@ def _table(module: str, parts: Parts, rank: int, scale: float) -> LowRank:
     return low_rank(place.file, module, a.mT, b.mT, scale, rank=rank)
 
 
-def _experts(settings: Settings, found: Found, stacks: Set[str]) -> dict[str, LowRank]:
+def _experts(settings: Settings, found: ParsedName, stacks: Set[str]) -> dict[str, LowRank]:
     """Factors of parameters: those of stacked experts, or of a matrix that no linear holds."""
     owners: dict[str, str] = {}
     for module, wrapped in _by_depth(stacks).items():
@@ -257,7 +257,9 @@ def _stack(name: str, parts: Parts, rank: int, scale: float) -> LowRank:
     return stacked(place.file, name, a, b, scale, rank)
 
 
-def _whole(settings: Settings, found: Found, weights: Mapping[str, LowRank]) -> dict[str, Tensor]:
+def _whole(
+    settings: Settings, found: ParsedName, weights: Mapping[str, LowRank]
+) -> dict[str, Tensor]:
     """Tensors that take the place of the base's: saved modules, trained biases, resized tables."""
     made: dict[str, Tensor] = {}
     for name, place in found.others.items():

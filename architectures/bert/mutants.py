@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ostro import Mutant, nn
 from ostro.architectures.bert.model import Embeddings, Layer
-from ostro.core.testing.mutants import SMALL, each
+from ostro.testing import SMALL, each
 
 
 def scale(model: nn.Model) -> None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from ostro import Mutant, nn
 from ostro.architectures.clip.model import MLP, Attention, Layer, Model, TextModel, quick_gelu
 from ostro.architectures.clip.vision import Patches, VisionEmbeddings, VisionTower
-from ostro.core.testing.mutants import SMALL, each
+from ostro.testing import SMALL, each
 
 
 def scale(model: nn.Model) -> None:

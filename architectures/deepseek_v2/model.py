@@ -14,8 +14,9 @@ from torch import Tensor
 from ostro import Step, nn
 from ostro.architectures.llama import model as llama
 from ostro.core.errors import ConfigError
-from ostro.core.ops import Op, route
-from ostro.core.ops.route import Rule
+from ostro.core.ops import Op
+from ostro.core.ops import moe_route as route
+from ostro.core.ops.moe_route import RoutingRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +96,9 @@ class Router(nn.Module):
         chosen, weights = self.route(F.linear(x.float(), self.weight.float()), self.rule())
         return chosen, weights
 
-    def rule(self) -> Rule:
+    def rule(self) -> RoutingRule:
         groups, best = self.groups, self.best_groups
-        return Rule(self.k, groups=groups, best_groups=best, factor=self.factor)
+        return RoutingRule(self.k, groups=groups, best_groups=best, factor=self.factor)
 
 
 class Mixture(nn.Module):

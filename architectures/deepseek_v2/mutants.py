@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ostro import Mutant, nn
 from ostro.architectures.deepseek_v2.model import Mixture, Router
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 
 def set_router(**values: object) -> Mutant:

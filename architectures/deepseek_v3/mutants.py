@@ -6,7 +6,7 @@ from ostro import Mutant, nn
 from ostro.architectures.deepseek_v2.mutants import mutants as v2
 from ostro.architectures.deepseek_v2.mutants import set_router
 from ostro.architectures.deepseek_v3.model import Router
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 
 def no_bias(model: nn.Model) -> None:

@@ -16,7 +16,7 @@ from ostro.architectures.dia.codec import Codec
 from ostro.architectures.dia.config import Config
 from ostro.architectures.dia.delay import Delayed
 from ostro.architectures.dia.request import Speech
-from ostro.architectures.dia.transformer import Memory, Transformer
+from ostro.architectures.dia.transformer import EncoderCache, Transformer
 
 STRIDE = 16
 """Frames that are written in one slice of work."""
@@ -85,12 +85,12 @@ class Model(nn.Module):
         text = torch.tensor([list(asked.tokens)], device=self.device)
         return text if asked.guidance == 1 else torch.cat((text, torch.zeros_like(text)))
 
-    def remember(self, texts: Tensor, length: int, step: Step) -> list[Memory]:
+    def remember(self, texts: Tensor, length: int, step: Step) -> list[EncoderCache]:
         """What the decoder knows of texts [n, T] before `length` places are written."""
         states = self.model.encoder(texts, step)
         return self.model.decoder.remember(states, len(texts), length, step)
 
-    def logits(self, codes: Tensor, memory: list[Memory], place: int, step: Step) -> Tensor:
+    def logits(self, codes: Tensor, memory: list[EncoderCache], place: int, step: Step) -> Tensor:
         """codes [channels] int64 at a place -> logits [n, channels, V] of those at the next."""
         n = len(memory[0].keys)
         states = self.model.decoder(codes.expand(n, -1), memory, place, step)

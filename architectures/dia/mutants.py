@@ -20,8 +20,8 @@ from ostro.architectures.dia.transformer import (
     FrameAttention,
     TextAttention,
 )
-from ostro.core.testing import mutants as common
-from ostro.core.testing.mutants import SMALL, retable
+from ostro.testing import SMALL, retable
+from ostro.testing import mutants as common
 
 M = TypeVar("M")
 

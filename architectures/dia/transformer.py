@@ -24,7 +24,7 @@ SCALE = 1.0
 
 
 @dataclass
-class Memory:
+class EncoderCache:
     """What one layer of the decoder remembers of n rows.
 
     keys and values [n, kv, length, d] of the frames before, text_keys and text_values [n, kv, T, d]
@@ -70,7 +70,7 @@ class TextAttention(SelfAttention):
 class FrameAttention(SelfAttention):
     """Every frame sees those before it and itself."""
 
-    def forward(self, x: Tensor, memory: Memory, place: int, step: Step) -> Tensor:
+    def forward(self, x: Tensor, memory: EncoderCache, place: int, step: Step) -> Tensor:
         q, k, v = self.heads(x, step)
         memory.keys[:, :, place], memory.values[:, :, place] = k, v
         seen = slice(place + 1)
@@ -96,7 +96,7 @@ class CrossAttention(nn.Module):
         keys, values = heads.permute(2, 0, 3, 1, 4)
         return keys.contiguous(), values.contiguous()
 
-    def forward(self, x: Tensor, memory: Memory, step: Step) -> Tensor:
+    def forward(self, x: Tensor, memory: EncoderCache, step: Step) -> Tensor:
         q = self.q_proj(x, step).unflatten(1, (-1, self.head_dim))
         return self.o_proj(attend(q, memory.text_keys, memory.text_values, self.scale), step)
 
@@ -134,15 +134,15 @@ class DecoderLayer(nn.Module):
         self.cross_attention = CrossAttention(config)
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
 
-    def remember(self, states: Tensor, n: int, length: int, step: Step) -> Memory:
+    def remember(self, states: Tensor, n: int, length: int, step: Step) -> EncoderCache:
         """See the decoder's."""
         attention = self.self_attention
         shape = (n, attention.shares[1], length, attention.head_dim)
         text = self.cross_attention.remember(states, n, step)
-        return Memory(states.new_zeros(shape), states.new_zeros(shape), *text)
+        return EncoderCache(states.new_zeros(shape), states.new_zeros(shape), *text)
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, memory: Memory, place: int, step: Step
+        self, x: Tensor, residual: Tensor | None, memory: EncoderCache, place: int, step: Step
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.pre_sa_norm(x, residual)
         x, residual = self.pre_ca_norm(self.self_attention(x, memory, place, step), residual)
@@ -202,13 +202,13 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
 
-    def remember(self, states: Tensor, n: int, length: int, step: Step) -> list[Memory]:
+    def remember(self, states: Tensor, n: int, length: int, step: Step) -> list[EncoderCache]:
         """Room for `length` frames of n rows that see the texts of states [n * T, d]."""
         index = torch.arange(n, device=states.device).repeat_interleave(len(states) // n)
         layers: Any = self.layers
         return [layer.remember(states, n, length, step.rows(index)) for layer in layers]
 
-    def forward(self, codes: Tensor, memory: list[Memory], place: int, step: Step) -> Tensor:
+    def forward(self, codes: Tensor, memory: list[EncoderCache], place: int, step: Step) -> Tensor:
         """codes [n, channels] int64 of frame `place` -> states [n, d]; `memory` takes it in."""
         places = torch.full((1, len(codes)), place, device=codes.device)
         rows = replace(step, positions=places)

@@ -8,8 +8,8 @@ from functools import partial
 from ostro import Mutant, nn
 from ostro.architectures.gemma2.mutants import windows_shifted
 from ostro.architectures.gemma3.mutants import one_rope
-from ostro.core.testing import mutants as common
-from ostro.core.testing.mutants import each
+from ostro.testing import each
+from ostro.testing import mutants as common
 
 ATTENTION = nn.EncoderAttention
 

@@ -22,7 +22,7 @@ from ostro.architectures.flux.transformer import (
 )
 from ostro.architectures.flux.vae import Conv, Downsample
 from ostro.architectures.t5 import mutants as t5
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 
 def axes_split(model: Model) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ostro import Mutant, nn
-from ostro.core.testing.mutants import (
+from ostro.testing import (
     all_windows,
     each,
     embedding_scale,

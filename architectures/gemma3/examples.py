@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from ostro.architectures.gemma3.inputs import Inputs
 from ostro.architectures.llava.examples import SEEN, SIDE, prompted, shown
-from ostro.core.testing.examples import Example
+from ostro.testing import Example
 
 PREPROCESSOR = {
     "size": {"height": SIDE, "width": SIDE},

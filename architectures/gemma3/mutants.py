@@ -5,7 +5,7 @@ from typing import Any
 
 from ostro import Mutant, nn
 from ostro.architectures.gemma2.mutants import head_scale, windows_shifted
-from ostro.core.testing.mutants import embedding_scale
+from ostro.testing import embedding_scale
 
 
 def one_rope(model: nn.Model, kind: type[Any] = nn.Attention) -> None:

@@ -14,7 +14,7 @@ from ostro.architectures.gemma3.mutants import mutants as text
 from ostro.architectures.gemma3.vision import Model, Projector
 from ostro.architectures.llava.mutants import rows_late
 from ostro.architectures.siglip.mutants import mutants as tower
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 SHARED = ("gelu", "epsilon")
 """Of the tower's bugs, those that its own tests show better."""

@@ -9,7 +9,7 @@ from ostro.architectures.gemma2.mutants import windows_shifted
 from ostro.architectures.gpt_oss.model import Experts
 from ostro.architectures.mixtral.mutants import experts
 from ostro.core.nn.experts import Router, Stack
-from ostro.core.testing.mutants import each, no_bias, retable
+from ostro.testing import each, no_bias, retable
 
 
 def truncated(model: nn.Model) -> None:

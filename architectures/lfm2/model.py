@@ -78,7 +78,7 @@ class Config(TextConfig):
         return -(-size // self.block_multiple_of) * self.block_multiple_of
 
 
-class ShortConv(nn.Remembers):
+class ShortConv(nn.CachedLayer):
     """B, C, x out of one linear; C times the convolution of B times x."""
 
     def __init__(self, config: Config, layer: int) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ostro import Mutant, Step, nn
 from ostro.architectures.lfm2.model import ShortConv
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 
 def parts(order: tuple[int, int, int]) -> Callable[[nn.Model], None]:

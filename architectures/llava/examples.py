@@ -12,7 +12,7 @@ import numpy as np
 import ostro
 from ostro import Prompt
 from ostro.architectures.llava.inputs import Inputs
-from ostro.core.testing.examples import Example, pixels, words
+from ostro.testing import Example, pixels, words
 
 SIDE = 24
 PREPROCESSOR = {

@@ -11,7 +11,7 @@ from torch import Tensor, relu
 from ostro import Mutant, Step, nn
 from ostro.architectures.clip.mutants import vision
 from ostro.architectures.llava.model import Model, Projector
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 TOWER = (
     "causal exchanged with not causal",

@@ -88,7 +88,7 @@ class GatedNorm(nn.RMSNorm):
         return (y * self.weight).to(x.dtype)
 
 
-class Mixer(nn.Remembers):
+class Mixer(nn.CachedLayer):
     """Gate, x, B, C and time step out of one linear; convolve x, B, C; scan; norm; project."""
 
     def __init__(self, config: Config, layer: int) -> None:

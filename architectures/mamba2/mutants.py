@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ostro import Mutant, nn
 from ostro.architectures.mamba2.model import GatedNorm, Mixer
-from ostro.core.testing.mutants import (
+from ostro.testing import (
     SMALL,
     each,
     filters_backwards,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ostro import Mutant, nn
 from ostro.core.nn.experts import Router
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 Choice = tuple[Tensor, Tensor]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ostro import Container, ExpertNames, Pair, Part
+from ostro import Container, ExpertNames, Pair, RowPart
 from ostro.architectures.llama import names as llama
 from ostro.architectures.mixtral.model import Config
 
@@ -25,14 +25,14 @@ experts stacked.
 """
 
 STACKS = (
-    Pair(f"{LAYER}.mlp.experts.gate_up_proj", f"{EACH}.gate_proj.weight", Part(0, 2)),
-    Pair(f"{LAYER}.mlp.experts.gate_up_proj", f"{EACH}.up_proj.weight", Part(1, 2)),
+    Pair(f"{LAYER}.mlp.experts.gate_up_proj", f"{EACH}.gate_proj.weight", RowPart(0, 2)),
+    Pair(f"{LAYER}.mlp.experts.gate_up_proj", f"{EACH}.up_proj.weight", RowPart(1, 2)),
     Pair(f"{LAYER}.mlp.experts.down_proj", f"{EACH}.down_proj.weight"),
     Pair("blk.{i}.ffn_gate_exps", f"{EACH}.gate_proj"),
     Pair("blk.{i}.ffn_up_exps", f"{EACH}.up_proj"),
     Pair("blk.{i}.ffn_down_exps", f"{EACH}.down_proj"),
-    Pair("blk.{i}.ffn_gate_up_exps", f"{EACH}.gate_proj", Part(0, 2)),
-    Pair("blk.{i}.ffn_gate_up_exps", f"{EACH}.up_proj", Part(1, 2)),
+    Pair("blk.{i}.ffn_gate_up_exps", f"{EACH}.gate_proj", RowPart(0, 2)),
+    Pair("blk.{i}.ffn_gate_up_exps", f"{EACH}.up_proj", RowPart(1, 2)),
 )
 """As transformers 5 has them in memory, and as GGUF files do, gate and up apart or together."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from ostro import Prompt
 from ostro.architectures.llava.examples import SEEN, prompted
 from ostro.architectures.mllama.inputs import Inputs
-from ostro.core.testing.examples import Example
+from ostro.testing import Example
 
 SIDE, TILES = 12, 4
 PREPROCESSOR = {

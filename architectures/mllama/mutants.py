@@ -18,7 +18,7 @@ from ostro.architectures.mllama.vision import (
     TileEmbedding,
     Tower,
 )
-from ostro.core.testing.mutants import SMALL, each
+from ostro.testing import SMALL, each
 
 
 def open_gates(model: nn.Model) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ostro import Mutant
-from ostro.core.testing.mutants import all_windows, no_bias
+from ostro.testing import all_windows, no_bias
 
 
 def mutants() -> Iterator[Mutant]:

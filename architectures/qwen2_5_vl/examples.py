@@ -13,7 +13,7 @@ import ostro
 from ostro import Prompt
 from ostro.architectures.qwen2_5_vl import PLACES
 from ostro.architectures.qwen2_5_vl.inputs import Inputs
-from ostro.core.testing.examples import Example, pixels, words
+from ostro.testing import Example, pixels, words
 
 MEDIA = {"i": pixels(0, 24, 40), "j": pixels(1, 33, 17), "v": pixels(2, 6, 16, 24)}
 """Two images of different shape, and a video of six frames."""

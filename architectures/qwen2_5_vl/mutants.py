@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostro import Mutant, Step, nn
 from ostro.architectures.qwen2_5_vl.vision import Attention, AxialRope, Merger, Tower
-from ostro.core.testing.mutants import each, no_bias
+from ostro.testing import each, no_bias
 
 Place = Callable[[Tensor], Tensor]
 

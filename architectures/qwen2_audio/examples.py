@@ -11,7 +11,7 @@ import numpy as np
 from transformers import WhisperFeatureExtractor
 
 from ostro.architectures.qwen2_audio.inputs import Inputs
-from ostro.core.testing.examples import Example, sound, words
+from ostro.testing import Example, sound, words
 
 SOUNDS = [sound(seed, seconds) for seed, seconds in enumerate((0.3, 1.0, 0.567))]
 HEARD = ((0,), (1,), (0, 1), (2, 0, 1))

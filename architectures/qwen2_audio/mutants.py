@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ostro import Mutant, Step, nn
 from ostro.architectures.qwen2_audio.model import Model, Projector, Tower
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 
 def first_of_two(model: nn.Model) -> None:

@@ -90,7 +90,7 @@ class Attention(nn.Attention):
         return self.o_proj((y * gate.sigmoid()).flatten(1), step)
 
 
-class DeltaNet(nn.Remembers):
+class DeltaNet(nn.CachedLayer):
     """q, k, v, a gate z and two numbers per head; convolve q, k, v; the delta rule; norm; gate."""
 
     def __init__(self, config: Config, layer: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ostro import Mutant, nn
 from ostro.architectures.mixtral.mutants import experts
 from ostro.architectures.qwen3_next.model import Attention, DeltaNet, SharedMLP
-from ostro.core.testing.mutants import each
+from ostro.testing import each
 
 ARGUMENTS = ("q", "k", "v", "b", "a", "rate", "dt_bias")
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 
 from ostro.architectures.qwen2_5_vl.examples import equip, seeing
 from ostro.architectures.qwen3_vl.inputs import Inputs
-from ostro.core.testing.examples import Example
+from ostro.testing import Example
 
 TOLD = "<>. second0123456789"
 

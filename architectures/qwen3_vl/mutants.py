@@ -11,7 +11,7 @@ from torch import Tensor
 from ostro import Mutant, Step, nn
 from ostro.architectures.qwen2_5_vl.mutants import seeing
 from ostro.architectures.qwen3_vl.vision import LevelMerger
-from ostro.core.testing.mutants import SMALL, each
+from ostro.testing import SMALL, each
 
 
 def chunked(model: nn.Model) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ostro import Mutant, nn
 from ostro.architectures.clip.model import MLP, Attention, Layer, quick_gelu
 from ostro.architectures.siglip.model import Embeddings, Patches, VisionTower
-from ostro.core.testing.mutants import SMALL, each
+from ostro.testing import SMALL, each
 
 
 def scale(model: nn.Model) -> None:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ostro import Mutant, nn
 from ostro.architectures.t5 import model as t5
-from ostro.core.testing import mutants as common
-from ostro.core.testing.mutants import SMALL, each
+from ostro.testing import SMALL, each
+from ostro.testing import mutants as common
 
 
 def scaled(model: nn.Model) -> None:

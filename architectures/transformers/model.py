@@ -12,7 +12,7 @@ from ostro import Model as Served
 from ostro import Step
 from ostro.architectures.transformers import blueprint, trial
 from ostro.architectures.transformers.config import Config
-from ostro.architectures.transformers.modules import MEMORY, Call, Memory
+from ostro.architectures.transformers.modules import MEMORY, Call, PagedCache
 
 
 class Model(Served):
@@ -24,7 +24,7 @@ class Model(Served):
         top = blueprint.draw(config)
         blueprint.replace(top, self.call)
         for layer, (module, spec) in enumerate(trial.run(top)):
-            module.add_module(MEMORY, Memory(layer, spec, self.call))
+            module.add_module(MEMORY, PagedCache(layer, spec, self.call))
         blueprint.tabulate(top)
         blueprint.materialise(top, config.hf.dtype)
         base = top.get_decoder()

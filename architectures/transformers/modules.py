@@ -76,7 +76,7 @@ class Embedding(nn.Embedding):
         return super().forward(rows, self.call.of_rows(len(rows))).unflatten(0, ids.shape)
 
 
-class Memory(nn.Remembers):
+class PagedCache(nn.CachedLayer):
     """The keys and values of one attention module of a body, and the attention to them."""
 
     def __init__(self, layer: int, spec: CacheSpec, call: Call) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ostro import Prompt
 from ostro.architectures.whisper.inputs import Inputs
-from ostro.core.testing.examples import Example, sound, words
+from ostro.testing import Example, sound, words
 
 SECONDS = (1.0, 0.6)
 """A sound that fills the window, and one that does not."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from ostro import Mutant, Step, nn
 from ostro.architectures.whisper.encoder import Convolution, Encoder, EncoderLayer
 from ostro.architectures.whisper.model import Attention, Decoder, DecoderLayer
-from ostro.core.testing.mutants import SMALL, each
+from ostro.testing import SMALL, each
 
 
 def scale(kind: type[nn.Module]) -> Callable[[nn.Model], None]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ostro.core.adapters.pages import Factors, Filled, Table
+from ostro.core.adapters.delta import AdapterDelta, Factors, Filled
 from ostro.core.adapters.weights import Mixer
 from ostro.core.nn import Storage
 
 
 @dataclass(eq=False, kw_only=True)
-class Adapter:
+class LoadedAdapter:
     """Its pages by table, `pages` of them in each; what is special, in tables of its own.
 
     `factors` and `biases` are kept of tables with gains alone, until those are measured (`gains`):
@@ -29,16 +29,16 @@ class Adapter:
     rank: int
     pages: int
     base: str = ""
-    filled: dict[Table, Filled] = field(default_factory=dict)
-    factors: dict[Table, Factors] = field(default_factory=dict)
-    biases: dict[Table, Mapping[str, Tensor]] = field(default_factory=dict)
-    gains: dict[Table, Tensor] = field(default_factory=dict)
-    whole: dict[Table, Storage] = field(default_factory=dict)
+    filled: dict[AdapterDelta, Filled] = field(default_factory=dict)
+    factors: dict[AdapterDelta, Factors] = field(default_factory=dict)
+    biases: dict[AdapterDelta, Mapping[str, Tensor]] = field(default_factory=dict)
+    gains: dict[AdapterDelta, Tensor] = field(default_factory=dict)
+    whole: dict[AdapterDelta, Storage] = field(default_factory=dict)
     invocation: tuple[int, ...] = ()
     template: str | None = None
-    members: Sequence[Adapter] = ()
+    members: Sequence[LoadedAdapter] = ()
     mixer: Mixer | None = None
-    routes: Mapping[tuple[Table, int], int] = field(default_factory=dict)
+    routes: Mapping[tuple[AdapterDelta, int], int] = field(default_factory=dict)
     sets: int = 1
     matched: Sequence[str] = ()
     unmatched: Sequence[str] = ()
@@ -52,7 +52,7 @@ class Adapter:
         return bool(self.factors or self.biases or self.whole)
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[AdapterDelta]:
         """All that it changes itself."""
         return list(dict.fromkeys([*self.filled, *self.factors, *self.biases, *self.whole]))
 
@@ -72,10 +72,10 @@ class Adapter:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class WeightedAdapter:
     """One adapter of a mixture: how much of it, and from which token on."""
 
-    adapter: Adapter
+    adapter: LoadedAdapter
     scale: float
     since: int = 0
 
@@ -84,7 +84,7 @@ class Share:
 class Mixture:
     """The adapters that apply to a sequence; empty for the base alone."""
 
-    shares: tuple[Share, ...] = ()
+    shares: tuple[WeightedAdapter, ...] = ()
 
     @property
     def mixer(self) -> Mixer | None:
@@ -101,7 +101,7 @@ class Mixture:
         """The tokens from which another set of shares applies."""
         return sorted({share.since for share in self.shares})
 
-    def at(self, token: int) -> tuple[Share, ...]:
+    def at(self, token: int) -> tuple[WeightedAdapter, ...]:
         """The shares that apply to a token."""
         return tuple(share for share in self.shares if share.since <= token)
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from ostro.core.adapters.adapter import EMPTY, Adapter, Mixture, Share
-from ostro.core.adapters.reading import Shelf, check_mixture
+from ostro.core.adapters.adapter import EMPTY, LoadedAdapter, Mixture, WeightedAdapter
+from ostro.core.adapters.loader import AdapterLoader, check_mixture
 from ostro.core.adapters.weights import AdapterWeights
-from ostro.core.engine.messages import AdapterFacts
-from ostro.core.engine.request import Wanted
+from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import (
     AdapterBusy,
     AdapterConflict,
@@ -31,13 +30,14 @@ from ostro.core.errors import (
     RequestError,
     nearest,
 )
+from ostro.core.ipc.messages import AdapterInfo
 
 log = logging.getLogger(__name__)
 
 LONGEST = 128
 """Characters of a name."""
 
-Probe = Callable[[Adapter], float | None]
+Probe = Callable[[LoadedAdapter], float | None]
 """How much an adapter changes what the model says, between 0 and about 1; None if not known."""
 
 
@@ -49,22 +49,22 @@ class Alias:
     reference: str
     generation: str | None = None
     pinned: bool = False
-    reading: Future[Adapter] | None = None
+    reading: Future[LoadedAdapter] | None = None
     requests: int = 0
 
 
 @dataclass(eq=False)
-class Change:
+class PendingLoad:
     """A load that was asked for, and who is told of its end."""
 
     alias: Alias
-    reading: Future[Adapter]
+    reading: Future[LoadedAdapter]
     done: Callable[[OstroError | None], None]
     expected: str | None = None
 
 
 @dataclass
-class Waiting:
+class WaitingRequest:
     """A request whose adapters are being read, and what is done with it then.
 
     `held` are the generations that have been read for it: they stay until it goes.
@@ -79,14 +79,14 @@ class Waiting:
 class Registry:
     """The adapters of one model."""
 
-    def __init__(self, shelf: Shelf, probe: Probe, *, most: int, host_bytes: int) -> None:
+    def __init__(self, loader: AdapterLoader, probe: Probe, *, most: int, host_bytes: int) -> None:
         """At most `most` names; `host_bytes` of adapters are kept that nobody runs."""
-        self.shelf, self.probe, self.most, self.host_bytes = shelf, probe, most, host_bytes
+        self.loader, self.probe, self.most, self.host_bytes = loader, probe, most, host_bytes
         self.aliases: dict[str, Alias] = {}
-        self.store: OrderedDict[str, Adapter] = OrderedDict()
+        self.store: OrderedDict[str, LoadedAdapter] = OrderedDict()
         self.reader = ThreadPoolExecutor(1, "ostro-adapters")
-        self.change: Change | None = None
-        self.waiting: list[Waiting] = []
+        self.change: PendingLoad | None = None
+        self.waiting: list[WaitingRequest] = []
         self.leases: Counter[str] = Counter()
 
     # Names
@@ -126,13 +126,13 @@ class Registry:
             f"there is no adapter {name!r:.100}{nearest(name, self.aliases)}", param="adapters"
         )
 
-    def facts(self, *, norms: bool = False) -> list[AdapterFacts]:
+    def facts(self, *, norms: bool = False) -> list[AdapterInfo]:
         """What is known of every name; with `norms` of what it adds to each weight."""
         return [self.describe(alias, norms) for alias in self.aliases.values()]
 
-    def describe(self, alias: Alias, norms: bool) -> AdapterFacts:
+    def describe(self, alias: Alias, norms: bool) -> AdapterInfo:
         generation = alias.generation or ""
-        facts = AdapterFacts(
+        facts = AdapterInfo(
             name=alias.name,
             reference=alias.reference,
             generation=generation,
@@ -143,7 +143,7 @@ class Registry:
         adapter = self.store.get(generation)
         if adapter is None:
             return facts
-        facts.loaded, facts.resident = True, generation in self.shelf.residents.here
+        facts.loaded, facts.resident = True, generation in self.loader.adapter_pool.here
         facts.kind, facts.rank, facts.base = adapter.kind, adapter.rank, adapter.base
         facts.nbytes, facts.effect = adapter.nbytes, adapter.effect
         facts.modules, facts.norms = len(adapter.matched), dict(adapter.norms) if norms else {}
@@ -180,8 +180,8 @@ class Registry:
         if known is None:
             self.make_way()
         alias = Alias(name, reference, pinned=pinned)
-        reading = self.reader.submit(self.shelf.read, reference)
-        self.change = Change(alias, reading, done, expected)
+        reading = self.reader.submit(self.loader.read, reference)
+        self.change = PendingLoad(alias, reading, done, expected)
 
     def add(self, name: str, weights: AdapterWeights, *, inplace: bool = False) -> str:
         """Have a name go to an adapter that is in memory already; gives its generation.
@@ -191,7 +191,7 @@ class Registry:
         check_name(name)
         if name in self.aliases and not inplace:
             raise AdapterConflict(f"there is an adapter {name!r} already", param="lora_name")
-        alias, adapter = Alias(name, "memory"), self.shelf.make(weights)
+        alias, adapter = Alias(name, "memory"), self.loader.make(weights)
         self.keep(alias, adapter)
         before = self.aliases.get(name)
         self.aliases[name] = alias
@@ -221,10 +221,10 @@ class Registry:
             return
         if any(alias.generation == generation for alias in self.aliases.values()):
             return
-        self.shelf.residents.pinned.discard(generation)
+        self.loader.adapter_pool.pinned.discard(generation)
         if adapter := self.store.pop(generation, None):
             for each in (adapter, *adapter.members):
-                self.shelf.residents.forget(each.generation)
+                self.loader.adapter_pool.forget(each.generation)
 
     @property
     def busy(self) -> bool:
@@ -242,7 +242,7 @@ class Registry:
             change, self.change = self.change, None
             self.switch(change)
 
-    def settle(self, alias: Alias, reading: Future[Adapter]) -> None:
+    def settle(self, alias: Alias, reading: Future[LoadedAdapter]) -> None:
         """An alias was read for requests that wait for it: they go, or fail. Where its name was
         taken from it meanwhile, they are told, or go with what has the name now.
         """
@@ -271,7 +271,7 @@ class Registry:
         for each in ready:
             each.go()
 
-    def switch(self, change: Change) -> None:
+    def switch(self, change: PendingLoad) -> None:
         """An alias was read that is to take a name."""
         alias = change.alias
         try:
@@ -287,20 +287,20 @@ class Registry:
             self.drop(known.generation)
         change.done(None)
 
-    def keep(self, alias: Alias, adapter: Adapter) -> None:
+    def keep(self, alias: Alias, adapter: LoadedAdapter) -> None:
         """Take an adapter that was read in, once it is shown to do something."""
-        residents = self.shelf.residents
+        adapter_pool = self.loader.adapter_pool
         known = self.store.get(adapter.generation)
         if known is None:
-            residents.attach(adapter)
+            adapter_pool.attach(adapter)
             self.prove(alias, adapter)
             self.store[adapter.generation] = adapter
         alias.generation = adapter.generation
         if alias.pinned:
-            residents.pinned.update(each.generation for each in members(adapter))
+            adapter_pool.pinned.update(each.generation for each in members(adapter))
         self.trim(adapter.generation)
 
-    def prove(self, alias: Alias, adapter: Adapter) -> None:
+    def prove(self, alias: Alias, adapter: LoadedAdapter) -> None:
         """Raise AdapterError for an adapter without effect."""
         if broken := [name for name, norm in adapter.norms.items() if not isfinite(norm)]:
             raise AdapterError(
@@ -329,7 +329,7 @@ class Registry:
         for generation in list(self.store):
             if held <= self.host_bytes:
                 return
-            here = self.shelf.residents.here
+            here = self.loader.adapter_pool.here
             if self.leases[generation] or generation in awaited or generation in here:
                 continue
             held -= self.store.pop(generation).nbytes
@@ -337,8 +337,11 @@ class Registry:
     # Requests
 
     def ask(
-        self, wanted: Sequence[Wanted], go: Callable[[], None], fail: Callable[[OstroError], None]
-    ) -> Waiting | None:
+        self,
+        wanted: Sequence[AdapterRef],
+        go: Callable[[], None],
+        fail: Callable[[OstroError], None],
+    ) -> WaitingRequest | None:
         """Have the adapters of a request read: `go` is called once they are, now or later.
 
         Raises AdapterError for those that do not exist. Gives what waits, to be dropped.
@@ -349,18 +352,18 @@ class Registry:
             go()
             return None
         for alias in missing:
-            alias.reading = alias.reading or self.reader.submit(self.shelf.read, alias.reference)
+            alias.reading = alias.reading or self.reader.submit(self.loader.read, alias.reference)
         held = {g for g in (*(a.generation for a in named), *(w.generation for w in wanted)) if g}
-        waiting = Waiting(list(dict.fromkeys(missing)), held, go, fail)
+        waiting = WaitingRequest(list(dict.fromkeys(missing)), held, go, fail)
         self.waiting.append(waiting)
         return waiting
 
-    def forget(self, waiting: Waiting) -> None:
+    def forget(self, waiting: WaitingRequest) -> None:
         """Whoever waited does not any more."""
         if waiting in self.waiting:
             self.waiting.remove(waiting)
 
-    def named(self, wanted: Sequence[Wanted]) -> Iterator[Alias]:
+    def named(self, wanted: Sequence[AdapterRef]) -> Iterator[Alias]:
         """The aliases that a request names. Raises AdapterNotFound."""
         for each in wanted:
             if each.generation:
@@ -375,9 +378,9 @@ class Registry:
 
     def resolves(self, name: str) -> bool:
         """Whether plugins may be asked for an unknown name; never for what lies on this machine."""
-        return self.shelf.settings.adapter_resolvers and not Path(name).exists()
+        return self.loader.settings.adapter_resolvers and not Path(name).exists()
 
-    def mixture(self, wanted: Sequence[Wanted], tokens: Sequence[int] = ()) -> Mixture:
+    def mixture(self, wanted: Sequence[AdapterRef], tokens: Sequence[int] = ()) -> Mixture:
         """What a request asks for, all of it read; scales of one adapter add up.
 
         An adapter with invocation tokens applies from where these stand last among `tokens`; not
@@ -407,22 +410,22 @@ class Registry:
             self.store.move_to_end(adapter.generation)
             since = begins(adapter.invocation, tokens)
             if since is not None:
-                shares.append(Share(adapter, scale, since))
+                shares.append(WeightedAdapter(adapter, scale, since))
         for each in wanted:
             if each.name:
                 self.find(each.name).requests += 1
         return Mixture(tuple(shares)) if shares else EMPTY
 
-    def check_room(self, adapters: Sequence[Adapter]) -> None:
+    def check_room(self, adapters: Sequence[LoadedAdapter]) -> None:
         """Raise AdapterLimit for what pinned adapters leave no room for."""
-        residents = self.shelf.residents
+        adapter_pool = self.loader.adapter_pool
         wanted = {each.generation: each.pages for a in adapters for each in members(a)}
         pinned = sum(
             resident.adapter.pages
-            for generation, resident in residents.here.items()
-            if generation in residents.pinned and generation not in wanted
+            for generation, resident in adapter_pool.here.items()
+            if generation in adapter_pool.pinned and generation not in wanted
         )
-        if sum(wanted.values()) + pinned > residents.size:
+        if sum(wanted.values()) + pinned > adapter_pool.size:
             raise AdapterLimit(
                 "pinned adapters leave no room on the device for these; start with more "
                 "--adapter-slots"
@@ -444,10 +447,10 @@ class Registry:
     def close(self) -> None:
         """Stop reading, and leave the model as it was."""
         self.reader.shutdown(wait=False, cancel_futures=True)
-        self.shelf.residents.detach()
+        self.loader.adapter_pool.detach()
 
 
-def members(adapter: Adapter) -> Sequence[Adapter]:
+def members(adapter: LoadedAdapter) -> Sequence[LoadedAdapter]:
     """What lies on the device of it: itself, or its members."""
     return adapter.members or (adapter,)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ostro.core.adapters.adapter import Share
-from ostro.core.adapters.mixtures import Mixtures
+from ostro.core.adapters.adapter import WeightedAdapter
+from ostro.core.adapters.mixture_table import MixtureTables
 
 if TYPE_CHECKING:
-    from ostro.core.adapters.residents import Resident
+    from ostro.core.adapters.pool import PooledAdapter
 
 
 class Scaling:
@@ -27,13 +27,17 @@ class Scaling:
     """
 
     def __init__(
-        self, share: Share, residents: Sequence[Resident], tables: int, device: torch.device
+        self,
+        share: WeightedAdapter,
+        adapter_pool: Sequence[PooledAdapter],
+        tables: int,
+        device: torch.device,
     ) -> None:
         adapter, mixer = share.adapter, share.adapter.mixer
         assert mixer is not None, f"{adapter.generation = } has a mixer"
         self.mixer = mixer
         pages, members, sets = list[int](), list[int](), list[int]()
-        for number, resident in enumerate(residents):
+        for number, resident in enumerate(adapter_pool):
             count = len(resident.pages)
             pages += resident.pages
             members += [number] * count
@@ -48,7 +52,7 @@ class Scaling:
         self.members = torch.tensor(members, device=device)
         self.layers, self.factors = layers.to(device), factors.to(device)
 
-    def write(self, mixtures: Mixtures, rows: range, hidden: Tensor) -> None:
+    def write(self, mixtures: MixtureTables, rows: range, hidden: Tensor) -> None:
         """hidden [t, d] of t rows under the base alone -> the rows of the table that are theirs."""
         scalings = self.mixer.scalings(hidden).float()
         drawn = scalings[:, self.layers, self.members] * self.factors  # [t, tables, n]
@@ -59,7 +63,7 @@ class Scaling:
             scales = drawn.transpose(0, 1).to(sheet.device)
             sheet.scales[: len(self.layers), here, :count] = scales
 
-    def hold(self, mixtures: Mixtures, source: int, target: int) -> None:
+    def hold(self, mixtures: MixtureTables, source: int, target: int) -> None:
         """Keep the scales of a row that is drawn anew at every step."""
         for sheet in mixtures.sheets.values():
             sheet.pages[target] = sheet.pages[source]

@@ -9,9 +9,9 @@ from typing import Any
 import jinja2
 import msgspec
 
-from ostro.core.chat.messages import Wishes, arrange
+from ostro.core.chat.escape import ControlTokenEscaper
+from ostro.core.chat.messages import TemplateFeatures, arrange
 from ostro.core.chat.renderer import RENDERER, Renderer
-from ostro.core.chat.shield import Shield
 from ostro.core.chat.worker import ENVIRONMENT
 from ostro.core.errors import RequestError, TemplateError, nearest
 from ostro.core.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters; {SOURCE_LIMIT} are allowed"
             )
         try:
-            self.wishes = Wishes.read(ENVIRONMENT.parse(source))
+            self.wishes = TemplateFeatures.read(ENVIRONMENT.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
         except RecursionError:
@@ -162,9 +162,9 @@ def prompt_tokens(
     if template is None:
         raise _no_template(tokenizer)
     context = template.context(messages, tools, kwargs or {})
-    shield = Shield(tokenizer.controls, template.wishes.constants, context)
-    text = template.fill(shield.hide(context), add_generation_prompt)
-    shown = shield.reveal(text)
+    escaper = ControlTokenEscaper(tokenizer.controls, template.wishes.constants, context)
+    text = template.fill(escaper.hide(context), add_generation_prompt)
+    shown = escaper.reveal(text)
     if shown == text:
         return tokenizer.encode(text, special=False, parse_special=True, limit=limit)
     ids: list[int] = []
@@ -172,7 +172,7 @@ def prompt_tokens(
         if isinstance(part, int):
             ids.append(part)
         else:
-            ids += tokenizer.encode(shield.reveal(part), special=False, start=i == 0, limit=limit)
+            ids += tokenizer.encode(escaper.reveal(part), special=False, start=i == 0, limit=limit)
         if limit is not None and len(ids) > limit:
             raise too_long(limit)
     return ids

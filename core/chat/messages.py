@@ -19,7 +19,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class TemplateFeatures:
     """What a template does with its messages, read from its syntax tree.
 
     `parts`: it walks through the parts of a content; `text`: it takes a plain string too.
@@ -38,7 +38,7 @@ class Wishes:
     constants: frozenset[str]
 
     @classmethod
-    def read(cls, tree: nodes.Template) -> Wishes:
+    def read(cls, tree: nodes.Template) -> TemplateFeatures:
         """Look through the syntax tree of a template."""
         tests = [(test.name, test.node) for test in tree.find_all(nodes.Test)]
         content = _aliases(tree, "content")
@@ -59,7 +59,9 @@ class Wishes:
         )
 
 
-def arrange(messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> list[dict[str, Any]]:
+def arrange(
+    messages: Sequence[Mapping[str, Any]], wishes: TemplateFeatures
+) -> list[dict[str, Any]]:
     """Bring messages into the form a template wants.
 
     Raises RequestError naming the message and the field that no template could take.
@@ -92,7 +94,7 @@ def arrange(messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> list[dict[
     return arranged
 
 
-def _content(content: Any, wishes: Wishes, place: str) -> Any:
+def _content(content: Any, wishes: TemplateFeatures, place: str) -> Any:
     if content is None:
         return None if wishes.none else [] if not wishes.text else ""
     if isinstance(content, str):
@@ -117,7 +119,7 @@ def _content(content: Any, wishes: Wishes, place: str) -> Any:
     return "\n".join(part["text"] for part in parts)
 
 
-def _call(call: Any, wishes: Wishes, place: str) -> dict[str, Any]:
+def _call(call: Any, wishes: TemplateFeatures, place: str) -> dict[str, Any]:
     """Give a tool call's arguments as an object, or as text where the template joins them."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):

@@ -47,7 +47,7 @@ def next_key(
     return state.digest()
 
 
-class Pool:
+class BlockPool:
     """The blocks of one group: free, in use (counted), or idle under a key."""
 
     def __init__(self, blocks: int) -> None:
@@ -115,7 +115,7 @@ class Pool:
 
 
 @dataclass
-class Table:
+class BlockTable:
     """The blocks of one sequence in one group, in order; -1 where it keeps none."""
 
     blocks: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Table:
 
 
 @dataclass(eq=False)
-class Memory:
+class EncoderBlocks:
     """What one medium has in the cross groups: the blocks of each, and whether they are written."""
 
     item: Item
@@ -133,35 +133,36 @@ class Memory:
 
 
 @dataclass
-class Group:
+class CacheGroup:
     """Layers with equal specs: their cache kind, and the pool its blocks come from."""
 
     kind: CacheKind
     layers: tuple[int, ...]
-    pool: Pool
+    pool: BlockPool
 
 
-class Blocks:
+class BlockManager:
     """All groups of one model: find, share, grow, trim, publish and release as one.
 
-    `groups` hold a sequence's own tokens, `crosses` what encoders made of its media. A sequence has
-    a table in each group, in their order; one that is computed in two ways has as many again.
+    `groups` hold a sequence's own tokens, `cross_groups` the encoder states of its media. A
+    sequence has a table in each group, in their order; a sequence computed in two passes (X-LoRA)
+    has twice as many.
     """
 
-    def __init__(self, groups: Sequence[Group], block: int) -> None:
+    def __init__(self, groups: Sequence[CacheGroup], block: int) -> None:
         self.groups = tuple(group for group in groups if not group.kind.encoded)
-        self.crosses = tuple(group for group in groups if group.kind.encoded)
+        self.cross_groups = tuple(group for group in groups if group.kind.encoded)
         self.block = block
         self.aligned = any(group.kind.aligned for group in groups)
 
     @property
-    def all(self) -> tuple[Group, ...]:
-        return self.groups + self.crosses
+    def all(self) -> tuple[CacheGroup, ...]:
+        return self.groups + self.cross_groups
 
-    def tables(self, ways: int = 1) -> list[Table]:
-        return [Table() for _ in range(ways) for _ in self.groups]
+    def tables(self, passes: int = 1) -> list[BlockTable]:
+        return [BlockTable() for _ in range(passes) for _ in self.groups]
 
-    def pairs(self, tables: Sequence[Table]) -> Iterator[tuple[Group, Table]]:
+    def pairs(self, tables: Sequence[BlockTable]) -> Iterator[tuple[CacheGroup, BlockTable]]:
         """Each table with its group."""
         return zip(cycle(self.groups), tables, strict=False)
 
@@ -178,7 +179,7 @@ class Blocks:
                 return shortest
             length = shortest
 
-    def adopt(self, tables: Sequence[Table], keys: Sequence[Key]) -> None:
+    def adopt(self, tables: Sequence[BlockTable], keys: Sequence[Key]) -> None:
         """Fill empty tables with the cached blocks of these keys, shared."""
         length = len(keys) * self.block
         for group, table in self.pairs(tables):
@@ -199,7 +200,7 @@ class Blocks:
             return min(count, inside)
         return count - (start + count) % self.block
 
-    def room(self, tables: Sequence[Table], length: int, rows: int | None = None) -> bool:
+    def room(self, tables: Sequence[BlockTable], length: int, rows: int | None = None) -> bool:
         """Whether every group has the blocks to hold `length` tokens, at once or computed in steps
         of `rows` rows: layers with a window then give blocks back on the way.
         """
@@ -211,23 +212,23 @@ class Blocks:
             need[i % len(need)] += missing
         return all(n <= group.pool.available for n, group in zip(need, self.groups, strict=True))
 
-    def longest(self, context: int, rows: int, ways: int = 1) -> int:
-        """The most tokens, up to `context`, that a sequence computed in `ways` ways can hold alone,
-        steps having up to `rows` rows.
+    def longest(self, context: int, rows: int, passes: int = 1) -> int:
+        """The most tokens, up to `context`, of a sequence alone that is computed in `passes` passes
+        by steps of up to `rows` rows.
         """
         short = [
-            group.pool.size // ways * self.block
+            group.pool.size // passes * self.block
             for group in self.groups
-            if group.pool.size < ways * group.kind.blocks_of(context, rows)
+            if group.pool.size < passes * group.kind.blocks_of(context, rows)
         ]
         return min([context, *short])
 
-    def missing(self, group: Group, table: Table, length: int) -> list[bool]:
+    def missing(self, group: CacheGroup, table: BlockTable, length: int) -> list[bool]:
         """For each index that a table lacks to reach `length` tokens, whether it takes a block."""
         indices = range(len(table.blocks), -(-length // self.block))
         return [group.kind.keeps(i, length) for i in indices]
 
-    def grow(self, tables: Sequence[Table], length: int) -> bool:
+    def grow(self, tables: Sequence[BlockTable], length: int) -> bool:
         """Take the blocks for `length` tokens, or none at all where there is no room."""
         if not self.room(tables, length):
             return False
@@ -238,7 +239,7 @@ class Blocks:
                 table.blocks.append(group.pool.take(after) if taken else -1)
         return True
 
-    def trim(self, tables: Sequence[Table], length: int) -> None:
+    def trim(self, tables: Sequence[BlockTable], length: int) -> None:
         """Give back what a sequence of `length` tokens no longer reads."""
         for group, table in self.pairs(tables):
             first = min(group.kind.first(length), len(table.blocks))
@@ -248,14 +249,14 @@ class Blocks:
                 table.blocks[i] = -1
             table.first = max(table.first, first)
 
-    def publish(self, tables: Sequence[Table], keys: Sequence[Key], start: int) -> None:
+    def publish(self, tables: Sequence[BlockTable], keys: Sequence[Key], start: int) -> None:
         """Make the full blocks start..len(keys) findable."""
         for group, table in self.pairs(tables):
             for i in range(max(start, table.first), min(len(keys), len(table.blocks))):
                 if table.blocks[i] >= 0:
                     group.pool.publish(table.blocks[i], keys[i])
 
-    def release(self, tables: Sequence[Table]) -> None:
+    def release(self, tables: Sequence[BlockTable]) -> None:
         """Give all blocks back, the last first, so that a shared beginning outlives the ends."""
         for group, table in self.pairs(tables):
             for block in reversed(table.blocks[table.first :]):
@@ -266,36 +267,36 @@ class Blocks:
     def holds(self, items: Iterable[Item]) -> bool:
         """Whether the cross groups are large enough for all these media at once."""
         need = sum(-(-item.length // self.block) for item in items if item.since is not None)
-        return all(need <= group.pool.size for group in self.crosses)
+        return all(need <= group.pool.size for group in self.cross_groups)
 
-    def hold(self, item: Item, mixture: Iterable[tuple[str, float]] = ()) -> Memory | None:
+    def hold(self, item: Item, mixture: Iterable[tuple[str, float]] = ()) -> EncoderBlocks | None:
         """Blocks for a medium in all cross groups, those that hold it already where they do.
 
         None where there is no room.
         """
         count = -(-item.length // self.block)
         keys = [next_key(item.key, [i], mixture) for i in range(count)]
-        if all(key in group.pool.block_of for group in self.crosses for key in keys):
-            found = [[group.pool.block_of[key] for key in keys] for group in self.crosses]
-            for group, blocks in zip(self.crosses, found, strict=True):
+        if all(key in group.pool.block_of for group in self.cross_groups for key in keys):
+            found = [[group.pool.block_of[key] for key in keys] for group in self.cross_groups]
+            for group, blocks in zip(self.cross_groups, found, strict=True):
                 for block in blocks:
                     group.pool.share(block)
-            return Memory(item, keys, found, written=True)
-        if any(group.pool.available < count for group in self.crosses):
+            return EncoderBlocks(item, keys, found, written=True)
+        if any(group.pool.available < count for group in self.cross_groups):
             return None
-        taken = [[group.pool.take() for _ in keys] for group in self.crosses]
-        return Memory(item, keys, taken, written=False)
+        taken = [[group.pool.take() for _ in keys] for group in self.cross_groups]
+        return EncoderBlocks(item, keys, taken, written=False)
 
-    def written(self, memory: Memory) -> None:
+    def written(self, memory: EncoderBlocks) -> None:
         """A launched step writes a medium's blocks: others may find them."""
         memory.written = True
-        for group, blocks in zip(self.crosses, memory.blocks, strict=True):
+        for group, blocks in zip(self.cross_groups, memory.blocks, strict=True):
             for block, key in zip(blocks, memory.keys, strict=True):
                 group.pool.publish(block, key)
 
-    def let_go(self, memory: Memory) -> None:
+    def let_go(self, memory: EncoderBlocks) -> None:
         """One user of a medium less."""
-        for group, blocks in zip(self.crosses, memory.blocks, strict=True):
+        for group, blocks in zip(self.cross_groups, memory.blocks, strict=True):
             for block in blocks:
                 group.pool.release(block)
 

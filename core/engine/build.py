@@ -7,21 +7,21 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ostro.core.adapters.build import build_registry, build_residents, reserve
 from ostro.core.cache import CacheKind, CacheSpec
-from ostro.core.engine.blocks import Blocks, Group, Pool
+from ostro.core.engine.adapters import build_adapter_pool, build_registry, reserve
+from ostro.core.engine.blocks import BlockManager, BlockPool, CacheGroup
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.memory import BLOCK, budget, largest_context, plan_blocks
 from ostro.core.engine.request import Sampling, TokenRequest
-from ostro.core.engine.runner import Runner
+from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Scheduler
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
 from ostro.core.load.model import DTYPES, LoadedModel, describe
-from ostro.core.nn import Remembers
+from ostro.core.nn import CachedLayer
 from ostro.core.ops import Target
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
 
 ROWS = {"cuda": 4096, "cpu": 512}
@@ -58,15 +58,15 @@ def build_engine(
     if seqs < 1:
         raise UsageError(f"--max-seqs {seqs}: at least one sequence must run")
     rows = rows or ROWS[device.type]
-    residents = build_residents(loaded, settings, rows)
-    reserve(residents, loaded, settings)
+    adapter_pool = build_adapter_pool(loaded, settings, rows)
+    reserve(adapter_pool, loaded, settings)
     counts = [blocks] * len(kinds) if blocks else []
     if not blocks:
         counts = count_blocks([kind for kind, _ in kinds], loaded, settings, rows, block, share)
     groups = []
     for (kind, layers), count in zip(kinds, counts, strict=True):
         kind.allocate(count)
-        groups.append(Group(kind, layers, Pool(count)))
+        groups.append(CacheGroup(kind, layers, BlockPool(count)))
     target = Target(device=device, dtype=torch.float32, deterministic=settings.deterministic)
     eos = frozenset(eos_ids)
     vocab = int(loaded.config.vocab_size)
@@ -75,10 +75,10 @@ def build_engine(
     loaded.explain += [describe(choice) for choice in sampler.choices]
     ahead = device.type == "cuda" or settings.replay
     segments = loaded.placement.segments(settings.replay) if ahead else None
-    captured = seqs if ahead else min(seqs, TAPED) if loaded.placement.borders is None else 0
-    held = Blocks(groups, block)
+    captured = seqs if ahead else min(seqs, TAPED) if loaded.placement.transfers is None else 0
+    held = BlockManager(groups, block)
     context = held.longest(loaded.context, rows)
-    runner = Runner(
+    runner = ModelRunner(
         loaded.model,
         held,
         sampler,
@@ -87,18 +87,18 @@ def build_engine(
         captured=captured,
         replay=settings.replay,
         segments=segments,
-        residents=residents,
+        adapter_pool=adapter_pool,
     )
     return Engine(
         runner,
-        Scheduler(held, runner.features, max_rows=rows, max_seqs=seqs, residents=residents),
+        Scheduler(held, runner.features, max_rows=rows, max_seqs=seqs, adapter_pool=adapter_pool),
         vocab=vocab,
         context=context,
         eos_ids=eos,
         lag=int(ahead),
         identity=key_root(loaded, settings),
         prefix_cache=prefix_cache,
-        registry=build_registry(loaded, settings, plugins, residents, runner),
+        registry=build_registry(loaded, settings, plugins, adapter_pool, runner),
     )
 
 
@@ -133,7 +133,7 @@ def cache_kinds(
     """
     specs: dict[tuple[CacheSpec, torch.device], list[int]] = {}
     for module in loaded.model.modules():
-        if isinstance(module, Remembers):
+        if isinstance(module, CachedLayer):
             key = module.spec, loaded.placement.device(module)
             specs.setdefault(key, []).append(module.layer)
     asked = settings.kv_dtype
@@ -173,7 +173,7 @@ def renew(engine: Engine, loaded: LoadedModel, settings: Settings) -> None:
     """Go on with weights that have changed in place: other block keys, other graphs."""
     engine.identity = key_root(loaded, settings)
     if engine.registry is not None:
-        engine.registry.shelf.residents.renew()
+        engine.registry.loader.adapter_pool.renew()
     engine.runner.graphs = Graphs()
     make_ready(engine, loaded)
 

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.registry import Registry
-from ostro.core.engine.blocks import Blocks, next_key, seed_key
+from ostro.core.engine.blocks import BlockManager, next_key, seed_key
 from ostro.core.engine.request import Finish, Stats, TokenLogprobs, TokenOutput, TokenRequest
-from ostro.core.engine.runner import Launched, Runner
-from ostro.core.engine.sampler import Drawn
+from ostro.core.engine.runner import LaunchedStep, ModelRunner
+from ostro.core.engine.sampler import SamplerOutput
 from ostro.core.engine.scheduler import Scheduler
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, RequestError
@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         scheduler: Scheduler,
         *,
         vocab: int,
@@ -49,13 +49,13 @@ class Engine:
         self.vocab, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
         self.lag, self.identity, self.prefix_cache = lag, identity, prefix_cache
         self.registry = registry
-        self.flight: deque[Launched] = deque()
+        self.flight: deque[LaunchedStep] = deque()
         self.live: dict[str, list[Sequence]] = {}
         self.counters = Stats()
         self.arrivals = 0
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> BlockManager:
         return self.scheduler.blocks
 
     @property
@@ -134,8 +134,8 @@ class Engine:
                 f"{asked} would be needed; shorten it, or load with a larger --context",
                 param="prompt",
             )
-        ways = 1 if mixture.mixer is None else 2
-        context = self.blocks.longest(self.context, self.scheduler.max_rows, ways)
+        passes = 1 if mixture.mixer is None else 2
+        context = self.blocks.longest(self.context, self.scheduler.max_rows, passes)
         if length + replies > context:
             raise ContextLengthExceeded(
                 f"the prompt has {length} tokens and the cache holds {context} tokens of an X-LoRA "
@@ -211,14 +211,14 @@ class Engine:
             outputs += self.step()
         return outputs
 
-    def read(self, launched: Launched) -> list[TokenOutput]:
+    def read(self, launched: LaunchedStep) -> list[TokenOutput]:
         """Wait for a step's tokens and hand them to their sequences."""
         for chunk, logits in launched.prompt_logits:
             self.note_prompt(chunk.sequence, chunk.start, logits)
         drawing = [chunk.sequence for chunk in launched.plan.chunks if chunk.draws]
         if launched.drawn is None:
             return []
-        drawn = Drawn(*launched.drawn.wait())
+        drawn = SamplerOutput(*launched.drawn.wait())
         logprobs = read_logprobs(drawn, drawing)
         outputs = []
         for i, (sequence, token) in enumerate(zip(drawing, drawn.tokens, strict=True)):
@@ -309,7 +309,7 @@ def media_under(items: list[Item], mixture: Mixture) -> list[Item]:
     return changed
 
 
-def read_logprobs(drawn: Drawn, sequences: list[Sequence]) -> list[TokenLogprobs | None]:
+def read_logprobs(drawn: SamplerOutput, sequences: list[Sequence]) -> list[TokenLogprobs | None]:
     """Per drawn token what its request asked for: its log probability and the best alternatives."""
     out: list[TokenLogprobs | None] = [None] * len(sequences)
     if drawn.logprobs is None or drawn.top_ids is None or drawn.top_values is None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ostro.core.device import to_device
 from ostro.core.engine.scheduler import Chunk
-from ostro.core.engine.transfer import to_device
 from ostro.core.step import Features
 
 Encoded = tuple[Tensor, ...]

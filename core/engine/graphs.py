@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from ostro.core.engine.tape import Unrecorded, record
+from ostro.core.engine.cpu_graph import NotCapturable, record
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Lane:
+class CapturePool:
     """Where one device captures: all its graphs on one stream, with one pool for their memory.
 
     Graphs of a pool overwrite each other's intermediate values, and so never run side by side.
@@ -31,13 +31,13 @@ class Graphs:
     """The graphs of one model, a lane for each of its devices."""
 
     def __init__(self) -> None:
-        self.lanes: dict[torch.device, Lane] = {}
+        self.lanes: dict[torch.device, CapturePool] = {}
         self.refused = ""  # why the last call was not captured
 
-    def lane(self, device: torch.device) -> Lane:
+    def lane(self, device: torch.device) -> CapturePool:
         if device not in self.lanes:
             stream = torch.cuda.Stream(device)
-            self.lanes[device] = Lane(stream, torch.cuda.graph_pool_handle())
+            self.lanes[device] = CapturePool(stream, torch.cuda.graph_pool_handle())
         return self.lanes[device]
 
     def capture(self, call: Callable[[], T], device: torch.device) -> Callable[[], T]:
@@ -50,7 +50,7 @@ class Graphs:
         if device.type != "cuda":
             try:
                 return record(call)
-            except Unrecorded as error:
+            except NotCapturable as error:
                 self.refused = str(error)
                 return call
         lane, graph = self.lane(device), torch.cuda.CUDAGraph()

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.adapters.pool import MixtureLease
 from ostro.core.adapters.registry import Registry
-from ostro.core.adapters.residents import Held
 from ostro.core.engine.request import JobOutput, JobRequest
 from ostro.core.errors import OstroError, Overloaded
 from ostro.core.media import Array
@@ -45,14 +45,14 @@ class Worker(Protocol):
         """
 
 
-class Jobs:
+class JobEngine:
     """The jobs of one model, in turn."""
 
     def __init__(self, worker: Worker, registry: Registry | None = None) -> None:
         """`registry` is told which adapters are in use, and brings them to the device."""
         self.worker, self.registry = worker, registry
         self.turns: deque[tuple[str, Iterator[Slice]]] = deque()
-        self.held: dict[str, tuple[Mixture, Held]] = {}
+        self.held: dict[str, tuple[Mixture, MixtureLease]] = {}
 
     @property
     def busy(self) -> bool:
@@ -62,20 +62,20 @@ class Jobs:
         """Take a job in. Raises Overloaded where there is no room for its adapters."""
         step = ROWS
         if mixture.shares and self.registry is not None:
-            held = self.registry.shelf.residents.hold(mixture)
+            held = self.registry.loader.adapter_pool.hold(mixture)
             if held is None:
                 raise Overloaded("there is no room on the device for these adapters; try again")
             self.registry.lease(mixture)
             self.held[request.id] = mixture, held
             row = torch.tensor([held.row(0)], dtype=torch.int32)
-            step = replace(ROWS, mixture=row.to(self.registry.shelf.residents.target.device))
+            step = replace(ROWS, mixture=row.to(self.registry.loader.adapter_pool.target.device))
         self.turns.append((request.id, self.worker.work(request, step)))
 
     def let_go(self, id: str) -> None:
         """A job has ended: its adapters may leave the device."""
         if id in self.held and self.registry is not None:
             mixture, held = self.held.pop(id)
-            self.registry.shelf.residents.let_go(held)
+            self.registry.loader.adapter_pool.let_go(held)
             self.registry.release(mixture)
 
     def abort(self, id: str) -> list[JobOutput]:

@@ -9,15 +9,15 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ostro.core.engine.blocks import Group, Memory, Table
+from ostro.core.device import to_device
+from ostro.core.engine.blocks import BlockTable, CacheGroup, EncoderBlocks
 from ostro.core.engine.scheduler import Chunk
-from ostro.core.engine.transfer import to_device
-from ostro.core.ops.attention import HostRagged, Ragged
+from ostro.core.ops.attention import AttentionMetadata, HostMetadata
 
 
 @dataclass
-class Segment:
-    """`rows` rows whose last is token length - 1 of what `blocks` hold; see `Ragged.full`."""
+class RowSegment:
+    """`rows` rows that end at token length - 1 of `blocks`; `full` as in `AttentionMetadata`."""
 
     rows: int
     length: int
@@ -25,7 +25,7 @@ class Segment:
     full: bool = False
 
 
-def own_segments(chunk: Chunk, table: Table, sparse: bool) -> list[Segment]:
+def own_segments(chunk: Chunk, table: BlockTable, sparse: bool) -> list[RowSegment]:
     """A chunk's rows over its own pages, cut where images begin and end whose rows see each other.
 
     Block ids that a table does not keep are never read and become 0. `sparse`: of a kind whose
@@ -36,19 +36,19 @@ def own_segments(chunk: Chunk, table: Table, sparse: bool) -> list[Segment]:
         blocks = [max(block, 0) for block in blocks]
     start, stop = chunk.start, chunk.start + chunk.count
     if sparse or start >= chunk.sequence.prompt:
-        return [Segment(chunk.count, stop, blocks)]
+        return [RowSegment(chunk.count, stop, blocks)]
     spans = [
         (max(a, start), min(b, stop)) for a, b in chunk.sequence.atoms if a < stop and b > start
     ]
     cuts = sorted({start, stop, *(edge for span in spans for edge in span)})
     inside = {a for a, _ in spans}
-    return [Segment(b - a, b, blocks, a in inside) for a, b in pairwise(cuts)]
+    return [RowSegment(b - a, b, blocks, a in inside) for a, b in pairwise(cuts)]
 
 
-def memory_segments(chunk: Chunk, group: int) -> list[Segment]:
+def memory_segments(chunk: Chunk, group: int) -> list[RowSegment]:
     """A chunk's rows over the medium that each of them sees, none before the first."""
     start, stop = chunk.start, chunk.start + chunk.count
-    segments, seen = list[Segment](), None
+    segments, seen = list[RowSegment](), None
     at = start
     for memory in [*chunk.sequence.memories, None]:
         since = stop if memory is None else min(max(memory.item.since or 0, start), stop)
@@ -58,13 +58,15 @@ def memory_segments(chunk: Chunk, group: int) -> list[Segment]:
     return segments
 
 
-def memory_segment(rows: int, memory: Memory | None, group: int) -> Segment:
+def memory_segment(rows: int, memory: EncoderBlocks | None, group: int) -> RowSegment:
     if memory is None:
-        return Segment(rows, 0, [0], True)
-    return Segment(rows, memory.item.length, memory.blocks[group], True)
+        return RowSegment(rows, 0, [0], True)
+    return RowSegment(rows, memory.item.length, memory.blocks[group], True)
 
 
-def ragged(segments: Sequence[Segment], slots: Sequence[int], device: torch.device) -> Ragged:
+def ragged(
+    segments: Sequence[RowSegment], slots: Sequence[int], device: torch.device
+) -> AttentionMetadata:
     """The layout of these segments, one after the other; `slots` are where each row is written."""
     width = max(len(segment.blocks) for segment in segments)
     starts = [0, *accumulate(segment.rows for segment in segments)]
@@ -72,12 +74,12 @@ def ragged(segments: Sequence[Segment], slots: Sequence[int], device: torch.devi
     full = [segment.full for segment in segments] if any(s.full for s in segments) else []
     tables = [segment.blocks for segment in segments]
     padded = [table + [0] * (width - len(table)) for table in tables]
-    host = HostRagged(starts, lengths, tables, full, {}) if device.type == "cpu" else None
+    host = HostMetadata(starts, lengths, tables, full, {}) if device.type == "cpu" else None
 
     def int32(values: Sequence[object]) -> Tensor:
         return to_device(values, torch.int32, device)
 
-    return Ragged(
+    return AttentionMetadata(
         table=int32(padded),
         starts=int32(starts),
         lengths=int32(lengths),
@@ -95,10 +97,10 @@ def places(blocks: Sequence[int], block: int, start: int, stop: int) -> list[int
 
 
 def over_pages(
-    group: Group, index: int, chunks: Sequence[Chunk], block: int, device: torch.device
-) -> Ragged:
+    group: CacheGroup, index: int, chunks: Sequence[Chunk], block: int, device: torch.device
+) -> AttentionMetadata:
     """How these chunks lie in one group's blocks."""
-    segments, slots = list[Segment](), list[int]()
+    segments, slots = list[RowSegment](), list[int]()
     for chunk in chunks:
         mine = own_segments(chunk, chunk.sequence.tables[index], group.kind.aligned)
         segments += mine
@@ -106,19 +108,19 @@ def over_pages(
     return ragged(segments, slots, device)
 
 
-def over_memories(index: int, chunks: Sequence[Chunk], device: torch.device) -> Ragged:
+def over_memories(index: int, chunks: Sequence[Chunk], device: torch.device) -> AttentionMetadata:
     """What these chunks see of media in one cross group."""
     segments = [segment for chunk in chunks for segment in memory_segments(chunk, index)]
     return ragged(segments, [], device)
 
 
 def into_memories(
-    index: int, memories: Sequence[Memory], block: int, device: torch.device
-) -> Ragged:
+    index: int, memories: Sequence[EncoderBlocks], block: int, device: torch.device
+) -> AttentionMetadata:
     """Where the states of these media are written in one cross group."""
-    segments, slots = list[Segment](), list[int]()
+    segments, slots = list[RowSegment](), list[int]()
     for memory in memories:
         length = memory.item.length
-        segments.append(Segment(length, length, memory.blocks[index], True))
+        segments.append(RowSegment(length, length, memory.blocks[index], True))
         slots += places(memory.blocks[index], block, 0, length)
     return ragged(segments, slots, device)

@@ -42,7 +42,7 @@ def parse_size(text: str) -> float:
     return value
 
 
-def shown(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Bytes in the unit that people would use."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if size >= scale:
@@ -74,8 +74,8 @@ def budget(settings: Settings, device: torch.device) -> int:
     size = int(asked * free) if asked <= 1 else int(asked)
     if size > free:
         raise InsufficientMemory(
-            f"--memory {settings.memory} asks for {shown(size)} of cache, "
-            f"{shown(free)} are free on {device}"
+            f"--memory {settings.memory} asks for {format_bytes(size)} of cache, "
+            f"{format_bytes(free)} are free on {device}"
         )
     return size
 
@@ -101,8 +101,8 @@ def plan_blocks(
     smallest = sum(kind.bytes(n) for kind, n in zip(kinds, least, strict=True))
     if smallest > size:
         raise InsufficientMemory(
-            f"one sequence of {context} tokens needs {shown(smallest)} of cache and "
-            f"there are {shown(size)}; try a smaller --context, or more --memory"
+            f"one sequence of {context} tokens needs {format_bytes(smallest)} of cache and "
+            f"there are {format_bytes(size)}; try a smaller --context, or more --memory"
         )
     share = (size - smallest) / max(needed - smallest, 1)
     return [low + int((want - low) * share) for low, want in zip(least, wants, strict=True)]

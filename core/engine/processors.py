@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ostro.core.device import to_device
 from ostro.core.engine.request import Sampling
 from ostro.core.engine.sequence import Sequence
-from ostro.core.engine.transfer import to_device
 from ostro.core.errors import RequestError, nearest
 from ostro.core.records import LogitsProcessor, resolve
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedRequest:
     """A sequence that got `row`: what it asks for, its prompt, and what it has said so far."""
 
     row: int
@@ -41,7 +41,9 @@ class Processor(Protocol):
     def check(asked: Any, vocab: int) -> None:
         """Raise RequestError unless this can be asked for."""
 
-    def update(self, added: Rows[Added], removed: Rows[int], moved: Rows[tuple[int, int]]) -> None:
+    def update(
+        self, added: Rows[AddedRequest], removed: Rows[int], moved: Rows[tuple[int, int]]
+    ) -> None:
         """Rows that were taken and given up; `moved` are pairs of rows, from and to."""
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: Any) -> Tensor:
@@ -80,12 +82,12 @@ class Processors:
         row, asked = sequence.row, sequence.request.sampling.processors if self.records else {}
         for name, record in self.records.items():
             users = self.users[name]
-            added, removed = list[Added](), [row] if row in users else []
+            added, removed = list[AddedRequest](), [row] if row in users else []
             users.discard(row)
             if name in asked:
                 users.add(row)
                 tokens, prompt = sequence.tokens, sequence.prompt
-                added.append(Added(row, asked[name], tokens[:prompt], tokens[prompt:]))
+                added.append(AddedRequest(row, asked[name], tokens[:prompt], tokens[prompt:]))
                 if name not in self.made:
                     self.made[name] = resolve(record.processor)(*self.sizes)
             if added or removed:

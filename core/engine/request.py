@@ -20,7 +20,7 @@ class Dry(msgspec.Struct, frozen=True, kw_only=True):
 
     A token that would extend a repeated suffix of `match` >= `allowed_length` tokens loses
     multiplier * base ** (match - allowed_length) off its logit; `breakers` are token ids that no
-    match crosses; `window` is how many last tokens are searched (0 = all).
+    match cross_groups; `window` is how many last tokens are searched (0 = all).
     """
 
     multiplier: float = 0.0
@@ -138,7 +138,7 @@ DEFAULT = "default"
 """The name by which the first model always goes."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter that a request asks for, by name or by generation, and how much of it."""
 
     name: str = ""
@@ -160,13 +160,13 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model: str = DEFAULT
     priority: int = 0
     salt: str = ""
-    adapters: tuple[Wanted, ...] = ()
+    adapters: tuple[AdapterRef, ...] = ()
     cache: bool = True
     items: list[Item] = []
     positions: Array | None = None
 
 
-class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Whole inputs to be read: a vector of each, or the scores of a model that gives some.
 
     `kinds` say of the tokens of input i which kind of text they belong to, for encoders that ask.
@@ -177,7 +177,7 @@ class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kinds: dict[int, list[int]] = {}
     output: Literal["vectors", "scores"] = "vectors"
     model: str = DEFAULT
-    adapters: tuple[Wanted, ...] = ()
+    adapters: tuple[AdapterRef, ...] = ()
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -187,7 +187,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     values: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
     model: str = DEFAULT
-    adapters: tuple[Wanted, ...] = ()
+    adapters: tuple[AdapterRef, ...] = ()
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -238,7 +238,7 @@ class JobOutput(msgspec.Struct, kw_only=True, tag=True):
     generations: tuple[str, ...] = ()
 
 
-Request = TokenRequest | ReadRequest | JobRequest
+Request = TokenRequest | PoolingRequest | JobRequest
 Output = TokenOutput | JobOutput
 
 

@@ -15,59 +15,59 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ostro.core.adapters.residents import NOTHING, Held, Residents
-from ostro.core.engine.blocks import Blocks, Memory
-from ostro.core.engine.bucket import Bucket
+from ostro.core.adapters.pool import NOTHING, AdapterPool, MixtureLease
+from ostro.core.device import DeviceToHostCopy, send, to_device
+from ostro.core.engine.blocks import BlockManager, EncoderBlocks
+from ostro.core.engine.decode_graphs import DecodeBucket
 from ostro.core.engine.features import FeatureStore, step_features
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.layout import into_memories, over_memories, over_pages
 from ostro.core.engine.request import TokenRequest
 from ostro.core.engine.sampler import Sampler
-from ostro.core.engine.scheduler import Chunk, Plan
+from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
-from ostro.core.engine.transfer import Arriving, send, to_device
 from ostro.core.errors import RequestError
-from ostro.core.load.segment import Segments
 from ostro.core.media import Array, Item
 from ostro.core.nn import Model
-from ostro.core.ops.attention import Ragged
+from ostro.core.ops.attention import AttentionMetadata
+from ostro.core.placement.segments import LayerSegments
 from ostro.core.step import ROWS, Medium, Step
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass
-class Launched:
+class LaunchedStep:
     """A step on its way: its plan, what it draws, and the logits of prompt rows that were asked
     for.
     """
 
-    plan: Plan
-    drawn: Arriving | None = None
+    plan: StepPlan
+    drawn: DeviceToHostCopy | None = None
     prompt_logits: list[tuple[Chunk, Tensor]] = field(default_factory=list)
 
 
-class Runner:
+class ModelRunner:
     """One model with its cache and its sampler on one device."""
 
     def __init__(
         self,
         model: Model,
-        blocks: Blocks,
+        blocks: BlockManager,
         sampler: Sampler,
         *,
         context: int,
         dtype: torch.dtype = torch.float32,
         captured: int = 0,
         replay: bool = False,
-        segments: Segments | None = None,
+        segments: LayerSegments | None = None,
         features: int = 1 << 28,
-        residents: Residents | None = None,
+        adapter_pool: AdapterPool | None = None,
     ) -> None:
         """`captured` > 0 runs decode steps of up to so many rows in buckets, of a split model those
         of its `segments` that are captured; `replay` as the module says; floating media arrive in
-        `dtype`; `features` bytes of encoded media are kept; `residents` are the adapters that lie
-        on the device.
+        `dtype`; `features` bytes of encoded media are kept; `adapter_pool` holds the adapters on
+        the device.
         """
         self.model, self.blocks, self.sampler = model, blocks, sampler
         self.device, self.context, self.dtype = sampler.device, context, dtype
@@ -75,9 +75,9 @@ class Runner:
         self.layers = 1 + max((i for group in blocks.all for i in group.layers), default=-1)
         self.sizes = [n for i, n in enumerate(BUCKETS) if not i or BUCKETS[i - 1] < captured]
         self.segments, self.graphs, self.poisons = segments, Graphs(), replay
-        self.residents = residents
-        self.buckets: dict[int, Bucket] = {}
-        self.mixed_buckets: dict[int, Bucket] = {}
+        self.adapter_pool = adapter_pool
+        self.buckets: dict[int, DecodeBucket] = {}
+        self.mixed_buckets: dict[int, DecodeBucket] = {}
         self.seen = 0  # the program of adapters that these were captured with
         if not captured or not self.captures:
             self.sizes = []
@@ -93,35 +93,35 @@ class Runner:
         """
         self.buckets, self.mixed_buckets = self.capture_all(mixed=False), {}
 
-    def capture_all(self, mixed: bool) -> dict[int, Bucket]:
+    def capture_all(self, mixed: bool) -> dict[int, DecodeBucket]:
         """Buckets of all sizes, the largest first so that the smaller share its memory; those whose
         steps cannot be captured run eagerly, at their true size.
         """
-        buckets: dict[int, Bucket] = {}
+        buckets: dict[int, DecodeBucket] = {}
         for size in reversed(self.sizes):
-            bucket = Bucket(self, size, mixed=mixed)
+            bucket = DecodeBucket(self, size, mixed=mixed)
             if self.poisons or not self.graphs.refused:
                 buckets[size] = bucket
         return buckets if self.captures else {}
 
-    def family(self, mixed: bool) -> dict[int, Bucket]:
+    def family(self, mixed: bool) -> dict[int, DecodeBucket]:
         """The buckets without adapters, or with; these are made anew where an adapter has brought a
         table, a gain or a whole weight to a module that had none.
         """
-        if not mixed or self.residents is None or not self.sizes:
+        if not mixed or self.adapter_pool is None or not self.sizes:
             return self.buckets
-        if not self.mixed_buckets or self.seen != self.residents.changes:
-            self.seen = self.residents.changes
+        if not self.mixed_buckets or self.seen != self.adapter_pool.changes:
+            self.seen = self.adapter_pool.changes
             self.mixed_buckets = self.capture_all(mixed=True)
         return self.mixed_buckets
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> Launched:
+    def run(self, plan: StepPlan) -> LaunchedStep:
         """Launch a step. Nothing here waits for the device."""
         for sequence in plan.started:
             self.sampler.place(sequence)
-        launched = Launched(plan)
-        self.weigh(plan.chunks)
+        launched = LaunchedStep(plan)
+        self.compute_scalings(plan.chunks)
         for row in sorted({0, *plan.mixed.values()}):
             items = [i for key, i in plan.encodes.items() if plan.mixed.get(key, 0) == row]
             memories = [m for m in plan.memories if plan.mixed.get(m.item.key, 0) == row]
@@ -140,7 +140,9 @@ class Runner:
             return ROWS
         return replace(ROWS, mixture=to_device([row], torch.int32, self.device))
 
-    def encode(self, items: Iterable[Item], memories: Sequence[Memory], step: Step = ROWS) -> None:
+    def encode(
+        self, items: Iterable[Item], memories: Sequence[EncoderBlocks], step: Step = ROWS
+    ) -> None:
         """Encode media: inline ones into the store, those that layers look at into their cache."""
         items = list(items)
         media = [self.medium(item) for item in (*items, *(m.item for m in memories))]
@@ -154,10 +156,10 @@ class Runner:
         states = [features[0] for features in encoded[len(items) :]]
         batches = [
             into_memories(i, memories, self.blocks.block, group.kind.device)
-            for i, group in enumerate(self.blocks.crosses)
+            for i, group in enumerate(self.blocks.cross_groups)
         ]
         caches: list[object] = [None] * self.layers
-        for group, batch in zip(self.blocks.crosses, batches, strict=True):
+        for group, batch in zip(self.blocks.cross_groups, batches, strict=True):
             for i, layer in enumerate(group.layers):
                 caches[layer] = group.kind.view(i, batch)
         self.model.remember(torch.cat(states), replace(step, caches=caches))
@@ -179,7 +181,7 @@ class Runner:
         *,
         items: Sequence[Item] = (),
         positions: Array | None = None,
-        held: Held = NOTHING,
+        held: MixtureLease = NOTHING,
     ) -> Tensor:
         """Logits [T, V] float32 of every position of a prompt, on the host, in steps of about
         `rows` rows; `items` and `positions` as in `TokenRequest`, under the adapters `held`.
@@ -200,7 +202,7 @@ class Runner:
                         f"no room in the cache for {len(tokens)} tokens", param="tokens"
                     )
                 chunk = Chunk(sequence, start, count, draws=False)
-                self.weigh([chunk])
+                self.compute_scalings([chunk])
                 step, _ = self.step([chunk])
                 step.wanted = None
                 out.append(self.model.logits(self.model.hidden(step), step).float().cpu())
@@ -232,7 +234,7 @@ class Runner:
         self,
         inputs: Sequence[Sequence[int]],
         kinds: Sequence[Sequence[int]] | None = None,
-        helds: Sequence[Held] | None = None,
+        helds: Sequence[MixtureLease] | None = None,
     ) -> tuple[Tensor, Step]:
         """The last hidden states [T, d] of whole inputs, one after the other, in one step.
 
@@ -245,11 +247,11 @@ class Runner:
             chunk.sequence.held = held
         try:
             for chunk in chunks:
-                ways = 1 if chunk.sequence.held.scaling is None else 2
-                chunk.sequence.tables = self.blocks.tables(ways)
+                passes = 1 if chunk.sequence.held.scaling is None else 2
+                chunk.sequence.tables = self.blocks.tables(passes)
                 if not self.blocks.grow(chunk.sequence.tables, chunk.count):
                     raise RequestError("no room in the cache for this batch", param="input")
-            self.weigh(chunks)
+            self.compute_scalings(chunks)
             step, _ = self.step(chunks)
             step.wanted = None
             if kinds is not None:
@@ -260,11 +262,11 @@ class Runner:
             for chunk in chunks:
                 self.blocks.release(chunk.sequence.tables)
 
-    def states(self, tokens: Sequence[int], held: Held | None = None) -> Tensor:
+    def states(self, tokens: Sequence[int], held: MixtureLease | None = None) -> Tensor:
         """The last hidden states [T, d] float32 of a text, under adapters or none."""
         return self.hidden([tokens], helds=[held or NOTHING])[0].float()
 
-    def bucket(self, plan: Plan) -> Bucket | None:
+    def bucket(self, plan: StepPlan) -> DecodeBucket | None:
         """The smallest bucket that holds a decode step."""
         if not plan.decodes or any(wants_prompt(chunk) for chunk in plan.chunks):
             return None
@@ -272,14 +274,14 @@ class Runner:
         buckets = self.family(mixed).values()
         return next((b for b in reversed(buckets) if b.size >= rows), None)
 
-    def weigh(self, chunks: Sequence[Chunk]) -> None:
+    def compute_scalings(self, chunks: Sequence[Chunk]) -> None:
         """Have the rows of X-LoRA sequences computed by the base alone, and their hidden states say
         how they will be mixed, all on the device.
         """
         mine = [chunk for chunk in chunks if chunk.sequence.held.scaling is not None]
-        if not mine or self.residents is None:
+        if not mine or self.adapter_pool is None:
             return
-        table, own = self.residents.mixtures, [chunk.own for chunk in mine]
+        table, own = self.adapter_pool.mixtures, [chunk.own for chunk in mine]
         based = [chunk for chunk in own if chunk.count]
         hidden = self.model.hidden(self.step(based, way=1)[0]) if based else None
         row, at = table.drawn.start, 0
@@ -290,7 +292,7 @@ class Runner:
             if hidden is not None and count:
                 held.scaling.write(table, rows, hidden[at : at + count])
             last = held.lanes[0][1].row
-            if count and chunk.start + count == chunk.sequence.weighed:
+            if count and chunk.start + count == chunk.sequence.scaling_end:
                 held.scaling.hold(table, rows[-1], last)
             held.drawn = [*rows, *[last] * (chunk.count - count)]
             row, at = row + count, at + count
@@ -302,7 +304,7 @@ class Runner:
             found += chunk.sequence.held.rows(chunk.start, chunk.start + chunk.count)
         return found
 
-    def mixed(self, chunks: Sequence[Chunk], launched: Launched) -> Tensor:
+    def mixed(self, chunks: Sequence[Chunk], launched: LaunchedStep) -> Tensor:
         """Any step, eagerly; returns the logits [W, V] of the rows that draw."""
         step, spans = self.step(chunks)
         hidden = self.model.hidden(step)
@@ -357,16 +359,16 @@ class Runner:
         )
         return step, spans
 
-    def batches(self, chunks: Sequence[Chunk], way: int = 0) -> list[Ragged]:
+    def batches(self, chunks: Sequence[Chunk], way: int = 0) -> list[AttentionMetadata]:
         """How these chunks lie in the blocks of every group, and what they see in cross groups."""
-        size, own, crosses = self.blocks.block, self.blocks.groups, self.blocks.crosses
+        size, own, cross_groups = self.blocks.block, self.blocks.groups, self.blocks.cross_groups
         first = way * len(own)
         return [
             *[over_pages(g, i, chunks, size, g.kind.device) for i, g in enumerate(own, first)],
-            *[over_memories(i, chunks, g.kind.device) for i, g in enumerate(crosses)],
+            *[over_memories(i, chunks, g.kind.device) for i, g in enumerate(cross_groups)],
         ]
 
-    def views(self, batches: Sequence[Ragged]) -> list[object]:
+    def views(self, batches: Sequence[AttentionMetadata]) -> list[object]:
         """Per layer, what its cache kind makes of its group's batch."""
         views: list[object] = [None] * self.layers
         for group, batch in zip(self.blocks.all, batches, strict=True):

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ostro.core.device import DeviceToHostCopy, send, to_device
 from ostro.core.engine.dry import DryPenalty
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.request import Sampling
 from ostro.core.engine.sequence import Sequence
-from ostro.core.engine.transfer import Arriving, send, to_device
 from ostro.core.ops import Op, Target, penalize, sample
 from ostro.core.ops.penalize import Penalties
 from ostro.core.ops.sample import Draw
@@ -28,7 +28,7 @@ BAN = float("-inf")
 
 
 @dataclass
-class Drawn:
+class SamplerOutput:
     """What a step drew, as lists: tokens [W]; where a row asked for it, logprobs of the drawn
     tokens [W] and the best alternatives, ids and values [W][n]."""
 
@@ -116,8 +116,8 @@ class Sampler:
         self.seen[row, prompt] = True
         self.counts[row] = torch.bincount(said, minlength=self.vocab).int()
 
-    def __call__(self, logits: Tensor, sequences: Rows[Sequence]) -> Arriving:
-        """logits [W, V], one row per sequence -> what `Drawn` takes, on its way to the host.
+    def __call__(self, logits: Tensor, sequences: Rows[Sequence]) -> DeviceToHostCopy:
+        """logits [W, V], one row per sequence -> the copy that becomes a `SamplerOutput`.
 
         `last` holds the drawn tokens on the device. Processors come first: log probabilities are
         those of what they let through.
@@ -134,9 +134,11 @@ class Sampler:
             mine = self.send([int(penalized(r)) for r in rules], torch.int32)
             self.counts.index_put_((rows, tokens), mine, accumulate=True)
         if raw is None or wide is None:
-            return Arriving.send(tokens)
+            return DeviceToHostCopy.send(tokens)
         top = raw.topk(max(wide, 1), -1)
-        return Arriving.send(tokens, raw.gather(1, tokens[:, None])[:, 0], top.indices, top.values)
+        return DeviceToHostCopy.send(
+            tokens, raw.gather(1, tokens[:, None])[:, 0], top.indices, top.values
+        )
 
     def send(self, values: Rows[float], dtype: torch.dtype = torch.int64) -> Tensor:
         return to_device(values, dtype, self.device)

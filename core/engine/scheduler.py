@@ -11,8 +11,8 @@ from bisect import insort
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
-from ostro.core.adapters.residents import NOTHING, Residents
-from ostro.core.engine.blocks import Blocks, Memory
+from ostro.core.adapters.pool import NOTHING, AdapterPool
+from ostro.core.engine.blocks import BlockManager, EncoderBlocks
 from ostro.core.engine.sequence import Sequence
 from ostro.core.media import Item
 
@@ -31,14 +31,14 @@ class Chunk:
     @property
     def own(self) -> Chunk:
         """Those of its rows that have X-LoRA scalings of their own."""
-        weighed = self.sequence.weighed
-        if weighed is None:
+        scaling_end = self.sequence.scaling_end
+        if scaling_end is None:
             return self
-        return replace(self, count=min(max(weighed - self.start, 0), self.count))
+        return replace(self, count=min(max(scaling_end - self.start, 0), self.count))
 
 
 @dataclass
-class Plan:
+class StepPlan:
     """One step: its chunks in row order, and who got a row of the sampler for it.
 
     Before its rows run, the media of `encodes` are encoded and those of `memories` are written to
@@ -49,7 +49,7 @@ class Plan:
     chunks: list[Chunk] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     encodes: dict[bytes, Item] = field(default_factory=dict)
-    memories: list[Memory] = field(default_factory=list)
+    memories: list[EncoderBlocks] = field(default_factory=list)
     mixed: dict[bytes, int] = field(default_factory=dict)
     cost: int = 0
 
@@ -68,17 +68,17 @@ class Scheduler:
 
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: BlockManager,
         features: Container[bytes] = (),
         *,
         max_rows: int,
         max_seqs: int,
-        residents: Residents | None = None,
+        adapter_pool: AdapterPool | None = None,
     ) -> None:
-        """`features` says of which inline media the runner has the features; `residents` bring
+        """`features` says of which inline media the runner has the features; `adapter_pool` bring
         adapters to the device.
         """
-        self.blocks, self.features, self.residents = blocks, features, residents
+        self.blocks, self.features, self.adapter_pool = blocks, features, adapter_pool
         self.max_rows, self.max_seqs = max_rows, max_seqs
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -86,7 +86,7 @@ class Scheduler:
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
-        sequence.tables = self.blocks.tables(sequence.ways)
+        sequence.tables = self.blocks.tables(sequence.passes)
         insort(self.waiting, sequence, key=lambda s: s.order)
 
     def remove(self, sequence: Sequence) -> None:
@@ -106,9 +106,9 @@ class Scheduler:
         self.rows.append(sequence.row)
         sequence.row, sequence.computed, sequence.published = -1, 0, 0
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The next step; a plan without chunks where nothing can run."""
-        plan, budget = Plan(), self.max_rows
+        plan, budget = StepPlan(), self.max_rows
         self.make_way(plan)
         decoding = [s for s in self.running if s.length - s.computed == 1]
         filling = [s for s in self.running if s.length - s.computed > 1]
@@ -122,7 +122,7 @@ class Scheduler:
             budget -= taken
         return plan
 
-    def continue_(self, sequence: Sequence, plan: Plan, budget: int) -> int:
+    def continue_(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         """Plan a running sequence's next rows; the last in line may have to give up its blocks."""
         count = self.share(sequence, plan, budget)
         while not self.blocks.grow(sequence.tables, sequence.computed + count):
@@ -134,7 +134,7 @@ class Scheduler:
             self.append(plan, sequence, count)
         return count
 
-    def admit(self, plan: Plan, budget: int) -> int:
+    def admit(self, plan: StepPlan, budget: int) -> int:
         """Start the first waiting sequence that can; rows planned for it, 0 where none can."""
         sequence = self.next() if self.rows else None
         if sequence is None or not self.start(sequence):
@@ -159,7 +159,7 @@ class Scheduler:
             full = True
         return None
 
-    def make_way(self, plan: Plan) -> None:
+    def make_way(self, plan: StepPlan) -> None:
         """Start waiting sequences of a better priority in the place of the last in line."""
         for sequence in [s for s in self.waiting if s.startable]:
             while self.running:
@@ -198,20 +198,20 @@ class Scheduler:
         """Bring its adapters to the device, or False where there is no room."""
         if not sequence.mixture.shares or sequence.held is not NOTHING:
             return True
-        assert self.residents is not None, f"{sequence.request.id = } has adapters"
-        held = self.residents.hold(sequence.mixture)
+        assert self.adapter_pool is not None, f"{sequence.request.id = } has adapters"
+        held = self.adapter_pool.hold(sequence.mixture)
         sequence.held = held or NOTHING
         return held is not None
 
     def let_go(self, sequence: Sequence) -> None:
         """Its adapters may leave the device."""
-        if self.residents is not None and sequence.held is not NOTHING:
-            self.residents.let_go(sequence.held)
+        if self.adapter_pool is not None and sequence.held is not NOTHING:
+            self.adapter_pool.let_go(sequence.held)
             sequence.held = NOTHING
 
     def adopt(self, sequence: Sequence) -> int:
         """Share the blocks of the longest cached prefix that does not end within an atom, and that
-        is there for each of its ways; gives how many blocks.
+        is there for each of its passes; gives how many blocks.
         """
         block, groups = self.blocks.block, len(self.blocks.groups)
         chains = sequence.chains(block, sequence.length - 1)
@@ -241,19 +241,21 @@ class Scheduler:
             sequence.memories.append(memory)
         return True
 
-    def share(self, sequence: Sequence, plan: Plan, budget: int) -> int:
+    def share(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         """How many of its rows fit the budget; 0 where it waits for a medium to be encoded."""
         if sequence.request.sampling.prompt_logprobs is not None:
             budget = min(budget, LOGPROB_ROWS)
         count = min(sequence.length - sequence.computed, budget)
-        weighed = sequence.weighed
-        if weighed is not None and sequence.computed < weighed:
-            count = min(count, weighed - sequence.computed)  # rows behind it are computed one way
+        scaling_end = sequence.scaling_end
+        if scaling_end is not None and sequence.computed < scaling_end:
+            count = min(
+                count, scaling_end - sequence.computed
+            )  # rows behind it are computed one way
         if sequence.request.items:
             count = self.encode(sequence, plan, count)
         return self.blocks.align(sequence.computed, count) if count else 0
 
-    def encode(self, sequence: Sequence, plan: Plan, count: int) -> int:
+    def encode(self, sequence: Sequence, plan: StepPlan, count: int) -> int:
         """How many of `count` rows have their media encoded by the time they run.
 
         What is not encoded yet is planned, as far as the step's budget goes; rows never end within
@@ -273,7 +275,7 @@ class Scheduler:
                 plan.mixed[item.key] = sequence.held.row(item.first)
         return stop - start
 
-    def plan_encoding(self, plan: Plan, item: Item, memory: Memory | None) -> bool:
+    def plan_encoding(self, plan: StepPlan, item: Item, memory: EncoderBlocks | None) -> bool:
         """Encode an item in this step; the first that is asked for always can be."""
         if memory in plan.memories or (memory is None and item.key in plan.encodes):
             return True
@@ -286,11 +288,11 @@ class Scheduler:
             plan.memories.append(memory)
         return True
 
-    def append(self, plan: Plan, sequence: Sequence, count: int) -> None:
+    def append(self, plan: StepPlan, sequence: Sequence, count: int) -> None:
         draws = sequence.computed + count == sequence.length
         plan.chunks.append(Chunk(sequence, sequence.computed, count, draws))
 
-    def preempt(self, victim: Sequence, plan: Plan) -> None:
+    def preempt(self, victim: Sequence, plan: StepPlan) -> None:
         """Take a running sequence's blocks; it waits to be computed again."""
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not victim]
         plan.started = [sequence for sequence in plan.started if sequence is not victim]
@@ -298,11 +300,11 @@ class Scheduler:
         self.keep_needed(plan)
         self.running.remove(victim)
         self.give_back(victim)
-        victim.tables = self.blocks.tables(victim.ways)
+        victim.tables = self.blocks.tables(victim.passes)
         insort(self.waiting, victim, key=lambda s: s.order)
         self.preemptions += 1
 
-    def keep_needed(self, plan: Plan) -> None:
+    def keep_needed(self, plan: StepPlan) -> None:
         """Encode only media of sequences that have rows in the plan, under adapters of these."""
         users = {i.key: (i, c.sequence.held) for c in plan.chunks for i in c.sequence.request.items}
         plan.encodes = {key: item for key, item in plan.encodes.items() if key in users}
@@ -310,7 +312,7 @@ class Scheduler:
             key: held.row(item.first) for key, (item, held) in users.items() if key in plan.mixed
         }
 
-    def launched(self, plan: Plan) -> None:
+    def launched(self, plan: StepPlan) -> None:
         """The step is on its way: its rows count as computed, its draws as pending."""
         for memory in plan.memories:
             self.blocks.written(memory)
@@ -325,8 +327,8 @@ class Scheduler:
         if not sequence.request.cache:
             return
         groups, upto = len(self.blocks.groups), min(sequence.computed, len(sequence.tokens))
-        if sequence.weighed is not None:
-            upto = min(upto, sequence.weighed)
+        if sequence.scaling_end is not None:
+            upto = min(upto, sequence.scaling_end)
         chains = sequence.chains(self.blocks.block, upto)
         for way, keys in enumerate(chains):
             tables = sequence.tables[way * groups : (way + 1) * groups]

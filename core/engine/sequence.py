@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
-from ostro.core.adapters.residents import NOTHING, Held
-from ostro.core.engine.blocks import Key, Memory, Table, next_key
+from ostro.core.adapters.pool import NOTHING, MixtureLease
+from ostro.core.engine.blocks import BlockTable, EncoderBlocks, Key, next_key
 from ostro.core.engine.request import Finish, TokenLogprobs, TokenRequest
 
 
@@ -19,8 +19,8 @@ class Sequence:
     not read yet. `computed` tokens have their K/V in the cache, or a launched step puts it there.
     `mixture` are the adapters that apply, `held` what lies on the device of them while it runs.
 
-    An X-LoRA sequence is computed in two `ways`: mixed, and by the base alone, whose hidden states
-    say how to mix. It has tables and keys of both, the mixed first.
+    An X-LoRA sequence is computed in two `passes`: with its mixture, and by the base model alone,
+    whose hidden states give the scalings. It has block tables and keys of both, the mixed first.
     """
 
     request: TokenRequest
@@ -36,10 +36,10 @@ class Sequence:
     computed: int = 0
     cached: int = 0
     row: int = -1
-    tables: list[Table] = field(default_factory=list)
-    memories: list[Memory] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
+    memories: list[EncoderBlocks] = field(default_factory=list)
     mixture: Mixture = EMPTY
-    held: Held = NOTHING
+    held: MixtureLease = NOTHING
     keys: list[list[Key]] = field(default_factory=lambda: [[], []])
     published: int = 0
     finish: Finish | None = None
@@ -48,12 +48,12 @@ class Sequence:
     waits: bool = False
 
     @property
-    def ways(self) -> int:
-        """In how many ways its rows are computed."""
+    def passes(self) -> int:
+        """In how many passes its rows are computed."""
         return 1 if self.mixture.mixer is None else 2
 
     @property
-    def weighed(self) -> int | None:
+    def scaling_end(self) -> int | None:
         """How many tokens have scalings of their own; those behind keep the last one's."""
         mixer = self.mixture.mixer if self.held.scaling is None else self.held.scaling.mixer
         return self.prompt + mixer.held_after if mixer and mixer.held_after else None
@@ -103,9 +103,9 @@ class Sequence:
         return self.request.cache and self.request.sampling.prompt_logprobs is None
 
     def chains(self, block: int, upto: int) -> list[list[Key]]:
-        """Keys of the full blocks among the first `upto` known tokens, for each of its ways."""
+        """Keys of the full blocks among the first `upto` known tokens, for each of its passes."""
         full = min(upto, len(self.tokens)) // block
-        for way in range(self.ways):
+        for way in range(self.passes):
             keys = self.keys[way]
             while len(keys) < full:
                 start, stop = len(keys) * block, (len(keys) + 1) * block
@@ -113,7 +113,7 @@ class Sequence:
                 pairs = self.mixture.pairs(stop) if way == 0 else ()
                 media = self.media(start, stop)
                 keys.append(next_key(parent, self.tokens[start:stop], pairs, media))
-        return [keys[:full] for keys in self.keys[: self.ways]]
+        return [keys[:full] for keys in self.keys[: self.passes]]
 
     def media(self, start: int, stop: int) -> list[tuple[bytes, int, int]]:
         """Of each medium that the tokens start..stop hold rows of, its key, the first row, and

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ostro.core.adapters.build import build_registry, build_residents
+from ostro.core.engine.adapters import build_adapter_pool, build_registry
 from ostro.core.engine.build import build_engine, make_ready, renew, set_threads, warm_up
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.house import House, Tenant
-from ostro.core.engine.jobs import Jobs
-from ostro.core.engine.loop import Report
-from ostro.core.engine.messages import Load, Requantize
-from ostro.core.engine.reader import Reader
+from ostro.core.engine.jobs import JobEngine
+from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
+from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.request import DEFAULT
+from ostro.core.ipc.loop import ProgressCallback
+from ostro.core.ipc.messages import ModelSpec, Requantize
 from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
-from ostro.core.plugins import PluginManager
-from ostro.core.pooling import read_pooling
+from ostro.core.load.pooling import read_pooling
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 TOKENS = frozenset({"text", "transcribe"})
@@ -28,8 +28,8 @@ JOBS = frozenset({"draw", "speak"})
 
 
 def open_engine(
-    models: Sequence[Load], plugins: PluginManager, report: Report
-) -> tuple[House, list[str]]:
+    models: Sequence[ModelSpec], plugins: PluginManager, report: ProgressCallback
+) -> tuple[MultiModelEngine, list[str]]:
     """Load what the settings refer to; give the engine, warmed up, and what was chosen.
 
     Raises an OstroError that says what is wrong with the settings or a model.
@@ -37,19 +37,19 @@ def open_engine(
     set_threads(models[0].settings.threads)
     told = lambda done, total: report("reading weights", done, total)  # noqa: E731
     every = [load_model(find(m.settings, plugins), m.settings, plugins, told) for m in models]
-    tenants, explain = dict[str, Tenant](), list[str]()
+    entries, explain = dict[str, ModelEntry](), list[str]()
     for model, loaded in zip(models, every, strict=True):
         share = 1 / len(models)
-        tenant = take_in(loaded, model.settings, plugins, model.eos_ids, share=share)
+        entry = take_in(loaded, model.settings, plugins, model.eos_ids, share=share)
         plugins.hook.ostro_model_loaded(model=loaded)
         report("warming up", 0, 0)
-        if tenant.tokens is not None:
-            make_ready(tenant.tokens, loaded)
-            warm_up(tenant.tokens)
-        changing = partial(change, loaded, model.settings, plugins, tenant.tokens)
-        tenants[model.settings.name or DEFAULT] = replace(tenant, requantize=changing)
+        if entry.tokens is not None:
+            make_ready(entry.tokens, loaded)
+            warm_up(entry.tokens)
+        changing = partial(change, loaded, model.settings, plugins, entry.tokens)
+        entries[model.settings.name or DEFAULT] = replace(entry, requantize=changing)
         explain += loaded.explain
-    return House(tenants), explain
+    return MultiModelEngine(entries), explain
 
 
 def change(
@@ -58,7 +58,7 @@ def change(
     plugins: PluginManager,
     engine: Engine | None,
     message: Requantize,
-    report: Report,
+    report: ProgressCallback,
 ) -> list[str]:
     """Read a model's weights again in the formats that a message asks for; say what was chosen.
 
@@ -84,28 +84,28 @@ def take_in(
     eos_ids: Iterable[int],
     *,
     share: float = 1.0,
-) -> Tenant:
+) -> ModelEntry:
     """The parts of an engine that a model's tasks ask for, its cache within `share` of the room."""
     tasks = tasks_of(loaded, settings)
     if tasks <= JOBS:
-        residents = build_residents(loaded, settings, rows=1)
-        registry = build_registry(loaded, settings, plugins, residents)
-        jobs = Jobs(loaded.model, registry)  # type: ignore[arg-type]  # it has `work`
-        return Tenant(jobs=jobs, registry=registry)
+        adapter_pool = build_adapter_pool(loaded, settings, rows=1)
+        registry = build_registry(loaded, settings, plugins, adapter_pool)
+        jobs = JobEngine(loaded.model, registry)  # type: ignore[arg-type]  # it has `work`
+        return ModelEntry(jobs=jobs, registry=registry)
     engine = build_engine(loaded, settings, plugins, eos_ids, share=share)
     reader = reader_of(loaded, engine) if tasks & READINGS else None
     tokens = engine if tasks & TOKENS else None
-    return Tenant(tokens=tokens, reader=reader, registry=engine.registry)
+    return ModelEntry(tokens=tokens, reader=reader, registry=engine.registry)
 
 
-def reader_of(loaded: LoadedModel, engine: Engine) -> Reader:
+def reader_of(loaded: LoadedModel, engine: Engine) -> PoolingEngine:
     """What reads whole inputs with the runner of an engine."""
     causal = bool(engine.blocks.groups)
     folder = loaded.path if loaded.path.is_dir() else loaded.path.parent
     usual = "last" if causal else "mean"
     pooling = read_pooling(folder, usual, loaded.device, loaded.container)
     rows = engine.scheduler.max_rows
-    return Reader(
+    return PoolingEngine(
         engine.runner,
         pooling,
         vocab=engine.vocab,

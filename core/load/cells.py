@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro.core.load.model import Outline
-from ostro.core.load.quantize import Maker, Plan, means
+from ostro.core.load.model import ModelOutline
+from ostro.core.load.quantize import Maker, QuantizationPlan, means
 from ostro.core.load.sizes import Shape, Sizes
 from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Router
@@ -53,7 +53,7 @@ class Cells:
     them: bytes, and errors weighed by how large the inputs of each column are.
     """
 
-    def __init__(self, found: Outline, plan: Plan, sizes: Sizes) -> None:
+    def __init__(self, found: ModelOutline, plan: QuantizationPlan, sizes: Sizes) -> None:
         self.found, self.plan, self.sizes = found, plan, sizes
         self.weights = list(self.find())
         self.makers: Mapping[Shape, Sequence[Maker]] = self.choose()

@@ -149,7 +149,7 @@ def _packed_shape(info: TensorInfo) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """A tensor and where its bytes are."""
 
     info: TensorInfo
@@ -163,7 +163,7 @@ class MappedContainer:
     def __init__(
         self,
         path: Path,
-        places: Mapping[str, Place],
+        places: Mapping[str, TensorLocation],
         metadata: Mapping[str, Any],
         config: Path | Mapping[str, Any] | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from ostro.core.load.names import Named, Names, Pair, Transform
 
 
 @dataclass(frozen=True)
-class Part:
+class RowPart:
     """One of `many` parts that lie one after the other along the rows of a tensor."""
 
     index: int

@@ -14,19 +14,19 @@ from torch.nn import Module
 
 from ostro.core.config import ModelConfig, TextConfig
 from ostro.core.errors import ConfigError, Unsupported, UsageError
-from ostro.core.load import body
+from ostro.core.load import transformers_backend as body
 from ostro.core.load.budget import read_budget
-from ostro.core.load.companions import join
+from ostro.core.load.components import join
 from ostro.core.load.container import Container
 from ostro.core.load.names import Names
 from ostro.core.load.open import identify, open_container
-from ostro.core.load.placement import Placement, choose_placement
-from ostro.core.load.quantize import Plan, read_plan
-from ostro.core.load.weights import Progress, Reader, fill, slots, weigh
+from ostro.core.load.quantize import QuantizationPlan, read_plan
+from ostro.core.load.weights import Progress, WeightReader, fill, slots, weigh
 from ostro.core.nn import Embedding, Head, Linear, Model, Rope
 from ostro.core.nn.experts import Stack
 from ostro.core.ops import Choice, Op, Target
-from ostro.core.plugins import PluginManager
+from ostro.core.placement.placement import Placement, choose_placement
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, Settings, resolve
 
 DTYPES = {
@@ -49,7 +49,7 @@ MAX_SEQS = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class LayerInfo:
     """How the weights of one module lie and multiply: `formats` of its parts, `kernel` and why."""
 
     path: str
@@ -76,7 +76,7 @@ class LoadedModel:
     identity: str
     placement: Placement
     explain: list[str] = field(default_factory=list)
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[LayerInfo] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +86,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outline:
+class ModelOutline:
     """A checkpoint as its headers have it: what its model will be, of which no weight is read."""
 
     container: Container
@@ -98,7 +98,7 @@ class Outline:
     space: str
     device: torch.device
     dtype: torch.dtype
-    plan: Plan | None
+    plan: QuantizationPlan | None
 
     def weigh(self) -> dict[Module, int]:
         """Bytes that the weights of each module will take."""
@@ -106,7 +106,7 @@ class Outline:
         return weigh(model, self.container, names, self.dtype, space=self.space, plan=self.plan)
 
 
-def outline(path: Path, settings: Settings, plugins: PluginManager) -> Outline:
+def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutline:
     """Look at the checkpoint at a local path; where --quant is a budget, measure how to spend it.
 
     Raises as `load_model`.
@@ -121,7 +121,7 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> Outline:
     check_sizes(config, container)
     model = model_class(config)
     plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
-    found = Outline(
+    found = ModelOutline(
         container=container,
         raw_config=raw,
         architecture=architecture,
@@ -191,12 +191,12 @@ def target_of(loaded: LoadedModel | Outline, settings: Settings) -> Target:
 
 def read_weights(
     loaded: LoadedModel,
-    plan: Plan | None,
+    plan: QuantizationPlan | None,
     plugins: PluginManager,
     progress: Progress | None = None,
 ) -> None:
     """Fill the slots of a model from its container, brought to the formats of a plan."""
-    reader = Reader(
+    reader = WeightReader(
         loaded.container,
         plugins,
         quantization(loaded.raw_config),
@@ -411,7 +411,7 @@ def finalize(loaded: LoadedModel, target: Target, placement: Placement | None = 
             note(reasons, f"{type(module).__name__.lower()}: {reason}")
             formats = tuple(dict.fromkeys(storage.format for storage in module.held))
             loaded.layers.append(
-                Layer(path=path, formats=formats, nbytes=module.nbytes, kernel=reason)
+                LayerInfo(path=path, formats=formats, nbytes=module.nbytes, kernel=reason)
             )
         elif isinstance(module, Rope):
             module.finalize(loaded.context, here.device)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import CheckpointError, ConfigError, Unsupported, UnsupportedArchitecture
-from ostro.core.load import body
+from ostro.core.load import transformers_backend as body
 from ostro.core.load.container import Container
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
 
 logger = logging.getLogger(__name__)

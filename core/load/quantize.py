@@ -22,11 +22,11 @@ from ostro.core.load.budget import read_budget
 from ostro.core.load.importance import read_importance, slot_importance
 from ostro.core.load.names import Names
 from ostro.core.load.open import open_container
-from ostro.core.load.patterns import Rule, ancestors, read_rules, regex
 from ostro.core.nn import Embedding, Head, Router
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
-from ostro.core.plugins import PluginManager
+from ostro.core.placement.patterns import PatternRule, ancestors, read_rules, regex
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Format, Quantizer, Settings, resolve
 
 SHORT: Mapping[str, str] = {
@@ -83,7 +83,7 @@ def plain(name: str) -> str:
 
 
 @dataclass
-class Plan:
+class QuantizationPlan:
     """Which format each weight is brought to, and what came of it.
 
     `usual` is the format of all that no rule names; `rules` are patterns of slots' names with
@@ -94,7 +94,7 @@ class Plan:
 
     known: Mapping[str, Maker]
     usual: Maker | None
-    rules: Sequence[Rule] = ()
+    rules: Sequence[PatternRule] = ()
     sensitive: Sequence[str] = ()
     importance: Mapping[str, Tensor] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def read_plan(
     names: Names,
     slots: Sequence[Slot],
     plugins: PluginManager,
-) -> Plan | None:
+) -> QuantizationPlan | None:
     """The plan that the user's words say, or None where nothing is to be quantized. Where they name
     a budget it has no usual format yet.
 
@@ -198,6 +198,6 @@ def read_plan(
         file = Path(settings.importance)
         found = read_importance(file, lambda path: open_container(path, plugins))
         importance = slot_importance(found, names, slots, file.name)
-    plan = Plan(known, usual, rules, sensitive, importance)
+    plan = QuantizationPlan(known, usual, rules, sensitive, importance)
     plan.check(slots)
     return plan

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, UsageError
-from ostro.core.load.model import Outline, quantization, tied_names
+from ostro.core.load.model import ModelOutline, quantization, tied_names
 from ostro.core.load.names import Named
-from ostro.core.load.quantize import Maker, Plan
-from ostro.core.load.weights import FLOATS, Reader, arrange, refuse, slots
+from ostro.core.load.quantize import Maker, QuantizationPlan
+from ostro.core.load.weights import FLOATS, WeightReader, arrange, refuse, slots
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 
 Told = Callable[[int, int], None]
 """Told (bytes done, bytes in all)."""
@@ -33,21 +33,21 @@ class Saving:
     `name` says how it is quantized, for the names of files.
     """
 
-    outline: Outline
+    outline: ModelOutline
     folder: Path
     name: str
     plugins: PluginManager
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> QuantizationPlan:
         assert self.outline.plan is not None, "nothing is to be quantized"
         return self.outline.plan
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> WeightReader:
         """Reads weights as storages, in the formats of the plan."""
         found = self.outline
-        return Reader(
+        return WeightReader(
             found.container,
             self.plugins,
             quantization(found.raw_config),

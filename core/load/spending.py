@@ -22,16 +22,16 @@ from statistics import median
 
 import torch
 
-from ostro.core.engine.memory import free_bytes, shown
+from ostro.core.engine.memory import format_bytes, free_bytes
 from ostro.core.errors import UsageError
 from ostro.core.load.budget import Budget
 from ostro.core.load.calibration import Calibration, Fixed, calibrated
 from ostro.core.load.cells import TINY, Cells, Weight
 from ostro.core.load.knapsack import Knapsack, Option, hull, joined
-from ostro.core.load.model import Outline
-from ostro.core.load.quantize import FLOAT, Maker, Plan
+from ostro.core.load.model import ModelOutline
+from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan
 from ostro.core.load.sizes import Sizes
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 PROBE = 3.5
@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 
 def spend(
-    found: Outline, budget: Budget, path: Path, settings: Settings, plugins: PluginManager
-) -> Plan:
+    found: ModelOutline, budget: Budget, path: Path, settings: Settings, plugins: PluginManager
+) -> QuantizationPlan:
     """The plan that spends a budget on the checkpoint of an outline, beside what its rules say.
 
     Raises UsageError for a budget that is too small; it names one that is not.
@@ -74,7 +74,9 @@ class Prices:
     measured: bool
 
     @classmethod
-    def of(cls, found: Outline, path: Path, settings: Settings, plugins: PluginManager) -> Prices:
+    def of(
+        cls, found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
+    ) -> Prices:
         """Measure them."""
         assert found.plan is not None, "nothing is to be quantized"
         logger.info("%s: measuring what formats do to its weights", path.name)
@@ -88,7 +90,7 @@ class Prices:
         knapsack = Knapsack([options(unit, cells, reaches) for unit in units])
         return cls(cells, units, knapsack, calibration is not None)
 
-    def spend(self, budget: Budget) -> Plan:
+    def spend(self, budget: Budget) -> QuantizationPlan:
         """The plan with the least divergence within a budget. Raises UsageError as `spend`."""
         plan = self.cells.plan
         room = room_of(budget, self.cells, self.knapsack.least)
@@ -107,7 +109,7 @@ class Prices:
         return Fixed(plan.known, None, *rules, chosen=chosen, outcome=outcome)
 
 
-def float_settings(found: Outline, settings: Settings) -> Settings | None:
+def float_settings(found: ModelOutline, settings: Settings) -> Settings | None:
     """How to load the model in floats, in float32 where there is room; None where there is none for
     it at all, or where it says no tokens.
     """
@@ -181,7 +183,7 @@ def single(weight: Weight, cells: Cells, reach: float) -> Iterator[Option]:
 
 def uniform(maker: Maker, units: Sequence[Sequence[Weight]], cells: Cells) -> list[int]:
     """The bytes of each unit, were this the format of all."""
-    plan = Plan(cells.plan.known, maker, sensitive=cells.plan.sensitive)
+    plan = QuantizationPlan(cells.plan.known, maker, sensitive=cells.plan.sensitive)
     return [
         sum(cells.nbytes(weight, plan.choose(weight.slots[0])) for weight in unit) for unit in units
     ]
@@ -220,6 +222,7 @@ def describe(budget: Budget, cells: Cells, picked: Sequence[Option], measured: b
         else ("by the errors of weights alone, for the model could not be run in floats")
     )
     return (
-        f"budget {budget.text}: {shown(nbytes + cells.fixed)} of weights, {8 * nbytes / count:.2f} "
+        f"budget {budget.text}: {format_bytes(nbytes + cells.fixed)} of weights, "
+        f"{8 * nbytes / count:.2f} "
         f"bits for each that was chosen for ({formats}); {said}"
     )

@@ -21,15 +21,15 @@ from torch.nn import Module
 from ostro.core.errors import CheckpointError
 from ostro.core.load.container import Container
 from ostro.core.load.names import HeadRows, Named, Names, Unpermute, apply
-from ostro.core.load.patterns import ancestors
-from ostro.core.load.placement import Placement
-from ostro.core.load.quantize import Plan
-from ostro.core.load.rest import send_home
+from ostro.core.load.quantize import QuantizationPlan
 from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import Stack
 from ostro.core.nn.linear import Linear, Slot
 from ostro.core.nn.storage import Storage, Stored
-from ostro.core.plugins import PluginManager
+from ostro.core.placement.offload import send_home
+from ostro.core.placement.patterns import ancestors
+from ostro.core.placement.placement import Placement
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Quantizer, TensorInfo, resolve
 
 Progress = Callable[[int, int], None]
@@ -58,7 +58,7 @@ def slots(model: Module, path: str = "") -> Iterator[Slot]:
 
 
 @dataclass(frozen=True)
-class Reader:
+class WeightReader:
     """What turns a slot's tensors into a storage or a parameter.
 
     `broken` gathers the names of tensors that hold what is no number; `placement` says which slots
@@ -72,7 +72,7 @@ class Reader:
     dtype: torch.dtype
     broken: list[str] = field(default_factory=list)
     placement: Placement | None = None
-    plan: Plan | None = None
+    plan: QuantizationPlan | None = None
 
     def storage(self, slot: Slot, named: Mapping[str, Named]) -> Storage:
         infos = {suffix: self.container.tensors[n.theirs] for suffix, n in named.items()}
@@ -177,7 +177,7 @@ def fill(
     model: Module,
     container: Container,
     names: Names,
-    reader: Reader,
+    reader: WeightReader,
     *,
     space: str,
     progress: Progress | None = None,
@@ -248,7 +248,7 @@ def weigh(
     dtype: torch.dtype,
     *,
     space: str,
-    plan: Plan | None = None,
+    plan: QuantizationPlan | None = None,
 ) -> dict[Module, int]:
     """Bytes that each module's slots will take; floats are stored in `dtype`, or as planned."""
     named, left = names.read(container.tensors, space)

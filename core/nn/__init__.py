@@ -2,7 +2,7 @@
 
 from torch.nn import Module, ModuleList, Parameter
 
-from ostro.core.nn.attention import Attention, EncoderAttention, Remembers
+from ostro.core.nn.attention import Attention, CachedLayer, EncoderAttention
 from ostro.core.nn.cross import CrossAttention
 from ostro.core.nn.dequantized import Dequantized
 from ostro.core.nn.embedding import Embedding, Head
@@ -19,6 +19,7 @@ from ostro.core.nn.storage import Storage, Stored
 __all__ = [
     "MLP",
     "Attention",
+    "CachedLayer",
     "CrossAttention",
     "Delta",
     "Dequantized",
@@ -36,7 +37,6 @@ __all__ = [
     "ModuleList",
     "Parameter",
     "RMSNorm",
-    "Remembers",
     "Rope",
     "Router",
     "Storage",

@@ -17,7 +17,7 @@ from ostro.core.ops import Op, attention, kv_write, varlen_attention
 from ostro.core.step import Step
 
 
-class Remembers(Module):
+class CachedLayer(Module):
     """A module with a memory: `layer` is its place in `step.caches`, `spec` what it remembers."""
 
     layer: int
@@ -28,7 +28,7 @@ class Remembers(Module):
         """What this layer keeps of every sequence."""
 
 
-class Attention(Remembers):
+class Attention(CachedLayer):
     """q, k, v out of one linear; rotate q and k; remember k and v; attend; project.
 
     Each keyword is a property of the attention operation: bias on q, k, v and out_bias on the

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from ostro.core.cache import CacheSpec
-from ostro.core.nn.attention import Remembers
+from ostro.core.nn.attention import CachedLayer
 from ostro.core.nn.linear import Linear
 from ostro.core.nn.norm import RMSNorm
 from ostro.core.ops import Op, attention, kv_write
 from ostro.core.step import Step
 
 
-class CrossAttention(Remembers):
+class CrossAttention(CachedLayer):
     """Queries of the step's rows over keys and values of encoder states, which are written once.
 
     `states` is the width of the encoder's states, `length` the most rows that one medium has. Rows

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.cache import CacheSpec
-from ostro.core.nn.attention import Remembers
+from ostro.core.nn.attention import CachedLayer
 from ostro.core.nn.linear import Linear
 from ostro.core.nn.norm import RMSNorm
 from ostro.core.nn.rope import Rope
@@ -14,7 +14,7 @@ from ostro.core.ops import Op, kv_write, latent_attention
 from ostro.core.step import Step
 
 
-class LatentAttention(Remembers):
+class LatentAttention(CachedLayer):
     """Attention on a latent of `latent` dimensions and a rotated key of `rope_dim`, both shared by
     all heads (DeepSeek-V2, 2024), with the up-projections absorbed.
 

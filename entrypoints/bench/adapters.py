@@ -17,7 +17,7 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.registry import Registry
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Wanted
+from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import UsageError
 from ostro.core.nn import Head, Linear
 from ostro.entrypoints.bench.figures import Row, Trace, summed, title
@@ -61,19 +61,19 @@ def measure_costs(
     """Register so many random adapters on all linears of layers; one warm-up, then `runs` turns."""
     registry = engine.registry
     assert registry is not None, "engines have one"
-    residents = registry.shelf.residents
+    adapter_pool = registry.loader.adapter_pool
     names = [f"adapter {i}" for i in range(adapters)]
     registry.most = max(registry.most, adapters)
     registry.host_bytes = 1 << 50
     for i, name in enumerate(names):
         if name not in registry.aliases:
             registry.add(name, random_adapter(registry, rank, i))
-    mixtures = [registry.mixture([Wanted(name=name)]) for name in names]
+    mixtures = [registry.mixture([AdapterRef(name=name)]) for name in names]
     turns = cycle(mixtures)
     traces: dict[str, list[list[Trace]]] = {phase: [] for phase in PHASES}
     for turn in range(runs + 1):
         for number, phase in enumerate(PHASES):
-            residents.detach() if number == 0 else attach_all(registry)
+            adapter_pool.detach() if number == 0 else attach_all(registry)
             chosen = list(islice(turns, concurrency)) if number == 2 else [EMPTY] * concurrency
             seed = 10_000 * concurrency + 3 * turn + number
             prompts = random_prompts(engine.vocab, prompt, concurrency, 0, seed)
@@ -83,41 +83,41 @@ def measure_costs(
     return Costs(
         rows=[summed(f"{name}, {phase}", found) for phase, found in traces.items()],
         registered=adapters,
-        resident=len(residents.here),
+        resident=len(adapter_pool.here),
         host_bytes=sum(adapter.nbytes for adapter in registry.store.values()),
-        table_bytes=residents.nbytes,
+        table_bytes=adapter_pool.nbytes,
         swap_ms=median(swaps(registry, mixtures)),
     )
 
 
 def attach_all(registry: Registry) -> None:
     """Have the modules of all adapters call their tables."""
-    changes = registry.shelf.residents.changes
+    changes = registry.loader.adapter_pool.changes
     for adapter in registry.store.values():
-        registry.shelf.residents.attach(adapter)
-    registry.shelf.residents.changes = changes  # as before: what is captured still holds
+        registry.loader.adapter_pool.attach(adapter)
+    registry.loader.adapter_pool.changes = changes  # as before: what is captured still holds
 
 
 def swaps(registry: Registry, mixtures: list[Mixture], most: int = 32) -> Iterator[float]:
     """Milliseconds in which adapters are brought to the device that were sent away."""
-    residents = registry.shelf.residents
+    adapter_pool = registry.loader.adapter_pool
     for mixture in mixtures[:most]:
         adapter = mixture.shares[0].adapter
-        residents.forget(adapter.generation)
+        adapter_pool.forget(adapter.generation)
         start = perf_counter()
-        held = residents.hold(mixture)
-        if residents.target.device.type == "cuda":
+        held = adapter_pool.hold(mixture)
+        if adapter_pool.target.device.type == "cuda":
             torch.cuda.synchronize()
         yield 1e3 * (perf_counter() - start)
         assert held is not None, "nothing else runs"
-        residents.let_go(held)
+        adapter_pool.let_go(held)
 
 
 def random_adapter(registry: Registry, rank: int, seed: int) -> AdapterWeights:
     """Noise on every linear of the model but heads. Raises UsageError where there is none."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, slot in registry.shelf.places.slots.items():
+    for name, slot in registry.loader.places.slots.items():
         if slot.kind == "storage" and isinstance(slot.module, Linear):
             if isinstance(slot.module, Head):
                 continue

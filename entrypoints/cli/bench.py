@@ -119,9 +119,9 @@ def check_place(args: argparse.Namespace) -> None:
 
 
 def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
-    from ostro.core.engine.messages import Load
     from ostro.core.engine.start import open_engine
-    from ostro.core.plugins import PluginManager
+    from ostro.core.ipc.messages import ModelSpec
+    from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.bench.local import measure
     from ostro.entrypoints.python import tokenizer
 
@@ -134,7 +134,7 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
     prompts = encode(words, texts, args.chat_template) if words else []
     plugins = PluginManager()
     plugins.load(asked, args.plugin)
-    house, explain = open_engine([Load(asked)], plugins, lambda *news: None)
+    house, explain = open_engine([ModelSpec(asked)], plugins, lambda *news: None)
     engine = house.first.tokens
     if engine is None:
         raise UsageError("bench supports models that generate text only")

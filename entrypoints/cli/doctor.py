@@ -81,7 +81,7 @@ def devices() -> Iterator[Line]:
 
 
 def plugins() -> Iterator[Line]:
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
 
     manager = PluginManager()
     manager.load()

@@ -45,7 +45,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     """The config, metadata and tensors of a checkpoint, as plain data."""
     from ostro.core.errors import UnsupportedArchitecture
     from ostro.core.load.open import architecture_of, open_container
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
 
     settings, plugins = Settings(reference=args.reference, offline=args.offline), PluginManager()

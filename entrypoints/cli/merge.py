@@ -13,7 +13,7 @@ from ostro.entrypoints.cli.options import settings
 from ostro.entrypoints.cli.quantize import Shown
 
 if TYPE_CHECKING:
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
 
     asked, plugins = settings(args), PluginManager()
     plugins.load(asked, args.plugin)
@@ -65,12 +65,12 @@ def write(asked: Settings, plugins: PluginManager, shares: dict[str, float], fol
 
     Raises AdapterError for an adapter that cannot be merged.
     """
-    from ostro.core.adapters.reading import locate, read_weights
+    from ostro.core.adapters.loader import locate, read_weights
     from ostro.core.load.model import outline
     from ostro.core.load.open import find
     from ostro.core.load.saving import refuse_existing
     from ostro.core.records import resolve
-    from ostro.entrypoints.merging import merged
+    from ostro.entrypoints.merge import merged
 
     refuse_existing(folder)
     adapters = {

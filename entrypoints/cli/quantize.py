@@ -13,7 +13,7 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.options import add_model_options, settings
 
 if TYPE_CHECKING:
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
 
     asked, plugins = settings(args), PluginManager()
     plugins.load(asked, args.plugin)

@@ -10,9 +10,9 @@ from typing import Any
 
 from ostro.core.engine.build import set_threads
 from ostro.core.engine.memory import free_bytes, largest_context
-from ostro.core.load.model import Outline, outline
+from ostro.core.load.model import ModelOutline, outline
 from ostro.core.load.sizes import Sizes
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.entrypoints.fit.bandwidth import measure_bandwidth
 from ostro.entrypoints.fit.room import Cache, Growth, cache_of, growths, room_of
@@ -40,7 +40,7 @@ class Fit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class FitReport:
     """All that was found. `contexts` are bytes of the cache in `kv_dtype`, by context and sequences
     at once: those that fit beside the weights of `example`, the largest format that fits.
     """
@@ -61,7 +61,7 @@ class Report:
         return asdict(self)
 
 
-def report(path: Path, settings: Settings, plugins: PluginManager) -> Report:
+def report(path: Path, settings: Settings, plugins: PluginManager) -> FitReport:
     """What fits of the model at a path. Raises an OstroError as loading it would."""
     set_threads(settings.threads)
     found = outline(path, settings, plugins)
@@ -69,13 +69,15 @@ def report(path: Path, settings: Settings, plugins: PluginManager) -> Report:
         return report_of(found, path, settings, plugins)
 
 
-def report_of(found: Outline, path: Path, settings: Settings, plugins: PluginManager) -> Report:
+def report_of(
+    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
+) -> FitReport:
     free, cache = free_bytes(found.device), cache_of(found, path, settings, plugins)
     every = weigh(found, Sizes(found, settings, plugins), plugins)
     bandwidth = measure_bandwidth(found.device)
     fits = [fit(weights, free, bandwidth, cache, found, settings) for weights in every]
     example = next((each for each in fits if each.room and each.streams), None)
-    return Report(
+    return FitReport(
         model=path.name,
         architecture=found.architecture.name,
         device=str(found.device),
@@ -91,7 +93,12 @@ def report_of(found: Outline, path: Path, settings: Settings, plugins: PluginMan
 
 
 def fit(
-    weights: Weights, free: int, bandwidth: float, cache: Cache, found: Outline, settings: Settings
+    weights: Weights,
+    free: int,
+    bandwidth: float,
+    cache: Cache,
+    found: ModelOutline,
+    settings: Settings,
 ) -> Fit:
     room = room_of(settings, found.device, max(0, free - weights.nbytes))
     if not cache.kinds:

@@ -13,9 +13,9 @@ from ostro.core.cache import CacheKind
 from ostro.core.engine.build import NARROW, ROWS, cache_kinds
 from ostro.core.engine.memory import BLOCK, SHARE, parse_size, plan_blocks
 from ostro.core.errors import InsufficientMemory, Unsupported
-from ostro.core.load.model import LoadedModel, Outline, choose_context
-from ostro.core.load.placement import Placement
-from ostro.core.plugins import PluginManager
+from ostro.core.load.model import LoadedModel, ModelOutline, choose_context
+from ostro.core.placement.placement import Placement
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 
@@ -66,7 +66,7 @@ class Cache:
         return Growth(name=name, per_1000=1000 * per_block // self.block, fixed=fixed)
 
 
-def cache_of(found: Outline, path: Path, settings: Settings, plugins: PluginManager) -> Cache:
+def cache_of(found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager) -> Cache:
     """What the model of an outline remembers. Raises Unsupported for a type that it cannot."""
     block = BLOCK[found.device.type]
     unread = LoadedModel(
@@ -89,7 +89,7 @@ def cache_of(found: Outline, path: Path, settings: Settings, plugins: PluginMana
 
 
 def growths(
-    found: Outline, path: Path, settings: Settings, plugins: PluginManager
+    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
 ) -> Iterator[Growth]:
     """What the cache takes in each type that the model can have it in."""
     for name in ("auto", *NARROW):

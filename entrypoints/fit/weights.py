@@ -9,13 +9,13 @@ from typing import Any
 
 from torch.nn import Module
 
-from ostro.core.load.model import Outline
-from ostro.core.load.quantize import Maker, Plan, makers
+from ostro.core.load.model import ModelOutline
+from ostro.core.load.quantize import Maker, QuantizationPlan, makers
 from ostro.core.load.sizes import Sizes
-from ostro.core.nn import Embedding, Head, Linear, Model, Remembers
+from ostro.core.nn import CachedLayer, Embedding, Head, Linear, Model
 from ostro.core.nn.experts import Stack
 from ostro.core.nn.linear import Slot
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 
 STORED = "as stored"
 """The name of what is not quantized at load."""
@@ -33,7 +33,9 @@ class Weights:
     read: int
 
 
-def variants(found: Outline, plugins: PluginManager) -> Iterator[tuple[str, Plan | None]]:
+def variants(
+    found: ModelOutline, plugins: PluginManager
+) -> Iterator[tuple[str, QuantizationPlan | None]]:
     """What is weighed: the format that was asked for; or the model as it is stored, and every
     format that its floats can be brought to.
     """
@@ -41,20 +43,22 @@ def variants(found: Outline, plugins: PluginManager) -> Iterator[tuple[str, Plan
     if asked is not None and asked.usual is not None:
         yield asked.usual.format.name, asked
         return
-    plan = asked or Plan(makers(plugins), None, sensitive=found.architecture.sensitive)
+    plan = asked or QuantizationPlan(makers(plugins), None, sensitive=found.architecture.sensitive)
     yield STORED, asked
     every: list[Maker] = sorted(plan.known.values(), key=lambda m: (-m.format.bits, m.format.name))
     yield from ((maker.format.name, replace(plan, usual=maker, notes={})) for maker in every)
 
 
-def weigh(found: Outline, sizes: Sizes, plugins: PluginManager) -> list[Weights]:
+def weigh(found: ModelOutline, sizes: Sizes, plugins: PluginManager) -> list[Weights]:
     """The variants of a model, the largest first; those that change nothing are left out."""
     stored, *others = (weigh_as(name, found, sizes, p) for name, p in variants(found, plugins))
     changed = [other for other in others if other.nbytes != stored.nbytes]
     return sorted([stored, *changed], key=lambda weights: -weights.nbytes)
 
 
-def weigh_as(name: str, found: Outline, sizes: Sizes, plan: Plan | None) -> Weights:
+def weigh_as(
+    name: str, found: ModelOutline, sizes: Sizes, plan: QuantizationPlan | None
+) -> Weights:
     """The weights of a model as a plan has them, or as they are stored."""
     nbytes, read, count = 0, 0, 0
     idle = asides(found.model)
@@ -81,7 +85,12 @@ def copies(module: Module) -> int:
 
 
 def share(
-    size: int, path: str, module: Any, found: Outline, sizes: Sizes, plan: Plan | None
+    size: int,
+    path: str,
+    module: Any,
+    found: ModelOutline,
+    sizes: Sizes,
+    plan: QuantizationPlan | None,
 ) -> int:
     """What a token reads of a module that takes `size` bytes: of an embedding one row, of experts
     those that it is sent to, of a tied head the embedding.
@@ -111,6 +120,6 @@ def asides(model: Model) -> list[str]:
                 part = model.get_submodule(path) if path else None
             except AttributeError:
                 continue  # a tower that this config does not have
-            if part is not None and not any(isinstance(m, Remembers) for m in part.modules()):
+            if part is not None and not any(isinstance(m, CachedLayer) for m in part.modules()):
                 found.append(f"{path}.")
     return found

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from ostro.core.engine.client import AsyncEngine
-from ostro.core.engine.messages import AdapterFacts
-from ostro.core.engine.request import Wanted
+from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import AdapterError, AdapterNameRefused, RequestError
-from ostro.core.text import AdapterChoice, Addressed
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.text import AdapterChoice, ModelTarget
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ class Adapters:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
-        self.known: dict[str, dict[str, AdapterFacts]] = {}
+        self.known: dict[str, dict[str, AdapterInfo]] = {}
         self.templates: dict[str, str | None] = {}
 
-    def of(self, model: str) -> Mapping[str, AdapterFacts]:
+    def of(self, model: str) -> Mapping[str, AdapterInfo]:
         """Those of a model, by name."""
         return self.known.get(model, {})
 
-    def note(self, model: str, told: Sequence[AdapterFacts]) -> None:
+    def note(self, model: str, told: Sequence[AdapterInfo]) -> None:
         """Take in what the engine tells of a model's adapters."""
         self.known[model] = {facts.name: facts for facts in told}
         self.templates |= {facts.generation: facts.template for facts in told if facts.loaded}
@@ -48,7 +48,7 @@ class Adapters:
         """Ask the engine. Raises EngineDied, and Overloaded before it is ready."""
         self.note(model, await self.engine.adapt("list", model=model))
 
-    async def restore(self, model: str, before: Mapping[str, AdapterFacts]) -> None:
+    async def restore(self, model: str, before: Mapping[str, AdapterInfo]) -> None:
         """Have an engine that was started again know the adapters that there were `before`. They
         are read when they are asked for, and refused where their files have changed since.
         """
@@ -70,7 +70,7 @@ class Adapters:
             except AdapterError as error:  # somebody was faster
                 log.warning("%s", error)
 
-    async def template(self, model: str, wanted: Sequence[Wanted]) -> str | None:
+    async def template(self, model: str, wanted: Sequence[AdapterRef]) -> str | None:
         """The chat template of the one adapter that a request asks for, where it brings one.
 
         Has the engine read an adapter that it has not read yet; raises the AdapterError of one that
@@ -82,13 +82,13 @@ class Adapters:
             self.note(model, await self.engine.adapt("read", model=model, name=wanted[0].name))
         return self.templates.get(self.generation(model, wanted[0]))
 
-    def generation(self, model: str, wanted: Wanted) -> str:
+    def generation(self, model: str, wanted: AdapterRef) -> str:
         """The generation that is asked for; "" where it is not known."""
         facts = self.of(model).get(wanted.name)
         return wanted.generation or ("" if facts is None else facts.generation)
 
 
-def wanted_of(asked: Addressed, own: str | None = None) -> tuple[Wanted, ...]:
+def wanted_of(asked: ModelTarget, own: str | None = None) -> tuple[AdapterRef, ...]:
     """The adapters of a request, `own` being the one that its model names.
 
     Raises RequestError for what is no adapter, for too many, and for one that is named twice.
@@ -109,7 +109,7 @@ def wanted_of(asked: Addressed, own: str | None = None) -> tuple[Wanted, ...]:
     return tuple(choices)
 
 
-def chosen(given: str | AdapterChoice, param: str) -> Wanted:
+def chosen(given: str | AdapterChoice, param: str) -> AdapterRef:
     """An adapter as the engine is asked for it. Raises RequestError for what is none."""
     choice = AdapterChoice(name=given) if isinstance(given, str) else given
     name, generation = choice.name, choice.generation
@@ -123,4 +123,4 @@ def chosen(given: str | AdapterChoice, param: str) -> Wanted:
         raise RequestError(f"{param}: a generation is 64 digits of 0-9 and a-f", param=param)
     if not isfinite(choice.scale):
         raise RequestError(f"{param}: the scale {choice.scale} is not finite", param=param)
-    return Wanted(name=name or "", generation=generation or "", scale=choice.scale)
+    return AdapterRef(name=name or "", generation=generation or "", scale=choice.scale)

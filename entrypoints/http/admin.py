@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ostro.core.engine.messages import AdapterFacts
 from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import (
     AdapterConflict,
@@ -26,6 +25,7 @@ from ostro.core.errors import (
     AdapterNotFound,
     UsageError,
 )
+from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.paths import resolve_path
 from ostro.core.text import parse
 from ostro.entrypoints.http.adapters import chosen
@@ -194,7 +194,7 @@ async def adapters(request: Request) -> Response:
     return respond(200, {"object": "list", "data": data})
 
 
-def entry(model: str, facts: AdapterFacts) -> dict[str, Any]:
+def entry(model: str, facts: AdapterInfo) -> dict[str, Any]:
     """What is told of an adapter: never where it lies."""
     return {
         "name": facts.name,

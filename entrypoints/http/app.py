@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ostro.core.engine.client import AsyncEngine
 from ostro.core.errors import EngineDied
-from ostro.core.plugins import PluginManager
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.http import admin, audio, images, metrics, openai, speech, vectors
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.errors import HANDLERS, body, respond, respond_to
-from ostro.entrypoints.http.middleware import Door, RequestId
+from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.shapes import ADAPTERS
 
@@ -92,7 +92,7 @@ def make_app(
         allow["expose_headers"] = [ADAPTERS]
         allowed = Middleware(CORSMiddleware, allow_origins=list(origins), **allow)
         middleware.append(allowed)
-    middleware.append(Middleware(Door, keys=keys, hosts=hosts))
+    middleware.append(Middleware(AccessMiddleware, keys=keys, hosts=hosts))
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False
     app.state.service, app.state.admin = service, guard

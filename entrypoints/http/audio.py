@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported, nearest
-from ostro.core.text import Addressed, parse
+from ostro.core.text import ModelTarget, parse
 from ostro.entrypoints.http.body import check_values, read_form
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.shapes import adapter_headers, adapters
@@ -86,7 +86,7 @@ def check_fields(form: FormData) -> None:
         raise Unsupported("timestamp_granularities: times are told of segments, not of words")
 
 
-def addressed(form: FormData) -> Addressed:
+def addressed(form: FormData) -> ModelTarget:
     """The model and the adapters, the latter as JSON where they are no single name."""
     given: dict[str, Any] = {"model": text_of(form, "model"), "adapter": text_of(form, "adapter")}
     for name in ("adapter", "adapters"):
@@ -99,7 +99,7 @@ def addressed(form: FormData) -> Addressed:
         elif text is not None and name == "adapters":
             given[name] = [text]
     check_values(given)
-    return parse(given, Addressed)
+    return parse(given, ModelTarget)
 
 
 def options_of(form: FormData, task: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.text import Addressed, parse
+from ostro.core.text import ModelTarget, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service
@@ -22,7 +22,7 @@ from ostro.entrypoints.http.shapes import adapters
 from ostro.entrypoints.http.stream import EventStream, event, while_there
 
 
-class ImageRequest(Addressed, kw_only=True):
+class ImageRequest(ModelTarget, kw_only=True):
     """A prompt to be drawn. Beyond OpenAI's fields: steps, guidance, seed."""
 
     prompt: str

@@ -54,7 +54,7 @@ class RequestId:
         await self.app(scope, receive, send_with_id)
 
 
-class Door:
+class AccessMiddleware:
     """Rejects requests with an unknown Host header or without a valid API key.
 
     Every scope but the server's lifespan is checked, WebSockets included.

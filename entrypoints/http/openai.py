@@ -17,11 +17,11 @@ from starlette.routing import Route
 from ostro.core.errors import Unsupported
 from ostro.core.text import (
     Answer,
-    Asked,
     ChatRequest,
     CompletionRequest,
-    Delta,
+    GenerationRequest,
     StreamOptions,
+    TextDelta,
     TextPipeline,
     parse,
 )
@@ -31,7 +31,7 @@ from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.stream import DONE, EventStream, event, while_there
 
-Piece = Callable[[Delta, bool], dict[str, Any]]
+Piece = Callable[[TextDelta, bool], dict[str, Any]]
 """Words a delta as a choice of a chunk; its second argument says that it is the choice's first."""
 
 
@@ -134,9 +134,9 @@ def heading(request: Request, prefix: str, kind: str, model: str) -> dict[str, A
     return {"id": id, "object": kind, "created": int(time.time()), "model": model}
 
 
-async def gather(answer: Answer) -> list[Delta]:
+async def gather(answer: Answer) -> list[TextDelta]:
     """The whole answer: one delta per choice."""
-    wholes = [shapes.Whole(last=Delta(index=index)) for index in range(answer.choices)]
+    wholes = [shapes.Whole(last=TextDelta(index=index)) for index in range(answer.choices)]
     try:
         async for delta in answer:
             wholes[delta.index].add(delta)
@@ -146,7 +146,7 @@ async def gather(answer: Answer) -> list[Delta]:
 
 
 async def chunks(
-    answer: Answer, asked: Asked, head: dict[str, Any], piece: Piece
+    answer: Answer, asked: GenerationRequest, head: dict[str, Any], piece: Piece
 ) -> AsyncGenerator[bytes, None]:
     """The answer as events: one per delta, the usage if it is asked for, and the end. The events
     with which a choice ends tell of adapters.

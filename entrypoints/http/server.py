@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import uvicorn
 from starlette.applications import Starlette
 
-from ostro.core.engine.client import PATIENCE
-from ostro.core.engine.process import ENGINE, ProcessEngine
 from ostro.core.errors import EngineDied, Overloaded, UsageError
-from ostro.core.plugins import PluginManager
+from ostro.core.ipc.client import PATIENCE
+from ostro.core.ipc.process import ENGINE, ProcessEngine
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings
 from ostro.core.served import Served
 from ostro.entrypoints.found import Found, find, name_of, pipelines_of

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ostro.core.engine.client import AsyncEngine
-from ostro.core.engine.request import DEFAULT, Wanted
+from ostro.core.engine.request import DEFAULT, AdapterRef
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, nearest
-from ostro.core.text import Addressed
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.text import ModelTarget
 from ostro.entrypoints.http.adapters import Adapters, wanted_of
 
 
@@ -21,7 +21,7 @@ class Admitted:
 
     model: str
     pipeline: Any
-    adapters: tuple[Wanted, ...]
+    adapters: tuple[AdapterRef, ...]
     name: str
 
 
@@ -98,7 +98,7 @@ class Service:
             param="model",
         )
 
-    def admit(self, asked: Addressed, task: str = "text") -> Admitted:
+    def admit(self, asked: ModelTarget, task: str = "text") -> Admitted:
         """Who does a request's task; the first model that can, where it names none.
 
         Raises NotFound for an unknown name, Unsupported for a model that does something else,

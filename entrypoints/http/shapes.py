@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostro.core.engine.request import TokenLogprobs
-from ostro.core.text import Delta, Usage
+from ostro.core.text import TextDelta, Usage
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
@@ -21,9 +21,9 @@ class Whole:
     """All deltas of one choice, put together."""
 
     texts: list[str] = field(default_factory=list)
-    last: Delta = field(default_factory=Delta)
+    last: TextDelta = field(default_factory=TextDelta)
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: TextDelta) -> None:
         """Append a delta."""
         self.texts.append(delta.text)
         last = self.last
@@ -34,7 +34,7 @@ class Whole:
         last.prompt_logprobs = last.prompt_logprobs or delta.prompt_logprobs
         last.finish, last.stopped_by = delta.finish, delta.stopped_by
 
-    def delta(self) -> Delta:
+    def delta(self) -> TextDelta:
         """The whole choice as one delta."""
         self.last.text = "".join(self.texts)
         return self.last
@@ -62,13 +62,13 @@ def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
     return {} if generations is None else {ADAPTERS: ",".join(generations)}
 
 
-def chat_choice(delta: Delta, spell: Spell) -> dict[str, Any]:
+def chat_choice(delta: TextDelta, spell: Spell) -> dict[str, Any]:
     """A choice of a whole chat answer."""
     message = {"role": "assistant", "content": delta.text, "refusal": None}
     return {"index": delta.index, "message": message, **ending(delta, chat_logprobs(delta, spell))}
 
 
-def chat_piece(delta: Delta, spell: Spell, first: bool) -> dict[str, Any]:
+def chat_piece(delta: TextDelta, spell: Spell, first: bool) -> dict[str, Any]:
     """A choice of a chat chunk; a choice's first one names the role."""
     said: dict[str, Any] = {"role": "assistant", "content": delta.text} if first else {}
     if delta.text:
@@ -76,7 +76,7 @@ def chat_piece(delta: Delta, spell: Spell, first: bool) -> dict[str, Any]:
     return {"index": delta.index, "delta": said, **ending(delta, chat_logprobs(delta, spell))}
 
 
-def completion_choice(delta: Delta, spell: Spell) -> dict[str, Any]:
+def completion_choice(delta: TextDelta, spell: Spell) -> dict[str, Any]:
     """A choice of a completion, whole or not."""
     told = completion_logprobs(delta, spell)
     choice = {"index": delta.index, "text": delta.text, **ending(delta, told)}
@@ -85,13 +85,13 @@ def completion_choice(delta: Delta, spell: Spell) -> dict[str, Any]:
     return choice
 
 
-def ending(delta: Delta, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+def ending(delta: TextDelta, logprobs: dict[str, Any] | None) -> dict[str, Any]:
     """What all choices say of their logprobs and of how they ended."""
     ended = {"stop_reason": delta.stopped_by} if delta.finish else {}
     return {"logprobs": logprobs, "finish_reason": delta.finish, **ended}
 
 
-def chat_logprobs(delta: Delta, spell: Spell) -> dict[str, Any] | None:
+def chat_logprobs(delta: TextDelta, spell: Spell) -> dict[str, Any] | None:
     """{"content": [{"token", "logprob", "bytes", "top_logprobs"}...]}."""
     if delta.logprobs is None:
         return None
@@ -108,7 +108,7 @@ def chat_logprobs(delta: Delta, spell: Spell) -> dict[str, Any] | None:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(delta: Delta, spell: Spell) -> dict[str, Any] | None:
+def completion_logprobs(delta: TextDelta, spell: Spell) -> dict[str, Any] | None:
     """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}, of equal lengths."""
     if delta.logprobs is None:
         return None

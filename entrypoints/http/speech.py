@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.text import Addressed, parse
+from ostro.core.text import ModelTarget, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.shapes import adapter_headers
@@ -26,7 +26,7 @@ TYPES = {
 SPEEDS = (0.25, 4.0)
 
 
-class SpeechRequest(Addressed, kw_only=True):
+class SpeechRequest(ModelTarget, kw_only=True):
     """A text to be said. From `seed` on, the fields are not OpenAI's."""
 
     input: str

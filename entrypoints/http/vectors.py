@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError
-from ostro.core.text import Addressed, parse
+from ostro.core.text import ModelTarget, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service
@@ -23,7 +23,7 @@ MAX_INPUTS = 2048
 """Inputs or documents of one request."""
 
 
-class EmbeddingRequest(Addressed, kw_only=True):
+class EmbeddingRequest(ModelTarget, kw_only=True):
     """Texts, or lists of token ids, to be made vectors. `prompt` names one of the model's own."""
 
     input: str | list[str | int | list[int]]
@@ -32,7 +32,7 @@ class EmbeddingRequest(Addressed, kw_only=True):
     prompt: str | None = None
 
 
-class RerankRequest(Addressed, kw_only=True):
+class RerankRequest(ModelTarget, kw_only=True):
     """Documents to be ordered by how well they answer a query."""
 
     query: str
@@ -41,7 +41,7 @@ class RerankRequest(Addressed, kw_only=True):
     return_documents: bool = False
 
 
-class ClassifyRequest(Addressed, kw_only=True):
+class ClassifyRequest(ModelTarget, kw_only=True):
     """Texts to be labelled."""
 
     input: str | list[str]

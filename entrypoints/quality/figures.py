@@ -60,7 +60,7 @@ class Quality:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class QualityReport:
     """All that was measured; `positions` are those whose next token is known."""
 
     model: str

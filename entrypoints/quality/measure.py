@@ -17,14 +17,21 @@ from ostro.core.engine.memory import BLOCK
 from ostro.core.errors import UsageError
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import find
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import Step
 from ostro.entrypoints.found import name_of
 from ostro.entrypoints.python import open_tokenizer
-from ostro.entrypoints.quality.figures import Quality, Report, Weights, mean, perplexity, share
+from ostro.entrypoints.quality.figures import (
+    Quality,
+    QualityReport,
+    Weights,
+    mean,
+    perplexity,
+    share,
+)
 from ostro.entrypoints.quality.layers import Samples, errors, watch, weights
-from ostro.entrypoints.quality.text import Text, Window, batches, windows
+from ostro.entrypoints.quality.text import EvaluationText, Window, batches, windows
 from ostro.entrypoints.quality.truth import Truth, differ, join, keep
 
 WINDOW = 512
@@ -117,12 +124,12 @@ def opened(settings: Settings, plugins: PluginManager, window: int) -> Iterator[
 def measure(
     reference: Settings,
     variants: Mapping[str, Settings],
-    text: Text,
+    text: EvaluationText,
     plugins: PluginManager,
     *,
     tokens: int | None = None,
     told: Told = lambda *news: None,
-) -> Report:
+) -> QualityReport:
     """Compare variants, by name, with a reference. `reference.context` is the length of windows,
     `tokens` how much of the text is read.
 
@@ -142,7 +149,7 @@ def measure(
         with opened(settings, plugins, length) as model:
             qualities.append(judge(name, model, known, told))
         del model
-    return Report(
+    return QualityReport(
         model=name_of(next(iter(variants.values()), reference)),
         reference=name_of(reference),
         text=text.name,

@@ -10,7 +10,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.quality.figures import Report
+from ostro.entrypoints.quality.figures import QualityReport
 
 WIDTH, HEIGHT, MARGIN = 720, 440, 64
 LINE = 13
@@ -31,7 +31,7 @@ class Point:
     kl: float
 
 
-def write_plot(report: Report, file: Path) -> None:
+def write_plot(report: QualityReport, file: Path) -> None:
     """Write FILE.svg, or FILE.png where matplotlib is installed.
 
     Raises UsageError where it is not, and where there is nothing to draw.

@@ -23,7 +23,7 @@ PAIRS = ".jsonl"
 
 
 @dataclass(frozen=True)
-class Text:
+class EvaluationText:
     """What is read, and what it is called in reports.
 
     `passages` are pairs of text: what is only read, and what follows it and counts. One that has
@@ -46,7 +46,7 @@ class Window:
         return self.ids[self.first :]
 
 
-def read_text(file: str | None, reference: str | None) -> Text:
+def read_text(file: str | None, reference: str | None) -> EvaluationText:
     """The text of a file, prose or JSONL of {"prompt": ..., "answer": ...} whose answers count; or
     the one that comes with ostro for a model. Raises UsageError for none at all.
     """
@@ -58,7 +58,7 @@ def read_text(file: str | None, reference: str | None) -> Text:
     if not text.strip():
         raise UsageError(f"--text {file} is empty; name a file with some pages of text")
     name = f"{path.stem}, which comes with ostro" if file is None else path.name
-    return Text(name, list(pairs(path, text)) if path.suffix == PAIRS else [("", text)])
+    return EvaluationText(name, list(pairs(path, text)) if path.suffix == PAIRS else [("", text)])
 
 
 def pairs(path: Path, text: str) -> Iterator[tuple[str, str]]:
@@ -78,7 +78,9 @@ def pairs(path: Path, text: str) -> Iterator[tuple[str, str]]:
             yield pair
 
 
-def windows(text: Text, tokenizer: Tokenizer, length: int, tokens: int | None) -> list[Window]:
+def windows(
+    text: EvaluationText, tokenizer: Tokenizer, length: int, tokens: int | None
+) -> list[Window]:
     """Windows of at most `length` ids, each behind what the model's texts begin with, until so many
     `tokens` of the text are read. Control tokens written in a text are control tokens.
 

@@ -70,7 +70,7 @@ def new(args: argparse.Namespace) -> int:
 
 def claimant(reference: str) -> str | None:
     """The architecture that lists a class of transformers among its own, if one does."""
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
 
     plugins, cls = PluginManager(), reference.rpartition(":")[2]
     plugins.load()

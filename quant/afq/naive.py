@@ -2,7 +2,7 @@
 
 A row of k weights is k / g groups; w = code * scale + bias, scale and bias of its group. The codes
 of a row, b bits each, follow each other without a gap in little-endian words, lowest bits first:
-code j begins at bit b j of the row, so that codes of 3, 5 and 6 bits cross borders of words.
+code j begins at bit b j of the row, so that codes of 3, 5 and 6 bits cross transfers of words.
 
     weight    uint32 [..., k b / 32]
     scales    floats [..., k / g]

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro.core.nn.storage import Storage, Stored
-from ostro.core.ops import Op, Target, grouped
+from ostro.core.ops import Op, Target
+from ostro.core.ops import grouped_matmul as grouped
 from ostro.quant.dense import cpu
 
 TILE = 32  # rows that a reproducible matmul always multiplies, whatever the batch

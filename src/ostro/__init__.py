@@ -25,14 +25,14 @@ if os.path.isfile(os.path.join(os.path.dirname(__file__), "core")):
 
 if TYPE_CHECKING:
     from ostro import architectures as trunks
-    from ostro.core import config, errors, native, nn, ops, testing
+    from ostro.core import config, errors, native, nn, ops
     from ostro.core.adapters.weights import AdapterSource, AdapterWeights, LowRank, Mixer
     from ostro.core.cache import CacheKind, CacheSpec
     from ostro.core.engine.jobs import Slice
     from ostro.core.engine.request import JobRequest
     from ostro.core.hooks import hookimpl
     from ostro.core.load.container import Container
-    from ostro.core.load.experts import ExpertNames, Part
+    from ostro.core.load.experts import ExpertNames, RowPart
     from ostro.core.load.names import Add, HeadRows, Names, Pair, Unpermute
     from ostro.core.media import Array, Inputs, Item, Prompt, content_key
     from ostro.core.nn import Model, Storage, Stored
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from ostro.core.step import Features, Medium, Step
     from ostro.entrypoints.python import load, tokenizer
+    from ostro.plugins import conformance as testing
 
 _MODULES = ("config", "errors", "native", "nn", "ops", "testing")
 _NAMES = {
@@ -66,7 +67,7 @@ _NAMES = {
     "ostro.core.engine.request": "JobRequest",
     "ostro.core.hooks": "hookimpl",
     "ostro.core.load.container": "Container",
-    "ostro.core.load.experts": "ExpertNames Part",
+    "ostro.core.load.experts": "ExpertNames RowPart",
     "ostro.core.load.names": "Add HeadRows Names Pair Unpermute",
     "ostro.core.media": "Array Inputs Item Prompt content_key",
     "ostro.core.nn": "Model Storage Stored",
@@ -115,12 +116,12 @@ __all__ = [
     "Names",
     "Pair",
     "Parser",
-    "Part",
     "Pipeline",
     "Prompt",
     "Quantizer",
     "Record",
     "Route",
+    "RowPart",
     "Settings",
     "Slice",
     "Step",
@@ -174,7 +175,7 @@ class _Trunks(ModuleType):
     """The built-in plugins that others may build on: `from ostro.trunks import llama, planes`."""
 
     def __getattr__(self, name: str) -> ModuleType:
-        from ostro.core.public import trunk_module
+        from ostro.core.plugins.surface import trunk_module
 
         for room in () if name.startswith("_") else ("architectures", "quant"):
             if find_spec(package := f"ostro.{room}.{name}"):

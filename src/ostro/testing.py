@@ -3,8 +3,8 @@
 pytest --ostro-arch NAME --pyargs ostro.testing
 """
 
-from ostro.core.testing import *  # noqa: F403
-from ostro.core.testing import ArchitectureTests
+from ostro.plugins.conformance import *  # noqa: F403
+from ostro.plugins.conformance import ArchitectureTests
 
 
 class TestNamed(ArchitectureTests):

@@ -30,11 +30,11 @@ from ostro.core.errors import AdapterError
 from ostro.core.load.model import requantize
 from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.architecture import all_plugins
-from ostro.core.testing.formats import densify
-from ostro.core.testing.parity import Subject, reinitialise, subject
+from ostro.plugins.conformance.architecture import all_plugins
+from ostro.plugins.conformance.formats import densify
+from ostro.plugins.conformance.parity import Subject, reinitialise, subject
 from ostro.quant.bnb import STATE
 from ostro.quant.bnb import naive as bnb
 from ostro.quant.gptq import naive as gptq
@@ -171,7 +171,7 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.mark.parametrize("format", ["q4k", pytest.param("q8_0", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OTHERS)
-def test_few_bits_say_what_their_floats_say(
+def test_quantized_models_match_dequantized_weights(
     name: str, format: str, plugins: PluginManager, tmp_path: Path
 ) -> None:
     shape = plugins.get("architectures", name).wide
@@ -183,7 +183,7 @@ def test_few_bits_say_what_their_floats_say(
         example = made.examples[0]
         said, base = served.answer(example, ["it"]), served.answer(example)
         densify(loaded.model, plugins)
-        served.registry.shelf.residents.renew()
+        served.registry.loader.adapter_pool.renew()
         assert distance(served.answer(example, ["it"]), said) <= BAR
         assert distance(base, said) > FELT
 

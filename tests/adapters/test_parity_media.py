@@ -16,9 +16,9 @@ sys.path.append(str(Path(__file__).parent))
 from trained import BAR, FELT, RED, Served, compare, distance, train, wrapped
 
 from ostro.core.errors import AdapterError
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.architecture import all_plugins
-from ostro.core.testing.parity import subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.architecture import all_plugins
+from ostro.plugins.conformance.parity import subject
 
 pytestmark = pytest.mark.slow
 

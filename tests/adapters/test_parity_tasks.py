@@ -25,15 +25,15 @@ from trained import BAR, FELT, Names, Served, Shelf, distance, draw, train, wrap
 
 from ostro.architectures.flux.model import unpack
 from ostro.core.adapters.registry import Registry
-from ostro.core.engine.jobs import Jobs
-from ostro.core.engine.request import JobRequest, ReadRequest
+from ostro.core.engine.jobs import JobEngine
+from ostro.core.engine.request import JobRequest, PoolingRequest
 from ostro.core.engine.start import reader_of, take_in
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS, Step
-from ostro.core.testing.architecture import all_plugins
-from ostro.core.testing.parity import subject
+from ostro.plugins.conformance.architecture import all_plugins
+from ostro.plugins.conformance.parity import subject
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def test_vectors_of_one_step_are_each_adapter_s(
     reader = reader_of(made.load(), served.engine)
     for adapter in models:
         reader.submit(
-            ReadRequest(id=adapter, inputs=[made.prompt], kinds={0: made.kinds}),
+            PoolingRequest(id=adapter, inputs=[made.prompt], kinds={0: made.kinds}),
             served.mixture([adapter] if adapter else []),
         )
     answers = {output.id: output.arrays["rows"].numpy()[0] for output in reader.step()}
@@ -131,7 +131,7 @@ class Working(Shelf):
         tenant = take_in(loaded, SETTINGS, plugins, [])
         assert tenant.jobs is not None
         self.model: Any = loaded.model
-        self.jobs: Jobs = tenant.jobs
+        self.jobs: JobEngine = tenant.jobs
         registry: Registry | None = tenant.registry
         super().__init__(registry)
 

@@ -14,15 +14,15 @@ import peft
 import torch
 from torch import Tensor
 
-from ostro.core.adapters.adapter import Adapter, Mixture
+from ostro.core.adapters.adapter import LoadedAdapter, Mixture
+from ostro.core.adapters.pool import MixtureLease
 from ostro.core.adapters.registry import Registry
-from ostro.core.adapters.residents import Held
 from ostro.core.engine.engine import Engine, media_under
-from ostro.core.engine.request import Sampling, TokenRequest, Wanted
+from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
 from ostro.core.errors import OstroError
-from ostro.core.testing.examples import Example
-from ostro.core.testing.parity import NEVER, Subject
-from ostro.core.testing.weights import SEED
+from ostro.plugins.conformance.examples import Example
+from ostro.plugins.conformance.parity import NEVER, Subject
+from ostro.plugins.conformance.weights import SEED
 
 BAR = 1e-5
 """The most that ours may differ from PEFT's answer, as a share of its norm, in float32."""
@@ -93,7 +93,7 @@ class Shelf:
         assert registry is not None, "the model was built with one"
         self.registry = registry
 
-    def load(self, name: str, folder: Path) -> Adapter:
+    def load(self, name: str, folder: Path) -> LoadedAdapter:
         """Have a name go to the adapter of a folder. Raises AdapterError."""
         told: list[OstroError | None] = []
         self.registry.load(name, str(folder), told.append, inplace=True)
@@ -106,18 +106,20 @@ class Shelf:
     def mixture(self, names: Names, tokens: Sequence[int] = ()) -> Mixture:
         """Adapters that have been read, as a request with these tokens asks for them."""
         scales = names if isinstance(names, Mapping) else dict.fromkeys(names, 1.0)
-        return self.registry.mixture([Wanted(name=n, scale=s) for n, s in scales.items()], tokens)
+        return self.registry.mixture(
+            [AdapterRef(name=n, scale=s) for n, s in scales.items()], tokens
+        )
 
     @contextmanager
-    def held(self, names: Names, tokens: Sequence[int] = ()) -> Iterator[Held]:
+    def held(self, names: Names, tokens: Sequence[int] = ()) -> Iterator[MixtureLease]:
         """Adapters on the device."""
-        residents = self.registry.shelf.residents
-        held = residents.hold(self.mixture(names, tokens))
+        adapter_pool = self.registry.loader.adapter_pool
+        held = adapter_pool.hold(self.mixture(names, tokens))
         assert held is not None, "there is room"
         try:
             yield held
         finally:
-            residents.let_go(held)
+            adapter_pool.let_go(held)
 
 
 class Served(Shelf):
@@ -180,7 +182,7 @@ def distance(ours: Tensor, truth: Tensor) -> float:
     return share if share == share else float("inf")
 
 
-def compare(served: Served, folder: Path, *, rows: int = 512, **config: Any) -> Adapter:
+def compare(served: Served, folder: Path, *, rows: int = 512, **config: Any) -> LoadedAdapter:
     """Train an adapter on the reference, and hold ours to PEFT's answers to all examples.
 
     `config` as `train` takes it; of several examples, one of text alone may stay as it was.

@@ -1,6 +1,6 @@
 """BERT, as an encoder and as a classifier, against transformers."""
 
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestBert(ArchitectureTests):

@@ -1,6 +1,6 @@
 """DeepSeek-V2 against transformers."""
 
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestDeepseekV2(ArchitectureTests):

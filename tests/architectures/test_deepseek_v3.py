@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ostro.architectures.deepseek_v2.names import gguf_config
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestDeepseekV3(ArchitectureTests):

@@ -40,12 +40,12 @@ from ostro.core.engine.request import JobRequest
 from ostro.core.errors import CheckpointError, ConfigError, ModelNotFound, RequestError
 from ostro.core.load.model import load_model
 from ostro.core.nn import Embedding, Linear
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Mutant, Settings
 from ostro.core.step import ROWS, Step
-from ostro.core.testing.architecture import Nudge
-from ostro.core.testing.parity import BAR, RED, SMALL, deviation
-from ostro.core.testing.standin import second_device
+from ostro.plugins.conformance.architecture import Nudge
+from ostro.plugins.conformance.parity import BAR, RED, SMALL, deviation
+from ostro.plugins.conformance.second_device import second_device
 
 CPU = torch.device("cpu")
 STEPS = 40
@@ -214,7 +214,7 @@ def test_other_guidance(
 
 
 @pytest.mark.parametrize("mutant", list(mutants()), ids=lambda mutant: mutant.name)
-def test_every_mutant_turns_parity_red(
+def test_every_mutant_fails_parity(
     mutant: Mutant, plugins: PluginManager, truth: Truth, faint_truth: Truth
 ) -> None:
     against = truth if mutant.std is None else faint_truth
@@ -228,7 +228,7 @@ def test_faint_weights_are_as_in_transformers(plugins: PluginManager, faint_trut
     assert max(heard.values()) <= BAR, heard
 
 
-def test_a_delta_on_any_linear_is_heard(dia: Dia, plugins: PluginManager, truth: Truth) -> None:
+def test_adapter_deltas_reach_every_linear(dia: Dia, plugins: PluginManager, truth: Truth) -> None:
     model, silent = load(dia.folder, plugins), []
     before = predicted(model, truth.texts, truth.codes[:4])
     for path, module in model.named_modules():

@@ -18,11 +18,11 @@ from tiny_dia import make_dia
 
 from ostro.architectures.dia import WIDE
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
-from ostro.core.testing.architecture import all_plugins
-from ostro.core.testing.formats import STD, assert_same, formats, some
+from ostro.plugins.conformance.architecture import all_plugins
+from ostro.plugins.conformance.formats import STD, assert_same, formats, some
 
 TEXT = list(b"\x01 hello, \x02 said the other")
 TEXTS = torch.tensor([TEXT, [0] * len(TEXT)])
@@ -43,7 +43,7 @@ def heard(model: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_few_bits_say_what_their_floats_say(folder: Path, every: bool) -> None:
+def test_quantized_models_match_dequantized_weights(folder: Path, every: bool) -> None:
     plugins: PluginManager = all_plugins()
     for format in formats(plugins) if every else some(plugins, "dia"):
         loaded = load_model(folder, Settings(dtype="float32", quant=format, exact=True), plugins)

@@ -24,12 +24,12 @@ import ostro
 from ostro.core.errors import CheckpointError, ConfigError
 from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
-from ostro.core.plugins import PluginManager
-from ostro.core.pooling import read_pooling
+from ostro.core.load.pooling import read_pooling
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.architecture import ArchitectureTests
-from ostro.core.testing.parity import BAR, deviation, reinitialise, subject
 from ostro.entrypoints.tasks import Tasks
+from ostro.plugins.conformance.architecture import ArchitectureTests
+from ostro.plugins.conformance.parity import BAR, deviation, reinitialise, subject
 
 PROMPTS = {"query": "task: search | query: ", "document": "title: none | text: "}
 TEXTS = ["hello world", "a", "hello hello hello world " * 4]

@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture
-from ostro.core.testing import references
-from ostro.core.testing.architecture import given
-from ostro.core.testing.checks import answers
-from ostro.core.testing.formats import STD, assert_grid, formats, some, wide
-from ostro.core.testing.parity import Subject
+from ostro.plugins.conformance import references
+from ostro.plugins.conformance.architecture import given
+from ostro.plugins.conformance.checks import answers
+from ostro.plugins.conformance.formats import STD, assert_grid, formats, some, wide
+from ostro.plugins.conformance.parity import Subject
 
 BODY = Architecture(
     name="a body",
@@ -81,5 +81,5 @@ def body(plugins: PluginManager) -> Iterator[Subject]:
         yield Subject(BODY, reference, Path(folder), plugins, shape, STD)
 
 
-def test_few_bits_say_what_their_floats_say(grid: Subject, format: str) -> None:
+def test_quantized_models_match_dequantized_weights(grid: Subject, format: str) -> None:
     assert_grid(grid, format)

@@ -1,6 +1,6 @@
 """Gemma2 against transformers."""
 
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestGemma2(ArchitectureTests):

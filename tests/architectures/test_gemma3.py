@@ -1,6 +1,6 @@
 """Gemma3 against transformers."""
 
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestGemma3(ArchitectureTests):

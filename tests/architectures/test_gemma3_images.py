@@ -19,8 +19,8 @@ from ostro.architectures.gemma3.inputs import Inputs
 from ostro.architectures.gemma3.vision import Config
 from ostro.architectures.llava.examples import IMAGES, prompted
 from ostro.core.errors import ConfigError, TokenizerError
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import Subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.parity import Subject
 
 SOFT, MARK, END = 1, 2, 3
 

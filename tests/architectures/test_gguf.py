@@ -16,9 +16,9 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError, ConfigError
 from ostro.core.load.model import load_model
 from ostro.core.load.open import identify, open_container
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.parity import BAR, Subject, deviation, subject
+from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

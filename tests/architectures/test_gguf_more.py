@@ -17,10 +17,10 @@ import ostro
 from ostro.core.errors import ConfigError
 from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
-from ostro.core.testing.parity import BAR, SMALL, STD, deviation, subject
 from ostro.entrypoints.tasks import Tasks
+from ostro.plugins.conformance.parity import BAR, SMALL, STD, deviation, subject
 
 
 @dataclass(frozen=True)

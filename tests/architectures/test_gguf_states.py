@@ -12,9 +12,9 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
-from ostro.core.testing.parity import BAR, deviation, subject
+from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 CHANGES: dict[str, dict[str, Any]] = {
     "lfm2": {"conv_bias": False, "block_multiple_of": 32},

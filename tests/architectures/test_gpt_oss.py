@@ -15,8 +15,8 @@ from transformers import GptOssForCausalLM, Mxfp4Config
 from ostro.core.errors import CheckpointError
 from ostro.core.load.model import load_model
 from ostro.core.records import Settings
-from ostro.core.testing.architecture import ArchitectureTests
-from ostro.core.testing.parity import BAR, Subject, deviation, greedy
+from ostro.plugins.conformance.architecture import ArchitectureTests
+from ostro.plugins.conformance.parity import BAR, Subject, deviation, greedy
 
 ASKED = Settings(dtype="float32", device="cpu")
 

@@ -17,13 +17,13 @@ from ostro.architectures.qwen3 import naive as qwen3_naive
 from ostro.architectures.qwen3 import native as qwen3_native
 from ostro.core.errors import Unsupported
 from ostro.core.ops import Fused, Target
-from ostro.core.ops.attention import Ragged
+from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.ops.rope.scaling import table
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
-from ostro.core.testing.kernels import DEVICE, compile_for, poison, targets
-from ostro.core.testing.parity import BAR, deviation, subject
 from ostro.plugins.caches.paged.kind import Pages
+from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
+from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 BLOCK = 4
 SLOTS = {
@@ -35,10 +35,10 @@ SLOTS = {
 }
 
 
-def ragged(slots: Tensor) -> Ragged:
+def ragged(slots: Tensor) -> AttentionMetadata:
     """A batch of which only the slots matter."""
     unused = slots.new_zeros(0, dtype=torch.int32)
-    return Ragged(unused, unused, unused, slots, max_queries=1, max_length=1)
+    return AttentionMetadata(unused, unused, unused, slots, max_queries=1, max_length=1)
 
 
 def heads(

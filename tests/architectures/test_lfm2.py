@@ -1,6 +1,6 @@
 """LFM2 against transformers."""
 
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestLfm2(ArchitectureTests):

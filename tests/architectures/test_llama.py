@@ -1,6 +1,6 @@
 """Llama against transformers."""
 
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestLlama(ArchitectureTests):

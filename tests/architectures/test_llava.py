@@ -20,8 +20,8 @@ from ostro.architectures.llava.examples import IMAGES, PREPROCESSOR, prompted
 from ostro.architectures.llava.inputs import Inputs, Preprocessor
 from ostro.architectures.llava.model import Config
 from ostro.core.errors import ConfigError, RequestError
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import BAR, Subject, subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.parity import BAR, Subject, subject
 
 
 class TestLlava(ImageTests):

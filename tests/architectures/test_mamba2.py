@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ostro.architectures.mamba2.scan import KERNELS, kernels, naive, native
 from ostro.core.ops import Op, Target
-from ostro.core.ops.chunks import triton as chunks
-from ostro.core.ops.places import Places
-from ostro.core.testing.architecture import ArchitectureTests
-from ostro.core.testing.kernels import DEVICE, compile_for, poison, targets
+from ostro.core.ops.chunked_scan import triton as chunks
+from ostro.core.ops.state_layout import StateLayout
+from ostro.plugins.conformance.architecture import ArchitectureTests
+from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 
 
 class TestMamba2(ArchitectureTests):
@@ -48,7 +48,7 @@ def arguments(
     a, d, dt_bias = torch.randn(3, heads, device=DEVICE)
     dt_bias[0] = -12  # a time step so small that 1 + e^x forgets it
     lists = ([0, *accumulate(rows)], before, after)
-    places = Places(*(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists))
+    places = StateLayout(*(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists))
     state = torch.randn(6, heads, p, n, device=DEVICE)
     return [x, dt * 3, -a.exp(), b, c, d, dt_bias, (0.0, 2.5), state, places]
 
@@ -144,8 +144,8 @@ def test_native_bits_do_not_depend_on_the_cut() -> None:
     assert torch.equal(single[8], whole[8])  # type: ignore[arg-type]
 
 
-def places(rows: int, before: int, after: int) -> Places:
-    return Places(*(torch.tensor(i) for i in ([0, rows], [before], [after])))
+def places(rows: int, before: int, after: int) -> StateLayout:
+    return StateLayout(*(torch.tensor(i) for i in ([0, rows], [before], [after])))
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -163,7 +163,7 @@ def launch(
     state = meta(1000, heads, 64, n, dtype=torch.float32)
     dt = meta(rows, 3 * heads, dtype=dtype)[:, :heads]
     limit = (0.0, math.inf)
-    return [x, dt, floats[0], b, c, *floats[1:], limit, state, Places(*ints)]
+    return [x, dt, floats[0], b, c, *floats[1:], limit, state, StateLayout(*ints)]
 
 
 LAUNCHES = {

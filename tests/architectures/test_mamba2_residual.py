@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ostro.architectures.mamba2.model import Block, Config, Norm
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.mutants import each
-from ostro.core.testing.parity import BAR, deviation, subject
+from ostro.plugins.conformance.mutants import each
+from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, ConfigError
-from ostro.core.load.experts import Expert, Part
+from ostro.core.load.experts import Expert, RowPart
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.architecture import ArchitectureTests
-from ostro.core.testing.parity import BAR, Subject, deviation
+from ostro.plugins.conformance.architecture import ArchitectureTests
+from ostro.plugins.conformance.parity import BAR, Subject, deviation
 
 
 class TestMixtral(ArchitectureTests):
@@ -59,7 +59,7 @@ STACK = torch.arange(24.0).view(3, 4, 2)
 @pytest.mark.parametrize("index", range(3))
 def test_an_expert_is_a_slice_of_its_stack(index: int) -> None:
     assert torch.equal(Expert(index, 3, None).read(STACK), STACK[index])
-    assert torch.equal(Expert(index, 3, Part(1, 2)).read(STACK), STACK[index, 2:])
+    assert torch.equal(Expert(index, 3, RowPart(1, 2)).read(STACK), STACK[index, 2:])
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_an_expert_is_a_slice_of_its_stack(index: int) -> None:
 )
 def test_stacks_of_other_shapes_are_refused(tensor: Tensor, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
-        Expert(0, 3, Part(0, 2)).read(tensor)
+        Expert(0, 3, RowPart(0, 2)).read(tensor)

@@ -25,10 +25,10 @@ from ostro.architectures.mllama.config import Config
 from ostro.architectures.mllama.examples import PREPROCESSOR, reference
 from ostro.architectures.mllama.inputs import Inputs, Preprocessor
 from ostro.core.errors import ConfigError, RequestError
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.step import ROWS
-from ostro.core.testing.examples import Example
-from ostro.core.testing.parity import BAR, RED, Subject, deviation
+from ostro.plugins.conformance.examples import Example
+from ostro.plugins.conformance.parity import BAR, RED, Subject, deviation
 
 IMAGE = 128
 

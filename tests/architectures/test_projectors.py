@@ -21,12 +21,12 @@ from ostro.core.errors import CheckpointError, ConfigError, Unsupported
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import open_container
 from ostro.core.media import Inputs
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
-from ostro.core.testing.examples import Example, pixels
-from ostro.core.testing.parity import BAR, Subject, deviation, subject
 from ostro.entrypoints.cli.quantize import write as quantize
 from ostro.entrypoints.found import find
+from ostro.plugins.conformance.examples import Example, pixels
+from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 FAMILIES = tuple(TYPES)
 CHANGES: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """Qwen2 against transformers."""
 
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestQwen2(ArchitectureTests):

@@ -13,9 +13,9 @@ from ostro.architectures.qwen2_audio.examples import SOUNDS
 from ostro.architectures.qwen2_audio.inputs import Inputs
 from ostro.architectures.qwen2_audio.model import Config, names
 from ostro.core.errors import ConfigError, RequestError
-from ostro.core.testing import ArchitectureTests
-from ostro.core.testing.examples import sound
-from ostro.core.testing.parity import Subject
+from ostro.plugins.conformance import ArchitectureTests
+from ostro.plugins.conformance.examples import sound
+from ostro.plugins.conformance.parity import Subject
 
 AUDIO = 120
 

@@ -1,6 +1,6 @@
 """Qwen3 against transformers."""
 
-from ostro.core.testing.architecture import ArchitectureTests
+from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestQwen3(ArchitectureTests):

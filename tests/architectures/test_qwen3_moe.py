@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ostro.core.errors import ConfigError
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.architecture import ArchitectureTests
-from ostro.core.testing.parity import BAR, deviation, subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.architecture import ArchitectureTests
+from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 CHANGES: dict[str, dict[str, Any]] = {
     "weights of the chosen sum to one": {"norm_topk_prob": True},

@@ -16,10 +16,10 @@ from ostro.architectures.qwen3_next.delta import KERNELS, kernels, naive, native
 from ostro.architectures.qwen3_next.model import Config
 from ostro.architectures.qwen3_next.names import gguf_config, names
 from ostro.core.ops import Op, Target
-from ostro.core.ops.chunks import triton as chunks
-from ostro.core.ops.places import Places
-from ostro.core.testing.architecture import ArchitectureTests
-from ostro.core.testing.kernels import DEVICE, compile_for, poison, targets
+from ostro.core.ops.chunked_scan import triton as chunks
+from ostro.core.ops.state_layout import StateLayout
+from ostro.plugins.conformance.architecture import ArchitectureTests
+from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 
 
 class TestQwen3Next(ArchitectureTests):
@@ -67,7 +67,7 @@ def arguments(
     rate, dt_bias = torch.randn(2, heads, device=DEVICE)
     dt_bias[0] = -12  # a time step so small that 1 + e^x forgets it
     lists = ([0, *accumulate(rows)], before, after)
-    places = Places(*(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists))
+    places = StateLayout(*(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists))
     state = torch.randn(6, heads, dk, dv, device=DEVICE)
     return [q, k, v, b, a, -rate.exp(), dt_bias, state, places]
 
@@ -170,8 +170,8 @@ def test_native_bits_do_not_depend_on_the_cut() -> None:
     assert torch.equal(single[7], whole[7])  # type: ignore[arg-type]
 
 
-def places(rows: int, before: int, after: int) -> Places:
-    return Places(*(torch.tensor(i) for i in ([0, rows], [before], [after])))
+def places(rows: int, before: int, after: int) -> StateLayout:
+    return StateLayout(*(torch.tensor(i) for i in ([0, rows], [before], [after])))
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -185,7 +185,7 @@ def launch(rows: int, sequences: int) -> list[object]:
     floats = [meta(32, dtype=torch.float32) for _ in range(2)]
     ints = [meta(i, dtype=torch.int64) for i in (sequences + 1, sequences, sequences)]
     state = meta(1000, 32, 128, 128, dtype=torch.float32)
-    return [q, k, v, meta(rows, 32), meta(rows, 32), *floats, state, Places(*ints)]
+    return [q, k, v, meta(rows, 32), meta(rows, 32), *floats, state, StateLayout(*ints)]
 
 
 LAUNCHES = {"decode": launch(64, 64), "prefill": launch(300, 5)}

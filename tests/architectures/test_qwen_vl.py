@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ostro import Medium, Prompt
 from ostro.core.step import ROWS
-from ostro.core.testing import ArchitectureTests
-from ostro.core.testing.examples import Example
-from ostro.core.testing.parity import BAR, Subject, deviation
+from ostro.plugins.conformance import ArchitectureTests
+from ostro.plugins.conformance.examples import Example
+from ostro.plugins.conformance.parity import BAR, Subject, deviation
 
 
 class SightTests(ArchitectureTests):

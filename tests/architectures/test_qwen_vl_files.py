@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ostro.core.errors import CheckpointError, ConfigError
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, Settings, resolve
-from ostro.core.testing.parity import BAR, Subject, deviation, subject
+from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 

@@ -20,12 +20,12 @@ from ostro.architectures.siglip.model import Config
 from ostro.architectures.siglip.pixels import Preprocessor, check_shape
 from ostro.core.errors import ConfigError, RequestError, Unsupported
 from ostro.core.nn import Linear
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.step import ROWS
-from ostro.core.testing.architecture import ArchitectureTests, Nudge
-from ostro.core.testing.formats import assert_same, formats, some, wide
-from ostro.core.testing.parity import BAR, RED, STD, Subject, deviation, subject
+from ostro.plugins.conformance.architecture import ArchitectureTests, Nudge
+from ostro.plugins.conformance.formats import assert_same, formats, some, wide
+from ostro.plugins.conformance.parity import BAR, RED, STD, Subject, deviation, subject
 
 SIDE = 24
 IMAGES = torch.randn(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
@@ -62,7 +62,7 @@ class TestSiglip(ArchitectureTests):
         alone = torch.cat([seen(model, image[None]) for image in IMAGES])
         assert deviation(seen(model), alone) <= BAR / 10
 
-    def test_every_mutant_turns_parity_red(self, tiny: Subject, plugins: PluginManager) -> None:
+    def test_every_mutant_fails_parity(self, tiny: Subject, plugins: PluginManager) -> None:
         green, found = [], list(resolve(str(tiny.record.mutants))())
         for mutant in found:
             with subject(plugins, "siglip", std=mutant.std or STD) as made:
@@ -73,7 +73,7 @@ class TestSiglip(ArchitectureTests):
         assert len(found) >= 6
         assert not green, f"the parity test does not notice: {', '.join(green)}"
 
-    def test_a_delta_on_any_linear_is_heard(self, tiny: Subject) -> None:
+    def test_adapter_deltas_reach_every_linear(self, tiny: Subject) -> None:
         model = tiny.load().model
         before = seen(model)
         for path, module in model.named_modules():
@@ -99,7 +99,9 @@ class TestSiglip(ArchitectureTests):
             seen(tiny.load().model, torch.zeros(1, 3, 18, 24))
 
     @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-    def test_few_bits_say_what_their_floats_say(self, plugins: PluginManager, every: bool) -> None:
+    def test_quantized_models_match_dequantized_weights(
+        self, plugins: PluginManager, every: bool
+    ) -> None:
         with wide(plugins, plugins.get("architectures", "siglip")) as made:
             for format in formats(plugins) if every else some(plugins, "siglip"):
                 loaded = made.load(quant=format, exact=True)

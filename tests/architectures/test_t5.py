@@ -14,10 +14,10 @@ from ostro.architectures.t5 import TINY
 from ostro.architectures.t5.model import Config
 from ostro.core.errors import ConfigError
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.architecture import ArchitectureTests
-from ostro.core.testing.parity import BAR, deviation, subject
+from ostro.plugins.conformance.architecture import ArchitectureTests
+from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 
 class TestT5(ArchitectureTests):

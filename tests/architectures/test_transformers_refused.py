@@ -23,10 +23,10 @@ from ostro.core.errors import CheckpointError, ConfigError, OstroError, Unsuppor
 from ostro.core.errors import UnsupportedArchitecture as Unclaimed
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.nn import Linear
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.parity import BAR, deviation
 from ostro.entrypoints.cli.models import inventory
+from ostro.plugins.conformance.parity import BAR, deviation
 
 PROMPT = list(range(5, 45))
 SHAPE = {

@@ -18,9 +18,9 @@ from ostro.architectures.whisper.inputs import Inputs
 from ostro.architectures.whisper.model import Config
 from ostro.core.errors import ConfigError, RequestError
 from ostro.core.step import ROWS
-from ostro.core.testing import ArchitectureTests
-from ostro.core.testing.examples import sound
-from ostro.core.testing.parity import BAR, RED, Subject, deviation, greedy
+from ostro.plugins.conformance import ArchitectureTests
+from ostro.plugins.conformance.examples import sound
+from ostro.plugins.conformance.parity import BAR, RED, Subject, deviation, greedy
 
 HEARS = {"feature_size": TINY["num_mel_bins"], "chunk_length": 1}
 """A tiny model's preprocessor_config.json: windows of one second."""

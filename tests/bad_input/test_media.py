@@ -33,8 +33,8 @@ from tiny_server import Real, serving
 from tiny_vision import IDS, make_vision
 
 from ostro.core.errors import ConfigError
-from ostro.core.media import workshop
-from ostro.core.media.workshop import Workshop
+from ostro.core.media import worker as media_worker
+from ostro.core.media.worker import MediaWorker
 from ostro.core.records import Settings
 
 CHAT = "/v1/chat/completions"
@@ -218,9 +218,9 @@ def test_places_in_a_completion_are_not_filled(server: Real) -> None:
     assert raw.status_code == 200, raw.text
 
 
-def shop_of(server: Real) -> Workshop:
-    found = server.server.service.models["vision"]["text"].workshop
-    assert isinstance(found, Workshop)
+def shop_of(server: Real) -> MediaWorker:
+    found = server.server.service.models["vision"]["text"].media_worker
+    assert isinstance(found, MediaWorker)
     return found
 
 
@@ -238,9 +238,9 @@ def test_what_harms_the_process(
 ) -> None:
     assert said(ask(server, shown(LARGE), "hello")) == expected
     first = shop_of(server).pid
-    monkeypatch.setattr(workshop, "SECONDS", 1.0 if deed == "sleep" else 60.0)
+    monkeypatch.setattr(media_worker, "SECONDS", 1.0 if deed == "sleep" else 60.0)
     refused(ask(server, shown(LARGE), image(hostile(deed)), "x"), status, told, "messages")
-    monkeypatch.setattr(workshop, "SECONDS", 60.0)
+    monkeypatch.setattr(media_worker, "SECONDS", 60.0)
     assert said(ask(server, shown(LARGE), "hello")) == expected
     assert (shop_of(server).pid == first) == (deed in ("swell", "fail"))
 

@@ -11,9 +11,9 @@ import pytest
 
 from ostro.core import env
 from ostro.core.engine.engine import Engine
-from ostro.core.plugins import PluginInfo, PluginManager
+from ostro.core.plugins.manager import PluginInfo, PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.parity import Subject, subject
+from ostro.plugins.conformance.parity import Subject, subject
 
 
 class Site:

@@ -24,7 +24,7 @@ from tiny_model import make_model
 import ostro
 from ostro.core import env, hooks, records
 from ostro.core.errors import UnsupportedArchitecture
-from ostro.core.plugins import HOOKS, PluginManager
+from ostro.core.plugins.manager import HOOKS, PluginManager
 from ostro.core.records import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +172,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_example_is_a_plugin_and_its_logits_are_right(example: Path) -> None:
-    from ostro.core.testing.parity import BAR, deviation, subject
+    from ostro.plugins.conformance.parity import BAR, deviation, subject
 
     manager = PluginManager()
     manager.load()

@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 import ostro
-from ostro.core import public
 from ostro.core.deprecated import RemovedInOstro1
+from ostro.core.plugins import surface as public
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("core", "architectures", "quant", "adapters", "plugins", "entrypoints")
@@ -95,7 +95,7 @@ def test_a_breach_is_noticed(file: str, text: str) -> None:
         ("quant/gguf/storage.py", "from ostro.quant.planes.storage import Packed"),
         ("architectures/qwen3/model.py", "from ostro.architectures.llama import model as llama"),
         ("architectures/qwen3/model.py", "from ostro.trunks import llama"),
-        ("entrypoints/cli/run.py", "from ostro.core.plugins import PluginManager"),
+        ("entrypoints/cli/run.py", "from ostro.core.plugins.manager import PluginManager"),
     ],
 )
 def test_what_is_allowed_is_allowed(file: str, text: str) -> None:
@@ -128,10 +128,10 @@ def without_torch(code: str) -> None:
 
 LIGHT = {
     "import": "import ostro; from ostro import Architecture, errors, hookimpl",
-    "plugins": "from ostro.core.plugins import PluginManager\n"
+    "plugins": "from ostro.core.plugins.manager import PluginManager\n"
     "manager = PluginManager(); manager.load(); found = manager.describe()\n"
     "assert manager.collect('architectures')",
-    "claims": "from ostro.core.plugins import PluginManager\n"
+    "claims": "from ostro.core.plugins.manager import PluginManager\n"
     "manager = PluginManager(); manager.load()\n"
     "assert manager.architecture_for(['LlamaForCausalLM']).name == 'llama'",
     "help": "from ostro.entrypoints.cli import main\n"

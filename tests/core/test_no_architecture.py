@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 
 CORE = Path(__file__).resolve().parents[2] / "core"
 FORMATS = ("tokenizer",)

@@ -117,7 +117,7 @@ sys.path.append(sys.argv[1])
 from echo_engine import EchoEngine
 from echo_model import make_model
 from ostro.core.chat import load_template
-from ostro.core.engine.client import ThreadEngine
+from ostro.core.ipc.client import ThreadEngine
 from ostro.core.errors import ContextLengthExceeded
 from ostro.core.text import ChatRequest, CompletionRequest, Message
 from ostro.core.tokenizer import load_tokenizer

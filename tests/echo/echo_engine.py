@@ -15,16 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core import errors
-from ostro.core.engine.loop import Report
-from ostro.core.engine.messages import (
-    Adapt,
-    Adapted,
-    AdapterFacts,
-    Facts,
-    FromEngine,
-    Load,
-    Requantize,
-)
 from ostro.core.engine.request import Stats, TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import (
     AdapterBusy,
@@ -34,6 +24,16 @@ from ostro.core.errors import (
     AdapterNotFound,
     RequestError,
     UsageError,
+)
+from ostro.core.ipc.loop import ProgressCallback
+from ostro.core.ipc.messages import (
+    AdapterCommand,
+    AdapterInfo,
+    AdapterResult,
+    FromEngine,
+    ModelInfo,
+    ModelSpec,
+    Requantize,
 )
 
 VOCAB, CONTEXT = 300, 4096
@@ -49,16 +49,16 @@ class EchoEngine:
         self.eos_ids = frozenset(eos_ids)
         self.live: dict[str, tuple[TokenRequest, list[int | None]]] = {}
         self.seen: list[TokenRequest] = []
-        self.adapters: dict[str, AdapterFacts] = {}
+        self.adapters: dict[str, AdapterInfo] = {}
         self.mixed: dict[str, tuple[str, ...]] = {}
         self.unsent: list[FromEngine] = []
         self.step_seconds = float(os.environ.get("ECHO_STEP", "0"))
         self.counters = Stats()
 
     @property
-    def facts(self) -> dict[str, Facts]:
+    def facts(self) -> dict[str, ModelInfo]:
         ids = sorted(self.eos_ids)
-        return {self.name: Facts(context=self.context, vocab=self.vocab, eos_ids=ids)}
+        return {self.name: ModelInfo(context=self.context, vocab=self.vocab, eos_ids=ids)}
 
     @property
     def busy(self) -> bool:
@@ -130,13 +130,13 @@ class EchoEngine:
         self.counters.running = len(self.live)
         return self.counters
 
-    def requantize(self, message: Requantize, report: Report) -> list[str]:
+    def requantize(self, message: Requantize, report: ProgressCallback) -> list[str]:
         report("reading weights", 1, 2)
         if message.quant == "unknown":
             raise UsageError("--quant: no installed format is called 'unknown'")
         return [f"all weights: {message.quant}"]
 
-    def adapt(self, message: Adapt) -> None:
+    def adapt(self, message: AdapterCommand) -> None:
         """Adapters load at once; "busy" never does. One is what its path says, and brings the chat
         template in its folder.
         """
@@ -153,9 +153,7 @@ class EchoEngine:
             if known is not None and not message.inplace:
                 raise AdapterConflict(f"there is an adapter {name!r} already", param="lora_name")
             pinned = message.pinned
-            self.adapters[name] = AdapterFacts(
-                name=name, reference=message.reference, pinned=pinned
-            )
+            self.adapters[name] = AdapterInfo(name=name, reference=message.reference, pinned=pinned)
             self.read(self.adapters[name])
         elif message.do in ("unload", "read") and known is None:
             raise AdapterNotFound(f"there is no adapter {name!r}")
@@ -163,9 +161,9 @@ class EchoEngine:
             del self.adapters[name]
         elif message.do == "read":
             self.read(self.adapters[name])
-        self.unsent.append(Adapted(message.id, list(self.adapters.values())))
+        self.unsent.append(AdapterResult(message.id, list(self.adapters.values())))
 
-    def read(self, facts: AdapterFacts) -> None:
+    def read(self, facts: AdapterInfo) -> None:
         """Read an adapter, if it was not."""
         if "broken" in facts.reference:
             raise AdapterError(f"{facts.reference}: nothing that can be read")
@@ -203,7 +201,9 @@ def told(token: int, wide: int) -> TokenLogprobs:
     return TokenLogprobs(token, -token / 1000, top)
 
 
-def open_engine(models: Sequence[Load], plugins: Any, report: Any) -> tuple[EchoEngine, list[str]]:
+def open_engine(
+    models: Sequence[ModelSpec], plugins: Any, report: Any
+) -> tuple[EchoEngine, list[str]]:
     report("reading weights", 1, 2)
     time.sleep(float(os.environ.get("ECHO_START", "0")))
     if kind := os.environ.get("ECHO_FAIL"):

@@ -21,8 +21,8 @@ import ostro
 from ostro.core.engine.request import Sampling
 from ostro.core.errors import ContextLengthExceeded, RequestError, TokenizerError, UsageError
 from ostro.core.records import Settings
-from ostro.core.testing.parity import BAR, deviation
 from ostro.entrypoints.python import Text, load_text
+from ostro.plugins.conformance.parity import BAR, deviation
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 HELLO = [{"role": "user", "content": "hello"}]

@@ -20,12 +20,12 @@ sys.path.append(str(Path(__file__).parents[1] / "tiny"))
 from tiny_model import CONFIG, change_config, change_weights, make_gguf, make_model, make_weights
 
 from ostro.core.errors import UsageError
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.parity import subject
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.quality import figures, layers, plot, truth
 from ostro.entrypoints.quality.text import HOME, Window, batches, read_text, windows
+from ostro.plugins.conformance.parity import subject
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 DOWN = "model.layers.1.mlp.down_proj"

@@ -19,8 +19,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tiny"))
 
 from tiny_model import END, START, TEXT, make_tokenizer
 
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import Subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.parity import Subject
 
 VOCABULARY = 320
 """Tokens of a tiny model, which a tokenizer of single bytes fits into."""

@@ -24,9 +24,9 @@ from converter import convert, find_checkout, find_python
 from environments import default_root, python_of
 
 from ostro.core.load.quantize import makers
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings
-from ostro.entrypoints.quality.figures import Quality, Report
+from ostro.entrypoints.quality.figures import Quality, QualityReport
 from ostro.entrypoints.quality.measure import measure
 from ostro.entrypoints.quality.text import read_text
 
@@ -88,7 +88,7 @@ def table(title: str, rows: Iterable[Quality], nominal: Mapping[str, float]) -> 
 
 
 def write(
-    report: Report, rounded: Report, files: Mapping[str, Path], plugins: PluginManager
+    report: QualityReport, rounded: QualityReport, files: Mapping[str, Path], plugins: PluginManager
 ) -> str:
     """What goes between the marks."""
     nominal = {name: maker.format.bits for name, maker in makers(plugins).items()}

@@ -46,11 +46,11 @@ from torch import Tensor
 from ostro.core.errors import OstroError
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.nn import GatedMLP
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import Step
-from ostro.core.testing.formats import SAME, STD
-from ostro.core.testing.parity import BAR, Subject, deviation, encode, greedy, subject
+from ostro.plugins.conformance.formats import SAME, STD
+from ostro.plugins.conformance.parity import BAR, Subject, deviation, encode, greedy, subject
 
 FORMATS = {
     "Q8_0": 7,

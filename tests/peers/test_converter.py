@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parent))
 from conversions import CASES, Case
 from converter import CHECKOUT, find_checkout, find_python, run
 
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 pytestmark = pytest.mark.peer

@@ -16,7 +16,7 @@ from converter import CHECKOUT, find_checkout, find_python
 from gguf import GGUFReader
 from quantized import FORMATS, Outcome, cases, find_llama, run
 
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]

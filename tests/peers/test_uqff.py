@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parent))
 import uqff
 from environments import default_root, python_of
 
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 pytestmark = pytest.mark.peer

@@ -39,10 +39,10 @@ from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
 from ostro.core.load.quantize import makers
 from ostro.core.nn.storage import Stored
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Quantizer, Settings, TensorInfo, resolve
-from ostro.core.testing.parity import Subject, greedy, subject
 from ostro.plugins.checkpoints.uqff.write import Entry, write
+from ostro.plugins.conformance.parity import Subject, greedy, subject
 
 GGML = tuple("q2k q3k q4k q5k q6k q8k q4_0 q4_1 q5_0 q5_1 q8_0 q8_1".split())
 OTHERS = tuple("hqq4 hqq8 fp8 afq2 afq3 afq4 afq6 afq8 f8q8 mxfp4".split())

@@ -106,7 +106,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A small Arcee of random weights with the starter's tokenizer, and its reference."""
     import transformers
 
-    from ostro.core.testing.weights import reinitialise
+    from ostro.plugins.conformance.weights import reinitialise
 
     starter = ROOT / "plugins" / "starter" / "model"
     said = json.loads((starter / "config.json").read_text())

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import deviation, subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.parity import deviation, subject
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 160}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from ostro.core.adapters.weights import AdapterWeights, LowRank
-from ostro.core.testing.parity import Subject
+from ostro.plugins.conformance.parity import Subject
 
 LINEARS = [f"model.layers.{i}.self_attn.{part}_proj" for i in range(2) for part in "qvo"]
 

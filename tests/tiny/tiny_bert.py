@@ -7,7 +7,7 @@ from typing import Any
 
 from tiny_model import make_tokenizer
 
-from ostro.core.testing.parity import reinitialise
+from ostro.plugins.conformance.parity import reinitialise
 
 SHAPE = dict(
     vocab_size=304,

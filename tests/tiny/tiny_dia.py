@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from ostro.architectures.dia import CODEC, TINY
-from ostro.core.testing.parity import reinitialise
+from ostro.plugins.conformance.parity import reinitialise
 
 SHAPE: dict[str, Any] = {**TINY}
 DELAYS: list[int] = SHAPE["delay_pattern"]

@@ -11,7 +11,7 @@ from tiny_model import make_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ostro.architectures.flux import TINY
-from ostro.core.testing.parity import reinitialise
+from ostro.plugins.conformance.parity import reinitialise
 
 
 def make_flux(folder: Path, shape: Mapping[str, Any] = TINY, std: float = 0.1) -> Path:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from ostro import Prompt
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest
-from ostro.core.testing import ArchitectureTests
-from ostro.core.testing.examples import Example
-from ostro.core.testing.parity import RED, Subject, deviation, greedy
+from ostro.plugins.conformance import ArchitectureTests
+from ostro.plugins.conformance.examples import Example
+from ostro.plugins.conformance.parity import RED, Subject, deviation, greedy
 
 SEQUELS = ((0,), (0, 0), (1, 0))
 """Images of prompts that follow each other."""

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ostro.core.adapters.adapter import EMPTY, Adapter, Mixture, Share
-from ostro.core.adapters.residents import Held, Lane
+from ostro.core.adapters.adapter import EMPTY, LoadedAdapter, Mixture, WeightedAdapter
+from ostro.core.adapters.pool import MixtureLease, MixtureRow
 from ostro.core.adapters.weights import Mixer
 from ostro.core.cache import CacheKind, CacheSpec
-from ostro.core.engine.blocks import Blocks, Group, Pool, Table, seed_key
+from ostro.core.engine.blocks import BlockManager, BlockPool, BlockTable, CacheGroup, seed_key
 from ostro.core.engine.request import Sampling, TokenRequest
-from ostro.core.engine.scheduler import Chunk, Plan, Scheduler
+from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.media import Item
 from ostro.plugins.caches.recurrent.kind import Recurrent
@@ -51,25 +51,25 @@ class Cross(Pages):
         return True
 
 
-def pages(blocks: int, window: int = 0) -> Group:
+def pages(blocks: int, window: int = 0) -> CacheGroup:
     """A group of layers whose attention sees all tokens, or the last `window`."""
     spec = CacheSpec(heads=1, key_dim=1, value_dim=1, window=window)
     return group(Pages, spec, blocks)
 
 
-def states(blocks: int) -> Group:
+def states(blocks: int) -> CacheGroup:
     """A group of recurrent layers."""
     return group(Recurrent, CacheSpec(kind="recurrent", state=((1,),)), blocks)
 
 
-def cross(blocks: int, length: int = 2 * BLOCK) -> Group:
+def cross(blocks: int, length: int = 2 * BLOCK) -> CacheGroup:
     """A group of layers that see media of up to `length` rows."""
     return group(Cross, CacheSpec(heads=1, key_dim=1, value_dim=1, length=length), blocks)
 
 
-def group(kind: type[CacheKind], spec: CacheSpec, blocks: int) -> Group:
+def group(kind: type[CacheKind], spec: CacheSpec, blocks: int) -> CacheGroup:
     made = kind(spec, 1, block=BLOCK, dtype=torch.float32, device=CPU)
-    return Group(made, (0,), Pool(blocks))
+    return CacheGroup(made, (0,), BlockPool(blocks))
 
 
 def image(
@@ -88,15 +88,15 @@ def view(key: str, since: int, length: int = 2 * BLOCK, cost: int = 1) -> Item:
 
 def lora(name: str, *, scale: float = 1.0, since: int = 0, encodes: bool = False) -> Mixture:
     """One adapter."""
-    adapter = Adapter(generation=name, kind="lora", rank=1, pages=1, encodes=encodes)
-    return Mixture((Share(adapter, scale, since),))
+    adapter = LoadedAdapter(generation=name, kind="lora", rank=1, pages=1, encodes=encodes)
+    return Mixture((WeightedAdapter(adapter, scale, since),))
 
 
 def xlora(name: str, held_after: int = 0) -> Mixture:
     """An X-LoRA adapter whose scalings stay as they are `held_after` tokens behind the prompt."""
     mixer = Mixer(scalings=lambda x: x, layers={}, tensors={}, width=1, held_after=held_after)
-    adapter = Adapter(generation=name, kind="xlora", rank=1, pages=0, mixer=mixer)
-    return Mixture((Share(adapter, 1.0),))
+    adapter = LoadedAdapter(generation=name, kind="xlora", rank=1, pages=0, mixer=mixer)
+    return Mixture((WeightedAdapter(adapter, 1.0),))
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Room:
     users: dict[int, int] = field(default_factory=dict)
     calls: int = 0
 
-    def hold(self, mixture: Mixture) -> Held | None:
+    def hold(self, mixture: Mixture) -> MixtureLease | None:
         self.calls += 1
         facts = facts_of(mixture)
         known = [row for row, other in self.mixtures.items() if facts_of(other) == facts]
@@ -120,9 +120,9 @@ class Room:
         row = [*known, *free][0]
         self.mixtures[row] = mixture
         self.users[row] = self.users.get(row, 0) + 1
-        return Held([(mixture.starts[0], Lane(row, (), []))])
+        return MixtureLease([(mixture.starts[0], MixtureRow(row, (), []))])
 
-    def let_go(self, held: Held) -> None:
+    def let_go(self, held: MixtureLease) -> None:
         for _, lane in held.lanes:
             self.users[lane.row] -= 1
             assert self.users[lane.row] >= 0, "given back twice"
@@ -154,28 +154,28 @@ class Loop:
 
     def __init__(
         self,
-        *groups: Group,
+        *groups: CacheGroup,
         rows: int = 16,
         seqs: int = 4,
         lag: int = 0,
         room: Room | None = None,
         features: int = 1000,
     ) -> None:
-        self.blocks = Blocks(groups or (pages(64),), BLOCK)
+        self.blocks = BlockManager(groups or (pages(64),), BLOCK)
         self.features, self.room, self.lag = Features(features), room, lag
         self.scheduler = Scheduler(
             self.blocks,
             self.features,
             max_rows=rows,
             max_seqs=seqs,
-            residents=room,  # type: ignore[arg-type]
+            adapter_pool=room,  # type: ignore[arg-type]
         )
         self.live: list[TokenSequence] = []
         self.tokens: dict[TokenSequence, list[int]] = {}
         self.pasts: dict[tuple[TokenSequence, int], list[int]] = {}
         self.placed: dict[int, TokenSequence] = {}
         self.cache: dict[tuple[int, int], object] = {}
-        self.flight: deque[Plan] = deque()
+        self.flight: deque[StepPlan] = deque()
         self.finished: list[TokenSequence] = []
         self.arrivals = 0
 
@@ -244,9 +244,9 @@ class Loop:
         if sequence in self.live:
             self.live.remove(sequence)
 
-    def run(self, steps: int = 10_000) -> list[Plan]:
+    def run(self, steps: int = 10_000) -> list[StepPlan]:
         """The plans until all has finished. Fails where nothing more can run."""
-        plans = list[Plan]()
+        plans = list[StepPlan]()
         while self.live or self.flight:
             before = len(self.flight)
             plan = self.step()
@@ -255,7 +255,7 @@ class Loop:
             assert len(plans) < steps, f"{len(self.live)} sequences do not finish"
         return plans
 
-    def step(self) -> Plan:
+    def step(self) -> StepPlan:
         """One pass: plan, compute, and read the oldest step if it is due."""
         plan = self.scheduler.plan()
         self.check(plan)
@@ -269,7 +269,7 @@ class Loop:
         self.count()
         return plan
 
-    def read(self, plan: Plan) -> None:
+    def read(self, plan: StepPlan) -> None:
         """The drawn tokens of a step come to the host."""
         for sequence in [chunk.sequence for chunk in plan.chunks if chunk.draws]:
             sequence.pending = max(0, sequence.pending - 1)
@@ -284,7 +284,7 @@ class Loop:
                 self.live.remove(sequence)
                 self.finished.append(sequence)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: StepPlan) -> None:
         """What holds for every plan."""
         scheduler = self.scheduler
         sequences = [chunk.sequence for chunk in plan.chunks]
@@ -304,7 +304,7 @@ class Loop:
         media = len(plan.encodes) + len(plan.memories)
         assert plan.cost <= scheduler.max_rows or media == 1
 
-    def compute(self, plan: Plan) -> None:
+    def compute(self, plan: StepPlan) -> None:
         """Write and read the cache as a model would."""
         for sequence in plan.started:
             self.placed[sequence.row] = sequence
@@ -368,7 +368,7 @@ class Loop:
             past.append(digest(before, tokens[at], *shares, *media, frozen))
 
     def compute_pages(
-        self, g: int, group: Group, table: Table, past: list[int], start: int, stop: int
+        self, g: int, group: CacheGroup, table: BlockTable, past: list[int], start: int, stop: int
     ) -> None:
         def slot(at: int) -> int:
             block = table.blocks[at // BLOCK]
@@ -383,7 +383,7 @@ class Loop:
             assert self.cache[g, slot(at)] == past[at], f"slot of token {at} holds another's"
 
     def compute_state(
-        self, g: int, group: Group, table: Table, past: list[int], start: int, stop: int
+        self, g: int, group: CacheGroup, table: BlockTable, past: list[int], start: int, stop: int
     ) -> None:
         if start:
             block = table.blocks[(start - 1) // BLOCK]
@@ -405,7 +405,7 @@ class Loop:
         assert all(sequence in running for sequence in held)
         assert self.room is None or self.room.used == len(held)
 
-    def count_users(self, group: Group, used: Iterable[int]) -> None:
+    def count_users(self, group: CacheGroup, used: Iterable[int]) -> None:
         users = [0] * group.pool.size
         for block in used:
             if block >= 0:
@@ -421,7 +421,7 @@ def digest(*facts: object) -> int:
     return zlib.crc32(repr(facts).encode())
 
 
-def overhang(plan: Plan) -> int:
+def overhang(plan: StepPlan) -> int:
     """Rows of the last chunk that belong to a span that is never cut, at its end."""
     last = plan.chunks[-1]
     stop = last.start + last.count

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro.core.engine.processors import Added
+from ostro.core.engine.processors import AddedRequest
 from ostro.core.errors import RequestError
 
 LOG: list[tuple[str, int, tuple[int, ...]]] = []
@@ -27,7 +27,10 @@ class Recorder:
             raise RequestError(f"{asked!r} is no token", param="processors")
 
     def update(
-        self, added: Sequence[Added], removed: Sequence[int], moved: Sequence[tuple[int, int]]
+        self,
+        added: Sequence[AddedRequest],
+        removed: Sequence[int],
+        moved: Sequence[tuple[int, int]],
     ) -> None:
         LOG.extend(("removed", row, ()) for row in removed)
         LOG.extend(("added", each.row, tuple(each.said)) for each in added)
@@ -41,7 +44,10 @@ class NoRepeat(Recorder):
         self.next = torch.full((rows,), -1, device=device)
 
     def update(
-        self, added: Sequence[Added], removed: Sequence[int], moved: Sequence[tuple[int, int]]
+        self,
+        added: Sequence[AddedRequest],
+        removed: Sequence[int],
+        moved: Sequence[tuple[int, int]],
     ) -> None:
         super().update(added, removed, moved)
         for each in added:

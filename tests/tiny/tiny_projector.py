@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
-from ostro.core.testing.parity import Subject
+from ostro.plugins.conformance.parity import Subject
 
 TYPES = {
     "llava": ("llama", "mlp"),

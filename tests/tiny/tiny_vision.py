@@ -12,8 +12,8 @@ from tokenizers import AddedToken
 
 from ostro import Array
 from ostro.architectures.qwen2_5_vl import TEXT, TOWER, shape
-from ostro.core.testing.parity import reinitialise
 from ostro.entrypoints.python import Text
+from ostro.plugins.conformance.parity import reinitialise
 
 CONTROLS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IDS = {name: 302 + i for i, name in enumerate(CONTROLS)}

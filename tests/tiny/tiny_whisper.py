@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
 from ostro.architectures.whisper import TINY
-from ostro.core.testing.parity import reinitialise
+from ostro.plugins.conformance.parity import reinitialise
 
 CONTROLS = (
     "endoftext startoftranscript en de fr translate transcribe startoflm startofprev nospeech "

@@ -14,8 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.attention.triton import locate
-from ostro.core.ops.chunks.triton import SHORT, Chunks, advance, choose_chunks, decays, softplus
-from ostro.core.ops.places import Places
+from ostro.core.ops.chunked_scan.triton import (
+    SHORT,
+    Chunks,
+    advance,
+    choose_chunks,
+    decays,
+    softplus,
+)
+from ostro.core.ops.state_layout import StateLayout
 
 ELEMENTS = 2048  # of a state, per program that goes row by row
 
@@ -30,7 +37,7 @@ def scan(
     dt_bias: Tensor,
     limit: tuple[float, float],
     state: Tensor,
-    places: Places,
+    places: StateLayout,
     *,
     deterministic: bool = False,
 ) -> Tensor:
@@ -89,7 +96,7 @@ def prepare(
     d: Tensor,
     dt_bias: Tensor,
     bounds: list[float],
-    places: Places,
+    places: StateLayout,
     chunks: Chunks,
 ) -> None:
     """Fill `chunks`, all but what a delta rule has."""

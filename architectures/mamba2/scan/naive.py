@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.ops.places import Places
+from ostro.core.ops.state_layout import StateLayout
 
 
 def scan(
@@ -19,7 +19,7 @@ def scan(
     dt_bias: Tensor,
     limit: tuple[float, float],
     state: Tensor,
-    places: Places,
+    places: StateLayout,
 ) -> Tensor:
     """See the package."""
     heads = x.shape[1]

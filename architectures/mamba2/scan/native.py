@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ostro import native
-from ostro.core.ops.places import Places
+from ostro.core.ops.state_layout import StateLayout
 
 P, N, F = native.ADDRESS, native.INT, native.FLOAT
 KINDS = (P, P, P, P, N, N, N, N, N, N, N, N, P, P, P, F, F, P, N, P, P, P, P)
@@ -25,7 +25,7 @@ def scan(
     dt_bias: Tensor,
     limit: tuple[float, float],
     state: Tensor,
-    places: Places,
+    places: StateLayout,
 ) -> Tensor:
     """See the package."""
     groups, n = b.shape[1:]

@@ -14,8 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.attention.triton import locate
-from ostro.core.ops.chunks.triton import SHORT, Chunks, advance, choose_chunks, decays, softplus
-from ostro.core.ops.places import Places
+from ostro.core.ops.chunked_scan.triton import (
+    SHORT,
+    Chunks,
+    advance,
+    choose_chunks,
+    decays,
+    softplus,
+)
+from ostro.core.ops.state_layout import StateLayout
 
 ELEMENTS = 2048  # of a state, per program that goes row by row
 
@@ -29,7 +36,7 @@ def delta_rule(
     rate: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    places: Places,
+    places: StateLayout,
     *,
     deterministic: bool = False,
 ) -> Tensor:
@@ -87,7 +94,7 @@ def prepare(
     a: Tensor,
     rate: Tensor,
     dt_bias: Tensor,
-    places: Places,
+    places: StateLayout,
     chunks: Chunks,
 ) -> None:
     """Fill `chunks`."""

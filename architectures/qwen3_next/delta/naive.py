@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.ops.places import Places
+from ostro.core.ops.state_layout import StateLayout
 
 
 def delta_rule(
@@ -18,7 +18,7 @@ def delta_rule(
     rate: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    places: Places,
+    places: StateLayout,
 ) -> Tensor:
     """See the package."""
     share = v.shape[1] // k.shape[1]

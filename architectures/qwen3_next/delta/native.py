@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ostro import native
-from ostro.core.ops.places import Places
+from ostro.core.ops.state_layout import StateLayout
 
 P, N = native.ADDRESS, native.INT
 KINDS = (*[P] * 5, *[N] * 9, P, P, P, N, P, P, P, P)
@@ -25,7 +25,7 @@ def delta_rule(
     rate: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    places: Places,
+    places: StateLayout,
 ) -> Tensor:
     """See the package."""
     key_heads, dk = k.shape[1:]

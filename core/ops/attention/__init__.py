@@ -6,8 +6,8 @@
 q [T, h, d]: the rows of all sequences, one after the other; h is a multiple of kv, and query head i
 reads kv head i // (h // kv). k_cache [blocks, kv, block, d], v_cache [blocks, kv, block, dv] hold
 the keys and values, the step's own rows written already; v_cache may be a view of the first dv
-dimensions of k_cache (latent attention). `batch` is a `Ragged`: which rows are whose and where each
-sequence's blocks lie. Row r of sequence s sits at position lengths[s] -
+dimensions of k_cache (latent attention). `batch` is an `AttentionMetadata`: which rows belong to
+which sequence and where each sequence's blocks lie. Row r of sequence s sits at lengths[s] -
 queries[s] + r and sees positions 0..itself, and of these only the last `window` (itself included)
 where window > 0; the rows of a sequence that is `full` see the positions behind them as well.
 Scores are q.k * scale, squashed to softcap * tanh(score / softcap) where softcap > 0, plus
@@ -31,7 +31,7 @@ from ostro.core.ops.choose import Kernel
 
 
 @dataclass(slots=True)
-class Ragged:
+class AttentionMetadata:
     """The layout of a batch over one group of cache blocks, on the device and (as lists) on the
     host.
 
@@ -52,11 +52,11 @@ class Ragged:
     max_queries: int
     max_length: int
     full: Tensor | None = None
-    host: HostRagged | None = None
+    host: HostMetadata | None = None
 
 
 @dataclass(slots=True)
-class HostRagged:
+class HostMetadata:
     """starts [B + 1], lengths [B], blocks [B][...] and full [B] (or empty) as Python lists."""
 
     starts: list[int]

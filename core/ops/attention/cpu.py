@@ -18,7 +18,7 @@ from torch import Tensor
 from ostro.core.ops.kv_write.scaled import Scaled, widen
 
 if TYPE_CHECKING:
-    from ostro.core.ops.attention import Ragged
+    from ostro.core.ops.attention import AttentionMetadata
 
 TILE = 256  # rows that look at the same range of keys: bounds what a window or a mask wastes
 
@@ -27,7 +27,7 @@ def attention(
     q: Tensor,
     k_cache: Tensor | Scaled,
     v_cache: Tensor | Scaled,
-    batch: Ragged,
+    batch: AttentionMetadata,
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
@@ -49,7 +49,7 @@ def attention(
 
 
 @dataclass(slots=True)
-class Part:
+class RowGroup:
     """Rows of one sequence that see positions `span` of the pages of `blocks`; all of them if
     `full`.
     """
@@ -60,7 +60,7 @@ class Part:
     full: bool = False
 
 
-def planned(batch: Ragged, block: int, window: int) -> list[Part]:
+def planned(batch: AttentionMetadata, block: int, window: int) -> list[RowGroup]:
     """Who sees what, made once per step for all layers where the host knows the layout."""
     host = batch.host
     if host is None:
@@ -72,7 +72,7 @@ def planned(batch: Ragged, block: int, window: int) -> list[Part]:
     key = f"{__name__} {block} {window}"
     if key not in host.memo:
         host.memo[key] = make_plan(host.starts, host.lengths, host.blocks, host.full, block, window)
-    plan: list[Part] = host.memo[key]
+    plan: list[RowGroup] = host.memo[key]
     return plan
 
 
@@ -83,7 +83,7 @@ def make_plan(
     full: Sequence[int],
     block: int,
     window: int,
-) -> list[Part]:
+) -> list[RowGroup]:
     plan = []
     for s, length in enumerate(lengths):
         start, stop = starts[s], starts[s + 1]
@@ -93,7 +93,7 @@ def make_plan(
         skipped = first // block
         ids = blocks[s][skipped : -(-length // block)]
         span = slice(first - skipped * block, length - skipped * block)
-        plan.append(Part(slice(start, stop), ids, span, bool(full and full[s])))
+        plan.append(RowGroup(slice(start, stop), ids, span, bool(full and full[s])))
     return plan
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from ostro.core.ops.kv_write.scaled import Scaled, widen
 
 if TYPE_CHECKING:
-    from ostro.core.ops.attention import Ragged
+    from ostro.core.ops.attention import AttentionMetadata
 
 
 def attention(
     q: Tensor,
     k_cache: Tensor | Scaled,
     v_cache: Tensor | Scaled,
-    batch: Ragged,
+    batch: AttentionMetadata,
     scale: float,
     window: int = 0,
     softcap: float = 0.0,

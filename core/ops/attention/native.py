@@ -16,7 +16,7 @@ from ostro.core.ops.attention import cpu
 from ostro.core.ops.kv_write.scaled import Scaled, parts_of
 
 if TYPE_CHECKING:
-    from ostro.core.ops.attention import Ragged
+    from ostro.core.ops.attention import AttentionMetadata
 
 LIBRARY = load(Path(__file__).with_suffix(".cpp"))
 RULE = (FLOAT, INT, FLOAT, ADDRESS, ADDRESS)
@@ -43,7 +43,7 @@ def attention(
     q: Tensor,
     k_cache: Tensor | Scaled,
     v_cache: Tensor | Scaled,
-    batch: Ragged,
+    batch: AttentionMetadata,
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
@@ -105,7 +105,7 @@ def decode(
     q: Tensor,
     k_cache: Tensor | Scaled,
     v_cache: Tensor | Scaled,
-    batch: Ragged,
+    batch: AttentionMetadata,
     rule: tuple[float, int, float, int | None, int | None],
     out: Tensor,
 ) -> None:

@@ -25,7 +25,7 @@ from ostro.core.ops.attention.tiles import Tiles, choose_tiles, target_family
 from ostro.core.ops.kv_write.scaled import Scaled, parts_of
 
 if TYPE_CHECKING:
-    from ostro.core.ops.attention import Ragged
+    from ostro.core.ops.attention import AttentionMetadata
 
 LOG2E = tl.constexpr(math.log2(math.e))
 RAISE = tl.constexpr(64.0)  # lifts weights in small units to where float16 is exact
@@ -41,7 +41,7 @@ def attention(
     q: Tensor,
     k_cache: Tensor | Scaled,
     v_cache: Tensor | Scaled,
-    batch: Ragged,
+    batch: AttentionMetadata,
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
@@ -121,7 +121,7 @@ attention_fixed = partial(attention, deterministic=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """How a call is cut up: into blocks of query rows, lanes of heads, and splits of the keys.
 
     A program takes block_q rows of `heads` query heads, all of one kv head, whose `group` may need
@@ -141,8 +141,13 @@ class Plan:
 
 
 def plan_launch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Ragged, family: str, deterministic: bool
-) -> Plan:
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionMetadata,
+    family: str,
+    deterministic: bool,
+) -> LaunchPlan:
     rows, h, d = q.shape
     kv, _, dv = v_cache.shape[1:]
     if h % kv or any(x.stride(-1) != 1 for x in (q, k_cache, v_cache)):
@@ -165,7 +170,7 @@ def plan_launch(
     elif single:
         longest = triton.cdiv(batch.max_length, 2 * tiles.keys)
         splits = max(1, min(PROGRAMS // (sequences * lanes), longest, SPLITS))
-    return Plan(
+    return LaunchPlan(
         tiles=tiles,
         group=group,
         heads=heads,

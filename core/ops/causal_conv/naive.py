@@ -6,11 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.ops.places import Places
+from ostro.core.ops.state_layout import StateLayout
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, places: Places, act: str = ""
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    places: StateLayout,
+    act: str = "",
 ) -> Tensor:
     """See the package."""
     channels, width = weight.shape

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostro.core.native import ADDRESS, INT, functions, load
 from ostro.core.ops.causal_conv import naive
-from ostro.core.ops.places import Places
+from ostro.core.ops.state_layout import StateLayout
 
 P, N = ADDRESS, INT
 KINDS = (P, N, N, P, N, P, P, N, P, P, P, N, P)
@@ -18,7 +18,12 @@ WIDEST = 16
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, places: Places, act: str = ""
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    places: StateLayout,
+    act: str = "",
 ) -> Tensor:
     """See the package. The channels of a row are contiguous."""
     channels, width = weight.shape

@@ -11,13 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.places import Places
+from ostro.core.ops.state_layout import StateLayout
 
 ROWS, CHANNELS = 4, 256
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, places: Places, act: str = ""
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    places: StateLayout,
+    act: str = "",
 ) -> Tensor:
     """See the package. weight, bias and the states' blocks are contiguous."""
     rows, channels = x.shape

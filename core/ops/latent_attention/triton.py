@@ -18,7 +18,7 @@ from ostro.core.ops.attention.tiles import Tiles, target_family
 from ostro.core.ops.attention.triton import LOG2E, TENSOR_FLOAT, attention, locate, merge
 
 if TYPE_CHECKING:
-    from ostro.core.ops.attention import Ragged
+    from ostro.core.ops.attention import AttentionMetadata
 
 PROGRAMS = 256  # split the keys until a large GPU is full,
 SPLITS = 64  # but not further than `merge` can join quickly
@@ -37,7 +37,7 @@ TILES = {
 
 
 def latent_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Ragged, scale: float
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionMetadata, scale: float
 ) -> Tensor:
     """See the package. Products are computed in q's dtype and summed in float32.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.cache import CacheKind, CacheSpec
-from ostro.core.ops.attention import Ragged
+from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.ops.kv_write.scaled import LIMITS, Scaled
 
 SCALE = torch.float32
@@ -23,12 +23,12 @@ class Pages:
     """What an attention layer finds in its step: its cache and where each row's share lies.
 
     k [blocks, heads, block, key_dim], v [blocks, heads, block, value_dim], both `Scaled` where an
-    element is one byte; batch: see `Ragged`.
+    element is one byte; batch: see `AttentionMetadata`.
     """
 
     k: Tensor | Scaled
     v: Tensor | Scaled
-    batch: Ragged
+    batch: AttentionMetadata
 
 
 class Paged(CacheKind):
@@ -56,7 +56,7 @@ class Paged(CacheKind):
         if self.dtype in LIMITS:
             self.tensors += [zeros(dtype=SCALE), zeros(dtype=SCALE)]
 
-    def view(self, layer: int, batch: Ragged) -> Pages:
+    def view(self, layer: int, batch: AttentionMetadata) -> Pages:
         k, v, *scales = (tensor[layer] for tensor in self.tensors)
         if scales:
             return Pages(Scaled(k, scales[0]), Scaled(v, scales[1]), batch)

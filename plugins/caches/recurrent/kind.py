@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ostro.core.cache import CacheKind
-from ostro.core.ops.attention import Ragged
-from ostro.core.ops.places import Places
+from ostro.core.ops.attention import AttentionMetadata
+from ostro.core.ops.state_layout import StateLayout
 
 
 @dataclass(slots=True)
@@ -27,20 +27,20 @@ class States:
     """
 
     tensors: tuple[Tensor, ...]
-    batch: Ragged
+    batch: AttentionMetadata
     block: int
     first: States | None = None
-    found: Places | None = None
+    found: StateLayout | None = None
 
     @property
-    def places(self) -> Places:
+    def places(self) -> StateLayout:
         """Found anew whenever the first layer asks, for all: once in a step or a captured graph."""
         if self.first is not None and self.first.found is not None:
             return self.first.found
         self.found = self.find()
         return self.found
 
-    def find(self) -> Places:
+    def find(self) -> StateLayout:
         starts, lengths = self.batch.starts.long(), self.batch.lengths.long()
         first = lengths - starts.diff()
         table = self.batch.table
@@ -51,7 +51,7 @@ class States:
             return torch.where(there, blocks, -1)
 
         before = block_of(first - 1, (first > 0) & (lengths > 0))
-        return Places(starts, before, block_of(lengths - 1, (lengths > 0) & (lengths > first)))
+        return StateLayout(starts, before, block_of(lengths - 1, (lengths > 0) & (lengths > first)))
 
 
 class Recurrent(CacheKind):
@@ -69,7 +69,7 @@ class Recurrent(CacheKind):
             for shape in self.spec.state
         ]
 
-    def view(self, layer: int, batch: Ragged) -> States:
+    def view(self, layer: int, batch: AttentionMetadata) -> States:
         states = States(tuple(state[layer] for state in self.states), batch, self.block)
         if layer == 0:
             self.leader = states

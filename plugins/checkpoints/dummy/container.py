@@ -17,7 +17,7 @@ from ostro.core.errors import CheckpointError, UsageError, nearest
 from ostro.core.load.container import read_config
 from ostro.core.load.names import Names, Transform
 from ostro.core.load.weights import slots
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import TensorInfo, resolve
 
 SHAPES = Path(__file__).parent / "shapes"

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ostro.core.errors import CheckpointError
-from ostro.core.load.container import MAX_NAME, MappedFile, Place, tensor_fault
+from ostro.core.load.container import MAX_NAME, MappedFile, TensorLocation, tensor_fault
 from ostro.core.load.ggml import TYPES, WITHDRAWN, GgmlType
 from ostro.core.records import TensorInfo
 from ostro.plugins.checkpoints.gguf import MAGIC
@@ -50,7 +50,7 @@ class Header:
         self._at = 0
         self._items = MAX_ITEMS
 
-    def read(self) -> tuple[dict[str, Place], dict[str, Any]]:
+    def read(self) -> tuple[dict[str, TensorLocation], dict[str, Any]]:
         """Read all of it: the tensors' places and the metadata.
 
         Metadata values are str, bool, int, float, list[str], lists of arrays, and numpy arrays
@@ -200,9 +200,9 @@ class Header:
 
     def _places(
         self, table: list[tuple[int, str, tuple[int, ...], GgmlType, int]], alignment: int
-    ) -> dict[str, Place]:
+    ) -> dict[str, TensorLocation]:
         data = -(-self._at // alignment) * alignment
-        places: dict[str, Place] = {}
+        places: dict[str, TensorLocation] = {}
         for at, name, shape, kind, offset in table:
             nbytes = kind.row_bytes(prod(shape))
             if name in places:
@@ -218,11 +218,11 @@ class Header:
             info = TensorInfo(
                 name=name, shape=shape, format=kind.name, nbytes=nbytes, file=self._file.path.name
             )
-            places[name] = Place(info, self._file, data + offset)
+            places[name] = TensorLocation(info, self._file, data + offset)
         self._refuse_overlaps(places)
         return places
 
-    def _refuse_overlaps(self, places: dict[str, Place]) -> None:
+    def _refuse_overlaps(self, places: dict[str, TensorLocation]) -> None:
         end, before = 0, ""
         for place in sorted(places.values(), key=lambda place: (place.start, place.info.nbytes)):
             if place.start < end:

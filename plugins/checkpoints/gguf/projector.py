@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import CheckpointError
-from ostro.core.load.container import MappedContainer, MappedFile, Place
+from ostro.core.load.container import MappedContainer, MappedFile, TensorLocation
 from ostro.core.load.open import PROJECTOR
 from ostro.core.records import TensorInfo
 from ostro.plugins.checkpoints.gguf.header import Header
@@ -77,7 +77,9 @@ def is_projector(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("general.architecture") == "clip"
 
 
-def named(places: Mapping[str, Place], metadata: Mapping[str, Any]) -> dict[str, Place]:
+def named(
+    places: Mapping[str, TensorLocation], metadata: Mapping[str, Any]
+) -> dict[str, TensorLocation]:
     """Tensors by their names; where "ffn_down" widens, it and "ffn_up" change names."""
     first = places.get("v.blk.0.ffn_down.weight")
     width = metadata.get("clip.vision.embedding_length")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import CheckpointError, ModelNotFound
-from ostro.core.load.companions import Joined
-from ostro.core.load.container import Container, MappedContainer, MappedFile, Place
+from ostro.core.load.components import JoinedContainer
+from ostro.core.load.container import Container, MappedContainer, MappedFile, TensorLocation
 from ostro.plugins.checkpoints.gguf.header import Header
 from ostro.plugins.checkpoints.gguf.projector import Projector, is_projector
 
@@ -38,7 +38,7 @@ def open_gguf(path: Path) -> Container:
             f"{file.name}: several projectors lie beside it: {names}; name the one to take in "
             "place of the text, or keep one in the folder"
         )
-    return Joined(container, {PART: found[0]}) if found else container
+    return JoinedContainer(container, {PART: found[0]}) if found else container
 
 
 def _open(path: Path, file: Path) -> MappedContainer:
@@ -52,7 +52,7 @@ def _open(path: Path, file: Path) -> MappedContainer:
     return MappedContainer(path, places, metadata)
 
 
-def _text_of(file: Path) -> Joined:
+def _text_of(file: Path) -> JoinedContainer:
     """The model that a projector belongs to: that of its folder."""
     projector, text = Projector(file), _find_model(file.absolute().parent)
     container = _open(file, text)
@@ -61,7 +61,7 @@ def _text_of(file: Path) -> Joined:
             f"{file.name} is a projector, but not of {text.name}, the text beside it: their widths "
             "differ; put it beside its own text"
         )
-    return Joined(container, {PART: projector})
+    return JoinedContainer(container, {PART: projector})
 
 
 def _projectors(file: Path, text: Mapping[str, Any]) -> list[Projector]:
@@ -98,9 +98,9 @@ def _split_paths(file: Path, count: int) -> list[Path]:
     return [file.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
 
 
-def _gather(paths: list[Path]) -> tuple[dict[str, Place], dict[str, Any]]:
+def _gather(paths: list[Path]) -> tuple[dict[str, TensorLocation], dict[str, Any]]:
     """Merge the headers of a split model's files."""
-    places: dict[str, Place] = {}
+    places: dict[str, TensorLocation] = {}
     metadata: dict[str, Any] = {}
     for number, path in enumerate(paths):
         if not path.exists():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
-from ostro.core.load.companions import Joined
+from ostro.core.load.components import JoinedContainer
 from ostro.core.load.container import Container, MappedFile
 from ostro.core.load.ggml import BY_NAME
 from ostro.core.load.quantize import Maker
@@ -59,7 +59,7 @@ def write_gguf(saving: Saving, told: Told) -> Path:
             f"{container.path.name} is no GGUF file: make a float one of it with "
             "llama.cpp's convert_hf_to_gguf.py first, or write --to uqff"
         )
-    if isinstance(container, Joined):
+    if isinstance(container, JoinedContainer):
         raise Unsupported(
             f"{container.path.name} and its projector stay two files: quantize the text with the "
             "--arch of the text alone, and put the projector beside what comes of it"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import CheckpointError
-from ostro.core.load.container import MappedContainer, Place, read_config
+from ostro.core.load.container import MappedContainer, TensorLocation, read_config
 from ostro.plugins.checkpoints.safetensors import PARTS
 from ostro.plugins.checkpoints.safetensors.reader import INDEX, open_shards
 
@@ -26,7 +26,7 @@ def open_parts(path: Path) -> MappedContainer:
     Raises CheckpointError for a part that is named and not there, and what its files raise.
     """
     config: dict[str, Any] = read_config(path / PARTS)
-    places = dict[str, Place]()
+    places = dict[str, TensorLocation]()
     for part, named in list(config.items()):
         if not isinstance(named, list) or named[:1] == [None] or len(named) != 2:
             continue

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ostro.core.errors import CheckpointError, ModelNotFound, PickleRefused
-from ostro.core.load.container import DTYPES, MappedContainer, MappedFile, Place, tensor_fault
+from ostro.core.load.container import (
+    DTYPES,
+    MappedContainer,
+    MappedFile,
+    TensorLocation,
+    tensor_fault,
+)
 from ostro.core.paths import resolve_path
 from ostro.core.records import TensorInfo
 from ostro.plugins.checkpoints.safetensors import PICKLES
@@ -46,7 +52,9 @@ def open_safetensors(path: Path) -> MappedContainer:
     return _container(path, path, _open_folder(path, (INDEX,), (SINGLE,)))
 
 
-def open_shards(folder: Path, indices: Iterable[str], singles: Iterable[str]) -> dict[str, Place]:
+def open_shards(
+    folder: Path, indices: Iterable[str], singles: Iterable[str]
+) -> dict[str, TensorLocation]:
     """The tensors of a folder: by the first index that is there, or the first single file of these
     names, or all files. Raises as `open_safetensors`.
     """
@@ -55,7 +63,7 @@ def open_shards(folder: Path, indices: Iterable[str], singles: Iterable[str]) ->
 
 def _open_folder(
     path: Path, indices: Iterable[str], singles: Iterable[str]
-) -> tuple[dict[str, Place], dict[str, str]]:
+) -> tuple[dict[str, TensorLocation], dict[str, str]]:
     index = next((name for name in indices if (path / name).exists()), None)
     if index is None:
         return _open_shards(_find_shards(path, singles), {})
@@ -144,9 +152,9 @@ def _home(folder: Path) -> Path:
 
 def _open_shards(
     paths: Iterable[Path], owners: Mapping[str, str]
-) -> tuple[dict[str, Place], dict[str, str]]:
+) -> tuple[dict[str, TensorLocation], dict[str, str]]:
     """Merge the shards' headers; where two hold a tensor, `owners` must say whose it is."""
-    places: dict[str, Place] = {}
+    places: dict[str, TensorLocation] = {}
     metadata: dict[str, str] = {}
     for path in paths:
         found, extra = read_header(MappedFile(path))
@@ -163,7 +171,7 @@ def _open_shards(
     return places, metadata
 
 
-def read_header(file: MappedFile) -> tuple[dict[str, Place], dict[str, str]]:
+def read_header(file: MappedFile) -> tuple[dict[str, TensorLocation], dict[str, str]]:
     """Check a file's header against its bytes and give its tensors' places and its metadata."""
     where = file.path.name
     if file.size < 8:
@@ -209,7 +217,7 @@ def _parse(where: str, raw: bytes) -> dict[str, Any]:
     return parsed
 
 
-def _place(file: MappedFile, start: int, name: str, entry: Any) -> Place:
+def _place(file: MappedFile, start: int, name: str, entry: Any) -> TensorLocation:
     """Check one entry of a header by itself; `start` is where the data section begins."""
     where = f"{file.path.name}: tensor {name!r}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
@@ -238,14 +246,14 @@ def _place(file: MappedFile, start: int, name: str, entry: Any) -> Place:
     info = TensorInfo(
         name=name, shape=tuple(shape), format=dtype, nbytes=end - begin, file=file.path.name
     )
-    return Place(info, file, start + begin)
+    return TensorLocation(info, file, start + begin)
 
 
 def _are_counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def _refuse_holes(where: str, places: Iterable[Place], start: int, size: int) -> None:
+def _refuse_holes(where: str, places: Iterable[TensorLocation], start: int, size: int) -> None:
     """The tensors must cover the data section exactly: nothing hides there, nothing is shared."""
     expected = start
     for place in sorted(places, key=lambda place: (place.start, place.info.nbytes)):

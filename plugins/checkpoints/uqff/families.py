@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ostro.core.errors import CheckpointError
-from ostro.core.load.container import Place
+from ostro.core.load.container import TensorLocation
 from ostro.core.load.ggml import TYPES, GgmlType
 
-Places = Mapping[str, Place]
+Places = Mapping[str, TensorLocation]
 """The tensors of a layer, by suffix: "weight", "weight.format"..."""
 
 FORMAT = "weight.format"
@@ -30,7 +30,7 @@ MAX_EXPERTS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """What a tensor must be: of one of these formats, and of `dims` dimensions if that is said."""
 
     formats: tuple[str, ...]
@@ -45,7 +45,7 @@ class Family:
     """
 
     name: str
-    parts: Mapping[str, Part]
+    parts: Mapping[str, TensorPart]
     stacks: bool = False
     show: Callable[[Places], Places] = dict
 
@@ -72,24 +72,24 @@ def show_floats(parts: Places) -> Places:
     return {"weight": parts["weight"]}
 
 
-BYTE, WORD, SHAPE = Part(("U8",), 0), Part(("U32",), 0), Part(("U32",), 1)
-REAL = Part(("F32",), 0)
+BYTE, WORD, SHAPE = TensorPart(("U8",), 0), TensorPart(("U32",), 0), TensorPart(("U32",), 1)
+REAL = TensorPart(("F32",), 0)
 FLOATS = ("F32", "F16", "BF16")
 
 FAMILIES = (
     Family(
         "Gguf",
-        {"weight": Part(("U8",), 1), "weight.dtype": WORD, "weight.shape": SHAPE},
+        {"weight": TensorPart(("U8",), 1), "weight.dtype": WORD, "weight.shape": SHAPE},
         stacks=True,
         show=show_ggml,
     ),
-    Family("Unquant", {"weight": Part(FLOATS)}, stacks=True, show=show_floats),
+    Family("Unquant", {"weight": TensorPart(FLOATS)}, stacks=True, show=show_floats),
     Family(
         "Hqq",
         {
-            "weight": Part(("U8",), 2),
-            "weight.scales": Part(FLOATS, 2),
-            "weight.zeros": Part(FLOATS, 2),
+            "weight": TensorPart(("U8",), 2),
+            "weight.scales": TensorPart(FLOATS, 2),
+            "weight.zeros": TensorPart(FLOATS, 2),
             "weight.shape": SHAPE,
             "weight.bits": BYTE,
             "weight.group_size": WORD,
@@ -102,7 +102,7 @@ FAMILIES = (
     Family(
         "Fp8",
         {
-            "weight": Part(("F8_E4M3",)),
+            "weight": TensorPart(("F8_E4M3",)),
             "weight.dequant_w_scale": REAL,
             "weight.dequant_x_scale": REAL,
             "weight.quant_scale": REAL,
@@ -112,9 +112,9 @@ FAMILIES = (
     Family(
         "Afq",
         {
-            "weight": Part(("U32",)),
-            "weight.scales": Part(FLOATS),
-            "weight.biases": Part(FLOATS),
+            "weight": TensorPart(("U32",)),
+            "weight.scales": TensorPart(FLOATS),
+            "weight.biases": TensorPart(FLOATS),
             "weight.bits": BYTE,
             "weight.group_size": BYTE,
         },
@@ -122,18 +122,18 @@ FAMILIES = (
     ),
     Family(
         "F8Q8",
-        {"weight": Part(("U8",), 1), "weight.num_blocks": WORD, "weight.shape": SHAPE},
+        {"weight": TensorPart(("U8",), 1), "weight.num_blocks": WORD, "weight.shape": SHAPE},
     ),
     Family(
         "Mxfp4",
-        {"weight": Part(("U8",)), "weight.scales": Part(("U8",))},
+        {"weight": TensorPart(("U8",)), "weight.scales": TensorPart(("U8",))},
         stacks=True,
     ),
 )
 """By number."""
 
 
-def show(key: str, parts: Places) -> dict[str, Place]:
+def show(key: str, parts: Places) -> dict[str, TensorLocation]:
     """The tensors of a layer by name, as its quantizer claims them; a stack expert by expert.
 
     Raises CheckpointError for what no layer of its family is.
@@ -175,7 +175,7 @@ def family_of(key: str, parts: Places) -> Family:
     return family
 
 
-def check(place: Place, part: Part, family: Family | None = None) -> None:
+def check(place: TensorLocation, part: TensorPart, family: Family | None = None) -> None:
     """Refuse a tensor that is not what it must be."""
     info = place.info
     if info.format in part.formats and part.dims in (None, len(info.shape)):
@@ -192,7 +192,7 @@ def rank(parts: Places) -> int:
     return len(parts["weight"].info.shape) if said is None else said.info.shape[0]
 
 
-def named(key: str, parts: Places) -> dict[str, Place]:
+def named(key: str, parts: Places) -> dict[str, TensorLocation]:
     """Tensors by name, which their infos have as well."""
     names = {f"{key}.{suffix}": place for suffix, place in parts.items()}
     return {
@@ -200,7 +200,7 @@ def named(key: str, parts: Places) -> dict[str, Place]:
     }
 
 
-def split(key: str, parts: Places) -> dict[str, Place]:
+def split(key: str, parts: Places) -> dict[str, TensorLocation]:
     """The stack `above.part` as `above.0.part`, `above.1.part`...; they share the scalars."""
     experts = parts["weight"].info.shape[0]
     above, _, last = key.rpartition(".")
@@ -209,14 +209,14 @@ def split(key: str, parts: Places) -> dict[str, Place]:
         raise fault(
             weight, f"is a stack of {experts} experts; 1 to {MAX_EXPERTS} are read; {AGAIN}"
         )
-    found: dict[str, Place] = {}
+    found: dict[str, TensorLocation] = {}
     for i in range(experts):
         mine = {suffix: expert(place, i, experts) for suffix, place in parts.items()}
         found |= named(f"{above}.{i}.{last}", mine)
     return found
 
 
-def expert(place: Place, i: int, experts: int) -> Place:
+def expert(place: TensorLocation, i: int, experts: int) -> TensorLocation:
     """The share of one expert of a tensor."""
     info = place.info
     if not info.shape:
@@ -225,20 +225,20 @@ def expert(place: Place, i: int, experts: int) -> Place:
         raise fault(place, f"has shape {list(info.shape)} in a stack of {experts}; {AGAIN}")
     nbytes = info.nbytes // experts
     share = replace(info, shape=info.shape[1:], nbytes=nbytes)
-    return Place(share, place.file, place.start + i * nbytes)
+    return TensorLocation(share, place.file, place.start + i * nbytes)
 
 
-def number(place: Place) -> int:
+def number(place: TensorLocation) -> int:
     """A scalar."""
     raw = place.file.data[place.start : place.start + place.info.nbytes]
     return int.from_bytes(raw.tobytes(), "little")
 
 
-def numbers(place: Place) -> tuple[int, ...]:
+def numbers(place: TensorLocation) -> tuple[int, ...]:
     """A vector of U32."""
     raw = place.file.data[place.start : place.start + place.info.nbytes]
     return tuple(int(value) for value in raw.copy().view("<u4"))
 
 
-def fault(place: Place, what: str) -> CheckpointError:
+def fault(place: TensorLocation, what: str) -> CheckpointError:
     return CheckpointError(f"{place.info.file}: {place.info.name} {what}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import CheckpointError, ModelNotFound
-from ostro.core.load.container import MappedContainer, MappedFile, Place, read_config
+from ostro.core.load.container import MappedContainer, MappedFile, TensorLocation, read_config
 from ostro.plugins.checkpoints.safetensors.reader import read_header
 from ostro.plugins.checkpoints.uqff import RESIDUAL, SUFFIX, rotation
 from ostro.plugins.checkpoints.uqff.families import WORD, check, fault, number, show
@@ -40,7 +40,7 @@ class UqffContainer(MappedContainer):
     def __init__(
         self,
         path: Path,
-        places: Mapping[str, Place],
+        places: Mapping[str, TensorLocation],
         metadata: Mapping[str, Any],
         config: Mapping[str, Any],
         interleaved: Mapping[str, int],
@@ -131,9 +131,9 @@ def residual_of(folder: Path) -> Path:
     return folder / RESIDUAL
 
 
-def gather(shards: Iterable[Path]) -> tuple[dict[str, Place], dict[str, str]]:
+def gather(shards: Iterable[Path]) -> tuple[dict[str, TensorLocation], dict[str, str]]:
     """Merge the headers of shards, in which nothing but the version may be twice."""
-    places: dict[str, Place] = {}
+    places: dict[str, TensorLocation] = {}
     metadata: dict[str, str] = {}
     for path in shards:
         found, extra = read_header(MappedFile(path))
@@ -156,7 +156,7 @@ def gather(shards: Iterable[Path]) -> tuple[dict[str, Place], dict[str, str]]:
     return places, metadata
 
 
-def check_version(places: Mapping[str, Place], shard: Path) -> None:
+def check_version(places: Mapping[str, TensorLocation], shard: Path) -> None:
     """Refuse what is newer than what is known here, and what is older than UQFF 1.0."""
     if absent := [key for key in VERSION_KEYS if key not in places]:
         old = bool(places) and all(name.isdecimal() for name in places)
@@ -173,9 +173,9 @@ def check_version(places: Mapping[str, Place], shard: Path) -> None:
         )
 
 
-def present(held: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
+def present(held: Mapping[str, TensorLocation]) -> Iterator[tuple[str, TensorLocation]]:
     """The tensors of shards as quantizers claim them; what is of no weight stays as it is."""
-    layers: dict[str, dict[str, Place]] = defaultdict(dict)
+    layers: dict[str, dict[str, TensorLocation]] = defaultdict(dict)
     for name, place in held.items():
         if name in VERSION_KEYS:
             continue

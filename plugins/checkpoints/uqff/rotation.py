@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ostro.core.errors import ConfigError, Unsupported
-from ostro.core.load.container import Place
+from ostro.core.load.container import TensorLocation
 from ostro.plugins.checkpoints.uqff.families import fault
 
 PRIVATE = "_mistralrs_"
@@ -65,7 +65,7 @@ def public(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def interleaved(config: Mapping[str, Any], places: Mapping[str, Place]) -> dict[str, int]:
+def interleaved(config: Mapping[str, Any], places: Mapping[str, TensorLocation]) -> dict[str, int]:
     """The tensors of q and k, and how many heads each has.
 
     Raises ConfigError where the config does not say, CheckpointError for rows that are no whole
@@ -87,7 +87,7 @@ def interleaved(config: Mapping[str, Any], places: Mapping[str, Place]) -> dict[
     }
 
 
-def whole_heads(place: Place, heads: Any) -> int:
+def whole_heads(place: TensorLocation, heads: Any) -> int:
     """The number of heads that the rows of a tensor are."""
     rows = place.info.shape[0]
     if type(heads) is not int or heads < 1:

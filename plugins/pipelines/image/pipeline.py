@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.engine.request import JobRequest, Wanted
+from ostro.core.engine.request import AdapterRef, JobRequest
 from ostro.core.errors import RequestError
 from ostro.core.media import Array, Inputs
 from ostro.core.records import resolve
@@ -92,7 +92,7 @@ class Images:
         prompt: str,
         *,
         image: Any = None,
-        adapters: Sequence[Wanted] = (),
+        adapters: Sequence[AdapterRef] = (),
         progress: Callable[[int, int, list[Image]], None] | None = None,
         **options: Any,
     ) -> list[Image]:
@@ -122,7 +122,7 @@ class Images:
         prompt: str,
         *,
         image: Any = None,
-        adapters: Sequence[Wanted] = (),
+        adapters: Sequence[AdapterRef] = (),
         **options: Any,
     ) -> AsyncGenerator[Progress, None]:
         """A drawing as it goes on; closing early stops it. As `draw`."""

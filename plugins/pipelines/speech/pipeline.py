@@ -11,7 +11,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from ostro.core.engine.request import JobOutput, JobRequest, Wanted
+from ostro.core.engine.request import AdapterRef, JobOutput, JobRequest
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.media import Inputs
 from ostro.core.records import resolve
@@ -57,7 +57,7 @@ class Speech:
         guidance: float | None = None,
         max_seconds: float | None = None,
         audio: object = None,
-        adapters: Sequence[Wanted] = (),
+        adapters: Sequence[AdapterRef] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> Sound:
         """The sound of a text.

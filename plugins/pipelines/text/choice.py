@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostro.core.engine.request import Finish, TokenLogprobs, TokenOutput
-from ostro.core.stop import Stop
-from ostro.core.text import Delta
+from ostro.core.text import TextDelta
 from ostro.core.tokenizer import Detokenizer
+from ostro.core.tokenizer.stop import Stop
 
 Told = tuple[int, int, TokenLogprobs | None]
 """Where a token's text starts, the token, and its log probability."""
@@ -40,7 +40,7 @@ class Choice:
         tokens: Sequence[int],
         pieces: Sequence[str],
         logprobs: Sequence[TokenLogprobs | None] | None,
-    ) -> Delta:
+    ) -> TextDelta:
         """The prompt as the beginning of the answer; `pieces` are the texts of its tokens."""
         if self._told is not None and logprobs is not None:
             at = 0
@@ -50,7 +50,7 @@ class Choice:
         self._length = len(text)
         return self._delta(text, all=True)
 
-    def add(self, output: TokenOutput) -> Delta:
+    def add(self, output: TokenOutput) -> TextDelta:
         """The piece of the answer that an output makes certain."""
         text = ""
         entries: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.tokens)
@@ -72,7 +72,7 @@ class Choice:
         self._length += len(text)
         return text if self.tokens <= self._min_tokens else self._stop.add(text)
 
-    def _end(self, text: str, finish: Finish, stopped_by: str | int | None) -> Delta:
+    def _end(self, text: str, finish: Finish, stopped_by: str | int | None) -> TextDelta:
         self.done = True
         if self._told and isinstance(stopped_by, str):
             end = self._sent + len(text)
@@ -81,10 +81,10 @@ class Choice:
         delta.finish, delta.stopped_by = finish, stopped_by
         return delta
 
-    def _delta(self, text: str, all: bool = False) -> Delta:
+    def _delta(self, text: str, all: bool = False) -> TextDelta:
         """A piece, with the logprobs of the tokens whose text starts in it."""
         self._sent += len(text)
-        delta = Delta(index=self.index, text=text)
+        delta = TextDelta(index=self.index, text=text)
         if self._told:
             ripe = [told for told in self._told if all or told[0] < self._sent]
             self._told = self._told[len(ripe) :]

@@ -11,7 +11,7 @@ from msgspec import to_builtins
 
 from ostro.core.chat import RESERVED
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.text import ChatRequest, Message, Part
+from ostro.core.text import ChatRequest, ContentPart, Message
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
@@ -66,7 +66,7 @@ def names_media(request: ChatRequest) -> bool:
     return any(part.type != "text" for content in contents for part in content)
 
 
-def parts_of(parts: Sequence[Part], where: str, media: list[Medium]) -> list[dict[str, Any]]:
+def parts_of(parts: Sequence[ContentPart], where: str, media: list[Medium]) -> list[dict[str, Any]]:
     """A message's parts as templates take them; its media are appended to `media`."""
     out = list[dict[str, Any]]()
     for part in parts:
@@ -85,7 +85,7 @@ def parts_of(parts: Sequence[Part], where: str, media: list[Medium]) -> list[dic
     return out
 
 
-def medium_of(part: Part) -> Medium | None:
+def medium_of(part: ContentPart) -> Medium | None:
     """The medium that a part names, or None where its type and its fields do not agree."""
     if part.type == "input_audio" and part.input_audio is not None:
         data = part.input_audio.get("data")

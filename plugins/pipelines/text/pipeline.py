@@ -14,24 +14,24 @@ import msgspec
 from msgspec.structs import replace
 
 from ostro.core.chat import ChatTemplate, prompt_tokens
-from ostro.core.engine.client import AsyncEngine
 from ostro.core.engine.request import (
     DEFAULT,
+    AdapterRef,
     Sampling,
     TokenLogprobs,
     TokenOutput,
     TokenRequest,
-    Wanted,
 )
 from ostro.core.errors import RequestError, TemplateError, Unsupported
+from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media import Prompt
 from ostro.core.media.fetch import fetch_all
-from ostro.core.media.workshop import Source, Workshop, check_count
+from ostro.core.media.worker import MediaSource, MediaWorker, check_count
 from ostro.core.preparation import EXECUTOR
 from ostro.core.served import Served
-from ostro.core.stop import Stop
-from ostro.core.text import Asked, ChatRequest, CompletionRequest, Delta, Usage
+from ostro.core.text import ChatRequest, CompletionRequest, GenerationRequest, TextDelta, Usage
 from ostro.core.tokenizer import Tokenizer
+from ostro.core.tokenizer.stop import Stop
 from ostro.plugins.pipelines.text.choice import Choice
 from ostro.plugins.pipelines.text.conversation import (
     Medium,
@@ -61,14 +61,14 @@ class Text:
         vocab: int,
         defaults: Mapping[str, Any] | None = None,
         model: str = DEFAULT,
-        workshop: Workshop | None = None,
+        media_worker: MediaWorker | None = None,
     ) -> None:
         """`context` is the longest sequence in tokens, `vocab` how many ids the engine knows.
 
         `defaults` are sampling fields for requests that do not state them; `model` is what the
-        engine calls it; `workshop` prepares media, where it takes any.
+        engine calls it; `media_worker` prepares media, where it takes any.
         """
-        self.model, self.workshop = model, workshop
+        self.model, self.media_worker = model, media_worker
         self.engine, self.tokenizer, self.template = engine, tokenizer, template
         self.name, self.context, self.vocab = name, context, vocab
         self.defaults = dict(defaults or {})
@@ -87,27 +87,27 @@ class Text:
             vocab=served.vocab,
             defaults=served.sampling,
             model=served.model,
-            workshop=served.workshop,
+            media_worker=served.media_worker,
         )
 
     async def chat(
         self,
         request: ChatRequest,
         *,
-        adapters: Sequence[Wanted] = (),
+        adapters: Sequence[AdapterRef] = (),
         template: str | None = None,
     ) -> Answer:
         """Continue a conversation, under adapters, and with the source of a template in the place
         of the model's own. Raises RequestError before anything is generated.
         """
         work = partial(self._prepare_chat, request, tuple(adapters), template)
-        if self.workshop is not None and names_media(request):
+        if self.media_worker is not None and names_media(request):
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self.workshop.threads, work)
+            return await loop.run_in_executor(self.media_worker.threads, work)
         return await EXECUTOR.run(len(msgspec.json.encode(request)), work)
 
     async def complete(
-        self, request: CompletionRequest, *, adapters: Sequence[Wanted] = ()
+        self, request: CompletionRequest, *, adapters: Sequence[AdapterRef] = ()
     ) -> Answer:
         """Continue prompts, under adapters. Raises RequestError before anything is generated."""
         work = partial(self._prepare_completion, request, tuple(adapters))
@@ -120,11 +120,11 @@ class Text:
         return ChatTemplate(source, tokens=self.tokenizer.special_tokens)
 
     def _prepare_chat(
-        self, request: ChatRequest, adapters: tuple[Wanted, ...], source: str | None
+        self, request: ChatRequest, adapters: tuple[AdapterRef, ...], source: str | None
     ) -> Answer:
         sampling = sampling_of(request, self.tokenizer, self.vocab, self.defaults)
         (turns, media), tools = turns_of(request), tools_of(request)
-        if media and self.workshop is None:
+        if media and self.media_worker is None:
             raise Unsupported(f"{self.name} takes text only, no {media[0].kind}", param="messages")
         template = self.template if source is None else self.template_of(source)
         if template is None:
@@ -149,14 +149,14 @@ class Text:
 
     def _with_media(self, tokens: list[int], media: Sequence[Medium]) -> Prompt:
         """The prompt with its media fetched, read and put in their places."""
-        assert self.workshop is not None
+        assert self.media_worker is not None
         check_count(media)
         found = fetch_all([medium.address for medium in media])
-        sources = [Source(m.kind, data) for m, data in zip(media, found, strict=True)]
-        return self.workshop.prepare(tokens, sources)
+        sources = [MediaSource(m.kind, data) for m, data in zip(media, found, strict=True)]
+        return self.media_worker.prepare(tokens, sources)
 
     def _prepare_completion(
-        self, request: CompletionRequest, adapters: tuple[Wanted, ...]
+        self, request: CompletionRequest, adapters: tuple[AdapterRef, ...]
     ) -> Answer:
         sampling = sampling_of(request, self.tokenizer, self.vocab, self.defaults)
         prompts = prompts_of(request.prompt)
@@ -179,7 +179,11 @@ class Text:
         return Answer(self, works, request)
 
     def _work(
-        self, asked: Asked, sampling: Sampling, prompt: Prompt, adapters: tuple[Wanted, ...]
+        self,
+        asked: GenerationRequest,
+        sampling: Sampling,
+        prompt: Prompt,
+        adapters: tuple[AdapterRef, ...],
     ) -> Work:
         tokens = prompt.tokens
         if not tokens:
@@ -223,7 +227,7 @@ class Answer:
     where none were asked for.
     """
 
-    def __init__(self, text: Text, works: Sequence[Work], asked: Asked) -> None:
+    def __init__(self, text: Text, works: Sequence[Work], asked: GenerationRequest) -> None:
         self._text, self._works, self._asked = text, works, asked
         n = works[0].request.sampling.n
         self.choices = n * len(works)
@@ -231,14 +235,14 @@ class Answer:
         self.generations: list[str] | None = [] if works[0].request.adapters else None
         self._deltas = merged([self._generate(work, n * i) for i, work in enumerate(works)])
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
         return self._deltas
 
     async def aclose(self) -> None:
         """Stop generating; everything the request holds is given back."""
         await self._deltas.aclose()
 
-    async def _generate(self, work: Work, first: int) -> AsyncGenerator[Delta, None]:
+    async def _generate(self, work: Work, first: int) -> AsyncGenerator[TextDelta, None]:
         """The deltas of one prompt, whose choices are numbered from `first`."""
         choices = [self._choice(work, first + i) for i in range(work.request.sampling.n)]
         outputs = self._text.engine.generate(work.request)
@@ -274,7 +278,7 @@ class Answer:
             logprobs=sampling.logprobs is not None,
         )
 
-    def _begin(self, work: Work, choices: Sequence[Choice], output: TokenOutput) -> list[Delta]:
+    def _begin(self, work: Work, choices: Sequence[Choice], output: TokenOutput) -> list[TextDelta]:
         """What precedes the generated text: the prompt and its logprobs, where asked for."""
         self.usage.cached += output.cached
         if self.generations is not None:
@@ -282,7 +286,7 @@ class Answer:
         known = prompt_logprobs(work, output)
         wanted = known if self._asked.prompt_logprobs is not None else None
         if work.echo is None:
-            return [Delta(index=choices[0].index, prompt_logprobs=wanted)] if wanted else []
+            return [TextDelta(index=choices[0].index, prompt_logprobs=wanted)] if wanted else []
         tokens, pieces = work.request.tokens, self._pieces(work)
         deltas = [choice.echo(work.echo, tokens, pieces, known) for choice in choices]
         for delta in deltas:
@@ -303,7 +307,9 @@ def prompt_logprobs(work: Work, output: TokenOutput) -> list[TokenLogprobs | Non
     return [*known, *[None] * (len(work.request.tokens) - len(known))]
 
 
-async def merged(sources: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+async def merged(
+    sources: Sequence[AsyncGenerator[TextDelta, None]],
+) -> AsyncGenerator[TextDelta, None]:
     """The items of several generators, each as soon as it is there."""
     if len(sources) == 1:
         async with aclosing(sources[0]) as only:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ostro.core.engine.request import Dry, Sampling
 from ostro.core.errors import ContextLengthExceeded, RequestError, Unsupported
-from ostro.core.text import Asked, ChatRequest, CompletionRequest
+from ostro.core.text import ChatRequest, CompletionRequest, GenerationRequest
 from ostro.core.tokenizer import Tokenizer
 
 BREAKERS = ("\n", ":", '"', "*")
@@ -22,7 +22,7 @@ NAMES = {"stop_ids": "stop_token_ids", "dry": "dry_multiplier"}
 
 
 def sampling_of(
-    asked: Asked, tokenizer: Tokenizer, vocab: int, defaults: Mapping[str, Any]
+    asked: GenerationRequest, tokenizer: Tokenizer, vocab: int, defaults: Mapping[str, Any]
 ) -> Sampling:
     """What is asked for, or `defaults`.
 
@@ -58,7 +58,7 @@ def sampling_of(
     return sampling
 
 
-def check(asked: Asked) -> None:
+def check(asked: GenerationRequest) -> None:
     """Refuse fields that contradict each other, or that ask for what comes later."""
     form = (asked.response_format or {}).get("type", "text")
     if form != "text":
@@ -83,7 +83,7 @@ def check(asked: Asked) -> None:
         raise RequestError("best_of must equal n: all choices are returned", param="best_of")
 
 
-def bias_of(asked: Asked) -> dict[int, float]:
+def bias_of(asked: GenerationRequest) -> dict[int, float]:
     """The logit bias with its keys, which JSON makes strings, as token ids."""
     given = asked.logit_bias or {}
     if len(given) > MAX_BIASES:
@@ -96,7 +96,7 @@ def bias_of(asked: Asked) -> dict[int, float]:
     return biases
 
 
-def dry_of(asked: Asked, tokenizer: Tokenizer) -> Dry | None:
+def dry_of(asked: GenerationRequest, tokenizer: Tokenizer) -> Dry | None:
     """The DRY penalty, where a multiplier is given.
 
     A breaker stands for the last token of "a" and itself, so that what precedes it in running text

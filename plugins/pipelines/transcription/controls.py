@@ -10,8 +10,8 @@ from typing import Any
 
 from ostro.core.errors import ConfigError, RequestError, TokenizerError, nearest
 from ostro.core.tokenizer import Tokenizer
-from ostro.plugins.pipelines.transcription.asked import Asked
 from ostro.plugins.pipelines.transcription.languages import code_of, name_of
+from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
 
 TASKS = ("transcribe", "translate")
 
@@ -97,9 +97,9 @@ class Controls:
             tokens += [self.languages[language], self.tasks[task]]
         return tokens if times else [*tokens, self.times - 1]
 
-    def rules(self, times: bool) -> Asked:
+    def rules(self, times: bool) -> TranscriptionRequest:
         """By what rules a text is written, with times or without."""
-        return Asked(
+        return TranscriptionRequest(
             banned=self.never,
             first=self.never_first,
             timestamps=self.times if times else None,

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ostro.core.engine.request import Wanted
+from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import RequestError, Unsupported, UsageError
 from ostro.core.media.sound import Samples
 from ostro.core.records import resolve
 from ostro.core.served import Served
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
+from ostro.plugins.pipelines.transcription.task import AudioModel, TranscriptionTask
 from ostro.plugins.pipelines.transcription.transcript import Segment, Transcript
 from ostro.plugins.pipelines.transcription.window import STEPS
-from ostro.plugins.pipelines.transcription.work import Hearing, Work
 
 SHORTEST = 0.1
 """Seconds of the shortest sound."""
@@ -28,7 +28,7 @@ SHORTEST = 0.1
 class Transcription:
     """Writes down what is said in sounds, with an engine."""
 
-    def __init__(self, served: Served, hearing: Hearing, controls: Controls) -> None:
+    def __init__(self, served: Served, hearing: AudioModel, controls: Controls) -> None:
         self.served, self.hearing, self.controls = served, hearing, controls
 
     @classmethod
@@ -40,7 +40,7 @@ class Transcription:
         return cls(served, hearing, Controls.read(served.tokenizer, served.path))
 
     async def transcribe(
-        self, audio: Any, *, adapters: Sequence[Wanted] = (), **options: Any
+        self, audio: Any, *, adapters: Sequence[AdapterRef] = (), **options: Any
     ) -> Transcript:
         """What is said in a sound: a file, the bytes of one, or samples float32 [n] at 16 kHz.
 
@@ -59,17 +59,19 @@ class Transcription:
             generations=work.generations,
         )
 
-    async def stream(self, audio: Any, work: Work) -> AsyncGenerator[Segment, None]:
+    async def stream(self, audio: Any, work: TranscriptionTask) -> AsyncGenerator[Segment, None]:
         """The segments of a sound, each window's as soon as it is written; see `transcribe`."""
         spectrum = await asyncio.to_thread(self.listen, audio)
         async with aclosing(work.segments(spectrum)) as segments:
             async for segment in segments:
                 yield segment
 
-    def work(self, options: dict[str, Any], adapters: Sequence[Wanted] = ()) -> Work:
+    def work(
+        self, options: dict[str, Any], adapters: Sequence[AdapterRef] = ()
+    ) -> TranscriptionTask:
         """What is to be done with a sound. Raises RequestError for an option that is wrong."""
         asked = Options.of(options)
-        return Work(self.served, self.hearing, self.controls, asked, tuple(adapters))
+        return TranscriptionTask(self.served, self.hearing, self.controls, asked, tuple(adapters))
 
     def listen(self, audio: Any) -> Samples:
         """The spectrum of a sound."""
@@ -80,8 +82,8 @@ class Transcription:
             except OSError as error:
                 raise UsageError(f"{audio}: {error.strerror}") from None
         if isinstance(audio, bytes | bytearray | memoryview):
-            assert self.served.workshop is not None, "a model that hears has inputs"
-            audio = self.served.workshop.listen(bytes(audio), rate)
+            assert self.served.media_worker is not None, "a model that hears has inputs"
+            audio = self.served.media_worker.listen(bytes(audio), rate)
         samples = np.asarray(audio, np.float32)
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise RequestError("samples are float32 [n], one channel, all of them numbers")

@@ -13,10 +13,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ostro.core.engine.processors import Added
-from ostro.core.engine.transfer import to_device
+from ostro.core.device import to_device
+from ostro.core.engine.processors import AddedRequest
 from ostro.core.errors import RequestError
-from ostro.plugins.pipelines.transcription.asked import Asked
+from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
 
 BAN = float("-inf")
 NONE = -1
@@ -48,7 +48,7 @@ class Rules:
     def check(asked: Any, vocab: int) -> None:
         """Raise RequestError unless these are rules of a vocabulary of so many tokens."""
         try:
-            rules = msgspec.convert(asked, Asked)
+            rules = msgspec.convert(asked, TranscriptionRequest)
         except msgspec.ValidationError as error:
             raise RequestError(f"transcription: {error}", param="transcription") from None
         ids = [*rules.banned, *rules.first, *rules.only, rules.timestamps or 0, rules.end]
@@ -59,12 +59,15 @@ class Rules:
             )
 
     def update(
-        self, added: Sequence[Added], removed: Sequence[int], moved: Sequence[tuple[int, int]]
+        self,
+        added: Sequence[AddedRequest],
+        removed: Sequence[int],
+        moved: Sequence[tuple[int, int]],
     ) -> None:
         for each in added:
-            self.place(each.row, msgspec.convert(each.asked, Asked), each.said)
+            self.place(each.row, msgspec.convert(each.asked, TranscriptionRequest), each.said)
 
-    def place(self, row: int, asked: Asked, said: Sequence[int]) -> None:
+    def place(self, row: int, asked: TranscriptionRequest, said: Sequence[int]) -> None:
         """Write down the rules of a row, and what follows from what it has said."""
         start = self.vocab if asked.timestamps is None else asked.timestamps
         without = [] if asked.timestamps is None else [start - 1]  # <|notimestamps|>

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ostro.core.engine.request import ReadRequest, Wanted
+from ostro.core.engine.request import AdapterRef, PoolingRequest
 from ostro.core.errors import ConfigError, ContextLengthExceeded, RequestError, Unsupported
 from ostro.core.preparation import EXECUTOR
 from ostro.core.served import Served
@@ -58,7 +58,7 @@ class Vectors:
         *,
         prompt: str | None = None,
         dimensions: int | None = None,
-        adapters: Sequence[Wanted] = (),
+        adapters: Sequence[AdapterRef] = (),
     ) -> Read[Rows]:
         """One vector per text, or per list of token ids: [n, d] float32.
 
@@ -69,14 +69,14 @@ class Vectors:
         before = self.prompt(prompt)
         size = sum(map(len, inputs)) + len(before) * len(inputs)
         tokens = await EXECUTOR.run(size, partial(self.encode, inputs, before))
-        request = ReadRequest(
+        request = PoolingRequest(
             id=token_hex(12), inputs=tokens, model=self.model, adapters=tuple(adapters)
         )
         read = await self.read(request)
         return read._replace(answer=shorten(read.answer, dimensions))
 
     async def rerank(
-        self, query: str, documents: Sequence[str], *, adapters: Sequence[Wanted] = ()
+        self, query: str, documents: Sequence[str], *, adapters: Sequence[AdapterRef] = ()
     ) -> Read[list[Ranked]]:
         """The documents by how well they answer the query, the best first."""
         read = await self.scores([(query, document) for document in documents], adapters)
@@ -89,7 +89,7 @@ class Vectors:
         return Read(ranked, read.tokens, read.generations)
 
     async def classify(
-        self, inputs: Sequence[str], *, adapters: Sequence[Wanted] = ()
+        self, inputs: Sequence[str], *, adapters: Sequence[AdapterRef] = ()
     ) -> Read[list[dict[str, float]]]:
         """The probability of every label, by text."""
         read = await self.scores([(text, None) for text in inputs], adapters)
@@ -103,13 +103,13 @@ class Vectors:
         return Read(said, read.tokens, read.generations)
 
     async def scores(
-        self, pairs: Sequence[tuple[str, str | None]], adapters: Sequence[Wanted] = ()
+        self, pairs: Sequence[tuple[str, str | None]], adapters: Sequence[AdapterRef] = ()
     ) -> Read[Rows]:
         """Raw scores [n, labels] of texts, or of pairs of texts."""
         size = sum(len(first) + len(second or "") for first, second in pairs)
         pieces = await EXECUTOR.run(size, partial(self.encode_pairs, pairs))
         tokens, kinds = [ids for ids, _ in pieces], [types for _, types in pieces]
-        request = ReadRequest(
+        request = PoolingRequest(
             id=token_hex(12),
             inputs=tokens,
             kinds=dict(enumerate(kinds)),
@@ -119,7 +119,7 @@ class Vectors:
         )
         return await self.read(request)
 
-    async def read(self, request: ReadRequest) -> Read[Rows]:
+    async def read(self, request: PoolingRequest) -> Read[Rows]:
         """Have a request read. Raises RequestError for what cannot run."""
         last = await self.served.engine.result(request)
         told = list(last.generations) if request.adapters else None

@@ -15,7 +15,7 @@ from ostro import AdapterSource, AdapterWeights, Files
 from ostro.adapters.lora import claims
 from ostro.adapters.lora.read import read as read_lora
 from ostro.core.load.open import open_container
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 
 CONFIG = "adapter_config.json"
 

@@ -9,7 +9,7 @@ import pytest
 
 from ostro import Files
 from ostro.adapters.lora import claims
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 
 PEFT = {"peft_type": "LORA"}
 

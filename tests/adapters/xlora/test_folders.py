@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ostro import AdapterWeights, errors
 from ostro.adapters.xlora.numbering import numbered
-from ostro.core.adapters.reading import read_weights
-from ostro.core.plugins import PluginManager
+from ostro.core.adapters.loader import read_weights
+from ostro.core.plugins.manager import PluginManager
 
 WIDE, RANK = 8, 2
 NAMES = ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj"]

@@ -82,13 +82,13 @@ def model(mixed: Any) -> Iterator[Text]:
 
 
 def test_chunks_of_a_prompt_are_the_whole(model: Text) -> None:
-    residents = model.registry.shelf.residents
-    held = residents.hold(model.mixture(["x"], PROMPT))
+    adapter_pool = model.registry.loader.adapter_pool
+    held = adapter_pool.hold(model.mixture(["x"], PROMPT))
     assert held is not None
     try:
         parts = model.engine.runner.logits(PROMPT, 7, held=held)
     finally:
-        residents.let_go(held)
+        adapter_pool.let_go(held)
     assert far(parts, model.logits(PROMPT, adapters=["x"])) < 1e-5
 
 

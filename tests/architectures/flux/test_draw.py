@@ -18,8 +18,8 @@ from ostro.core.errors import RequestError
 from ostro.core.nn import Embedding, Linear
 from ostro.core.records import Mutant
 from ostro.core.step import ROWS, Step
-from ostro.core.testing.architecture import Nudge
-from ostro.core.testing.parity import BAR, RED, deviation
+from ostro.plugins.conformance.architecture import Nudge
+from ostro.plugins.conformance.parity import BAR, RED, deviation
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -105,7 +105,7 @@ def truths(dev: Any) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("mutant", list(mutants()), ids=lambda mutant: mutant.name)
-def test_every_mutant_turns_parity_red(
+def test_every_mutant_fails_parity(
     mutant: Mutant, dev: Any, truths: dict[str, tuple[Tensor, Tensor]]
 ) -> None:
     model, heard = dev.load(), []
@@ -163,7 +163,7 @@ def test_equal_texts_are_encoded_once(dev: Any) -> None:
     assert deviation(images[2], images[0]) > RED
 
 
-def test_a_delta_on_any_linear_is_heard(dev: Any) -> None:
+def test_adapter_deltas_reach_every_linear(dev: Any) -> None:
     model, small = dev.load(), replace(IMAGE, width=16, height=16, image=IMAGE.image[:, :16, :16])
     asked = replace(small, steps=2, strength=0.5)
     before, silent = draw(model, asked)[0], []

@@ -20,10 +20,10 @@ from ostro.architectures.flux import WIDE
 from ostro.architectures.flux.batch import Batch
 from ostro.architectures.flux.request import Drawing
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
-from ostro.core.testing.formats import SAME, STD, assert_same, formats, some
+from ostro.plugins.conformance.formats import SAME, STD, assert_same, formats, some
 
 SIZE = (2, 3)
 TEXT = Drawing(
@@ -55,7 +55,7 @@ def heard(model: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_few_bits_say_what_their_floats_say(
+def test_quantized_models_match_dequantized_weights(
     folder: Path, plugins: PluginManager, every: bool
 ) -> None:
     for format in formats(plugins) if every else some(plugins, "flux"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostro.architectures.flux import kernels, naive
 from ostro.core.ops import Op, Target
-from ostro.core.testing.kernels import DEVICE, compile_for, poison, targets
+from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 
 SHAPES = [(1, 1, 64), (1, 5, 100), (2, 3, 33), (3, 4, 3072), (2, 7, 1), (1, 0, 8)]
 """Images, rows of each, width."""

@@ -17,8 +17,8 @@ from ostro.architectures.flux.transformer import SingleBlock
 from ostro.core.errors import ConfigError
 from ostro.core.records import Files
 from ostro.core.step import ROWS
-from ostro.core.testing.mutants import each
-from ostro.core.testing.parity import BAR, deviation
+from ostro.plugins.conformance.mutants import each
+from ostro.plugins.conformance.parity import BAR, deviation
 
 diffusers = pytest.importorskip("diffusers")
 

@@ -17,7 +17,7 @@ from tiny_adapters import adapter, save
 from ostro.core.adapters.registry import Registry
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Wanted
+from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import (
     AdapterBusy,
     AdapterConflict,
@@ -28,7 +28,7 @@ from ostro.core.errors import (
     OstroError,
     RequestError,
 )
-from ostro.core.testing.parity import Subject, greedy
+from ostro.plugins.conformance.parity import Subject, greedy
 from ostro.plugins.starter import FOLDERS
 
 TEXT = [[3 * j % 100 + 1 for j in range(20)]]
@@ -69,7 +69,7 @@ def said(engine: Engine, **scales: float) -> list[int]:
     """What the model says under adapters, which are read first where they were not."""
     registry, went = engine.registry, list[OstroError | None]()
     assert registry is not None
-    wanted = [Wanted(name=n, scale=s) for n, s in scales.items()]
+    wanted = [AdapterRef(name=n, scale=s) for n, s in scales.items()]
     registry.ask(wanted, lambda: went.append(None), went.append)
     wait(registry, lambda: bool(went))
     if went[0] is not None:
@@ -85,7 +85,7 @@ def test_a_folder_is_what_it_holds(
     other = load(registry, "style", save(adapter(llama, 2), tmp_path / "two"))
     assert first == same != other and len(first) == 64
     assert said(engine, sql=1.0) == said(engine, copy=1.0) != said(engine, style=1.0)
-    by_generation = registry.mixture([Wanted(generation=other)])
+    by_generation = registry.mixture([AdapterRef(generation=other)])
     assert greedy(engine, TEXT, 12, [by_generation])[0] == said(engine, style=1.0)
     doubled = save(adapter(llama, 1), tmp_path / "alpha", lora_alpha=4)
     assert load(registry, "alpha", doubled) != first, "the scale is part of what it is"
@@ -112,7 +112,7 @@ def test_names_are_taken_replaced_and_compared(
     registry.unload("x", expected=second)
     with pytest.raises(AdapterNotFound):
         said(engine, x=1.0)
-    assert not registry.store and not registry.shelf.residents.here
+    assert not registry.store and not registry.loader.adapter_pool.here
 
 
 def test_one_load_at_a_time(llama: Subject, registry: Registry, tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ def test_what_was_sent_away_is_read_again_unless_it_changed(
     registry.register_folder(tmp_path)
     first = said(engine, a0=1.0)
     registry.host_bytes = 1
-    for resident in list(registry.shelf.residents.here.values()):
-        registry.shelf.residents.send_away(resident)
+    for resident in list(registry.loader.adapter_pool.here.values()):
+        registry.loader.adapter_pool.send_away(resident)
     said(engine, a1=1.0)
     assert [facts.name for facts in registry.facts() if facts.loaded] == ["a1"]
     assert said(engine, a0=1.0) == first
-    registry.shelf.residents.send_away(
-        registry.shelf.residents.here[registry.aliases["a0"].generation or ""]
+    registry.loader.adapter_pool.send_away(
+        registry.loader.adapter_pool.here[registry.aliases["a0"].generation or ""]
     )
     registry.store.clear()
     save(adapter(llama, 7), tmp_path / "a0")
@@ -173,7 +173,7 @@ def test_what_was_sent_away_is_read_again_unless_it_changed(
 
 def ask(registry: Registry, *names: str) -> list[list[int] | OstroError]:
     """Ask for adapters; what comes of it, once it comes: the generations that go, or an error."""
-    wanted, told = [Wanted(name=name) for name in names], list[list[int] | OstroError]()
+    wanted, told = [AdapterRef(name=name) for name in names], list[list[int] | OstroError]()
 
     def go() -> None:
         try:
@@ -234,10 +234,10 @@ def test_an_unknown_name_may_be_resolved(
     folder = save(adapter(llama, 1), tmp_path / "a")
     with pytest.raises(AdapterNotFound, match="no adapter 'tenant-7'"):
         said(engine, **{"tenant-7": 1.0})
-    shelf = registry.shelf
-    settings = replace(shelf.settings, adapter_resolvers=True)
+    loader = registry.loader
+    settings = replace(loader.settings, adapter_resolvers=True)
 
-    plugins = shelf.plugins
+    plugins = loader.plugins
     locate = plugins.locate
     plugins.locate = (  # type: ignore[method-assign]
         lambda reference, settings, kind="model": (
@@ -246,7 +246,7 @@ def test_an_unknown_name_may_be_resolved(
             else locate(reference, settings, kind)
         )
     )
-    registry.shelf = replace(shelf, settings=settings)
+    registry.loader = replace(loader, settings=settings)
     try:
         assert said(engine, **{"tenant-7": 1.0})
         with pytest.raises(AdapterError):
@@ -262,8 +262,8 @@ def test_limits(llama: Subject, registry: Registry, tmp_path: Path) -> None:
     with pytest.raises(AdapterLimit, match="--max-adapters"):
         load(registry, "a2", save(adapter(llama, 2), tmp_path / "a2"))
     registry.unload("a1")
-    registry.shelf = replace(
-        registry.shelf, settings=replace(registry.shelf.settings, max_adapter_rank=3)
+    registry.loader = replace(
+        registry.loader, settings=replace(registry.loader.settings, max_adapter_rank=3)
     )
     with pytest.raises(AdapterLimit, match="rank 4"):
         load(registry, "a2", tmp_path / "a2")
@@ -284,7 +284,7 @@ def test_pinned_adapters_stay(llama: Subject, tmp_path: Path) -> None:
     said(engine, a0=1.0)
     for seed in (1, 2, 3):
         said(engine, **{f"a{seed}": 1.0})
-    assert registry.aliases["a0"].generation in registry.shelf.residents.here
+    assert registry.aliases["a0"].generation in registry.loader.adapter_pool.here
     with pytest.raises(AdapterLimit, match="pinned"):
         said(engine, a1=1.0, a2=1.0)
     assert said(engine, a0=1.0, a1=1.0)
@@ -294,19 +294,19 @@ def test_pinned_adapters_stay(llama: Subject, tmp_path: Path) -> None:
 def test_the_same_mixture_needs_no_row_of_its_own(registry: Registry, llama: Subject) -> None:
     for seed in range(2):
         registry.add(f"a{seed}", adapter(llama, seed))
-    one, other = (registry.mixture([Wanted(name=name)]) for name in ("a0", "a1"))
-    residents = registry.shelf.residents
-    first = residents.hold(one)
+    one, other = (registry.mixture([AdapterRef(name=name)]) for name in ("a0", "a1"))
+    adapter_pool = registry.loader.adapter_pool
+    first = adapter_pool.hold(one)
     assert first is not None
-    residents.mixtures.free, free = [], residents.mixtures.free
-    again = residents.hold(one)
+    adapter_pool.mixtures.free, free = [], adapter_pool.mixtures.free
+    again = adapter_pool.hold(one)
     assert again is not None
     assert again.row(0) == first.row(0) != 0
-    assert residents.hold(other) is None
-    residents.mixtures.free = free
+    assert adapter_pool.hold(other) is None
+    adapter_pool.mixtures.free = free
     for held in (first, again):
-        residents.let_go(held)
-    assert not residents.lanes
+        adapter_pool.let_go(held)
+    assert not adapter_pool.lanes
 
 
 def test_scales(llama: Subject, engine: Engine, registry: Registry) -> None:
@@ -316,7 +316,7 @@ def test_scales(llama: Subject, engine: Engine, registry: Registry) -> None:
     for wrong in (float("nan"), float("inf"), 1e9):
         with pytest.raises(RequestError, match="scale"):
             said(engine, a=wrong)
-    twice = [Wanted(name="a", scale=0.25), Wanted(name="a", scale=0.5)]
+    twice = [AdapterRef(name="a", scale=0.25), AdapterRef(name="a", scale=0.5)]
     assert greedy(engine, TEXT, 12, [registry.mixture(twice)])[0] == said(engine, a=0.75)
     assert said(engine, a=-1.0) != said(engine, a=1.0)
 
@@ -433,7 +433,7 @@ def test_special_tokens_must_be_the_bases(llama: Subject, tmp_path: Path) -> Non
     engine = llama.engine()
     registry = engine.registry
     assert registry is not None
-    registry.shelf = replace(registry.shelf, path=home)
+    registry.loader = replace(registry.loader, path=home)
     folder = save(adapter(llama, 1), tmp_path / "a")
     ids = json.loads((home / "tokenizer.json").read_text())["added_tokens"]
     known = {each["content"]: each["id"] for each in ids}

@@ -9,17 +9,17 @@ import torch
 from tiny_adapters import adapter
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
-from ostro.core.adapters.mixtures import Entry
+from ostro.core.adapters.mixture_table import MixtureEntry
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Sampling, TokenRequest, Wanted
-from ostro.core.testing.parity import Subject, greedy
+from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
+from ostro.plugins.conformance.parity import Subject, greedy
 
 Build = Callable[..., Engine]
 
 
 def asked(engine: Engine, tokens: Sequence[int] = (), **scales: float) -> Mixture:
     assert engine.registry is not None
-    return engine.registry.mixture([Wanted(name=n, scale=s) for n, s in scales.items()], tokens)
+    return engine.registry.mixture([AdapterRef(name=n, scale=s) for n, s in scales.items()], tokens)
 
 
 def add(engine: Engine, made: Subject, *seeds: int, rank: int = 4) -> None:
@@ -56,9 +56,9 @@ def test_every_row_says_what_it_says_alone(llama: Subject, engine_of: Build) -> 
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(llama: Subject, rank: int) -> None:
     engine = llama.engine(deterministic=True)
     add(engine, llama, 1, 2, rank=rank)
-    assert engine.runner.residents is not None
+    assert engine.runner.adapter_pool is not None
     chosen = [EMPTY, asked(engine, a1=1.0), asked(engine, a1=0.5, a2=0.5)]
-    helds = [engine.runner.residents.hold(mixture) for mixture in chosen]
+    helds = [engine.runner.adapter_pool.hold(mixture) for mixture in chosen]
     texts = prompts(3, 17)
     together, step = engine.runner.hidden(texts, helds=[h for h in helds if h])
     for i, (text, held) in enumerate(zip(texts, helds, strict=True)):
@@ -74,8 +74,8 @@ def test_more_adapters_than_there_is_room_for_take_turns(llama: Subject, engine_
     mixtures = [asked(engine, **{f"a{i}": 1.0}) for i in range(1, 7)]
     texts = prompts(6)
     together = greedy(engine, texts, 10, mixtures)
-    residents = engine.runner.residents
-    assert residents is not None and len(residents.here) == 2 and residents.swaps >= 6
+    adapter_pool = engine.runner.adapter_pool
+    assert adapter_pool is not None and len(adapter_pool.here) == 2 and adapter_pool.swaps >= 6
     roomy = engine_of(llama)
     add(roomy, llama, *range(1, 7))
     alone = [
@@ -83,7 +83,7 @@ def test_more_adapters_than_there_is_room_for_take_turns(llama: Subject, engine_
         for i, text in enumerate(texts, 1)
     ]
     assert together == alone
-    assert not any(lane for lane in residents.lanes), "every lane was let go"
+    assert not any(lane for lane in adapter_pool.lanes), "every lane was let go"
     roomy.close()
     engine.close()
 
@@ -155,10 +155,10 @@ def test_many_activated_adapters_prefill_a_prompt_once(llama: Subject, engine_of
 def test_an_activated_adapter_applies_from_its_invocation_on(llama: Subject) -> None:
     """Against a run whose first part is the base's by construction: a prefix computed without."""
     engine = llama.engine()
-    assert engine.registry is not None and engine.runner.residents is not None
+    assert engine.registry is not None and engine.runner.adapter_pool is not None
     engine.registry.add("late", adapter(llama, 1, 4, (90, 91)))
     text = [*prompts(1, 40)[0], 90, 91, 7, 8, 9]
-    held = engine.runner.residents.hold(asked(engine, text, late=1.0))
+    held = engine.runner.adapter_pool.hold(asked(engine, text, late=1.0))
     assert held is not None
     base, late = engine.runner.logits(text), engine.runner.logits(text, held=held)
     assert torch.allclose(base[:40], late[:40], atol=1e-5)
@@ -214,7 +214,7 @@ def test_who_needs_no_adapter_waits_for_none(llama: Subject, engine_of: Build) -
         engine.submit(TokenRequest(id=id, tokens=tokens, sampling=rules), asked(engine, **scales))
     ended = [output.id for output in engine.drain() if output.finish]
     assert ended == ["first", "base", "second", "third"]
-    assert engine.runner.residents is not None and not engine.runner.residents.lanes
+    assert engine.runner.adapter_pool is not None and not engine.runner.adapter_pool.lanes
     engine.close()
 
 
@@ -224,15 +224,15 @@ def test_nothing_is_brought_to_the_device_for_who_waits_for_a_row(
     """What a mixture holds is written once, when its request begins, not at every step before."""
     engine = engine_of(llama, max_seqs=1)
     add(engine, llama, 1)
-    residents, written = engine.runner.residents, list[int]()
-    assert residents is not None
-    write = residents.mixtures.write
+    adapter_pool, written = engine.runner.adapter_pool, list[int]()
+    assert adapter_pool is not None
+    write = adapter_pool.mixtures.write
 
-    def noted(row: int, entries: Sequence[Entry]) -> None:
+    def noted(row: int, entries: Sequence[MixtureEntry]) -> None:
         written.append(row)
         write(row, entries)
 
-    monkeypatch.setattr(residents.mixtures, "write", noted)
+    monkeypatch.setattr(adapter_pool.mixtures, "write", noted)
     rules = Sampling(temperature=0, max_tokens=10, ignore_eos=True)
     for id, mixture in {"base": EMPTY, "behind": asked(engine, a1=1.0)}.items():
         engine.submit(TokenRequest(id=id, tokens=prompts(1)[0], sampling=rules), mixture)

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tiny"))
 from tiny_loop import BLOCK, CPU, cross, image, lora, pages, view, xlora
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
-from ostro.core.engine.blocks import Blocks, Group
+from ostro.core.engine.blocks import BlockManager, CacheGroup
 from ostro.core.engine.engine import Engine, media_under
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.request import Sampling, TokenRequest
@@ -27,8 +27,8 @@ from ostro.core.media import Array
 VOCAB = 100
 
 
-def engine(*groups: Group, context: int = 40) -> Engine:
-    blocks = Blocks(groups or (pages(64),), BLOCK)
+def engine(*groups: CacheGroup, context: int = 40) -> Engine:
+    blocks = BlockManager(groups or (pages(64),), BLOCK)
     sampler = SimpleNamespace(processors=Processors((), 4, VOCAB, CPU))
     scheduler = Scheduler(blocks, max_rows=16, max_seqs=4)
     runner: Any = SimpleNamespace(sampler=sampler)
@@ -126,7 +126,7 @@ def test_an_xlora_request_is_held_to_half_of_a_small_cache() -> None:
 
 
 def test_the_longest_sequence_is_what_the_smallest_pool_holds() -> None:
-    blocks = Blocks([pages(10), pages(6, window=6)], BLOCK)
+    blocks = BlockManager([pages(10), pages(6, window=6)], BLOCK)
     assert blocks.longest(100, rows=4) == 40, "a window of 6 tokens needs 5 blocks at most"
     assert blocks.longest(100, rows=16) == 24
     assert blocks.longest(20, rows=16) == 20

@@ -7,8 +7,15 @@ import random
 import torch
 
 from ostro.core.cache import CacheKind, CacheSpec
-from ostro.core.engine.blocks import Blocks, Group, Pool, Table, next_key, seed_key
-from ostro.core.ops.attention import Ragged
+from ostro.core.engine.blocks import (
+    BlockManager,
+    BlockPool,
+    BlockTable,
+    CacheGroup,
+    next_key,
+    seed_key,
+)
+from ostro.core.ops.attention import AttentionMetadata
 
 
 class Nothing(CacheKind):
@@ -19,13 +26,13 @@ class Nothing(CacheKind):
 
     def allocate(self, blocks: int) -> None: ...
 
-    def view(self, layer: int, batch: Ragged) -> None: ...
+    def view(self, layer: int, batch: AttentionMetadata) -> None: ...
 
 
-def group(blocks: int, window: int = 0) -> Group:
+def group(blocks: int, window: int = 0) -> CacheGroup:
     spec = CacheSpec(heads=1, key_dim=1, value_dim=1, window=window)
     kind = Nothing(spec, 1, block=4, dtype=torch.float32, device=torch.device("cpu"))
-    return Group(kind, (0,), Pool(blocks))
+    return CacheGroup(kind, (0,), BlockPool(blocks))
 
 
 def keys(*tokens: int) -> list[bytes]:
@@ -56,7 +63,7 @@ def test_a_window_resumes_from_its_last_blocks_alone() -> None:
 
 def test_all_groups_must_agree_on_a_prefix() -> None:
     full, sliding = group(8), group(8, window=4)
-    blocks, chain = Blocks([full, sliding], 4), keys(*range(16))
+    blocks, chain = BlockManager([full, sliding], 4), keys(*range(16))
     first = blocks.tables()
     assert blocks.grow(first, 16)
     blocks.publish(first, chain, 0)
@@ -67,8 +74,8 @@ def test_all_groups_must_agree_on_a_prefix() -> None:
 
 def test_a_thousand_random_lives_lose_no_block() -> None:
     rng, chain = random.Random(0), keys(*range(40))
-    blocks = Blocks([group(24), group(24, window=6)], 4)
-    alive: list[tuple[list[Table], int]] = []
+    blocks = BlockManager([group(24), group(24, window=6)], 4)
+    alive: list[tuple[list[BlockTable], int]] = []
     for _ in range(1000):
         if alive and rng.random() < 0.5:
             tables, length = alive.pop(rng.randrange(len(alive)))
@@ -89,7 +96,7 @@ def test_a_thousand_random_lives_lose_no_block() -> None:
     assert all(g.pool.used == 0 and g.pool.available == 24 for g in blocks.groups)
 
 
-def check(blocks: Blocks, alive: list[list[Table]]) -> None:
+def check(blocks: BlockManager, alive: list[list[BlockTable]]) -> None:
     """Users are counted exactly, and free, idle and used blocks are three separate sets."""
     for i, g in enumerate(blocks.groups):
         counted = [0] * g.pool.size

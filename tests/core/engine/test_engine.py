@@ -11,7 +11,7 @@ import torch
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import Dry, Sampling, TokenOutput, TokenRequest
 from ostro.core.errors import ContextLengthExceeded, RequestError
-from ostro.core.testing.parity import Subject, greedy
+from ostro.plugins.conformance.parity import Subject, greedy
 
 Build = Callable[..., Engine]
 GREEDY = Sampling(temperature=0, max_tokens=16, ignore_eos=True)

@@ -16,8 +16,8 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import Unsupported, UsageError
 from ostro.core.ops.kv_write.scaled import Scaled, narrow, widen
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import Subject, greedy, subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.parity import Subject, greedy, subject
 
 Build = Callable[..., Engine]
 Change = Callable[[Any, Any], Sequence[Any]]

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from ostro import Array, Item, content_key
-from ostro.core.engine.blocks import Memory
+from ostro.core.engine.blocks import EncoderBlocks
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import Sampling, TokenRequest
-from ostro.core.engine.scheduler import Plan
+from ostro.core.engine.scheduler import StepPlan
 from ostro.core.errors import RequestError
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import BAR, Subject, deviation, subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 Build = Callable[..., Engine]
 BLOCK = 16
@@ -104,11 +104,11 @@ def run(engine: Engine, *requests: TokenRequest) -> dict[str, list[int]]:
     return said
 
 
-def plans(engine: Engine) -> list[Plan]:
+def plans(engine: Engine) -> list[StepPlan]:
     """The plans that are launched from now on."""
-    launched, found = engine.runner.run, list[Plan]()
+    launched, found = engine.runner.run, list[StepPlan]()
 
-    def note(plan: Plan) -> Any:
+    def note(plan: StepPlan) -> Any:
         assert all(chunk.count > 0 for chunk in plan.chunks)
         found.append(plan)
         return launched(plan)
@@ -117,7 +117,7 @@ def plans(engine: Engine) -> list[Plan]:
     return found
 
 
-def encoded(found: list[Plan]) -> list[int]:
+def encoded(found: list[StepPlan]) -> list[int]:
     """How many media each step encoded that encoded any."""
     counts = [len(plan.encodes) + len(plan.memories) for plan in found]
     return [count for count in counts if count]
@@ -244,7 +244,7 @@ def test_a_hit_does_not_resume_within_an_atom(inline: Subject, engine_of: Build)
 
 
 def pool(engine: Engine) -> Any:
-    [group] = engine.blocks.crosses
+    [group] = engine.blocks.cross_groups
     return group.pool
 
 
@@ -302,7 +302,7 @@ def test_who_finds_no_room_for_a_medium_waits(cross: Subject, engine_of: Build) 
         said[output.id] += output.tokens
     assert said == {each.id: run(engine_of(cross), each)[each.id] for each in asked}
     for memory in held:
-        assert isinstance(memory, Memory)
+        assert isinstance(memory, EncoderBlocks)
         engine.blocks.let_go(memory)
     assert pool(engine).used == 0
 

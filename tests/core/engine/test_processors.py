@@ -16,9 +16,9 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import RequestError
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor, Settings
-from ostro.core.testing.parity import Subject, subject
+from ostro.plugins.conformance.parity import Subject, subject
 
 FIRST = 7
 

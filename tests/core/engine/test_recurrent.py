@@ -8,8 +8,8 @@ import pytest
 
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import Sampling, TokenRequest
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import Subject, greedy, subject
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.parity import Subject, greedy, subject
 
 Build = Callable[..., Engine]
 BLOCK = 16

@@ -24,11 +24,11 @@ from tiny_loop import (
 )
 
 from ostro.core.engine.request import Dry
-from ostro.core.engine.scheduler import LOGPROB_ROWS, Plan
+from ostro.core.engine.scheduler import LOGPROB_ROWS, StepPlan
 from ostro.core.engine.sequence import Sequence
 
 
-def shape(plan: Plan) -> list[tuple[str, int, int]]:
+def shape(plan: StepPlan) -> list[tuple[str, int, int]]:
     """(request, start, count) of each chunk."""
     return [(c.sequence.request.id, c.start, c.count) for c in plan.chunks]
 
@@ -482,9 +482,12 @@ def test_a_viewed_medium_is_written_once_and_shared() -> None:
     assert [memory.item.key for memory in plan.memories] == [b"a"] and plan.cost == 1
     other = loop.add(6, items=[view("a", 2)])
     assert not loop.step().memories
-    assert [loop.blocks.crosses[0].pool.users[b] for b in other.memories[0].blocks[0]] == [2, 2]
+    assert [loop.blocks.cross_groups[0].pool.users[b] for b in other.memories[0].blocks[0]] == [
+        2,
+        2,
+    ]
     loop.run()
-    assert loop.blocks.crosses[0].pool.used == 0
+    assert loop.blocks.cross_groups[0].pool.used == 0
 
 
 def test_a_request_whose_media_lack_blocks_waits_and_holds_nothing() -> None:
@@ -493,7 +496,7 @@ def test_a_request_whose_media_lack_blocks_waits_and_holds_nothing() -> None:
     loop.add(6, items=[view("b", 2, length=4), view("c", 4)], mixture=lora("y"))
     loop.step()
     assert ids(loop.scheduler.waiting) == ["1"]
-    assert loop.blocks.crosses[0].pool.used == 2
+    assert loop.blocks.cross_groups[0].pool.used == 2
     loop.run()
     assert ids(loop.finished) == ["0", "1"]
 

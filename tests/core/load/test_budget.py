@@ -16,13 +16,13 @@ from ostro.core.load.model import load_model, outline
 from ostro.core.load.open import find
 from ostro.core.load.quantize import makers
 from ostro.core.load.spending import Prices
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings
-from ostro.core.testing.architecture import all_plugins
 from ostro.entrypoints.python import open_tokenizer
 from ostro.entrypoints.quality.measure import Reference, listen, opened
 from ostro.entrypoints.quality.text import read_text, windows
 from ostro.entrypoints.quality.truth import differ, join
+from ostro.plugins.conformance.architecture import all_plugins
 
 pytestmark = pytest.mark.slow
 

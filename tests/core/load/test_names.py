@@ -11,7 +11,7 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError
 from ostro.core.load.names import Add, HeadRows, Names, Pair, Transform, Unpermute, apply
 from ostro.core.load.weights import slots
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, Settings, resolve
 
 PLUGINS = PluginManager()

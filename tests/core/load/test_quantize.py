@@ -14,11 +14,11 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError, UsageError
 from ostro.core.load.model import LoadedModel, requantize
 from ostro.core.load.quantize import SHORT, find, makers
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.architecture import all_plugins
-from ostro.core.testing.formats import assert_grid, falls_with_bits, formats, some, wide
-from ostro.core.testing.parity import Subject, deviation, greedy
+from ostro.plugins.conformance.architecture import all_plugins
+from ostro.plugins.conformance.formats import assert_grid, falls_with_bits, formats, some, wide
+from ostro.plugins.conformance.parity import Subject, deviation, greedy
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_routers_stay_and_experts_do_not(mixtral: Subject) -> None:
 def test_rows_that_are_no_whole_blocks_are_reported(plugins: PluginManager) -> None:
     record = plugins.get("architectures", "llama")
     shape = {**record.wide, "intermediate_size": 96}
-    from ostro.core.testing.parity import subject
+    from ostro.plugins.conformance.parity import subject
 
     with subject(plugins, "llama", config=shape) as odd:
         loaded = odd.load(quant="afq4")

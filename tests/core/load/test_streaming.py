@@ -26,7 +26,7 @@ FEW = 2
 LOADER = r"""
 import json, pathlib, re, sys, threading
 from ostro.core.load import model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 def anonymous():

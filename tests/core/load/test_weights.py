@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.parity import BAR, Subject, deviation, subject
+from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 from ostro.core.errors import ConfigError
 from ostro.core.ops.act_mul import naive, native, triton
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.plugins.conformance.kernels import DEVICE, poison
 
 FORMULAS = {
     "silu": lambda g: g / (1 + math.exp(-g)),

@@ -16,9 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ostro.core.errors import Unsupported
 from ostro.core.ops import Op, Target
-from ostro.core.ops.attention import KERNELS, Ragged, naive, triton
+from ostro.core.ops.attention import KERNELS, AttentionMetadata, naive, triton
 from ostro.core.ops.kv_write.scaled import Scaled, narrow
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.plugins.conformance.kernels import DEVICE, poison
 
 NAN = float("nan")
 
@@ -30,7 +30,7 @@ class Case:
     q: Tensor
     k_cache: Tensor | Scaled
     v_cache: Tensor | Scaled
-    batch: Ragged
+    batch: AttentionMetadata
     scale: float
     keys: list[Tensor]
     values: list[Tensor]
@@ -78,7 +78,7 @@ def ragged(
         block, place = table[s, position // page], position % page
         k_cache[block, :, place] = keys[s][first:].float()
         v_cache[block, :, place] = values[s][first:].float()
-    batch = Ragged(
+    batch = AttentionMetadata(
         table=table.int().to(DEVICE),
         starts=torch.tensor([0, *queries]).cumsum(0).int().to(DEVICE),
         lengths=torch.tensor(lengths).int().to(DEVICE),

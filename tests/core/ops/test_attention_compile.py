@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ostro.core.ops.attention import Ragged
+from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.ops.kv_write.scaled import LIMITS, Scaled
-from ostro.core.testing.kernels import Build, compile_for, targets
+from ostro.plugins.conformance.kernels import Build, compile_for, targets
 
 SHARED = {
     "sm_75": 64,
@@ -48,7 +48,7 @@ def compiled(
     pages = meta(1000, kv, 16, d, dtype=cache or dtype)
     scales = meta(1000, kv, 16, dtype=torch.float32)
     caches = [Scaled(p, scales) if scaled else p for p in (pages, pages[..., : dv or d])]
-    batch = Ragged(
+    batch = AttentionMetadata(
         table=meta(sequences, 512),
         starts=meta(sequences + 1),
         lengths=meta(sequences),

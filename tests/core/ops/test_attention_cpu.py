@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ostro.core.ops.attention import HostRagged, Ragged, cpu, naive, native
-from ostro.core.testing.kernels import poison
+from ostro.core.ops.attention import AttentionMetadata, HostMetadata, cpu, naive, native
+from ostro.plugins.conformance.kernels import poison
 
 HEADS, KV, D, BLOCK = 8, 2, 32, 16
 FEATURES: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ BATCHES: dict[str, tuple[list[int], list[int]]] = {
     "one": ([1], [77]),
 }
 TWINS = pytest.mark.parametrize("twin", [native, cpu], ids=["native", "cpu"])
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Ragged]
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata]
 
 
 def batch(
@@ -60,14 +60,14 @@ def batch(
     table = torch.zeros(len(lengths), max(map(len, blocks)), dtype=torch.int32)
     for s, ids in enumerate(blocks):
         table[s, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
-    layout = Ragged(
+    layout = AttentionMetadata(
         table=table,
         starts=torch.tensor(starts, dtype=torch.int32),
         lengths=torch.tensor(lengths, dtype=torch.int32),
         slots=torch.zeros(starts[-1], dtype=torch.int64),
         max_queries=max(queries),
         max_length=max(lengths),
-        host=HostRagged(starts, list(lengths), blocks) if host else None,
+        host=HostMetadata(starts, list(lengths), blocks) if host else None,
     )
     return torch.randn(starts[-1], HEADS, D).to(dtype), k_cache, v_cache, layout
 

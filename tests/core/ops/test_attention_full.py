@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.ops.attention import HostRagged, Ragged, cpu, naive, native, rowwise, triton
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.core.ops.attention import (
+    AttentionMetadata,
+    HostMetadata,
+    cpu,
+    naive,
+    native,
+    rowwise,
+    triton,
+)
+from ostro.plugins.conformance.kernels import DEVICE, poison
 
 KERNELS = {
     "naive": naive.attention,
@@ -30,7 +38,7 @@ BATCHES = {
 }
 
 
-def batch(name: str, host: bool) -> tuple[Tensor, Tensor, Tensor, Ragged]:
+def batch(name: str, host: bool) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata]:
     queries, lengths, full = BATCHES[name]
     torch.manual_seed(3)
     width = max(-(-n // PAGE) for n in lengths) + 1
@@ -41,8 +49,8 @@ def batch(name: str, host: bool) -> tuple[Tensor, Tensor, Tensor, Ragged]:
         for cache in (k, v):
             cache[table[s, at // PAGE], :, at % PAGE] = torch.randn(length, KV, D)
     starts = torch.tensor([0, *queries]).cumsum(0)
-    lists = HostRagged(starts.tolist(), lengths, table.tolist(), [bool(x) for x in full])
-    ragged = Ragged(
+    lists = HostMetadata(starts.tolist(), lengths, table.tolist(), [bool(x) for x in full])
+    ragged = AttentionMetadata(
         table=table.int().to(DEVICE),
         starts=starts.int().to(DEVICE),
         lengths=torch.tensor(lengths).int().to(DEVICE),

@@ -10,10 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.ops.attention import HostRagged, Ragged, cpu, naive, native, rowwise, triton
+from ostro.core.ops.attention import (
+    AttentionMetadata,
+    HostMetadata,
+    cpu,
+    naive,
+    native,
+    rowwise,
+    triton,
+)
 from ostro.core.ops.kv_write.naive import kv_write
 from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, widen
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.plugins.conformance.kernels import DEVICE, poison
 
 PAGE = 16
 KERNELS = {
@@ -40,7 +48,7 @@ BATCHES = {
 }
 TYPES = pytest.mark.parametrize("dtype", LIMITS, ids=["int8", "fp8"])
 ALL = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-Case = tuple[Tensor, Scaled, Scaled, Ragged, float]
+Case = tuple[Tensor, Scaled, Scaled, AttentionMetadata, float]
 
 
 def empty(blocks: int, kv: int, d: int, dtype: torch.dtype) -> Scaled:
@@ -74,8 +82,8 @@ def make(
         k, v = size[0] * torch.randn(len(at), kv, d), size[1] * torch.randn(len(at), kv, dv)
         kv_write(k.to(DEVICE), v.to(DEVICE), *pages, slots)
     starts = torch.tensor([0, *queries]).cumsum(0)
-    lists = HostRagged(starts.tolist(), lengths, table.tolist(), [bool(x) for x in full or ()])
-    batch = Ragged(
+    lists = HostMetadata(starts.tolist(), lengths, table.tolist(), [bool(x) for x in full or ()])
+    batch = AttentionMetadata(
         table=table.int().to(DEVICE),
         starts=starts.int().to(DEVICE),
         lengths=torch.tensor(lengths).int().to(DEVICE),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ostro.core.ops.penalize import Penalties
 from ostro.core.ops.sample import Draw
-from ostro.core.testing.kernels import TARGETS, compile_for, poison, targets
+from ostro.plugins.conformance.kernels import TARGETS, compile_for, poison, targets
 
 BF16 = torch.bfloat16
 

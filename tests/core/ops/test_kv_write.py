@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.ops.kv_write import naive, native, triton
-from ostro.core.testing.kernels import DEVICE
+from ostro.plugins.conformance.kernels import DEVICE
 
 BLOCK = 4
 TWINS = pytest.mark.parametrize("twin", [naive, triton, native], ids=["naive", "triton", "native"])

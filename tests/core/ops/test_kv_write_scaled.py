@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ostro.core.ops.kv_write import naive, native, triton
 from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, narrow, widen
-from ostro.core.testing.kernels import DEVICE, compile_for, targets
+from ostro.plugins.conformance.kernels import DEVICE, compile_for, targets
 
 BLOCK = 4
 TYPES = pytest.mark.parametrize("dtype", LIMITS, ids=["int8", "fp8"])

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ostro.core.errors import Unsupported
 from ostro.core.ops import Op, Target
-from ostro.core.ops.attention import Ragged, naive
+from ostro.core.ops.attention import AttentionMetadata, naive
 from ostro.core.ops.latent_attention import KERNELS, triton
-from ostro.core.testing.kernels import DEVICE, compile_for, poison, targets
+from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 
 NAN = float("nan")
 PAGE = 16
@@ -25,7 +25,7 @@ def arguments(
     rank: int = 64,
     rope: int = 16,
     dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor, Tensor, Ragged, float]:
+) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata, float]:
     """Sequences of `lengths` whose last `queries` tokens are rows; what is no latent is NaN."""
     torch.manual_seed(0)
     width = max(-(-length // PAGE) for length in lengths) + 1
@@ -35,7 +35,7 @@ def arguments(
         position = torch.arange(length)
         latents = torch.randn(length, rank + rope)
         cache[table[s, position // PAGE], 0, position % PAGE] = latents
-    batch = Ragged(
+    batch = AttentionMetadata(
         table=table.int().to(DEVICE),
         starts=torch.tensor([0, *queries]).cumsum(0).int().to(DEVICE),
         lengths=torch.tensor(lengths).int().to(DEVICE),
@@ -137,7 +137,7 @@ def test_compiles_without_spills(queries: int, heads: int, target: str) -> None:
         pytest.skip("attention is taken instead: no tile fits sm_75's memory, gfx1100 spills")
     pages = meta(1000, 1, PAGE, 576, dtype=torch.bfloat16)
     slots = meta(16 * queries, dtype=torch.int64)
-    batch = Ragged(meta(16, 512), meta(17), meta(16), slots, queries, 8192)
+    batch = AttentionMetadata(meta(16, 512), meta(17), meta(16), slots, queries, 8192)
     q = meta(16 * queries, heads, 576, dtype=torch.bfloat16)
     call = f"{triton.__name__}:latent_attention"
     for build in compile_for(target, call, q, pages, pages[..., :512], batch, 0.1):
@@ -153,7 +153,9 @@ def test_a_latent_is_read_once(heads: int, most: int, target: str) -> None:
     """The loop copies no more from global memory than its latents, 16 bytes at a time, and numbers
     of pages. `most`: instructions per pair of row and key, for two products of 576 and 512."""
     pages = meta(1000, 1, PAGE, 576, dtype=torch.bfloat16)
-    batch = Ragged(meta(16, 512), meta(17), meta(16), meta(16, dtype=torch.int64), 1, 8192)
+    batch = AttentionMetadata(
+        meta(16, 512), meta(17), meta(16), meta(16, dtype=torch.int64), 1, 8192
+    )
     q = meta(16, heads, 576, dtype=torch.bfloat16)
     call = f"{triton.__name__}:latent_attention"
     build, *_ = compile_for(target, call, q, pages, pages[..., :512], batch, 0.1)

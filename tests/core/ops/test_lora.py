@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.engine.tape import record
+from ostro.core.engine.cpu_graph import record
 from ostro.core.ops import Op, Target
 from ostro.core.ops.lora import KERNELS, naive, native, triton
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.plugins.conformance.kernels import DEVICE, poison
 
 Call = Callable[..., Tensor]
 CPU = torch.device("cpu")

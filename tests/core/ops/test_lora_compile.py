@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.testing.kernels import compile_for, targets
+from ostro.plugins.conformance.kernels import compile_for, targets
 
 SHARED = 16 << 10
 """Bytes of shared memory that leave room for several programs on the smallest target."""

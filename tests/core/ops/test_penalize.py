@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostro.core.ops.penalize import Penalties, naive, triton
-from ostro.core.testing.kernels import DEVICE
+from ostro.plugins.conformance.kernels import DEVICE
 
 VOCABULARY = 1030
 ROWS: list[dict[str, Any]] = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ostro.core.ops.rms_norm import naive, native, triton
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.plugins.conformance.kernels import DEVICE, poison
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

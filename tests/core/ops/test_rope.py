@@ -10,7 +10,7 @@ from torch import Tensor
 from ostro.core.errors import ConfigError
 from ostro.core.ops.rope import naive, native, triton
 from ostro.core.ops.rope.scaling import frequencies, table
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.plugins.conformance.kernels import DEVICE, poison
 
 LONG = [1.0 + 0.1 * i for i in range(16)]
 RULES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.sample import Draw, naive, triton
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.plugins.conformance.kernels import DEVICE, poison
 
 RULES: dict[str, dict[str, Any]] = {
     "temperature": dict(temperature=0.6, plain=True),

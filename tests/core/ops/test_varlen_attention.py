@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostro.core.ops.varlen_attention import naive, sdpa
-from ostro.core.testing.kernels import poison
+from ostro.plugins.conformance.kernels import poison
 
 BOUNDS = [0, 1, 4, 7, 10, 10, 17, 50]
 CASES = [{}, {"causal": True}, {"window": 3}, {"window": 5, "causal": True}, {"window": 100}]

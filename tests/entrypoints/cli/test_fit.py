@@ -19,10 +19,10 @@ from ostro.core.engine.build import build_engine
 from ostro.core.engine.engine import Engine
 from ostro.core.load import weights
 from ostro.core.load.model import LoadedModel, load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.parity import subject
 from ostro.entrypoints.fit.bandwidth import measure_bandwidth
+from ostro.plugins.conformance.parity import subject
 
 ROOM = 4_000_000
 FORMATS = ("q8_0", "q4k", "iq4_xs", "afq4", "hqq3", "mxfp4")
@@ -129,7 +129,7 @@ def test_no_float_weight_is_read(fitted: Fitted, monkeypatch: pytest.MonkeyPatch
     def refuse(*given: object) -> None:
         raise AssertionError("a weight is read")
 
-    monkeypatch.setattr(weights.Reader, "tensor", refuse)
+    monkeypatch.setattr(weights.WeightReader, "tensor", refuse)
     assert len(fitted("mixtral")["fits"]) > 10
 
 

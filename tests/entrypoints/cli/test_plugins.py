@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ostro.core.plugins import HOOKS
+from ostro.core.plugins.manager import HOOKS
 from ostro.entrypoints.cli import main
 
 

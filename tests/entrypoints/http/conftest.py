@@ -24,8 +24,8 @@ from echo_engine import EchoEngine
 from echo_model import END_ID, make_model
 
 from ostro.core.chat import load_template
-from ostro.core.engine.client import ThreadEngine
-from ostro.core.plugins import PluginManager
+from ostro.core.ipc.client import ThreadEngine
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.http.app import make_app

@@ -11,14 +11,14 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from ostro.core.engine import client
 from ostro.core.errors import UsageError
 from ostro.core.hooks import hookimpl
-from ostro.core.plugins import PluginManager
+from ostro.core.ipc import client
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import plugin_routes
 from ostro.entrypoints.http.listener import listen, url_of
-from ostro.entrypoints.http.middleware import Door, RequestId
+from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
 
 PATHS = ["/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/"]
 
@@ -115,7 +115,7 @@ def test_websockets_need_a_key(headers: Any, reached: bool, extension: bool) -> 
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
     if extension:
         scope["extensions"] = {"websocket.http.response": {}}
-    door = RequestId(Door(app, keys=["secret"], hosts=["box.lan"]))
+    door = RequestId(AccessMiddleware(app, keys=["secret"], hosts=["box.lan"]))
     asyncio.run(door(scope, None, send))  # type: ignore[arg-type]
     assert bool(calls) == reached
     if not reached and extension:
@@ -132,7 +132,7 @@ def test_the_lifespan_needs_no_key() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         calls.append(scope["type"])
 
-    door = RequestId(Door(app, keys=["secret"], hosts=()))
+    door = RequestId(AccessMiddleware(app, keys=["secret"], hosts=()))
     asyncio.run(door({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
     assert calls == ["lifespan"]
 
@@ -304,7 +304,7 @@ def test_port_in_use() -> None:
 
 
 def test_host_names() -> None:
-    door = Door(lambda *_: None, keys=(), hosts=())  # type: ignore[arg-type]
+    door = AccessMiddleware(lambda *_: None, keys=(), hosts=())  # type: ignore[arg-type]
     assert door.knows_host("") and door.knows_host("10.0.0.7:1234") and door.knows_host("[fe80::1]")
     assert not door.knows_host("localhost@evil.example") and not door.knows_host("[::1].evil")
 

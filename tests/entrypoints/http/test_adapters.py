@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.datastructures import FormData
 
-from ostro.core.engine.messages import AdapterFacts
-from ostro.core.engine.request import Wanted
+from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import OstroError, RequestError, UsageError
-from ostro.core.text import Addressed
+from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.text import ModelTarget
 from ostro.entrypoints.http.adapters import wanted_of
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.app import make_app
@@ -108,7 +108,7 @@ def test_how_adapters_are_asked_for(server: Any, path: str, body: Any, expected:
 def test_a_generation_is_asked_for(server: Any) -> None:
     generation = load(server, "sql")["generation"]
     answer = server.complete(adapter={"generation": generation}).json()
-    assert server.echo.seen[-1].adapters == (Wanted(generation=generation),)
+    assert server.echo.seen[-1].adapters == (AdapterRef(generation=generation),)
     assert answer["adapter_generations"] == [generation]
 
 
@@ -192,7 +192,7 @@ def test_the_engine_resolves_unknown_names(server: Any) -> None:
     try:
         refused(server.complete(model="sql"), 404, "adapter_not_found")
         assert server.http.get("/v1/models/sql").status_code == 404
-        server.echo.adapters["sql"] = AdapterFacts(name="sql", reference="sql")
+        server.echo.adapters["sql"] = AdapterInfo(name="sql", reference="sql")
         assert server.complete(model="sql").status_code == 200 and last(server) == [("sql", 1)]
         cards = server.http.get("/v1/models").json()["data"]
         assert [card["id"] for card in cards] == ["echo", "sql"]
@@ -215,9 +215,12 @@ def test_forms_name_adapters() -> None:
 
 
 def test_nothing_is_asked_for_twice() -> None:
-    assert wanted_of(Addressed(adapters=["a"]), "b") == (Wanted(name="b"), Wanted(name="a"))
+    assert wanted_of(ModelTarget(adapters=["a"]), "b") == (
+        AdapterRef(name="b"),
+        AdapterRef(name="a"),
+    )
     with pytest.raises(RequestError, match="twice"):
-        wanted_of(Addressed(adapters=["a"]), "a")
+        wanted_of(ModelTarget(adapters=["a"]), "a")
 
 
 # What is answered
@@ -294,7 +297,7 @@ def test_an_adapter_s_template(server: Any) -> None:
 
 def test_the_template_of_an_adapter_that_is_not_read_yet(server: Any, root: Path) -> None:
     path = root / "pirate"
-    server.echo.adapters["lazy"] = AdapterFacts(name="lazy", reference=str(path))
+    server.echo.adapters["lazy"] = AdapterInfo(name="lazy", reference=str(path))
     assert server.chat("hi", adapter="lazy").status_code == 200
     assert bytes(server.echo.seen[-1].tokens) == b"arr hi"
     server.echo.adapters["lazy"].loaded = False
@@ -302,7 +305,7 @@ def test_the_template_of_an_adapter_that_is_not_read_yet(server: Any, root: Path
     assert server.http.get(LIST).status_code == 200
     assert server.chat("hi", adapter="lazy").status_code == 200
     assert bytes(server.echo.seen[-1].tokens) == b"arr hi"
-    server.echo.adapters["hopeless"] = AdapterFacts(name="hopeless", reference="broken")
+    server.echo.adapters["hopeless"] = AdapterInfo(name="hopeless", reference="broken")
     refused(server.chat("hi", adapter="hopeless"), 422, "invalid_lora_adapter")
 
 

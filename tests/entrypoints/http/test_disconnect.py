@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ostro.core.engine import stream as streams
 from ostro.core.engine.request import TokenLogprobs, TokenOutput
-from ostro.core.engine.stream import TokenStream
 from ostro.core.errors import Overloaded
+from ostro.core.ipc import streams as streams
+from ostro.core.ipc.streams import TokenStream
 from ostro.entrypoints.http import stream
 
 LONG = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True}

@@ -74,7 +74,7 @@ class Process:
     def engine(self) -> int:
         """The engine's process id."""
         for pid in self.children():
-            if b"ostro.core.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"ostro.core.ipc.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         raise AssertionError("there is no engine process")
 

@@ -20,13 +20,13 @@ from ostro import Settings
 from ostro.core.engine.build import build_engine
 from ostro.core.errors import ConfigError, ModelNotFound
 from ostro.core.load.model import LoadedModel, load_model
-from ostro.core.plugins import PluginManager
-from ostro.core.testing.parity import BAR, RED, deviation
-from ostro.core.testing.weights import reinitialise
+from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.authoring.difference import differences
 from ostro.plugins.authoring.reference import find
 from ostro.plugins.authoring.roles import role
 from ostro.plugins.authoring.shape import annotation, shape_of
+from ostro.plugins.conformance.parity import BAR, RED, deviation
+from ostro.plugins.conformance.weights import reinitialise
 
 if TYPE_CHECKING:
     from tests.plugins.authoring.conftest import Install, Plugin

@@ -7,7 +7,7 @@ import torch
 
 from ostro.core.cache import CacheSpec
 from ostro.core.engine.memory import plan_blocks
-from ostro.core.ops.attention import Ragged
+from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.ops.kv_write.naive import kv_write
 from ostro.plugins.caches.paged.kind import Cross, Paged, Pages
 
@@ -22,7 +22,7 @@ def made(dtype: torch.dtype, d: int = 20, dv: int = 12, heads: int = 3, layers: 
 
 def view(kind: Paged, layer: int, slots: list[int]) -> Pages:
     ints = torch.zeros(1, 1, dtype=torch.int32)
-    return kind.view(layer, Ragged(ints, ints, ints, torch.tensor(slots), 1, 1))
+    return kind.view(layer, AttentionMetadata(ints, ints, ints, torch.tensor(slots), 1, 1))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ostro.core.cache import CacheSpec
-from ostro.core.engine.blocks import Blocks, Group, Pool, next_key, seed_key
-from ostro.core.ops.attention import Ragged
+from ostro.core.engine.blocks import BlockManager, BlockPool, CacheGroup, next_key, seed_key
+from ostro.core.ops.attention import AttentionMetadata
 from ostro.plugins.caches.recurrent.kind import Recurrent
 
 BLOCK = 4
@@ -19,11 +19,11 @@ def made(layers: int = 2, blocks: int = 6) -> Recurrent:
     return kind
 
 
-def ragged(table: list[list[int]], queries: list[int], lengths: list[int]) -> Ragged:
+def ragged(table: list[list[int]], queries: list[int], lengths: list[int]) -> AttentionMetadata:
     starts = torch.tensor([0, *queries]).cumsum(0)
     ints = [torch.tensor(each, dtype=torch.int32) for each in (table, starts.tolist(), lengths)]
     slots = torch.empty(0, dtype=torch.int64)
-    return Ragged(*ints, slots, max_queries=max(queries), max_length=max(lengths))
+    return AttentionMetadata(*ints, slots, max_queries=max(queries), max_length=max(lengths))
 
 
 def chain(count: int) -> list[bytes]:
@@ -75,7 +75,7 @@ def test_the_longest_prefix_with_a_snapshot_is_resumed() -> None:
 
 
 def test_a_step_ends_at_the_end_of_a_block_or_inside_one() -> None:
-    blocks = Blocks([Group(made(), (0, 1), Pool(6))], BLOCK)
+    blocks = BlockManager([CacheGroup(made(), (0, 1), BlockPool(6))], BLOCK)
     for start in range(9):
         for count in range(1, 14):
             end = start + blocks.align(start, count)
@@ -86,8 +86,8 @@ def test_a_step_ends_at_the_end_of_a_block_or_inside_one() -> None:
 
 def test_a_sequence_keeps_its_state_and_leaves_snapshots() -> None:
     """A prompt of 11 tokens and 6 that follow, in blocks of 4: it works on two or three."""
-    pool = Pool(6)
-    blocks, keys = Blocks([Group(made(), (0, 1), pool)], BLOCK), chain(4)
+    pool = BlockPool(6)
+    blocks, keys = BlockManager([CacheGroup(made(), (0, 1), pool)], BLOCK), chain(4)
     tables, length, published = blocks.tables(), 0, 0
     while length < 17:
         count = blocks.align(length, 11 - length) if length < 11 else 1
@@ -106,8 +106,8 @@ def test_a_sequence_keeps_its_state_and_leaves_snapshots() -> None:
 
 
 def test_a_snapshot_is_shared_and_not_written_again() -> None:
-    pool = Pool(6)
-    blocks, keys = Blocks([Group(made(), (0, 1), pool)], BLOCK), chain(2)
+    pool = BlockPool(6)
+    blocks, keys = BlockManager([CacheGroup(made(), (0, 1), pool)], BLOCK), chain(2)
     mine = blocks.tables()
     assert blocks.grow(mine, 8)
     blocks.publish(mine, keys, 0)

@@ -12,10 +12,10 @@ import torch
 from ostro.core.engine.build import build_engine
 from ostro.core.errors import CheckpointError, UnsupportedArchitecture, UsageError
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.parity import greedy
 from ostro.plugins.checkpoints.dummy.container import SHAPES, STD, open_dummy
+from ostro.plugins.conformance.parity import greedy
 
 WEIGHTS = {"qwen3-0.6b": 596.0, "qwen3-4b": 4022.5, "llama-1b": 1235.8, "llama-8b": 8030.3}
 """Millions of parameters that the models are published with."""

@@ -25,7 +25,7 @@ from trained import draw
 import ostro
 from ostro.core.errors import AdapterNotFound, CheckpointError, RequestError
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main

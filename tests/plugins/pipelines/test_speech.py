@@ -27,7 +27,7 @@ from ostro.architectures.dia.inputs import Inputs
 from ostro.core.engine.request import JobRequest
 from ostro.core.errors import AdapterNotFound, RequestError, Unsupported, UsageError
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main

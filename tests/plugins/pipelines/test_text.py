@@ -17,13 +17,13 @@ from echo_engine import EchoEngine
 from echo_model import make_model
 
 from ostro.core.chat import load_template
-from ostro.core.engine.client import ThreadEngine
 from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import RequestError, TemplateError, Unsupported
-from ostro.core.plugins import PluginManager
-from ostro.core.stop import Stop
-from ostro.core.text import ChatRequest, CompletionRequest, Delta, Message, parse
+from ostro.core.ipc.client import ThreadEngine
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.text import ChatRequest, CompletionRequest, Message, TextDelta, parse
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
+from ostro.core.tokenizer.stop import Stop
 from ostro.plugins.pipelines.text.choice import Choice
 from ostro.plugins.pipelines.text.pipeline import Text
 
@@ -71,7 +71,7 @@ def test_deltas_and_usage(tokenizer: Tokenizer) -> None:
     async def test(text: Text, echo: EchoEngine) -> None:
         answer = await text.complete(completion(["héé", "b"], n=2))
         assert answer.choices == 4 and answer.usage.prompt == 6
-        found: dict[int, list[Delta]] = {}
+        found: dict[int, list[TextDelta]] = {}
         async for delta in answer:
             found.setdefault(delta.index, []).append(delta)
         joined = {index: "".join(d.text for d in deltas) for index, deltas in found.items()}

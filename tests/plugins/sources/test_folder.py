@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ostro.core.errors import ModelNotFound
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from ostro.core.errors import ModelNotFound, PickleRefused, UsageError
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.plugins.sources.hub import Reference, parse
 from ostro.plugins.sources.hub.download import token_from

@@ -11,8 +11,8 @@ import torch
 
 from ostro import load
 from ostro.core.adapters.adapter import Mixture
-from ostro.core.testing.parity import greedy
 from ostro.entrypoints.python import Text
+from ostro.plugins.conformance.parity import greedy
 from ostro.plugins.starter import FOLDERS, WEIGHTS
 
 pytestmark = pytest.mark.skipif(
@@ -82,12 +82,12 @@ def test_every_request_of_a_batch_says_what_it_says_alone(starter: Text) -> None
 def test_every_row_has_the_bits_that_it_has_alone(starter: Text) -> None:
     """Hidden states of whole prompts, X-LoRA's two passes included."""
     engine, tokens = starter.engine, starter.encode(QUESTION)
-    residents = engine.runner.residents
-    assert residents is not None
-    held = [residents.hold(mixture) for mixture in mixtures(starter)]
+    adapter_pool = engine.runner.adapter_pool
+    assert adapter_pool is not None
+    held = [adapter_pool.hold(mixture) for mixture in mixtures(starter)]
     together, step = engine.runner.hidden([tokens] * len(held), helds=[h for h in held if h])
     for i, mine in enumerate(held):
         assert mine is not None
         alone, _ = engine.runner.hidden([tokens], helds=[mine])
         assert torch.equal(together[step.bounds[i] : step.bounds[i + 1]], alone), ASKED[i]
-        residents.let_go(mine)
+        adapter_pool.let_go(mine)

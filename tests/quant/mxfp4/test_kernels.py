@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostro.core import native as core
 from ostro.core.ops import Op, Target
-from ostro.core.testing.kernels import DEVICE, compile_for, poison, targets
+from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 from ostro.quant.mxfp4 import kernels, naive, native
 
 Call = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -13,7 +13,7 @@ from torch import Tensor
 from ostro.core import native as compiled
 from ostro.core.native import DTYPES
 from ostro.core.ops import Op, Target
-from ostro.core.testing.kernels import poison
+from ostro.plugins.conformance.kernels import poison
 from ostro.quant.planes import quant_matmul as ops
 from ostro.quant.planes.planes import WIDTHS, Planes, pack_codes
 from ostro.quant.planes.quant_matmul import naive, native

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton import jit
 
 from ostro.core.ops import Op, Target
-from ostro.core.testing.kernels import DEVICE, poison
+from ostro.plugins.conformance.kernels import DEVICE, poison
 from ostro.quant.planes.planes import WIDTHS, Planes, pack_codes
 from ostro.quant.planes.quant_matmul import (
     DEQUANTIZE,

@@ -14,7 +14,7 @@ import pytest
 import torch
 import triton
 
-from ostro.core.testing.kernels import Build, compile_for, targets
+from ostro.plugins.conformance.kernels import Build, compile_for, targets
 from ostro.quant.planes.planes import WIDTHS, Planes
 
 TABLE = Path(__file__).with_name("instructions.json")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ostro.core.load.container import Container
 from ostro.core.nn.storage import Storage, Stored
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Quantizer, Settings, TensorInfo, resolve
 
 KEY = "model.layers.0.self_attn.k_proj"

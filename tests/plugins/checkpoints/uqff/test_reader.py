@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ostro.core.errors import CheckpointError, ConfigError, ModelNotFound, OstroError, Unsupported
 from ostro.core.load.open import open_container
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.checkpoints.uqff import RESIDUAL, claims
 from ostro.plugins.checkpoints.uqff.reader import open_uqff
 

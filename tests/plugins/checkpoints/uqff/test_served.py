@@ -21,11 +21,11 @@ from tiny_projector import write_pair
 from ostro.core.errors import Unsupported
 from ostro.core.load.quantize import makers
 from ostro.core.nn.storage import Storage
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.core.testing.parity import Subject, deviation, subject
 from ostro.entrypoints.cli.quantize import write as save
 from ostro.plugins.checkpoints.uqff.write import Entry, write
+from ostro.plugins.conformance.parity import Subject, deviation, subject
 
 FORMATS = ("q4k", "afq4", "q8_0", "fp8", "mxfp4", "f8q8", "q6k")
 """Taken in turns."""

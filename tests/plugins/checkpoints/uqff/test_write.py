@@ -19,7 +19,7 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError, UsageError
 from ostro.core.load.quantize import makers
 from ostro.core.nn.storage import Storage
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.checkpoints.uqff.reader import open_uqff
 from ostro.plugins.checkpoints.uqff.write import METADATA, Entry, write
 

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from ostro.core.engine.processors import Added
+from ostro.core.engine.processors import AddedRequest
 from ostro.core.errors import RequestError
 from ostro.plugins.pipelines.transcription.rules import Rules
 
@@ -35,8 +35,8 @@ def theirs(latest: int | None) -> Iterator[Any]:
     yield WhisperTimeStampLogitsProcessor(config, begin)
 
 
-def added(row: int, said: list[int], **asked: Any) -> Added:
-    return Added(row, {**ASKED, **asked}, PROMPT, said)
+def added(row: int, said: list[int], **asked: Any) -> AddedRequest:
+    return AddedRequest(row, {**ASKED, **asked}, PROMPT, said)
 
 
 @pytest.mark.parametrize("latest", [12, None])

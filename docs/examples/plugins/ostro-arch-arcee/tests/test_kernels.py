@@ -4,7 +4,7 @@ import pytest
 import torch
 from ostro_arch_arcee import kernels, naive
 
-from ostro.core.testing.kernels import DEVICE, compile_for, poison, targets
+from ostro.testing import DEVICE, compile_for, poison, targets
 
 SHAPES = [(1, 1), (3, 7), (5, 1024), (2, 1025), (4, 2, 33), (0, 8)]
 

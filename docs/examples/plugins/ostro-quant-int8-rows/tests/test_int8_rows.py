@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ostro
-from ostro.core.testing.parity import BAR, deviation, reinitialise
+from ostro.testing import BAR, deviation, reinitialise
 
 TOKENS = [3, 17, 99, 4, 56, 23, 8, 8, 120, 61]
 
@@ -91,7 +91,7 @@ def folder(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) ->
 def logits(folder: Path) -> Tensor:
     from ostro.core.engine.build import build_engine
     from ostro.core.load.model import load_model
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
 
     settings, plugins = ostro.Settings(dtype="float32"), PluginManager()
     plugins.load(settings)

@@ -1,0 +1,1 @@
+"""The process boundary of the engine: client, process, loop, messages and output streams."""

@@ -1,0 +1,112 @@
+"""Drives an engine: takes messages in, runs passes, sends outputs; one thread owns it all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from ostro.core.engine.request import JobRequest, Output, PoolingRequest, Stats, TokenRequest
+from ostro.core.errors import NotFound, OstroError, UsageError
+from ostro.core.ipc.messages import (
+    Abort,
+    AdapterCommand,
+    Close,
+    Failed,
+    FromEngine,
+    GetStats,
+    ModelInfo,
+    Outputs,
+    Progress,
+    Requantize,
+    Requantized,
+    ToEngine,
+)
+
+Receive = Callable[[bool], list[ToEngine]]
+"""Gives the messages that have come in; waits for the first one if its argument is true."""
+Send = Callable[[FromEngine], None]
+ProgressCallback = Callable[[str, int, int], None]
+"""Told how far loading has come: what, done, total."""
+
+
+class DrivenEngine(Protocol):
+    """An engine as its driver sees it."""
+
+    @property
+    def facts(self) -> dict[str, ModelInfo]: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    def submit(self, request: Any) -> None: ...
+
+    def abort(self, id: str, index: int | None = None) -> Sequence[Output]: ...
+
+    def step(self) -> Sequence[Output]: ...
+
+    def stats(self) -> Stats: ...
+
+    def requantize(self, message: Requantize, report: ProgressCallback) -> list[str]: ...
+
+    def adapt(self, message: AdapterCommand) -> None: ...
+
+    def events(self) -> Sequence[FromEngine]: ...
+
+    def close(self) -> None: ...
+
+
+def drive(engine: DrivenEngine, receive: Receive, send: Send) -> None:
+    """Run the loop until `Close` comes. While nothing is to be done it waits for messages."""
+    try:
+        while True:
+            for message in receive(not engine.busy):
+                if isinstance(message, Close):
+                    return
+                answer(engine, message, send)
+            if engine.busy and (outputs := engine.step()):
+                send(Outputs(list(outputs)))
+            for event in engine.events():
+                send(event)
+    finally:
+        engine.close()
+
+
+def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
+    """Do what one message asks; a request that the engine refuses fails alone. What takes time
+    is answered later, among the engine's events.
+    """
+    if isinstance(message, TokenRequest | PoolingRequest | JobRequest):
+        try:
+            engine.submit(message)
+        except OstroError as error:
+            send(Failed.of(error, message.id))
+    elif isinstance(message, Abort):
+        if outputs := engine.abort(message.id, message.index):
+            send(Outputs(list(outputs)))
+    elif isinstance(message, GetStats):
+        send(replace(engine.stats()))
+    elif isinstance(message, AdapterCommand):
+        try:
+            engine.adapt(message)
+        except OstroError as error:
+            send(Failed.of(error, message.id))
+    elif isinstance(message, Requantize):
+        requantize(engine, message, send)
+
+
+def requantize(engine: DrivenEngine, message: Requantize, send: Send) -> None:
+    """Finish what is under way, then do what was asked.
+
+    What is refused before a weight has changed fails alone; any other error ends the engine.
+    """
+    while engine.busy:
+        if outputs := engine.step():
+            send(Outputs(list(outputs)))
+    try:
+        told = engine.requantize(message, lambda *news: send(Progress(*news)))
+    except (UsageError, NotFound) as error:
+        send(Failed.of(error, message.id))
+    else:
+        send(Requantized(message.id, told))

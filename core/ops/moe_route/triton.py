@@ -1,0 +1,200 @@
+"""Routing in Triton: a few rows per program for the choice, an expert per program for the sorting.
+
+The best of a tile is found by one maximum over integers that hold a key and, below it, how far its
+expert is from the end: they have the order that the choice has, ties and NaN included. No sum is
+atomic: whoever sorts an expert's copies counts those of lower experts itself.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ostro.core.ops.moe_route import TINY as SMALL
+from ostro.core.ops.moe_route import RoutingRule, room
+
+TILE = 1024  # logits per program
+ROWS = 4  # rows per program at most, one for each of its warps
+COPIES = 2048  # that are counted at a time, at most
+TINY = tl.constexpr(SMALL)
+NONE = tl.constexpr(-(1 << 63))  # below every rank
+LAST = tl.constexpr(0xFFFF)  # no expert has a higher index, so index ^ LAST is LAST - index
+
+
+def route(logits: Tensor, rule: RoutingRule, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See the package."""
+    experts, weights = room(logits, rule)
+    if not experts.numel():
+        return experts, weights
+    rows, count = logits.shape
+    groups = rule.groups if rule.best_groups < rule.groups else 1
+    size = count // groups
+    tile = triton.next_power_of_2(groups) * triton.next_power_of_2(size)
+    at_once = max(1, min(ROWS, TILE // tile))
+    route_kernel[(triton.cdiv(rows, at_once),)](
+        logits,
+        logits if bias is None else bias,
+        experts,
+        weights,
+        rows,
+        logits.stride(0),
+        rule.factor,
+        TOP=rule.top,
+        GROUPS=groups,
+        SIZE=size,
+        KEPT=min(groups, rule.best_groups),
+        BIAS=bias is not None,
+        SIGMOID=rule.sigmoid,
+        RENORMALISE=rule.renormalise,
+        ROWS=at_once,
+        G=triton.next_power_of_2(groups),
+        S=triton.next_power_of_2(size),
+        K=triton.next_power_of_2(rule.top),
+        num_warps=max(ROWS, tile // 512),
+    )
+    return experts, weights
+
+
+def sort(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See the package."""
+    experts = experts.contiguous()
+    places = experts.new_empty(experts.shape)
+    copies = experts.numel()
+    expert_of_copy, row_of_copy = experts.new_empty(copies), experts.new_empty(copies)
+    if copies:
+        sort_kernel[(count,)](
+            experts,
+            expert_of_copy,
+            row_of_copy,
+            places,
+            copies,
+            experts.shape[1],
+            BLOCK=min(COPIES, triton.next_power_of_2(copies)),
+            num_warps=8,
+        )
+    return expert_of_copy, row_of_copy, places
+
+
+@triton.jit
+def route_kernel(
+    logits,
+    bias,
+    experts,
+    weights,
+    rows,
+    stride,
+    factor,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    KEPT: tl.constexpr,
+    BIAS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    ROWS: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    K: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    group, member = tl.arange(0, G), tl.arange(0, S)
+    expert = (group[:, None] * SIZE + member[None, :])[None]
+    real = ((group < GROUPS)[:, None] & (member < SIZE)[None, :])[None]
+    live = row < rows
+    logits += row * stride
+    mask = live[:, None, None] & real
+    x = tl.load(logits[:, None, None] + expert, mask=mask, other=float("-inf")).to(tl.float32)
+    most = tl.max(tl.max(x, 2), 1)
+    total = tl.sum(tl.sum(tl.exp(x - most[:, None, None]), 2), 1)
+    key = x
+    if BIAS:
+        key = tl.sigmoid(x) if SIGMOID else tl.exp(x - most[:, None, None]) / total[:, None, None]
+        key += tl.load(bias + expert, mask=real, other=0.0).to(tl.float32)
+    place = tl.where(real, rank(key, expert), NONE)
+    if KEPT < GROUPS:
+        kept = best_groups(place, group, GROUPS, KEPT, BIAS and SIZE > 1)
+        outside = rank(tl.full(x.shape, float("-inf"), tl.float32), expert)
+        place = tl.where(kept[:, :, None] | ~real, place, outside)
+    column = tl.arange(0, K)
+    chosen = tl.zeros((ROWS, K), tl.int32)
+    for j in range(TOP):
+        best = tl.max(tl.max(place, 2), 1)
+        chosen = tl.where(column[None, :] == j, index(best)[:, None], chosen)
+        place = tl.where(place == best[:, None, None], NONE, place)
+    mask = live[:, None] & (column < TOP)[None, :]
+    x = tl.load(logits[:, None] + chosen, mask=mask, other=float("-inf")).to(tl.float32)
+    weight = weigh(x, most, total, SIGMOID, RENORMALISE) * factor
+    to = row[:, None] * TOP + column[None, :]
+    tl.store(experts + to, chosen.to(tl.int64), mask=mask)
+    tl.store(weights + to, weight, mask=mask)
+
+
+@triton.jit
+def weigh(x, most, total, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr):
+    """The weights of chosen logits [ROWS, K]; `most` and `total`: of all logits of a row."""
+    if SIGMOID:
+        weight = tl.sigmoid(x)
+        if RENORMALISE:
+            weight /= tl.sum(weight, 1)[:, None] + TINY
+    elif RENORMALISE:
+        weight = tl.exp(x - tl.max(x, 1)[:, None])
+        weight /= tl.sum(weight, 1)[:, None]
+    else:
+        weight = tl.exp(x - most[:, None]) / total[:, None]
+    return weight
+
+
+@triton.jit
+def best_groups(place, group, GROUPS: tl.constexpr, KEPT: tl.constexpr, TWO: tl.constexpr):
+    """Of ranks [ROWS, G, S], which KEPT groups are looked at: [ROWS, G] bool."""
+    first = tl.max(place, 2)
+    sum = key_of(first)
+    if TWO:
+        sum += key_of(tl.max(tl.where(place == first[:, :, None], NONE, place), 2))
+    left = tl.where((group < GROUPS)[None, :], rank(sum, group[None, :]), NONE)
+    kept = left != left
+    for _ in range(KEPT):
+        hit = left == tl.max(left, 1)[:, None]
+        kept |= hit
+        left = tl.where(hit, NONE, left)
+    return kept
+
+
+@triton.jit
+def rank(key, index):
+    """Integers that are larger for larger float32 keys, NaN the largest, and for lower indices."""
+    bits = tl.where(key == 0.0, 0.0, key).to(tl.int32, bitcast=True)
+    bits = tl.where(key == key, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+    return (bits.to(tl.int64) << 32) | (index ^ LAST).to(tl.int64)
+
+
+@triton.jit
+def key_of(rank):
+    bits = (rank >> 32).to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def index(rank):
+    return (rank & LAST).to(tl.int32) ^ LAST
+
+
+@triton.jit
+def sort_kernel(experts, expert_of_copy, row_of_copy, places, copies, top, BLOCK: tl.constexpr):
+    """All copies of one expert: how many go before them, then where each of them goes."""
+    mine = tl.program_id(0).to(tl.int64)
+    start = tl.zeros((), tl.int64)
+    for at in range(0, copies, BLOCK):
+        copy = at + tl.arange(0, BLOCK)
+        expert = tl.load(experts + copy, mask=copy < copies, other=1 << 30)
+        start += tl.sum((expert < mine).to(tl.int32))
+    for at in range(0, copies, BLOCK):
+        copy = (at + tl.arange(0, BLOCK)).to(tl.int64)
+        hit = tl.load(experts + copy, mask=copy < copies, other=1 << 30) == mine
+        count = tl.cumsum(hit.to(tl.int32), 0)
+        to = start + count - 1
+        tl.store(expert_of_copy + to, mine, mask=hit)
+        tl.store(row_of_copy + to, copy // top, mask=hit)
+        tl.store(places + copy, to, mask=hit)
+        start += tl.sum(hit.to(tl.int32))

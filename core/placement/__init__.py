@@ -1,0 +1,1 @@
+"""Placement: which device holds which part of a model, transfers between devices, offloading."""

@@ -1,0 +1,1 @@
+"""The plugin manager: discovery, validation, isolation and conflict resolution."""

@@ -1,0 +1,180 @@
+"""Where plugins come from: our own folders, installed wheels, and paths given by hand.
+
+Nothing here imports a plugin: a `Candidate` knows how to, and whether it should be refused unread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ostro.core.errors import PluginError, UsageError
+from ostro.core.records import API
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+GROUP = "ostro"
+ROOMS = ("architectures", "quant", "adapters", "plugins")
+GROUPS = ("caches", "checkpoints", "logits", "parsers", "pipelines", "sources", "speculation")
+"""Folders of `plugins` whose packages are plugins; every other package there is one itself."""
+
+NO_PLUGINS = ("conformance",)
+"""Packages of `plugins` that declare nothing: the conformance kit."""
+
+BUILT_IN = "built in"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plugin that was found and is not imported yet.
+
+    `wheel` is the distribution it came in, "" where there is none; `refusal` says why it must not
+    even be imported.
+    """
+
+    name: str
+    load: Callable[[], object]
+    source: str
+    version: str = ""
+    wheel: str = ""
+    refusal: str | None = None
+
+    @property
+    def built_in(self) -> bool:
+        return self.source == BUILT_IN
+
+
+def built_in() -> Iterator[Candidate]:
+    """The packages in our own rooms; in `plugins`, those of its `GROUPS` as well."""
+    for room in ROOMS:
+        package = import_module(f"ostro.{room}")
+        for name in _packages(list(package.__path__)):
+            if room == "plugins" and name in GROUPS:
+                for inner in _packages([f"{path}/{name}" for path in package.__path__]):
+                    yield _ours(f"{room}.{name}.{inner}")
+            elif room != "plugins" or name not in NO_PLUGINS:
+                yield _ours(f"{room}.{name}")
+
+
+def installed() -> Iterator[Candidate]:
+    """The entry points of group `ostro`, wheel by wheel, in the order of the wheels' names.
+
+    Wheels are read one by one, so that one with unreadable metadata hides no other.
+    """
+    wheels: dict[str, Distribution] = {}
+    for wheel in distributions():
+        if f"[{GROUP}]" in (wheel.read_text("entry_points.txt") or ""):
+            wheels.setdefault(_wheel_name(wheel), wheel)
+    for name in sorted(wheels):
+        yield from _entries(name, wheels[name])
+
+
+def at(path: str | Path) -> Candidate:
+    """A plugin in a folder with an `__init__.py`, or in one .py file, not installed.
+
+    Raises UsageError when there is no such thing at `path`.
+    """
+    root = Path(path).expanduser().resolve()
+    file = root / "__init__.py" if root.is_dir() else root
+    if not file.is_file() or file.suffix != ".py":
+        raise UsageError(f"{path} is no plugin: no folder with an __init__.py, and no .py file")
+    if not root.stem.isidentifier():
+        raise UsageError(f"{path} cannot be a plugin: {root.stem!r} is no module name; rename it")
+    return Candidate(name=root.stem, source=str(root), load=lambda: _import_file(root.stem, file))
+
+
+def _packages(paths: list[str]) -> list[str]:
+    return [module.name for module in iter_modules(paths) if module.ispkg]
+
+
+def _ours(name: str) -> Candidate:
+    return Candidate(name=name, source=BUILT_IN, load=lambda: import_module(f"ostro.{name}"))
+
+
+def _wheel_name(wheel: Distribution) -> str:
+    try:
+        return wheel.metadata["Name"] or "unknown"
+    except Exception:
+        return "unknown"
+
+
+def _entries(wheel: str, distribution: Distribution) -> Iterator[Candidate]:
+    try:
+        entries = sorted(distribution.entry_points.select(group=GROUP), key=lambda e: e.name)
+        version = distribution.version or ""
+        why = refusal(distribution)
+    except Exception as error:
+        entries = [EntryPoint(name=wheel, value="", group=GROUP)]
+        version, why = "", f"its metadata cannot be read: {error}"
+    for entry in entries:
+        yield Candidate(
+            name=entry.name,
+            load=entry.load,
+            source=f"{wheel} {version}".strip(),
+            version=version,
+            wheel=wheel,
+            refusal=why,
+        )
+
+
+def refusal(wheel: Distribution) -> str | None:
+    """Why a wheel's own statement of the API it speaks keeps it out; None where it fits.
+
+    The statement is the range of its extra `ostro`, so that installing it never moves the engine:
+    `Requires-Dist: ostro>=0.1,<0.2; extra == 'ostro'`.
+    """
+    ours = ".".join(map(str, API))
+    for line in wheel.requires or ():
+        if "extra" not in line or GROUP not in line:
+            continue
+        try:
+            theirs = _stated(line)
+        except ValueError:
+            return f"its metadata has the malformed line {line!r:.100}"
+        if theirs is not None and not theirs.contains(ours, prereleases=True):
+            return f"it speaks the plugin API {theirs}, this ostro speaks {ours}"
+    return None
+
+
+def _stated(line: str) -> SpecifierSet | None:
+    """The range of API versions in a `Requires-Dist` line, if it is the one of extra `ostro`."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    requirement = Requirement(line)
+    marker = requirement.marker
+    if canonicalize_name(requirement.name) != GROUP or marker is None:
+        return None
+    only_then = marker.evaluate({"extra": GROUP}) and not marker.evaluate({"extra": ""})
+    return requirement.specifier if only_then else None
+
+
+def _import_file(name: str, file: Path) -> ModuleType:
+    """Import a file under a name of its own, unless that name means another module already."""
+    known = sys.modules.get(name)
+    spec = known.__spec__ if known else find_spec(name)
+    if spec and spec.origin != str(file):
+        where = spec.origin or "Python itself"
+        raise PluginError(f"the name {name!r} belongs to {where}; rename the folder or file")
+    if known:
+        return known
+    inside = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = spec_from_file_location(name, file, submodule_search_locations=inside)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{file} cannot be imported")
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,364 @@
+"""The plugin manager: finds plugins, asks them, and says whose fault it was.
+
+A plugin that raises, answers nonsense or speaks another API is quarantined: everything it declared
+is dropped, `broken` says why, and the others go on. Two plugins that claim one thing are both
+kept, and an error names them when somebody asks for that thing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from time import perf_counter
+from typing import Any, cast
+
+import pluggy
+
+from ostro.core import env, hooks
+from ostro.core.errors import ModelNotFound, PluginError, UnsupportedArchitecture, nearest
+from ostro.core.plugins import discovery
+from ostro.core.plugins.conflicts import Claim, Claims, conflict
+from ostro.core.plugins.discovery import Candidate
+from ostro.core.plugins.isolation import guarded, reason
+from ostro.core.records import API, KINDS, Architecture, Files, Settings
+
+log = logging.getLogger(__name__)
+
+HOOKS = tuple(name for name in vars(hooks) if name.startswith(hooks.PREFIX))
+SLOW = 1.0
+"""Seconds that importing a plugin may take before the log says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """A plugin that is not used, why, and what it raised."""
+
+    name: str
+    source: str
+    reason: str
+    error: BaseException
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginInfo:
+    """One line of `ostro plugins`. `status` is active, conflict, broken or disabled.
+
+    `offers` are the names of its records by kind; kinds that need an argument (routes) show once
+    they have been asked for.
+    """
+
+    name: str
+    version: str
+    source: str
+    status: str
+    reason: str = ""
+    hooks: tuple[str, ...] = ()
+    offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class _Guarded:
+    """What pluggy sees of a plugin: its hooks alone, each behind a guard."""
+
+
+class PluginManager(pluggy.PluginManager):
+    """Every plugin in reach, and what each of them offers."""
+
+    def __init__(self) -> None:
+        super().__init__("ostro")
+        self.add_hookspecs(hooks)
+        self.broken: dict[str, Broken] = {}
+        self.disabled: dict[str, str] = {}
+        self._found: dict[str, Candidate] = {}
+        self._claims = Claims()
+        self._registry: dict[str, str] = {}
+        self._trace = env.TRACE_PLUGINS.read()
+
+    def load(self, settings: Settings | None = None, paths: Iterable[str | Path] = ()) -> None:
+        """Find and import all plugins, then tell them the settings if there are any.
+
+        Built-in ones come first, so that the others are asked before them. `paths` are plugins
+        that are not installed. Raises UsageError for a path that is no plugin.
+        """
+        given = {candidate.source: candidate for candidate in map(discovery.at, paths)}
+        for candidate in chain(discovery.built_in(), discovery.installed(), given.values()):
+            self._admit(candidate)
+        for hint in (*env.misspelled(), *self._absent()):
+            log.warning("%s", hint)
+        self._registry = {name: self._standing(name) for name in sorted(self._found)}
+        if settings is not None:
+            self.hook.ostro_configure.call_historic(kwargs={"settings": settings})
+
+    def register(self, plugin: object, name: str | None = None) -> str | None:
+        """Register a plugin's hooks, each guarded. Raises PluginError for hooks we do not know."""
+        name = name or self.get_canonical_name(plugin)
+        self._found.setdefault(name, Candidate(name=name, source="registered", load=lambda: plugin))
+        registered = super().register(self._guarded(plugin, name), name)
+        if name in self.broken:
+            self.unregister(name=name)
+        return registered
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        """The options of a hook; names without our prefix are not even looked at."""
+        return super().parse_hookimpl_opts(plugin, name) if _is_hook(name) else None
+
+    def quarantine(self, name: str, error: BaseException) -> None:
+        """Stop using a plugin: drop its hooks and its records, and remember why."""
+        if self.get_plugin(name) is not None:
+            self.unregister(name=name)
+        self._claims.drop(name)
+        source, why = self.source(name), reason(error)
+        self.broken[name] = Broken(name=name, source=source, reason=why, error=error)
+        log.warning("plugin %s (%s) is not used: %s", name, source, why)
+        log.debug("plugin %s raised", name, exc_info=error)
+
+    def collect(self, kind: str, **arguments: object) -> dict[str, Any]:
+        """The records of one kind by name, those of built-in plugins first.
+
+        Plugins are asked the first time only. A name in conflict is left out; `get` says why.
+        """
+        standing = self._ask(kind, **arguments).standing(kind)
+        return {name: claims[0].record for name, claims in standing.items() if len(claims) == 1}
+
+    def get(self, kind: str, name: str) -> Any:
+        """The record of that name. Raises PluginError when there is none, or more than one."""
+        standing = self._ask(kind).standing(kind)
+        claims = standing.get(name)
+        if claims is None:
+            near = nearest(name, standing)
+            raise PluginError(f"no plugin offers {name!r} among the {kind}{near}{self._unused()}")
+        if len(claims) > 1:
+            raise conflict(f"{kind}: {name!r}", claims)
+        return claims[0].record
+
+    def claimant(self, kind: str, claims: Callable[[Any], bool], what: str) -> Any | None:
+        """The one record of a kind for which `claims(record)` holds, or None.
+
+        `what` names the claimed thing in the PluginError for two claimants. A plugin whose own
+        test raises is quarantined.
+        """
+        broken, found = -1, list[Claim]()
+        while broken != len(self.broken):
+            broken = len(self.broken)
+            found = self._ask(kind).claiming(kind, lambda claim: self._holds(claims, claim))
+        if len(found) > 1:
+            raise conflict(f"{kind}: {what}", found)
+        return self.get(kind, found[0].record.name) if found else None
+
+    def architecture_for(
+        self,
+        classes: Sequence[str] = (),
+        *,
+        gguf: str | None = None,
+        files: Files | None = None,
+        config: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Architecture:
+        """The architecture of a model: the one asked for by name, else the one that claims it.
+
+        A model is known by the classes its config names, by its GGUF architecture or, where it
+        names neither, by what its folder holds. Raises UnsupportedArchitecture saying what is
+        there and what is offered, and PluginError where two plugins claim it.
+        """
+        offered = self._ask("architectures").standing("architectures")
+        if name is not None:
+            if name not in offered:
+                near = nearest(name, offered)
+                raise UnsupportedArchitecture(
+                    f"no plugin offers the architecture {name!r}{near}{self._unused()}"
+                )
+            return cast(Architecture, self.get("architectures", name))
+        wanted = {f"the class {cls!r}": _of("classes", cls) for cls in classes}
+        if gguf is not None:
+            wanted[f"the GGUF architecture {gguf!r}"] = _of("gguf", gguf)
+        if files is not None and not wanted:
+            wanted[f"the folder {files.root}, whose config names no class"] = lambda record: bool(
+                record.claims and record.claims(files, config or {})
+            )
+        for what, claims in wanted.items():
+            if found := self.claimant("architectures", claims, what):
+                return cast(Architecture, found)
+        raise self._unsupported(" or ".join(wanted) or "a model without a name", [*classes, gguf])
+
+    def locate(self, reference: str, settings: Settings, kind: str = "model") -> Path:
+        """The local file or folder of a reference. Raises ModelNotFound when nobody knows it."""
+        found = self.hook.ostro_locate(reference=reference, kind=kind, settings=settings)
+        if found is None:
+            raise ModelNotFound(
+                f"nothing is known of the {kind} {reference!r}: there is no such file or folder, "
+                f"and it is no org/name[@revision][:selector]{self._unused()}"
+            )
+        return cast(Path, found)
+
+    def source(self, name: str) -> str:
+        """Where a plugin comes from: "built in", "wheel 1.2", or its path."""
+        return self._found[name].source if name in self._found else "unknown"
+
+    def describe(self) -> list[PluginInfo]:
+        """Every plugin that was found: what it offers, or why it is not used."""
+        for kind in KINDS:
+            if not getattr(self.hook, hooks.PREFIX + kind).spec.argnames:
+                self._ask(kind)
+        conflicts = self._claims.conflicts()
+        return [self._describe(candidate, conflicts) for candidate in self._found.values()]
+
+    def registry(self) -> dict[str, str]:
+        """What `load` found: source and standing by name. Plain data, to compare processes by."""
+        return {"api": ".".join(map(str, API)), **self._registry}
+
+    def digest(self) -> str:
+        """A hash of the registry: two processes that share it have loaded the same plugins."""
+        return hashlib.sha256(json.dumps(self.registry()).encode()).hexdigest()
+
+    def compare(self, theirs: Mapping[str, str]) -> None:
+        """Raise PluginError naming the first plugin in which another process's registry differs."""
+        ours = self.registry()
+        for name in sorted(ours.keys() | theirs.keys()):
+            mine, other = ours.get(name, "absent"), theirs.get(name, "absent")
+            if mine != other:
+                raise PluginError(
+                    f"two processes disagree on the plugin {name}: {mine} here, {other} there; "
+                    "start both in one environment, with the same --plugin options"
+                )
+
+    def _admit(self, candidate: Candidate) -> None:
+        """Import and register one plugin, if nothing speaks against it."""
+        if candidate.name in self._found:
+            origin = candidate.wheel or candidate.source
+            candidate = replace(candidate, name=f"{candidate.name}@{origin}")
+        name = candidate.name
+        self._found[name] = candidate
+        if why := _switched_off(candidate):
+            self.disabled[name] = why
+            return
+        start = perf_counter()
+        try:
+            if candidate.refusal:
+                raise PluginError(candidate.refusal)
+            plugin = candidate.load()
+            if candidate.built_in and not any(map(_is_hook, dir(plugin))):
+                del self._found[name]
+            else:
+                self.register(plugin, name)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.quarantine(name, error)
+        if (seconds := perf_counter() - start) > SLOW:
+            log.warning("plugin %s took %.1f s to import", name, seconds)
+
+    def _guarded(self, plugin: object, name: str) -> object:
+        """The plugin's hooks behind guards. Raises PluginError for what is almost a hook."""
+        behind = _Guarded()
+        for attribute in dir(plugin):
+            if not _is_hook(attribute):
+                continue
+            options = self.parse_hookimpl_opts(plugin, attribute)
+            if options is None and attribute in HOOKS:
+                raise PluginError(f"{attribute} is not marked with @hookimpl")
+            if options is None:
+                continue
+            hook = options.get("specname") or attribute
+            if hook not in HOOKS and not options.get("optionalhook"):
+                raise PluginError(f"there is no hook {hook}{nearest(hook, HOOKS, n=1)}")
+            if options.get("wrapper") or options.get("hookwrapper"):
+                raise PluginError(f"{attribute} wraps other plugins' answers, which none may")
+            function = getattr(plugin, attribute)
+            call = guarded(function, hook, name, blame=self.quarantine, trace=self._trace)
+            setattr(behind, attribute, call)
+        if not vars(behind):
+            raise PluginError("it implements no hook; docs/hooks.md lists them")
+        return behind
+
+    def _ask(self, kind: str, **arguments: object) -> Claims:
+        """Ask every plugin for its records of one kind, unless that was done before."""
+        if kind not in KINDS:
+            raise PluginError(f"there is no kind {kind!r} of record{nearest(kind, KINDS)}")
+        if kind not in self._claims:
+            found = []
+            for impl in getattr(self.hook, hooks.PREFIX + kind).get_hookimpls():
+                records = impl.function(*(arguments[name] for name in impl.argnames)) or ()
+                plugin, source = impl.plugin_name, self.source(impl.plugin_name)
+                found += [Claim(record, plugin, source) for record in records]
+            self._claims.add(kind, (claim for claim in found if claim.plugin not in self.broken))
+        return self._claims
+
+    def _holds(self, test: Callable[[Any], bool], claim: Claim) -> bool:
+        try:
+            return bool(test(claim.record))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.quarantine(claim.plugin, error)
+            return False
+
+    def _unsupported(self, what: str, names: Sequence[str | None]) -> UnsupportedArchitecture:
+        records = self.collect("architectures").values()
+        offered = [name for record in records for name in (*record.classes, *record.gguf)]
+        near = next((hint for name in names if name and (hint := nearest(name, offered))), "")
+        return UnsupportedArchitecture(
+            f"no plugin claims {what}{near}. `ostro models` lists the {len(records)} architectures "
+            f"at hand; another may come as a wheel, pip install ostro-arch-...{self._unused()}"
+        )
+
+    def _unused(self) -> str:
+        """The broken plugins, as a clause that can end a message: one may be what is missed."""
+        if not self.broken:
+            return ""
+        named = ", ".join(list(self.broken)[:3]) + (", ..." if len(self.broken) > 3 else "")
+        return f". Not used, because broken: {named}; `ostro plugins` says why"
+
+    def _describe(self, candidate: Candidate, conflicts: dict[str, list[str]]) -> PluginInfo:
+        name = candidate.name
+        status, why = "active", ""
+        if name in self.disabled:
+            status, why = "disabled", self.disabled[name]
+        elif name in self.broken:
+            status, why = "broken", self.broken[name].reason
+        elif name in conflicts:
+            status, why = "conflict", "; ".join(conflicts[name])
+        plugin = self.get_plugin(name)
+        return PluginInfo(
+            name=name,
+            version=candidate.version,
+            source=candidate.source,
+            status=status,
+            reason=why,
+            hooks=tuple(vars(plugin)) if plugin else (),
+            offers=self._claims.of(name),
+        )
+
+    def _standing(self, name: str) -> str:
+        used = name not in self.disabled and name not in self.broken
+        return f"{self.source(name)}, {'in use' if used else 'not in use'}"
+
+    def _absent(self) -> Iterable[str]:
+        """What the environment names and nobody is called, which may be a misspelling."""
+        wheels = {candidate.wheel for candidate in self._found.values()}
+        for variable in (env.DISABLE_PLUGINS, env.PLUGINS):
+            for name in sorted((variable.read() or frozenset()) - {"*", *self._found, *wheels}):
+                yield f"{variable.name} names no plugin: {name}{nearest(name, self._found, n=1)}"
+
+
+def _is_hook(name: str) -> bool:
+    return name.startswith(hooks.PREFIX)
+
+
+def _of(field: str, name: str) -> Callable[[Architecture], bool]:
+    """Test whether an architecture lists a name in one of its fields."""
+    return lambda record: name in getattr(record, field)
+
+
+def _switched_off(candidate: Candidate) -> str | None:
+    """Why the environment keeps a plugin out, if it does."""
+    names = {candidate.name, candidate.wheel} - {""}
+    off, only = env.DISABLE_PLUGINS.read(), env.PLUGINS.read()
+    if names & off or ("*" in off and not candidate.built_in):
+        return f"{env.DISABLE_PLUGINS.name} says so"
+    if only is not None and candidate.wheel and not names & only:
+        return f"{env.PLUGINS.name} does not name it"
+    return None

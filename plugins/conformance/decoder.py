@@ -1,0 +1,81 @@
+"""Checks of a model that generates tokens: chunks, batches, captured steps, cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ostro.core.media import Prompt
+from ostro.plugins.conformance.checks import check, decodes
+from ostro.plugins.conformance.examples import beginning, longest_span
+from ostro.plugins.conformance.golden import Golden
+from ostro.plugins.conformance.parity import BAR, Subject, deviation, greedy
+
+RAGGED = (1, 2, 7, 16, 17, 33, 50)
+"""Prompt lengths of one batch: below, at and past the transfers of blocks."""
+
+ROWS = (1, 7, 16, 23)
+"""Of chunks; where a medium has rows in the prompt, all up to one more than these as well."""
+
+
+@check(decodes)
+def chunked_prefill_matches_full_prefill(tiny: Subject) -> None:
+    engine = tiny.engine()
+    for rows in ROWS:
+        assert tiny.off(engine, rows) <= BAR, f"{rows = }"
+    example, expected = max(tiny.cases, key=lambda case: longest_span(case[0].prompt))
+    for rows in range(1, longest_span(example.prompt) + 2):
+        assert deviation(tiny.answer(engine, example, rows), expected) <= BAR, f"{rows = }"
+
+
+@check(decodes)
+def ragged_batches_match_single_sequences(tiny: Subject) -> None:
+    prompts = ragged(tiny)
+    together = greedy(tiny.engine(rows=40), prompts, 12)
+    assert together == [greedy(tiny.engine(), [prompt], 12)[0] for prompt in prompts]
+    count = 1 if isinstance(tiny.reference, Golden) else 12
+    for example, said in zip(tiny.examples, together[len(RAGGED) :], strict=True):
+        truth = tiny.truth_tokens(example, count)
+        assert said[: len(truth)] == truth
+
+
+@check(decodes)
+def captured_loop_matches_eager(tiny: Subject) -> None:
+    """CUDA graphs where there is CUDA; elsewhere the same loop over poisoned inputs."""
+    prompts = ragged(tiny)
+    engine = tiny.engine(rows=40, replay=True)
+    engine.runner.capture()
+    assert greedy(engine, prompts, 12) == greedy(tiny.engine(rows=40), prompts, 12)
+
+
+@check(decodes)
+def prefix_cache_hits_do_not_change_outputs(tiny: Subject) -> None:
+    for example in tiny.examples:
+        engine = tiny.engine()
+        first = greedy(engine, [example.prompt], 12)
+        assert greedy(engine, [example.prompt], 12) == first
+        assert engine.stats().cached_tokens > 0, "nothing was found in the prefix cache"
+
+
+@check(decodes)
+def preemption_does_not_change_outputs(tiny: Subject) -> None:
+    for prompts in crowds(tiny):
+        longest = max(len(prompt.tokens) for prompt in prompts) + 40
+        crowded = tiny.engine(blocks=2 * (longest // 16 + 1) + 1)
+        assert greedy(crowded, prompts, 40) == greedy(tiny.engine(), prompts, 40)
+        assert crowded.stats().preemptions > 0, "nothing was preempted"
+        assert crowded.stats().blocks_used == 0
+
+
+def ragged(tiny: Subject) -> list[Prompt]:
+    """Beginnings of the first example, and all examples."""
+    first = tiny.examples[0].prompt
+    return [beginning(first, n) for n in RAGGED] + [example.prompt for example in tiny.examples]
+
+
+def crowds(tiny: Subject) -> Iterator[Sequence[Prompt]]:
+    """Six prompts at a time of which two have room: text alone, then those with media."""
+    seen = [example.prompt for example in tiny.examples if example.prompt.items]
+    if len(seen) < len(tiny.examples):
+        yield [Prompt(tokens=tiny.prompt[i : i + 30]) for i in range(6)]
+    if seen:
+        yield (seen * 6)[:6]

@@ -1,0 +1,177 @@
+"""Changes of what stands between attentions: norms, feed-forward blocks, experts, filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostro.core.nn import (
+    MLP,
+    Experts,
+    Filters,
+    GatedMLP,
+    LayerNorm,
+    Linear,
+    Model,
+    Module,
+    RMSNorm,
+    Router,
+)
+from ostro.core.nn.experts import Stack
+from ostro.core.ops.act_mul.naive import ACTS
+from ostro.core.records import Mutant
+from ostro.plugins.conformance.fixes.change import Raw, change, of, settings, told, wrap
+
+NORMS = (RMSNorm, LayerNorm)
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    **ACTS,
+    "relu2": lambda x: torch.relu(x).square(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "nothing": lambda x: x,
+}
+
+
+def norms(model: Model, raw: Raw) -> Iterator[Mutant]:
+    """All of them, and those of one name."""
+    groups: dict[str, list[Module]] = {"all norms": of(model, *NORMS)}
+    for path, module in model.named_modules():
+        if isinstance(module, NORMS):
+            groups.setdefault(path.rpartition(".")[2], []).append(module)
+    for name, found in groups.items():
+        yield from change(f"{name}: weights 1 larger", found, partial(shift, by=1.0))
+        yield from change(f"{name}: weights 1 smaller", found, partial(shift, by=-1.0))
+        yield from change(f"{name}: left out", found, leave_out)
+        rms = [norm for norm in found if isinstance(norm, RMSNorm)]
+        yield from change(f"{name}: the mean taken off first", rms, centred)
+
+
+def shift(norm: RMSNorm | LayerNorm, *, by: float) -> None:
+    norm.weight.data = norm.weight.data + by
+
+
+def leave_out(norm: RMSNorm | LayerNorm) -> None:
+    def around(forward: object, x: Tensor, residual: Tensor | None = None) -> Any:
+        x = x if residual is None else x + residual
+        return (x, x) if isinstance(norm, RMSNorm) else x
+
+    wrap(norm, "forward", around)
+
+
+def centred(norm: RMSNorm) -> None:
+    def around(
+        forward: Callable[..., tuple[Tensor, Tensor]], x: Tensor, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        x = x if residual is None else x + residual
+        return forward(x - x.mean(-1, keepdim=True))[0], x
+
+    wrap(norm, "forward", around)
+
+
+def epsilons(model: Model, raw: Raw) -> Iterator[Mutant]:
+    keys = [key for key in raw if "eps" in key]
+    values = dict.fromkeys((*told(raw, *keys), *EPSILONS))
+    by_name = {f"norm epsilon {value:g}": value for value in values}
+    yield from settings(of(model, *NORMS), "eps", by_name)
+
+
+def activations(model: Model, raw: Raw) -> Iterator[Mutant]:
+    """Also ones that no op has."""
+    gated = [m for m in model.modules() if isinstance(m, GatedMLP | Experts)]
+    for name, function in ACTIVATIONS.items():
+        if any(module.act != name for module in gated):
+            yield from change(f"activation {name}", gated, partial(activate, function=function))
+        yield from change(f"activation {name}", of(model, MLP), partial(other, function=function))
+
+
+def activate(mlp: GatedMLP | Experts, *, function: Callable[[Tensor], Tensor]) -> None:
+    def act_mul(x: Tensor, act: str) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return function(gate) * up
+
+    mlp.act_mul.kernel = act_mul
+
+
+def other(mlp: MLP, *, function: Callable[[Tensor], Tensor]) -> None:
+    def forward(x: Tensor, step: Any) -> Tensor:
+        y: Tensor = mlp.fc2(function(mlp.fc1(x, step)), step)
+        return y
+
+    mlp.forward = forward  # type: ignore[method-assign]
+
+
+def parts(model: Model, raw: Raw) -> Iterator[Mutant]:
+    """Parts of one size exchanged, in all fused linears that have both."""
+    kinds: dict[tuple[str, str], list[Any]] = {}
+    for module in model.modules():
+        if isinstance(module, Linear | Stack):
+            for a, b in combinations(module.parts, 2):
+                if module.parts[a] == module.parts[b]:
+                    kinds.setdefault((a, b), []).append(module)
+    for (a, b), found in kinds.items():
+        yield from change(f"{a} and {b} exchanged", found, partial(exchange, a=a, b=b))
+
+
+def exchange(module: Linear | Stack, *, a: str, b: str) -> None:
+    names = list(module.parts)
+    order = [b if name == a else a if name == b else name for name in names]
+
+    def around(forward: Callable[..., Tensor], *args: Any) -> Tensor:
+        held = dict(zip(names, forward(*args).split(list(module.parts.values()), -1), strict=True))
+        return torch.cat([held[name] for name in order], -1)
+
+    wrap(module, "forward", around)
+
+
+def routers(model: Model, raw: Raw) -> Iterator[Mutant]:
+    found = of(model, Router)
+    names = {"weights of the chosen experts sum to one": True, "softmax over all experts": False}
+    for name, value in names.items():
+        yield from settings(found, "renormalise", {name: value})
+    yield from settings(
+        found,
+        "top",
+        {
+            "one expert more for each row": lambda r: min(r.top + 1, r.n_out),
+            "one expert fewer for each row": lambda r: max(r.top - 1, 1),
+        },
+    )
+    yield from change("sigmoid over all experts", found, partial(sigmoid, to_one=False))
+    yield from change("sigmoid, the chosen sum to one", found, partial(sigmoid, to_one=True))
+    yield from change("experts weighted by one", found, alike)
+    yield from settings(found, "bias", {"no bias of the router": None})
+
+
+def sigmoid(router: Router, *, to_one: bool) -> None:
+    def choose(x: Tensor, step: Any) -> tuple[Tensor, Tensor]:
+        weights, chosen = router(x, step).float().sigmoid().topk(router.top)
+        return chosen, weights / weights.sum(-1, keepdim=True) if to_one else weights
+
+    router.choose = choose  # type: ignore[method-assign]
+
+
+def alike(router: Router) -> None:
+    def around(choose: Callable[..., tuple[Tensor, Tensor]], *args: Any) -> tuple[Tensor, Tensor]:
+        chosen, weights = choose(*args)
+        return chosen, torch.ones_like(weights)
+
+    wrap(router, "choose", around)
+
+
+def filters(model: Model, raw: Raw) -> Iterator[Mutant]:
+    yield from change("filters the other way round", of(model, Filters), turn)
+    yield from settings(of(model, Filters), "bias", {"no biases on the filters": None})
+
+
+def turn(filter: Filters) -> None:
+    filter.weight.data = filter.weight.data.flip(-1).contiguous()
+
+
+KINDS = (norms, epsilons, activations, parts, routers, filters)

@@ -1,0 +1,165 @@
+"""Checks of a plugin's package and config: what it imports, how light it is, what it refuses."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import MISSING, asdict, fields, replace
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+
+from ostro.core.config import NEUTRAL, reference_defaults
+from ostro.core.errors import ConfigError, PluginError
+from ostro.core.plugins import discovery
+from ostro.core.plugins.manager import PluginInfo
+from ostro.core.plugins.surface import breach, imports
+from ostro.core.records import resolve
+from ostro.plugins.conformance.checks import check, every, has_config
+from ostro.plugins.conformance.golden import Golden
+from ostro.plugins.conformance.parity import Subject
+from ostro.plugins.conformance.weights import construct, read_config
+
+SECONDS = 0.5
+"""Of the processor's time, the most that importing a plugin may take."""
+
+HEAVY = ("torch", "transformers", "triton", "numpy")
+
+
+@check(has_config)
+def config_round_trips(tiny: Subject) -> None:
+    """As it is written by the reference; and as its own fields, where these are called so there."""
+    config = tiny.config
+    kept = {f.name for f in fields(config)} & {*tiny.shape} & {*tiny.raw_config}
+    for name in kept:
+        ours, theirs = getattr(config, name), tiny.shape[name]
+        if not isinstance(theirs, dict):
+            assert ours == (tuple(theirs) if isinstance(theirs, list) else theirs), f"{name = }"
+    needed = {f.name for f in fields(config) if f.default is f.default_factory is MISSING}
+    if needed <= {*tiny.raw_config}:
+        again = json.loads(json.dumps(asdict(config)))
+        assert type(config).from_hf(again) == config
+
+
+@check(every)
+def mistyped_config_values_are_rejected_by_field_name(tiny: Subject) -> None:
+    cls, raw = type(tiny.config), tiny.raw_config
+    hints = get_type_hints(cls)
+    numbers = [n for n, hint in hints.items() if hint in (int, float) and n in raw]
+    assert numbers, f"{cls.__name__} has no field that is a number in config.json"
+    for name in numbers:
+        with pytest.raises(ConfigError, match=name):
+            read_config(tiny.record, {**raw, name: "many"}, tiny.plugins)
+
+
+@check(has_config)
+def unimplemented_config_keys_are_rejected_by_name(tiny: Subject) -> None:
+    """A key that the reference's class knows, ours does not, and that is not at its default;
+    unless the reference itself says the same then.
+    """
+    cls, raw = type(tiny.config), tiny.raw_config
+    known = {f.name for f in fields(cls)} | NEUTRAL | {*tiny.shape}
+    defaults = reference_defaults(str(raw.get("model_type"))).items()
+    unknown = {k: v for k, v in defaults if k not in known and type(v) in (int, float, bool)}
+    if not unknown:
+        pytest.skip("its reference has no setting that it does not have")
+    for name, default in unknown.items():
+        other = another(default)
+        try:
+            cls.from_hf({**raw, name: other})
+        except ConfigError as error:
+            assert name in str(error)
+            cls.from_hf({**raw, name: other}, allow=(name,))
+        else:
+            assert means_nothing(tiny, name, other), f"{name}={other} passes, and is not done"
+
+
+def another(value: float) -> float:
+    """A value of the same kind; a share where it is one."""
+    if isinstance(value, float):
+        return 0.25 if value == 0.5 else 0.5
+    return not value if isinstance(value, bool) else value + 1
+
+
+def means_nothing(tiny: Subject, name: str, value: Any) -> bool:
+    """Whether the reference says the same with another setting."""
+    if isinstance(tiny.reference, Golden):
+        return False
+    shape = {**tiny.shape, name: value}
+    reference = resolve(str(tiny.record.reference))
+    other = construct(tiny.record, reference, shape, tiny.plugins)
+    other.load_state_dict(tiny.reference.state_dict())
+    return torch.equal(replace(tiny, reference=other).expected, tiny.expected)
+
+
+@check(every)
+def only_the_public_surface_is_imported(tiny: Subject) -> None:
+    plugin = plugin_of(tiny)
+    found = [
+        f"{file.name}:{imported.line}: {'; '.join(why)}"
+        for file in sources(plugin)
+        for imported in imports(ast.walk(ast.parse(file.read_text())), package_of(file, plugin))
+        if (why := breach(imported, plugin.__name__))
+    ]
+    assert not found, "\n".join(found)
+
+
+@check(every)
+def plugin_is_listed_without_importing_torch(tiny: Subject) -> None:
+    """Importing the plugin, in a fresh interpreter, imports nothing heavy and takes no time."""
+    plugin = plugin_of(tiny)
+    code = (
+        "import sys, time, importlib; sys.path[:] = sys.argv[2:]; import ostro\n"
+        "from ostro import Architecture, errors, hookimpl\n"
+        "start = time.process_time(); importlib.import_module(sys.argv[1])\n"
+        f"print(time.process_time() - start, *({{*{HEAVY}}} & {{*sys.modules}}))"
+    )
+    above = str(Path(str(plugin.__file__)).parents[1 if is_package(plugin) else 0])
+    places = [above, *sys.path] if "." not in plugin.__name__ else sys.path
+    argv = [sys.executable, "-c", code, plugin.__name__, *places]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    seconds, *heavy = ran.stdout.split()
+    assert not heavy, f"importing {plugin.__name__} imports {', '.join(heavy)}"
+    assert float(seconds) < SECONDS, f"importing {plugin.__name__} takes {seconds} s"
+
+
+def plugin_of(tiny: Subject) -> ModuleType:
+    """The module of the plugin that declares a subject's record."""
+    for info in tiny.plugins.describe():
+        if tiny.name in info.offers.get("architectures", ()):
+            plugin = module_of(info)
+            if tiny.record in plugin.ostro_architectures():
+                return plugin
+    raise PluginError(f"{tiny.name}: no plugin that is a module declares it")
+
+
+def module_of(info: PluginInfo) -> Any:
+    """A plugin's module, which is imported already."""
+    for candidate in chain(discovery.built_in(), discovery.installed()):
+        if (candidate.name, candidate.source) == (info.name, info.source):
+            return candidate.load()
+    return sys.modules[info.name]
+
+
+def is_package(module: ModuleType) -> bool:
+    return hasattr(module, "__path__")
+
+
+def sources(plugin: ModuleType) -> list[Path]:
+    """A plugin's Python files, its tests left out."""
+    file = Path(str(plugin.__file__))
+    found = sorted(file.parent.rglob("*.py")) if is_package(plugin) else [file]
+    return [f for f in found if not f.name.startswith(("test_", "conftest"))]
+
+
+def package_of(file: Path, plugin: ModuleType) -> list[str]:
+    """The package that a file's relative imports start from."""
+    root = Path(str(plugin.__file__)).parent
+    return [*plugin.__name__.split("."), *file.relative_to(root).parent.parts]

@@ -1,0 +1,64 @@
+"""What the conformance kit adds to pytest:
+
+    pytest --ostro-arch NAME [--ostro-plugin PATH] [--ostro-report FILE.json] --pyargs ostro.testing
+
+It is loaded by every pytest in reach of ostro, so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+for name in ("outputs", "decoder", "encoder", "media", "package", "kernel_parity"):
+    pytest.register_assert_rewrite(f"ostro.plugins.conformance.{name}")
+
+REPORT = pytest.StashKey[Any]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ostro", "ostro's conformance kit")
+    group.addoption(
+        "--ostro-arch",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="test this architecture, with --pyargs ostro.testing; may be repeated",
+    )
+    group.addoption(
+        "--ostro-plugin",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="load a plugin that is not installed: a folder, or a .py file; may be repeated",
+    )
+    group.addoption(
+        "--ostro-report",
+        metavar="FILE",
+        help="write what passed of which architecture to this file, as JSON",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have Triton interpret where no GPU is, before anything imports it."""
+    if config.getoption("ostro_arch") or config.getoption("ostro_report"):
+        from ostro.plugins.conformance.kernels import interpret
+        from ostro.plugins.conformance.report import ReportCollector
+
+        interpret()
+        config.stash[REPORT] = ReportCollector()
+        config.pluginmanager.register(config.stash[REPORT])
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the table of what was asked for, and write the file."""
+    report = config.stash.get(REPORT, None)
+    if report is None or not report.outcomes:
+        return
+    if config.getoption("ostro_arch"):
+        terminalreporter.write(report.table())
+    if file := config.getoption("ostro_report"):
+        report.write(file)

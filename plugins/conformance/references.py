@@ -1,0 +1,62 @@
+"""What an architecture is compared with.
+
+A record's `reference` is one of
+
+- `transformers:LlamaForCausalLM`: a class with `config_class` and `save_pretrained`, made of the
+  record's `tiny` config.
+- `ostro_arch_x.reference:Plain`: a `torch.nn.Module` of the plugin, made of the plugin's own
+  Config. The names in its state dict are those of checkpoints; called with ids [1, T] int64 it
+  gives logits [1, T, V], or an object that has them as `logits`.
+- `ostro_arch_x:golden.safetensors`: logits in a file of the plugin's package, see `golden`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from ostro.core.errors import PluginError
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Architecture, resolve
+from ostro.plugins.conformance import golden
+from ostro.plugins.conformance.weights import construct, reinitialise
+
+
+def build(
+    record: Architecture, shape: Mapping[str, Any], std: float, plugins: PluginManager
+) -> Any:
+    """The reference of a record, made of the config `shape`, its weights drawn with spread `std`.
+
+    Raises PluginError where the record names none, or golden logits beside examples.
+    """
+    if record.reference is None or not shape:
+        lacking = "reference" if record.reference is None else "tiny config"
+        raise PluginError(
+            f"{record.name}: its record names no {lacking}, so it cannot be tested; "
+            "docs/testing.md says what to give"
+        )
+    if record.reference.endswith(".safetensors"):
+        if record.examples:
+            raise PluginError(
+                f"{record.name}: golden logits know text alone, and its record names examples; "
+                "name a reference that takes media"
+            )
+        return golden.read(record.reference, std)
+    made = construct(record, resolve(record.reference), shape, plugins)
+    reinitialise(made, std)
+    return made
+
+
+def save(record: Architecture, reference: Any, shape: Mapping[str, Any], folder: Path) -> None:
+    """Write a reference as a checkpoint: config.json and safetensors."""
+    if hasattr(reference, "save_pretrained"):
+        reference.save_pretrained(folder)
+        return
+    config = {**shape, "architectures": list(record.classes[:1])}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")

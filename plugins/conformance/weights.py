@@ -1,0 +1,61 @@
+"""Tiny models, and weights with a spread at which bugs show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostro.core.config import ModelConfig
+from ostro.core.load.model import parts
+from ostro.core.load.names import Names
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Architecture, Settings
+
+SEED = 0
+
+
+def read_config(
+    record: Architecture,
+    raw: Mapping[str, Any],
+    plugins: PluginManager,
+    allow: Sequence[str] = (),
+) -> tuple[ModelConfig, Names]:
+    """What a record makes of a config.json, and its names; a body's as well."""
+    settings = Settings(allow_config=allow)
+    config, _, names = parts(record, raw, torch.float32, settings, plugins)
+    return config, names
+
+
+def construct(
+    record: Architecture, cls: Any, shape: Mapping[str, Any], plugins: PluginManager
+) -> Any:
+    """A class of transformers made of its own config, or a plain module made of the plugin's."""
+    if hasattr(cls, "config_class"):
+        return cls(cls.config_class(**shape)).eval().float()
+    return cls(read_config(record, shape, plugins)[0]).eval().float()
+
+
+def reinitialise(model: torch.nn.Module, std: float, seed: int = SEED) -> None:
+    """Give weights a spread at which bugs show: matrices N(0, std), norms 1 + N(0, std) or N(0,
+    std) where the model adds the 1 itself, biases N(0, std). Buffers that a checkpoint holds count
+    as weights."""
+    held = model.state_dict(keep_vars=True).items()
+    draw([(tensor, centre(name, tensor)) for name, tensor in held], std, seed)
+
+
+def centre(name: str, tensor: Tensor) -> float:
+    """What a weight is drawn around."""
+    norm = "norm" in name.lower() and tensor.dim() == 1
+    return 1.0 if norm and float(tensor.detach().float().mean()) > 0.5 else 0.0
+
+
+@torch.no_grad()
+def draw(tensors: Iterable[tuple[Tensor, float]], std: float, seed: int = SEED) -> None:
+    """Fill floating-point tensors in order, each N(its centre, std), from one generator."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor, mean in tensors:
+        if tensor.is_floating_point():
+            tensor.normal_(mean, std, generator=generator)

@@ -1,0 +1,457 @@
+"""The engine in a process of its own: start, work, and every way it can end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "echo"))
+
+from echo_engine import EchoEngine
+
+from ostro.core import errors
+from ostro.core.engine.request import AdapterRef, Sampling, TokenOutput, TokenRequest
+from ostro.core.errors import (
+    EngineDied,
+    OstroError,
+    Overloaded,
+    PluginError,
+    RequestError,
+    UsageError,
+)
+from ostro.core.ipc import client
+from ostro.core.ipc.client import AsyncEngine, ThreadEngine
+from ostro.core.ipc.messages import (
+    Failed,
+    Frames,
+    ModelSpec,
+    Outputs,
+    StartEngine,
+    frame,
+    to_engine,
+)
+from ostro.core.ipc.process import ProcessEngine
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings
+
+ECHO = "echo_engine:open_engine"
+LONG = Sampling(max_tokens=4000, ignore_eos=True)
+Test = Callable[[AsyncEngine], Awaitable[None]]
+
+
+def make_process(**options: Any) -> ProcessEngine:
+    return ProcessEngine(Settings(reference="nowhere"), **{"engine": ECHO, **options})
+
+
+def make_thread() -> ThreadEngine:
+    return ThreadEngine(lambda report: EchoEngine())
+
+
+def run(engine: AsyncEngine, test: Test) -> None:
+    """Start an engine, test it, close it."""
+
+    async def main() -> None:
+        try:
+            await engine.start()
+            await test(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def ask(id: str = "a", **fields: Any) -> TokenRequest:
+    return TokenRequest(**{"id": id, "tokens": [5, 6, 7], **fields})
+
+
+async def collect(engine: AsyncEngine, request: TokenRequest) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    async for output in engine.generate(request):
+        found.setdefault(output.index, []).extend(output.tokens)
+    return found
+
+
+both = pytest.mark.parametrize("make", [make_process, make_thread])
+
+
+@both
+def test_requests_are_answered(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        assert engine.info is not None and engine.ready
+        facts = engine.info.first
+        assert (facts.vocab, facts.context, facts.eos_ids) == (300, 4096, [257])
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+        three = ask(sampling=Sampling(n=3, max_tokens=2))
+        assert await collect(engine, three) == {0: [5, 6], 1: [5, 6], 2: [5, 6]}
+        many = [collect(engine, ask(f"r{i}", tokens=[i] * 4)) for i in range(50)]
+        assert await asyncio.gather(*many) == [{0: [i] * 4} for i in range(50)]
+        stats = await engine.stats()
+        assert stats.prompt_tokens == 6 + 200 and stats.running == 0
+        assert engine.requests == 0
+
+    run(make(), test)
+
+
+@both
+def test_a_refused_request_fails_alone(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        with pytest.raises(RequestError, match="refuses") as refused:
+            await collect(engine, ask(salt="refuse me"))
+        assert refused.value.param == "cache_salt"
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+
+    run(make(), test)
+
+
+@both
+def test_closing_a_generator_aborts(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        outputs = engine.generate(ask(sampling=LONG))
+        await anext(outputs)
+        assert (await engine.stats()).running == 1
+        await outputs.aclose()
+        assert (await engine.stats()).running == 0
+
+    run(make(), test)
+
+
+@both
+def test_requantize_waits_for_what_was_asked_before(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        before = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 300)))
+        await asyncio.sleep(0.01)
+        assert await engine.requantize("q4k") == ["all weights: q4k"]
+        assert before.done() and (await before) == {0: [5] * 300}
+        with pytest.raises(UsageError, match="no installed format is called 'unknown'"):
+            await engine.requantize("unknown")
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+
+    run(make(), test)
+
+
+@both
+def test_abort(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        outputs = engine.generate(ask(sampling=LONG))
+        await anext(outputs)
+        engine.abort("nobody")
+        engine.abort("a")
+        with pytest.raises(Overloaded, match="aborted"):
+            async for _ in outputs:
+                pass
+        assert (await engine.stats()).running == 0
+
+    run(make(), test)
+
+
+@both
+def test_abort_of_one_choice(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        rules = Sampling(n=3, max_tokens=1000, ignore_eos=True)
+        told: dict[int, int] = {}
+        finish: dict[int, str] = {}
+        async for output in engine.generate(ask(sampling=rules)):
+            if not told:
+                engine.abort("a", 1)
+                engine.abort("nobody", 1)
+            told[output.index] = told.get(output.index, 0) + len(output.tokens)
+            if output.finish:
+                finish[output.index] = output.finish
+        assert finish == {0: "length", 1: "abort", 2: "length"}
+        assert told[0] == told[2] == 1000 > told[1]
+        stats = await engine.stats()
+        assert stats.running == 0 and stats.generated_tokens < 3000
+
+    run(make(), test)
+
+
+@both
+def test_drain(make: Callable[[], AsyncEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_STEP", "0.05")
+
+    async def test(engine: AsyncEngine) -> None:
+        work = asyncio.ensure_future(collect(engine, ask()))
+        await asyncio.sleep(0.02)
+        assert not await engine.drain(0)
+        with pytest.raises(Overloaded, match="shutting down"):
+            await collect(engine, ask("b"))
+        assert await engine.drain(10)
+        assert await work == {0: [5, 6, 7]}
+
+    run(make(), test)
+
+
+@both
+def test_close_fails_what_is_under_way(make: Callable[[], AsyncEngine]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        outputs = engine.generate(ask(sampling=LONG))
+        await anext(outputs)
+        await engine.close()
+        with pytest.raises(EngineDied, match="closed"):
+            async for _ in outputs:
+                pass
+
+    run(make(), test)
+
+
+def test_a_hung_child_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PULSE", 0.05)
+
+    async def until(hung: bool) -> None:
+        begin = time.monotonic()
+        while engine.hung is not hung:
+            assert time.monotonic() - begin < 10
+            await asyncio.sleep(0.01)
+
+    async def test(engine: AsyncEngine) -> None:
+        assert isinstance(engine, ProcessEngine) and engine.pid
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+        os.kill(engine.pid, signal.SIGSTOP)
+        await until(True)
+        assert not engine.ready and engine.silence > 0.5
+        with pytest.raises(Overloaded, match="no sign of life"):
+            await collect(engine, ask())
+        os.kill(engine.pid, signal.SIGCONT)
+        await until(False)
+        assert engine.ready and await collect(engine, ask()) == {0: [5, 6, 7]}
+
+    engine = make_process()
+    engine.patience = 0.5
+    run(engine, test)
+
+
+def test_not_before_it_is_ready() -> None:
+    async def main() -> None:
+        with pytest.raises(Overloaded, match="loading"):
+            await collect(make_thread(), ask())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "kind", ["ConfigError", "InsufficientMemory", "CheckpointError", "PickleRefused", "Unsupported"]
+)
+def test_the_same_error_is_raised_here(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_FAIL", kind)
+    with pytest.raises(OstroError, match=f"loading fails: {kind}") as raised:
+        run(make_process(), collect_nothing)
+    assert type(raised.value) is getattr(errors, kind)
+
+
+def test_a_bug_while_loading(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ECHO_FAIL", "NoSuchKind")
+    with pytest.raises(EngineDied, match="ValueError: loading fails"):
+        run(make_process(), collect_nothing)
+    assert "Traceback" in capfd.readouterr().err
+
+
+async def collect_nothing(engine: AsyncEngine) -> None:
+    raise AssertionError("the engine must not have started")
+
+
+def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_START", "0.5")
+
+    async def main() -> None:
+        engine = make_process()
+        starting = asyncio.ensure_future(engine.start())
+        try:
+            while engine.progress.what == "starting":
+                await asyncio.sleep(0.01)
+            progress = engine.progress
+            assert (progress.what, progress.done, progress.total) == ("reading weights", 1, 2)
+            assert not engine.ready
+            await starting
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_registries_must_agree(tmp_path: Path) -> None:
+    plugins = PluginManager()
+    plugins.load()
+
+    async def test(engine: AsyncEngine) -> None:
+        assert engine.info is not None and engine.info.digest == plugins.digest()
+
+    run(make_process(registry=plugins.registry()), test)
+    theirs = {**plugins.registry(), "ostro-arch-x": "wheel 1.0"}
+    with pytest.raises(PluginError, match="ostro-arch-x"):
+        run(make_process(registry=theirs), collect_nothing)
+
+
+def test_plugin_paths_cross(tmp_path: Path) -> None:
+    plugin = tmp_path / "outside.py"
+    plugin.write_text(
+        "from ostro.core.hooks import hookimpl\n@hookimpl\ndef ostro_caches():\n    return []\n"
+    )
+    plugins = PluginManager()
+    plugins.load(paths=[plugin])
+
+    async def test(engine: AsyncEngine) -> None:
+        assert engine.info is not None and engine.info.digest == plugins.digest()
+
+    run(make_process(registry=plugins.registry(), plugin_paths=[str(plugin)]), test)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (a zombie has)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_child_dies(busy: bool) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        assert isinstance(engine, ProcessEngine) and engine.pid
+        outputs = engine.generate(ask(sampling=LONG))
+        if busy:
+            await anext(outputs)
+        begin = time.monotonic()
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied, match="SIGKILL"):
+            async for _ in outputs:
+                pass
+        await engine.wait_gone()
+        assert time.monotonic() - begin < 5
+        assert not engine.ready and engine.requests == 0
+        with pytest.raises(EngineDied):
+            await engine.stats()
+        await engine.start()
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+
+    run(make_process(), test)
+
+
+def test_a_bug_ends_the_child() -> None:
+    async def test(engine: AsyncEngine) -> None:
+        with pytest.raises(EngineDied, match="a bug in the engine"):
+            await collect(engine, ask(salt="crash"))
+        await engine.wait_gone()
+
+    run(make_process(), test)
+
+
+def test_signals_to_the_child_are_left_to_the_parent() -> None:
+    async def test(engine: AsyncEngine) -> None:
+        assert isinstance(engine, ProcessEngine) and engine.pid
+        os.kill(engine.pid, signal.SIGTERM)
+        os.kill(engine.pid, signal.SIGINT)
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+
+    run(make_process(), test)
+
+
+@pytest.mark.parametrize("state", ["loading", "idle", "busy"])
+def test_the_parent_dies(state: str, tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import asyncio, sys\n"
+        "from ostro.core.ipc.messages import Load\n"
+        "from ostro.core.ipc.process import ProcessEngine\n"
+        "from ostro.core.engine.request import Sampling, TokenRequest\n"
+        "from ostro.core.records import Settings\n"
+        "async def main():\n"
+        f"    engine = ProcessEngine(Settings(reference='x'), engine={ECHO!r})\n"
+        "    engine.spawn()\n"
+        "    print(engine.pid, flush=True)\n"
+        "    await engine.load([Load(engine.settings)])\n"
+        f"    if {state!r} == 'busy':\n"
+        "        rules = Sampling(max_tokens=10**6, ignore_eos=True)\n"
+        "        request = TokenRequest(id='a', tokens=[1], sampling=rules)\n"
+        "        await anext(engine.generate(request))\n"
+        "    print('up', flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if state == "loading":
+        environment["ECHO_START"] = "60"
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        if state != "loading":
+            assert parent.stdout.readline() == "up\n"
+        else:
+            time.sleep(1)
+        assert not gone(child)
+        parent.kill()
+    begin = time.monotonic()
+    while not gone(child):
+        assert time.monotonic() - begin < 10, "the child outlives its parent"
+        time.sleep(0.05)
+
+
+def test_nobody_else_holds_the_socket() -> None:
+    """The child's descriptor is closed in what it starts, or its death would go unnoticed."""
+
+    async def test(engine: AsyncEngine) -> None:
+        assert isinstance(engine, ProcessEngine) and engine.pid
+        links = [os.readlink(path) for path in Path(f"/proc/{engine.pid}/fd").iterdir()]
+        assert sum(link.startswith("socket:") for link in links) == 1
+
+    run(make_process(), test)
+
+
+# The wire
+
+
+def test_messages_survive_any_cut() -> None:
+    hello = StartEngine(
+        models=[ModelSpec(Settings(reference="é", allow_config=("a",)), [1])],
+        plugin_paths=["p"],
+        registry={"a": "b"},
+    )
+    request = ask(
+        sampling=Sampling(logit_bias={3: 1.5}, stop=("x",)),
+        adapters=(AdapterRef(name="g", scale=0.5),),
+    )
+    data = frame(hello) + frame(request)
+    for step in (1, 3, 7, len(data)):
+        frames, bodies = Frames(), []
+        for start in range(0, len(data), step):
+            bodies += frames.feed(data[start : start + step])
+        first, second = map(to_engine.decode, bodies)
+        assert isinstance(first, StartEngine) and first.models[0].settings.reference == "é"
+        assert second == request
+
+
+def test_nonsense_on_the_wire() -> None:
+    with pytest.raises(EngineDied, match="claims"):
+        Frames().feed(b"\xff\xff\xff\xff")
+    for body in (b"", b"\x80", msgspec.msgpack.encode({"type": "Quit"}), frame(Outputs([]))[4:]):
+        with pytest.raises(msgspec.MsgspecError):
+            to_engine.decode(body)
+
+
+def test_errors_cross() -> None:
+    error = Failed.of(errors.ContextLengthExceeded("too long", param="prompt")).error()
+    assert type(error) is errors.ContextLengthExceeded
+    assert (str(error), error.param) == ("too long", "prompt")
+    assert type(Failed(kind="nearest", message="m").error()) is OstroError
+    assert "KeyError" in str(Failed.of(KeyError("k")).error())
+
+
+def test_outputs_for_nobody_are_dropped() -> None:
+    engine = make_thread()
+    engine._deliver(Outputs([TokenOutput(id="gone", tokens=[1])]))
+    engine._deliver(Failed(kind="RequestError", message="m", id="gone"))
+    assert engine.fault is None

@@ -1,0 +1,102 @@
+"""Pooling: every mode against its formula, and folders that say what follows the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ostro.core.errors import CheckpointError, ConfigError
+from ostro.core.load.pooling import MODES, Pooling, read_pooling
+
+CPU = torch.device("cpu")
+ROWS = torch.tensor([[1.0, 4.0], [3.0, 0.0], [5.0, 1.0], [2.0, 2.0]])
+BOUNDS = [0, 3, 4]
+EXPECTED = {
+    "first": [1.0, 4.0],
+    "last": [5.0, 1.0],
+    "max": [5.0, 4.0],
+    "mean": [3.0, 5 / 3],
+    "mean_sqrt": [9 / 3**0.5, 5 / 3**0.5],
+    "weighted": [(1 + 6 + 15) / 6, (4 + 0 + 3) / 6],
+}
+
+
+@pytest.mark.parametrize("mode", EXPECTED)
+def test_modes(mode: str) -> None:
+    plain = Pooling(mode, normalize=False)(ROWS, BOUNDS)
+    torch.testing.assert_close(plain[0], torch.tensor(EXPECTED[mode]))
+    unit = Pooling(mode)(ROWS.bfloat16(), BOUNDS)
+    assert unit.dtype == torch.float32
+    torch.testing.assert_close(unit.norm(dim=-1), torch.ones(2))
+
+
+def test_every_mode_is_tested() -> None:
+    assert set(MODES.values()) == set(EXPECTED)
+
+
+def describe(folder: Path, *modules: tuple[str, dict[str, Any]]) -> Path:
+    """A folder as sentence-transformers saves it: modules by class, with their config."""
+    listed = []
+    for i, (kind, config) in enumerate(modules):
+        place = folder / f"{i}_{kind}"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(config))
+        listed.append({"type": f"sentence_transformers.models.{kind}", "path": place.name})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    return folder
+
+
+MEAN = ("Pooling", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False})
+TANH = "torch.nn.modules.activation.Tanh"
+
+
+def test_a_folder_without_modules_gives_the_default(tmp_path: Path) -> None:
+    found = read_pooling(tmp_path, "last", CPU)
+    assert found.mode == "last" and found.normalize
+
+
+def test_a_dense_layer_follows(tmp_path: Path) -> None:
+    config = {"in_features": 2, "out_features": 3, "activation_function": TANH}
+    folder = describe(tmp_path, ("Transformer", {}), MEAN, ("Dense", config), ("Normalize", {}))
+    weight, bias = torch.randn(3, 2), torch.randn(3)
+    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense/model.safetensors")
+    found = read_pooling(folder, "last", CPU)
+    expected = torch.tanh(torch.tensor([EXPECTED["mean"]]) @ weight.T + bias)
+    torch.testing.assert_close(found(ROWS, BOUNDS)[:1], expected / expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ((("LSTM", {}),), "LSTM.*not implemented"),
+        ((("Pooling", {}),), "0 pooling modes"),
+        ((("Pooling", {key: True for key in MODES}),), "6 pooling modes"),
+        ((MEAN, ("Dense", {"activation_function": "os.system"})), "os.system.*not implemented"),
+    ],
+)
+def test_what_is_not_implemented_is_named(
+    modules: tuple[tuple[str, dict[str, Any]], ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_pooling(describe(tmp_path, *modules), "mean", CPU)
+
+
+@pytest.mark.parametrize("text", ["{}", "[", '[{"path": "../../etc"}]'])
+def test_a_malformed_list_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"modules\.json"):
+        read_pooling(tmp_path, "mean", CPU)
+
+
+def test_a_dense_layer_of_another_shape_is_refused(tmp_path: Path) -> None:
+    folder = describe(tmp_path, MEAN, ("Dense", {"in_features": 2, "out_features": 3}))
+    with pytest.raises(CheckpointError, match="only safetensors"):
+        read_pooling(folder, "mean", CPU)
+    save_file({"linear.weight": torch.randn(2, 2)}, folder / "1_Dense/model.safetensors")
+    with pytest.raises(CheckpointError, match=r"\[2, 2\], config.json asks for \(3, 2\)"):
+        read_pooling(folder, "mean", CPU)

@@ -1,0 +1,275 @@
+"""The process that prepares media: what it makes, how it dies, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import soundfile
+
+sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+
+from tiny_inputs import hostile, left_behind
+from tiny_pictures import picture, saved
+from tiny_vision import IDS, make_vision
+
+from ostro.architectures.qwen2_5_vl.inputs import Inputs
+from ostro.core.errors import (
+    ConfigError,
+    InsufficientMemory,
+    OstroError,
+    Overloaded,
+    RequestError,
+    Unsupported,
+)
+from ostro.core.media import Array, Prompt
+from ostro.core.media import worker as media_worker
+from ostro.core.media.worker import (
+    ErrorReply,
+    MediaSource,
+    MediaWorker,
+    PrepareRequest,
+    answer,
+    prepare,
+)
+
+PLACE = IDS["<|image_pad|>"]
+LARGE = saved(picture(1, 64, 64))
+SMALL = saved(picture(2, 16, 8))
+Make = Callable[..., MediaWorker]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_vision(tmp_path_factory.mktemp("models") / "vision")
+
+
+@pytest.fixture
+def raw(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode((folder / "config.json").read_bytes())
+    return found
+
+
+@pytest.fixture
+def make(folder: Path, raw: dict[str, Any]) -> Iterator[Make]:
+    """Open workshops; none of them leaves anything in shared memory."""
+    before, opened = left_behind(), list[MediaWorker]()
+
+    def begin(inputs: str = "tiny_inputs:Hostile", **config: Any) -> MediaWorker:
+        opened.append(MediaWorker(inputs, {**raw, **config}, folder))
+        return opened[-1]
+
+    yield begin
+    for each in opened:
+        each.close()
+    gc.collect()
+    assert left_behind() == before
+
+
+def alive(pid: int | None) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wav() -> bytes:
+    file = BytesIO()
+    soundfile.write(file, np.zeros(1600, np.float32), 16000, format="WAV")
+    return file.getvalue()
+
+
+def good(shop: MediaWorker, data: bytes = SMALL) -> Prompt:
+    return shop.prepare([7, PLACE, 8], [MediaSource("image", data)])
+
+
+def test_a_process_prepares_what_is_prepared_here(
+    make: Make, folder: Path, raw: dict[str, Any]
+) -> None:
+    sources = [MediaSource("image", LARGE), MediaSource("image", SMALL)]
+    tokens = [7, PLACE, 8, PLACE, 9]
+    there = make().prepare(tokens, sources)
+    here = prepare(Inputs(raw, folder), tokens, sources)
+    assert there.tokens == here.tokens and there.positions == here.positions
+    assert [item.spans for item in there.items] == [((1, 64),), ((66, 2),)]
+    for mine, other in zip(there.items, here.items, strict=True):
+        assert mine.key == other.key and mine.cost == other.cost
+        for name, array in mine.arrays.items():
+            assert np.array_equal(array.numpy(), other.arrays[name].numpy())
+
+
+def test_large_arrays_lie_in_shared_memory_until_they_are_read_or_lost(make: Make) -> None:
+    before = len(left_behind())
+    prompt = good(make(), LARGE)
+    array = prompt.items[0].arrays["patches"]
+    assert array.file and not array.data and len(left_behind()) == before + 1
+    assert Path(array.file).stat().st_mode & 0o777 == 0o600
+    assert array.numpy().shape == (256, 96) and len(left_behind()) == before
+    lost = good(make(), LARGE)
+    assert len(left_behind()) == before + 1
+    del lost
+    gc.collect()
+    assert len(left_behind()) == before
+
+
+def test_one_process_is_kept(make: Make) -> None:
+    shop = make()
+    good(shop)
+    first = shop.pid
+    good(shop, LARGE)
+    assert shop.pid == first
+    shop.close()
+    assert not alive(first)
+    with pytest.raises(Overloaded, match="shutting down"):
+        good(shop)
+
+
+def test_closing_does_not_wait(make: Make) -> None:
+    shop = make()
+    good(shop)
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(good, shop, hostile("sleep"))
+        time.sleep(0.3)
+        begun = time.monotonic()
+        shop.close()
+        with pytest.raises(Overloaded):
+            asking.result(10)
+        assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("deed", "kind", "said", "survives"),
+    [
+        ("leave", RequestError, "ended the process; send smaller ones", False),
+        ("swell", RequestError, "need too much memory", True),
+        ("fail", OstroError, "the server's log says why", True),
+    ],
+)
+def test_bad_then_good(
+    make: Make,
+    deed: str,
+    kind: type[OstroError],
+    said: str,
+    survives: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    shop = make()
+    expected = good(shop)
+    first, before = shop.pid, left_behind()
+    with pytest.raises(kind, match=said) as caught:
+        shop.prepare(
+            [PLACE, PLACE], [MediaSource("image", LARGE), MediaSource("image", hostile(deed))]
+        )
+    assert caught.value.param == "messages" and caught.value.status == kind.status
+    assert left_behind() == before
+    assert ("ZeroDivisionError: a bug" in capfd.readouterr().err) == (deed == "fail")
+    assert good(shop) == expected
+    assert (shop.pid == first) == survives
+
+
+def test_what_libraries_print_is_no_reply(make: Make) -> None:
+    assert good(make(), hostile("chatter")).items[0].rows == 15
+
+
+def test_who_takes_too_long_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = make()
+    expected = good(shop)
+    first = shop.pid
+    monkeypatch.setattr(media_worker, "SECONDS", 0.5)
+    begun = time.monotonic()
+    with pytest.raises(RequestError, match="took longer than 0 s"):
+        good(shop, hostile("sleep"))
+    assert time.monotonic() - begun < 3 and not alive(first)
+    monkeypatch.setattr(media_worker, "SECONDS", 60)
+    assert good(shop) == expected
+
+
+@pytest.mark.parametrize("data", [SMALL, bytes(1 << 20)], ids=["read", "write"])
+def test_a_process_that_stands_still_is_killed(
+    make: Make, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    """A megabyte does not fit the pipe to it."""
+    shop = make()
+    good(shop)
+    assert shop.pid is not None
+    os.kill(shop.pid, signal.SIGSTOP)
+    monkeypatch.setattr(media_worker, "SECONDS", 0.5)
+    with pytest.raises(RequestError, match="took longer"):
+        good(shop, data)
+    monkeypatch.setattr(media_worker, "SECONDS", 60)
+    assert good(shop).items
+
+
+def test_a_process_that_was_killed_meanwhile_is_replaced(make: Make) -> None:
+    shop = make()
+    expected = good(shop)
+    first = shop.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    while alive(first):
+        time.sleep(0.01)
+    assert good(shop) == expected
+
+
+def test_a_config_of_any_size_reaches_the_process(make: Make) -> None:
+    assert good(make(names=["x" * 100] * 5000)).items
+
+
+def test_refusals_keep_their_kind(make: Make, folder: Path, raw: dict[str, Any]) -> None:
+    shop = make()
+    for sources, kind, said in (
+        ([MediaSource("audio", wav())], Unsupported, "takes no sound"),
+        ([MediaSource("image", b"GIF89a")], RequestError, "the image cannot be read"),
+        ([MediaSource("image", SMALL)] * 2, RequestError, "1 of 2 media have no place"),
+        ([], RequestError, "a place for image number 1, and nothing comes with it"),
+        ([MediaSource("image", SMALL)] * 65, RequestError, "65 media in one request"),
+    ):
+        with pytest.raises(kind, match=said):
+            shop.prepare([7, PLACE], sources)
+    with pytest.raises(ConfigError, match=r"preprocessor_config\.json"):
+        MediaWorker(shop.inputs, raw, folder / "elsewhere").prepare(
+            [PLACE], [MediaSource("image", SMALL)]
+        )
+    assert good(shop).items
+
+
+def test_room_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, raw: dict[str, Any]
+) -> None:
+    """A file that cannot be finished is not left, nor are those before it."""
+    before, array = left_behind(), Array.of(np.zeros(1 << 20, np.uint8))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))
+    try:
+        with pytest.raises(InsufficientMemory, match=r"/dev/shm has no room for 1024 KiB"):
+            array.share()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert left_behind() == before
+    share, done = Array.share, list[Array]()
+
+    def once(mine: Array) -> Array:
+        if done:
+            raise InsufficientMemory("no room")
+        done.append(share(mine))
+        return done[0]
+
+    monkeypatch.setattr(Array, "share", once)
+    order = PrepareRequest(tokens=[PLACE], sources=[MediaSource("image", LARGE)])
+    refused = answer(lambda: Inputs(raw, folder), msgspec.msgpack.encode(order))
+    assert isinstance(refused, ErrorReply) and refused.kind == "InsufficientMemory"
+    assert done[0].file and left_behind() == before

@@ -1,0 +1,305 @@
+"""The plugin manager, with real wheels on the path: whatever one does, the others keep working."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ostro.core.errors import ModelNotFound, PluginError, UsageError
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import KINDS, Route, Settings
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Site
+
+
+def test_a_wheel_offers_an_architecture(site: Site) -> None:
+    site.wheel("good", site.architecture("mine", classes=("MineForCausalLM",), gguf=("mine",)))
+    manager = site.load()
+    assert manager.collect("architectures")["mine"].classes == ("MineForCausalLM",)
+    assert manager.architecture_for(["MineForCausalLM"]).name == "mine"
+    assert manager.architecture_for(gguf="mine").name == "mine"
+    assert manager.architecture_for(["LlamaForCausalLM"]).name == "llama"
+    assert manager.architecture_for(["LlamaForCausalLM"], name="mine").name == "mine"
+    found = site.info(manager, "good")
+    assert (found.status, found.source, found.version) == ("active", "ostro-good 1.0", "1.0")
+    assert found.hooks == ("ostro_architectures",)
+    assert found.offers == {"architectures": ("mine",)}
+
+
+ARCHITECTURE = """
+@hookimpl
+def ostro_architectures():
+    yield Architecture(name='a', api=(0, 1), config='x.y:C', model='x.y:M', trunk=False)
+"""
+
+BROKEN = {
+    "raises at import": ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
+    "imports what is not there": ("import no_such_module_here", "No module named"),
+    "is no Python": ("def (:", "SyntaxError"),
+    "exits at import": ("import sys\nsys.exit(3)", r"sys.exit\(3\)"),
+    "raises a BaseException at import": ("raise GeneratorExit('x')", "GeneratorExit"),
+    "raises in a hook": (
+        "@hookimpl\ndef ostro_architectures():\n    1 / 0\n",
+        r"ZeroDivisionError.*bad_.*py:4",
+    ),
+    "raises in a generator": (
+        ARCHITECTURE + "    raise OSError('gone')\n",
+        "OSError: gone",
+    ),
+    "exits in a hook": (
+        "@hookimpl\ndef ostro_architectures():\n    raise SystemExit('bye')\n",
+        r"sys.exit\(bye\)",
+    ),
+    "raises a BaseException in a hook": (
+        "class Odd(BaseException): pass\n@hookimpl\ndef ostro_parsers():\n    raise Odd('odd')\n",
+        "Odd: odd",
+    ),
+    "raises what cannot be printed": (
+        "class Mute(Exception):\n    def __str__(self): raise ValueError\n"
+        "@hookimpl\ndef ostro_parsers():\n    raise Mute\n",
+        "cannot be printed",
+    ),
+    "answers None": ("@hookimpl\ndef ostro_architectures(): pass\n", "answered with None"),
+    "answers a string": ("@hookimpl\ndef ostro_caches(): return 'paged'\n", "'paged'"),
+    "answers another record": (
+        "@hookimpl\ndef ostro_parsers(): return [LogitsProcessor(name='x', processor='a:b')]\n",
+        "which is no Parser",
+    ),
+    "answers without end": (
+        "@hookimpl\ndef ostro_logits_processors():\n    n = 0\n    while True:\n        n += 1\n"
+        "        yield LogitsProcessor(name=f'n{n}', processor='a:b')\n",
+        "more than 1000",
+    ),
+    "names a record with a number": (
+        ARCHITECTURE.replace("'a'", "7"),
+        "the field name is 7, not str",
+    ),
+    "names a record with nothing": (ARCHITECTURE.replace("'a'", "' '"), "no name"),
+    "names a record with a control character": (
+        ARCHITECTURE.replace("'a'", "'a\\x1bb'"),
+        "no name",
+    ),
+    "declares a name twice": (
+        ARCHITECTURE + ARCHITECTURE.splitlines()[-1],
+        "'a' twice",
+    ),
+    "gives a string for a tuple": (
+        ARCHITECTURE.replace("trunk=False", "classes='MineForCausalLM'"),
+        r"classes is 'MineForCausalLM', not tuple\[str, ...\]",
+    ),
+    "malforms an import string": (ARCHITECTURE.replace("x.y:M", "no colon"), "model is 'no colon'"),
+    "speaks a newer API": (
+        ARCHITECTURE.replace("(0, 1)", "(0, 2)"),
+        "plugin API 0.2, this ostro speaks 0.1",
+    ),
+    "speaks an API to come": (ARCHITECTURE.replace("(0, 1)", "(1, 0)"), "plugin API 1.0"),
+    "speaks a past 0.n": (ARCHITECTURE.replace("(0, 1)", "(0, 0)"), "plugin API 0.0"),
+    "uses a field of a newer API": (
+        ARCHITECTURE.replace("trunk", "shiny"),
+        "unexpected keyword argument 'shiny'; is it a field of another plugin API",
+    ),
+    "misspells a hook": (
+        ARCHITECTURE.replace("_architectures", "_architecture"),
+        "no hook ostro_architecture; nearest: ostro_architectures",
+    ),
+    "misspells an argument": (
+        "@hookimpl\ndef ostro_routes(app): return []\n",
+        r"Argument\(s\) {'app'}",
+    ),
+    "forgets the marker": (
+        "def ostro_architectures(): return []\n",
+        "ostro_architectures is not marked with @hookimpl",
+    ),
+    "wraps the others": (
+        "@hookimpl(wrapper=True)\ndef ostro_locate(reference):\n    return (yield)\n",
+        "ostro_locate wraps",
+    ),
+    "has no hooks": ("x = 1\n", "it implements no hook"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_wheel_breaks_no_other(
+    what: str, site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, reason = BROKEN[what]
+    site.wheel("bad", source)
+    site.wheel("good", site.architecture("mine"))
+    manager = site.load()
+    bad, good = site.info(manager, "bad"), site.info(manager, "good")
+    assert bad.status == "broken"
+    assert bad.source == "ostro-bad 1.0"
+    assert not bad.offers and not bad.hooks
+    assert re.search(reason, bad.reason), bad.reason
+    assert "\n" not in bad.reason
+    assert good.status == "active"
+    assert {"llama", "mine"} <= set(manager.collect("architectures"))
+    assert not {"a"} & set(manager.collect("architectures"))
+    assert manager.broken["bad"].error is not None
+    assert any("bad (ostro-bad 1.0) is not used" in line for line in caplog.messages)
+    manager.check_pending()
+
+
+def test_an_interrupt_by_the_user_is_not_the_plugins_fault(site: Site) -> None:
+    site.wheel("bad", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        site.load()
+
+
+def test_a_fault_of_one_kind_drops_what_was_declared_of_another(site: Site) -> None:
+    site.wheel("bad", site.architecture("a") + "@hookimpl\ndef ostro_parsers(): 1 / 0\n")
+    manager = site.load()
+    assert "a" in manager.collect("architectures")
+    assert manager.collect("parsers") is not None
+    assert "a" not in manager.collect("architectures")
+    assert list(manager.broken) == ["bad"]
+
+
+def test_declarations_are_asked_once_and_only_for_their_kind(site: Site) -> None:
+    module = site.wheel(
+        "good",
+        "calls = []\n" + site.architecture("mine").replace("    y", "    calls.append(1); y"),
+    )
+    manager = site.load()
+    calls = sys.modules[module].calls
+    manager.collect("caches")
+    assert calls == []
+    manager.collect("architectures")
+    manager.collect("architectures")
+    assert calls == [1]
+
+
+def test_outsiders_are_asked_first_and_the_first_answer_wins(site: Site, tmp_path: Path) -> None:
+    target = f"__import__('pathlib').Path({str(tmp_path)!r})"
+    site.wheel(
+        "store",
+        "@hookimpl\ndef ostro_locate(reference, kind):\n"
+        f"    return {target} if reference.startswith('s3://') and kind == 'model' else None\n",
+    )
+    site.wheel("wrong", "@hookimpl\ndef ostro_locate(reference): return 'a string'\n")
+    site.wheel("worse", "@hookimpl\ndef ostro_locate(reference): raise SystemExit\n")
+    manager = site.load()
+    assert manager.locate("s3://bucket/x", Settings()) == tmp_path
+    assert {"wrong", "worse"} == set(manager.broken)
+    assert "not with a Path" in manager.broken["wrong"].reason
+    with pytest.raises(ModelNotFound, match="nothing is known of the adapter"):
+        manager.locate("s3://bucket/x", Settings(), kind="adapter")
+
+
+def test_an_error_for_the_user_comes_out_of_locate(site: Site) -> None:
+    site.wheel(
+        "store",
+        "@hookimpl\ndef ostro_locate(reference):\n"
+        "    raise errors.ModelNotFound('the bucket is closed')\n",
+    )
+    manager = site.load()
+    with pytest.raises(ModelNotFound, match="the bucket is closed"):
+        manager.locate("a", Settings())
+    assert not manager.broken
+
+
+def test_settings_are_told_to_all_and_to_latecomers(site: Site) -> None:
+    told = "told = []\n@hookimpl\ndef ostro_configure(settings): told.append(settings.name)\n"
+    module = site.wheel("good", told)
+    site.wheel("bad", "@hookimpl\ndef ostro_configure(settings): settings.name = 'mine'\n")
+    manager = site.load(Settings(name="served"))
+    assert sys.modules[module].told == ["served"]
+    assert "FrozenInstanceError" in manager.broken["bad"].reason
+
+    class Late:
+        def __init__(self) -> None:
+            self.told: list[str | None] = []
+
+    late = Late()
+
+    from ostro import hookimpl
+
+    @hookimpl
+    def ostro_configure(settings: Settings) -> None:
+        late.told.append(settings.name)
+        raise ValueError
+
+    late.ostro_configure = ostro_configure  # type: ignore[attr-defined]
+    manager.register(late, "late")
+    assert late.told == ["served"]
+    assert "late" in manager.broken and manager.get_plugin("late") is None
+
+
+def test_routes_are_declared_with_the_engine(site: Site) -> None:
+    site.wheel(
+        "web",
+        "@hookimpl\ndef ostro_routes(engine):\n"
+        "    yield Route(name='GET /hello', endpoint=engine.hello)\n",
+    )
+
+    class Engine:
+        async def hello(self) -> None: ...
+
+    manager = site.load()
+    assert site.info(manager, "web").hooks == ("ostro_routes",)
+    routes = manager.collect("routes", engine=Engine())
+    assert isinstance(routes["GET /hello"], Route)
+    assert site.info(manager, "web").offers == {"routes": ("GET /hello",)}
+
+
+def test_processes_compare_what_they_loaded(site: Site) -> None:
+    site.wheel("one", site.architecture("one"))
+    first, second = site.load(), site.load()
+    assert first.digest() == second.digest()
+    second.compare(first.registry())
+    second.collect("architectures")
+    assert first.digest() == second.digest()
+    site.wheel("two", site.architecture("two"))
+    third = site.load()
+    assert third.digest() != first.digest()
+    with pytest.raises(PluginError, match="disagree on the plugin two: absent here"):
+        first.compare(third.registry())
+
+
+def test_hook_calls_are_traced(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.wheel("good", site.architecture("mine"))
+    site.load().collect("architectures")
+    assert "ostro_architectures" not in capsys.readouterr().err
+    monkeypatch.setenv("OSTRO_TRACE_PLUGINS", "1")
+    site.load().collect("architectures")
+    assert "ostro: ostro_architectures of good: [Architecture(" in capsys.readouterr().err
+    monkeypatch.setenv("OSTRO_TRACE_PLUGINS", "maybe")
+    with pytest.raises(UsageError, match="OSTRO_TRACE_PLUGINS='maybe': write 1 or 0"):
+        PluginManager()
+
+
+def test_built_in_plugins_are_whole(site: Site) -> None:
+    manager = site.load()
+    for each in manager.describe():
+        assert each.status == "active", f"{each.name}: {each.reason}"
+    for kind in ("architectures", "quantizers", "checkpoints", "caches"):
+        assert manager.collect(kind), kind
+    assert set(KINDS) >= {kind for each in manager.describe() for kind in each.offers}
+
+
+def test_warnings_of_deprecated_hooks_reach_the_author(site: Site) -> None:
+    import pluggy
+
+    from ostro.core.deprecated import RemovedInOstro1
+
+    class Specs:
+        @pluggy.HookspecMarker("ostro")(
+            warn_on_impl_args={"old": RemovedInOstro1("ostro_later(old) goes away; use new")}
+        )
+        def ostro_later(self, old: int, new: int) -> None: ...
+
+    class Plugin:
+        @pluggy.HookimplMarker("ostro")
+        def ostro_later(self, old: int) -> None: ...
+
+    manager = pluggy.PluginManager("ostro")
+    manager.add_hookspecs(Specs)
+    with pytest.warns(RemovedInOstro1, match="use new"):
+        manager.register(Plugin())
