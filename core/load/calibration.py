@@ -26,13 +26,13 @@ from ostro.core.engine.memory import BLOCK
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.load.model import LoadedModel, load_model, quantization
 from ostro.core.load.open import end_ids
-from ostro.core.load.quantize import Maker, Plan
-from ostro.core.load.weights import Reader, arrange, slots
+from ostro.core.load.quantize import Maker, QuantizationPlan
+from ostro.core.load.weights import WeightReader, arrange, slots
 from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import Stack
 from ostro.core.nn.linear import Slot
 from ostro.core.ops import Target
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 TOKENS = 2048
@@ -53,7 +53,7 @@ SLICE = 128
 
 
 @dataclass
-class Fixed(Plan):
+class Fixed(QuantizationPlan):
     """Brings the slots that it names to formats of their own, beside what its rules say; `outcome`
     says what came of it.
     """
@@ -75,7 +75,7 @@ class Calibration:
     def __init__(self, loaded: LoadedModel, engine: Engine, plugins: PluginManager) -> None:
         self.loaded, self.engine = loaded, engine
         self.target = Target(device=loaded.device, dtype=loaded.dtype, exact=True)
-        self.reader = Reader(
+        self.reader = WeightReader(
             loaded.container,
             plugins,
             quantization(loaded.raw_config),
@@ -143,7 +143,7 @@ class Calibration:
         return [head for head in heads if module in head.tied]
 
     @contextmanager
-    def instead(self, path: str, plan: Plan) -> Iterator[None]:
+    def instead(self, path: str, plan: QuantizationPlan) -> Iterator[None]:
         """While the context lasts, a module holds its weights as a plan says."""
         self.put(path, plan)
         try:
@@ -151,7 +151,7 @@ class Calibration:
         finally:
             self.put(path, None)
 
-    def put(self, path: str, plan: Plan | None) -> None:
+    def put(self, path: str, plan: QuantizationPlan | None) -> None:
         module: Any = self.loaded.model.get_submodule(path)
         reader = replace(self.reader, plan=plan)
         for slot in module.slots(path):

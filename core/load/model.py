@@ -179,7 +179,7 @@ def load_model(
     return loaded
 
 
-def target_of(loaded: LoadedModel | Outline, settings: Settings) -> Target:
+def target_of(loaded: LoadedModel | ModelOutline, settings: Settings) -> Target:
     """What the choice of the kernels of a model depends on."""
     return Target(
         device=loaded.device,

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from ostro.core.load.model import DTYPES, Outline, quantization, target_of
-from ostro.core.load.quantize import FLOAT, Maker, Plan
-from ostro.core.load.weights import FLOATS, Reader, arrange, slots
+from ostro.core.load.model import DTYPES, ModelOutline, quantization, target_of
+from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan
+from ostro.core.load.weights import FLOATS, WeightReader, arrange, slots
 from ostro.core.nn import Embedding
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, TensorInfo, resolve
 
 ROWS = 32
@@ -38,10 +38,10 @@ class Sizes:
     bits already one weight of each kind and shape is.
     """
 
-    def __init__(self, found: Outline, settings: Settings, plugins: PluginManager) -> None:
+    def __init__(self, found: ModelOutline, settings: Settings, plugins: PluginManager) -> None:
         self.found, self.settings = found, settings
         self.dense: Any = resolve(plugins.get("quantizers", "dense").storage)
-        self.reader = Reader(
+        self.reader = WeightReader(
             found.container, plugins, quantization(found.raw_config), found.device, found.dtype
         )
         named, left = found.names.read(found.container.tensors, found.space)
@@ -74,7 +74,7 @@ class Sizes:
         storage.finalize(target_of(self.found, self.settings), embedding=embedding)
         return storage
 
-    def of(self, parts: Sequence[Slot], plan: Plan | None) -> int:
+    def of(self, parts: Sequence[Slot], plan: QuantizationPlan | None) -> int:
         """Of the parts of a module, or of one expert of it, brought to the formats that a plan has
         for those in floats: of one format they lie one after the other.
         """

@@ -13,8 +13,9 @@ from ostro.core.errors import CheckpointError
 from ostro.core.nn.linear import Delta, Linear, Slot
 from ostro.core.nn.mlp import activation
 from ostro.core.nn.storage import Storage
-from ostro.core.ops import Op, Target, act_mul, route
-from ostro.core.ops.route import Rule
+from ostro.core.ops import Op, Target, act_mul
+from ostro.core.ops import moe_route as route
+from ostro.core.ops.moe_route import RoutingRule
 from ostro.core.step import Step
 
 
@@ -34,7 +35,7 @@ class Router(Linear):
 
     def choose(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """x [T, d] -> (experts [T, k] int64, best first, their weights [T, k] float32)."""
-        chosen, weights = self.route(self(x, step), Rule(self.top, self.renormalise))
+        chosen, weights = self.route(self(x, step), RoutingRule(self.top, self.renormalise))
         return chosen, weights
 
 

@@ -86,7 +86,7 @@ def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
 
 def add_plugin_commands(subparsers: Any, requested: str | None) -> Any:
     """Add the commands of plugins; only the requested one is imported."""
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import resolve
 
     plugins, run = PluginManager(), None

@@ -14,7 +14,7 @@ from ostro.entrypoints.cli.options import settings
 
 if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
     from ostro.entrypoints.python import Text
 
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.python import load_text
 
     asked, plugins = settings(args), PluginManager()
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check(reference: str, asked: Settings, plugins: PluginManager, model: Text | None) -> Checked:
     """Check an adapter's files and, with a model, its effect."""
-    from ostro.core.adapters.reading import locate, read_weights
+    from ostro.core.adapters.loader import locate, read_weights
 
     found = Checked(reference)
     try:
@@ -120,7 +120,7 @@ def check(reference: str, asked: Settings, plugins: PluginManager, model: Text |
 
 def describe(found: Checked, weights: AdapterWeights) -> None:
     """Record an adapter's properties, with a warning for products that are zero."""
-    from ostro.core.adapters.reading import norm
+    from ostro.core.adapters.loader import norm
 
     found.kind, found.base, found.generation = weights.kind, weights.base, weights.generation
     found.nbytes, found.members = weights.nbytes, len(weights.members)
@@ -144,7 +144,7 @@ def try_on(found: Checked, weights: AdapterWeights, model: Text) -> None:
     """Record an adapter's effect on a model. Raises AdapterError if the model rejects it."""
     found.matched = 0
     for each in weights.members or [weights]:
-        placed = model.registry.shelf.places.place(each)
+        placed = model.registry.loader.places.place(each)
         found.matched += len(placed.matched)
         found.unmatched += placed.unmatched
     found.effect = model.load_adapter(NAME, found.reference).effect

@@ -10,7 +10,7 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.options import add_model_options, settings
 
 if TYPE_CHECKING:
-    from ostro.entrypoints.fit.report import Fit, Report
+    from ostro.entrypoints.fit.report import Fit, FitReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check(args)
     from ostro.core.load.open import find
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.fit.report import report
 
     asked = settings(args)
@@ -52,44 +52,44 @@ def check(args: argparse.Namespace) -> None:
         )
 
 
-def show(found: Report) -> None:
+def show(found: FitReport) -> None:
     from rich.table import Table
 
-    from ostro.core.engine.memory import shown
+    from ostro.core.engine.memory import format_bytes
     from ostro.entrypoints.cli import console
 
     out = console()
     out.print(f"{found.model}: {found.architecture}, {found.dtype}, {found.device}")
-    out.print(f"{shown(found.free)} free, bandwidth {found.bandwidth / 1e9:.1f} GB/s")
+    out.print(f"{format_bytes(found.free)} free, bandwidth {found.bandwidth / 1e9:.1f} GB/s")
     columns = ("weights", "bits/weight", "context", "sequences", "read per token", "max tokens/s")
     table = Table("format", *columns)
     for each in found.fits:
         table.add_row(*cells(each))
     out.print(table)
     for growth in found.growths:
-        fixed = f", and {shown(growth.fixed)} per sequence" if growth.fixed else ""
-        out.print(f"KV cache {growth.name}: {shown(growth.per_1000)} per 1000 tokens{fixed}")
+        fixed = f", and {format_bytes(growth.fixed)} per sequence" if growth.fixed else ""
+        out.print(f"KV cache {growth.name}: {format_bytes(growth.per_1000)} per 1000 tokens{fixed}")
     if not found.contexts:
         return
     streams = sorted({n for row in found.contexts.values() for n in row})
     title = f"KV cache in {found.kv_dtype} by context and sequences, with {found.example}"
     table = Table("context", *map(str, streams), title=title)
     for context, row in found.contexts.items():
-        table.add_row(str(context), *(shown(row[n]) if n in row else "-" for n in streams))
+        table.add_row(str(context), *(format_bytes(row[n]) if n in row else "-" for n in streams))
     out.print(table)
 
 
 def cells(each: Fit) -> tuple[str, ...]:
     """A row of the table of formats."""
-    from ostro.core.engine.memory import shown
+    from ostro.core.engine.memory import format_bytes
 
     weights = each.weights
-    size = weights.name, shown(weights.nbytes), f"{weights.bits:.2f}"
+    size = weights.name, format_bytes(weights.nbytes), f"{weights.bits:.2f}"
     if not each.room:
         return (*size, "does not fit")
     if each.speed is None:
         return (*size, "fits")
     if not each.streams:
         return (*size, "no memory for a sequence")
-    rest = str(each.context), str(each.streams), shown(weights.read), f"{each.speed:.1f}"
+    rest = str(each.context), str(each.streams), format_bytes(weights.read), f"{each.speed:.1f}"
     return (*size, *rest)

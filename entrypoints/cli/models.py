@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
 
     check(args)
     plugins = PluginManager()
@@ -106,7 +106,7 @@ def show_layers(found: dict[str, Any]) -> None:
 def show_inventory(found: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from ostro.core.load.body import BODY
+    from ostro.core.load.transformers_backend import BODY
     from ostro.entrypoints.cli import console
 
     out = console()
@@ -126,7 +126,7 @@ def show_inventory(found: dict[str, Any]) -> None:
 
 def inventory(plugins: Any) -> dict[str, Any]:
     """The architectures, formats and checkpoints of all plugins, from their records."""
-    from ostro.core.load.body import BODY, is_body
+    from ostro.core.load.transformers_backend import BODY, is_body
 
     return {
         "architectures": [

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ostro.core.plugins import PluginInfo, PluginManager
+    from ostro.core.plugins.manager import PluginInfo, PluginManager
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plugins. The exit code is 1 if one of them is broken or in conflict."""
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
 
     manager = PluginManager()
     manager.load(paths=args.plugin)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def by_hook(manager: PluginManager) -> dict[str, list[str]]:
     """The names of the plugins that implement each hook, in calling order."""
-    from ostro.core.plugins import HOOKS
+    from ostro.core.plugins.manager import HOOKS
 
     callers = {hook: getattr(manager.hook, hook) for hook in HOOKS}
     return {

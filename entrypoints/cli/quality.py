@@ -16,8 +16,8 @@ from ostro.core.records import Settings
 from ostro.entrypoints.cli.options import add_model_options, settings
 
 if TYPE_CHECKING:
-    from ostro.core.plugins import PluginManager
-    from ostro.entrypoints.quality.figures import Estimate, Quality, Report
+    from ostro.core.plugins.manager import PluginManager
+    from ostro.entrypoints.quality.figures import Estimate, Quality, QualityReport
 
 EVERY = "all"
 """The value of --quant that selects every format of the installed quantizers."""
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check(args)
-    from ostro.core.plugins import PluginManager
+    from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.quality.measure import measure
     from ostro.entrypoints.quality.plot import check_plot, write_plot
     from ostro.entrypoints.quality.text import read_text
@@ -136,7 +136,7 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         )
 
 
-def show(report: Report) -> None:
+def show(report: QualityReport) -> None:
     """Print a row for each variant, and the weights with the largest errors."""
     from rich.table import Table
 

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
-from ostro.core.adapters.pages import shape_of
-from ostro.core.adapters.places import Places
+from ostro.core.adapters.delta import shape_of
+from ostro.core.adapters.targets import TargetResolver
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Wanted
+from ostro.core.engine.request import AdapterRef
 from ostro.core.load.model import LoadedModel
 from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.experts import Stack
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
-from ostro.core.testing.checks import answers, check
-from ostro.core.testing.decoder import ragged
-from ostro.core.testing.formats import densify, some, target_of, wide
-from ostro.core.testing.golden import Golden
-from ostro.core.testing.parity import BAR, RED, Subject, decodes, deviation, greedy
+from ostro.plugins.conformance.checks import answers, check
+from ostro.plugins.conformance.decoder import ragged
+from ostro.plugins.conformance.formats import densify, some, target_of, wide
+from ostro.plugins.conformance.golden import Golden
+from ostro.plugins.conformance.parity import BAR, RED, Subject, decodes, deviation, greedy
 
 RANKS = (3, 17)
 """Of the adapters here: less than a page, and more than one."""
@@ -39,7 +39,7 @@ SHARE = 0.1
 
 
 @check(answers)
-def an_adapter_says_what_merged_weights_say(tiny: Subject) -> None:
+def adapters_match_merged_weights(tiny: Subject) -> None:
     """Plain, at another scale, and with DoRA's magnitudes; on every weight of the model."""
     for rank, scale, dora in (
         (RANKS[0], 1.0, False),
@@ -64,7 +64,7 @@ def an_adapter_says_what_merged_weights_say(tiny: Subject) -> None:
 
 
 @check(lambda record: answers(record) and record.wide is not None)
-def adapters_on_few_bits_say_what_merged_floats_say(tiny: Subject) -> None:
+def adapters_on_quantized_weights_match_merged_floats(tiny: Subject) -> None:
     if isinstance(tiny.reference, Golden):
         pytest.skip("golden logits know the tiny config alone")
     with wide(tiny.plugins, tiny.record) as made:
@@ -79,7 +79,7 @@ def adapters_on_few_bits_say_what_merged_floats_say(tiny: Subject) -> None:
 
 
 @check(decodes)
-def rows_of_a_batch_hear_their_own_adapters_alone(tiny: Subject) -> None:
+def batch_rows_use_only_their_own_adapters(tiny: Subject) -> None:
     """The base, two adapters, one of them at two scales, and both; eagerly and captured."""
     loaded = tiny.load()
     known = {
@@ -125,7 +125,7 @@ def mixed(engine: Engine, **scales: float) -> Mixture:
     """The mixture of adapters by name and scale."""
     if not scales or engine.registry is None:
         return EMPTY
-    return engine.registry.mixture([Wanted(name=n, scale=s) for n, s in scales.items()])
+    return engine.registry.mixture([AdapterRef(name=n, scale=s) for n, s in scales.items()])
 
 
 def adapter_of(loaded: LoadedModel, *, seed: int, rank: int, dora: bool = False) -> AdapterWeights:
@@ -136,7 +136,7 @@ def adapter_of(loaded: LoadedModel, *, seed: int, rank: int, dora: bool = False)
         return torch.randn(*shape, generator=generator)
 
     weights = {}
-    for slot in Places(loaded.model, loaded.names).slots.values():
+    for slot in TargetResolver(loaded.model, loaded.names).slots.values():
         if slot.kind != "storage":
             continue
         n, k = slot.shape
@@ -155,7 +155,7 @@ def merge(
     loaded: LoadedModel, plugins: PluginManager, weights: AdapterWeights, scale: float
 ) -> None:
     """Put floats in the place of a model's weights, an adapter's share of them added."""
-    placed = Places(loaded.model, loaded.names).place(weights)
+    placed = TargetResolver(loaded.model, loaded.names).place(weights)
     densify(loaded.model, plugins)
     floats = resolve(plugins.get("quantizers", "dense").storage)
 

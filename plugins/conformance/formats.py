@@ -15,11 +15,11 @@ from ostro.core.load.quantize import makers
 from ostro.core.nn import Embedding, Linear, Router, Storage
 from ostro.core.nn.experts import Stack
 from ostro.core.ops import Target
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, resolve
-from ostro.core.testing.checks import answers, check
-from ostro.core.testing.golden import Golden
-from ostro.core.testing.parity import SMALL, Subject, deviation, subject
+from ostro.plugins.conformance.checks import answers, check
+from ostro.plugins.conformance.golden import Golden
+from ostro.plugins.conformance.parity import SMALL, Subject, deviation, subject
 
 SAME = 1e-5
 """The most that logits may differ from those of dequantized weights, as a share of their standard
@@ -34,7 +34,7 @@ FEW = 3
 
 
 @check(lambda record: answers(record) and record.wide is not None)
-def few_bits_say_what_their_floats_say(tiny: Subject) -> None:
+def quantized_models_match_dequantized_weights(tiny: Subject) -> None:
     if isinstance(tiny.reference, Golden):
         pytest.skip("golden logits know the tiny config alone")
     with wide(tiny.plugins, tiny.record) as subject:

@@ -24,14 +24,14 @@ from ostro.architectures.clip.model import Config
 from ostro.core.errors import ConfigError, RequestError
 from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
-from ostro.core.load.weights import Reader, fill
+from ostro.core.load.weights import WeightReader, fill
 from ostro.core.nn import Linear
 from ostro.core.ops import Target
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Mutant, Settings
 from ostro.core.step import ROWS
-from ostro.core.testing.architecture import ArchitectureTests, Nudge
-from ostro.core.testing.parity import BAR, RED, STD, deviation, reinitialise
+from ostro.plugins.conformance.architecture import ArchitectureTests, Nudge
+from ostro.plugins.conformance.parity import BAR, RED, STD, deviation, reinitialise
 
 TEXTS = ([1, 5, 9, 2, 0, 0], [1, 7, 2, 2, 2, 2], [1, 90, 80, 70, 60, 2])
 VISION = {
@@ -138,7 +138,7 @@ def tower(folder: Path, plugins: PluginManager) -> Any:
     home = Tower(vision.VisionConfig.from_hf(raw))
     parts = ("embeddings", "pre_layrnorm", "encoder", "post_layernorm")
     names = Names(hub=[Pair(part, f"vision_model.{part}") for part in parts])
-    reader = Reader(container, plugins, {}, torch.device("cpu"), torch.float32)
+    reader = WeightReader(container, plugins, {}, torch.device("cpu"), torch.float32)
     fill(home, container, names, reader, space="hub")
     for module in home.modules():
         if isinstance(module, Linear):

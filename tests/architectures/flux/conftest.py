@@ -18,11 +18,11 @@ from ostro.architectures.flux.config import Config
 from ostro.architectures.flux.model import Model
 from ostro.architectures.flux.names import names
 from ostro.core.load.model import cast_biases, finalize
-from ostro.core.load.weights import Reader, fill
+from ostro.core.load.weights import WeightReader, fill
 from ostro.core.ops import Target
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, TensorInfo
-from ostro.core.testing.parity import STD, reinitialise
+from ostro.plugins.conformance.parity import STD, reinitialise
 
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
@@ -82,7 +82,7 @@ class Flux:
         container: Any = Held(self.tensors() if tensors is None else tensors)
         config = Config.from_hf(self.raw)
         model = Model(config)  # type: ignore[abstract]
-        reader = Reader(container, self.plugins, {}, CPU, dtype)
+        reader = WeightReader(container, self.plugins, {}, CPU, dtype)
         fill(model, container, names(config), reader, space="hub")
         cast_biases(model, dtype)
         loaded: Any = SimpleNamespace(model=model, context=77, explain=[])

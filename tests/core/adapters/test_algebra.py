@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ostro.core.adapters.weights import AdapterWeights
 from ostro.core.nn import Head
-from ostro.core.testing.adapters import adapter_of, merge, mixed, opened
-from ostro.core.testing.formats import target_of
-from ostro.core.testing.parity import BAR, Subject, deviation
+from ostro.plugins.conformance.adapters import adapter_of, merge, mixed, opened
+from ostro.plugins.conformance.formats import target_of
+from ostro.plugins.conformance.parity import BAR, Subject, deviation
 
 SCALES = {"dora": 0.7, "plain": 0.4}
 

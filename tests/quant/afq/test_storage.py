@@ -9,7 +9,7 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError
 from ostro.core.nn.storage import Stored
 from ostro.core.records import Format, TensorInfo
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant import afq as plugin
 from ostro.quant.afq import naive
 from ostro.quant.afq.storage import Afq

@@ -13,7 +13,7 @@ from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.nn import Dequantized
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import TensorInfo
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant import bnb as plugin
 from ostro.quant.bnb.bits8 import Bits8
 

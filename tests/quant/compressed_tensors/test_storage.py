@@ -14,7 +14,7 @@ from torch import Tensor
 from ostro import Storage, Stored, TensorInfo
 from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.nn import Dequantized
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant import compressed_tensors as plugin
 from ostro.quant.compressed_tensors import naive
 from ostro.quant.compressed_tensors.storage import Compressed

@@ -12,7 +12,7 @@ from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.nn import Dequantized
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import TensorInfo
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant import f8q8 as plugin
 from ostro.quant.f8q8 import naive
 from ostro.quant.f8q8.storage import F8Q8

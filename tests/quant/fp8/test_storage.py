@@ -12,7 +12,7 @@ from ostro.core.errors import CheckpointError, ConfigError, Unsupported
 from ostro.core.nn import Dequantized
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import TensorInfo
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant import fp8 as plugin
 from ostro.quant.fp8.storage import Fp8
 

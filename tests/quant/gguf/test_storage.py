@@ -17,15 +17,15 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError
 from ostro.core.load.ggml import BY_NAME
 from ostro.core.load.model import load_model
-from ostro.core.load.rest import tensors
 from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.storage import Stored
 from ostro.core.ops import Target
-from ostro.core.plugins import PluginManager
+from ostro.core.placement.offload import tensors
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, TensorInfo
 from ostro.core.step import ROWS
-from ostro.core.testing.formats import target_of
-from ostro.core.testing.parity import BAR, deviation, subject
+from ostro.plugins.conformance.formats import target_of
+from ostro.plugins.conformance.parity import BAR, deviation, subject
 from ostro.quant import gguf as plugin
 from ostro.quant.dense.storage import Dense
 from ostro.quant.gguf import naive

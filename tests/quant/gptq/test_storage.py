@@ -14,7 +14,7 @@ from torch import Tensor
 from ostro import Storage, Stored, TensorInfo
 from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.nn import Dequantized
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant import gptq as plugin
 from ostro.quant.gptq import naive
 from ostro.quant.gptq.storage import Gptq

@@ -13,7 +13,7 @@ from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.nn import Dequantized
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import Format, TensorInfo
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant import hqq as plugin
 from ostro.quant.hqq import naive
 from ostro.quant.hqq.naive import PACKINGS, Layout

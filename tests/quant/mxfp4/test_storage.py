@@ -12,7 +12,7 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.records import TensorInfo
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant import mxfp4 as plugin
 from ostro.quant.mxfp4 import naive
 from ostro.quant.mxfp4.storage import Mxfp4

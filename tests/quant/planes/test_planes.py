@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.testing.formats import target_of
+from ostro.plugins.conformance.formats import target_of
 from ostro.quant.planes.planes import CELL, WIDTHS, Planes, pack_codes, unpack_codes
 from ostro.quant.planes.quant_matmul import naive
 from ostro.quant.planes.storage import Packed
