@@ -232,7 +232,7 @@ class Loop:
             )
             made.append(sequence)
             self.tokens[sequence] = list(tokens)
-            for way in range(sequence.ways):
+            for way in range(sequence.passes):
                 self.pasts[sequence, way] = []
             self.scheduler.add(sequence)
         self.live += made
@@ -322,7 +322,7 @@ class Loop:
         for chunk in plan.chunks:
             assert self.placed[chunk.sequence.row] is chunk.sequence, "it has another's rules"
             self.see_media(chunk)
-            for way in range(chunk.sequence.ways):
+            for way in range(chunk.sequence.passes):
                 if way == 0 or chunk.own.count:
                     self.compute_rows(chunk.own if way else chunk, way)
             if chunk.draws:
@@ -364,7 +364,7 @@ class Loop:
             at, before = len(past), past[-1] if past else digest(sequence.root)
             shares = [each for each in facts_of(sequence.mixture) if each[2] == at and way == 0]
             media = [each for item in sequence.request.items for each in rows_at(item, at)]
-            frozen = sequence.weighed if way == 0 and at == sequence.weighed else None
+            frozen = sequence.scaling_end if way == 0 and at == sequence.weighed else None
             past.append(digest(before, tokens[at], *shares, *media, frozen))
 
     def compute_pages(
@@ -399,7 +399,7 @@ class Loop:
             tables = [table for s in running for table in s.tables[g :: len(groups)]]
             used = [block for table in tables for block in table.blocks[table.first :]]
             self.count_users(group, used)
-        for g, group in enumerate(self.blocks.crosses):
+        for g, group in enumerate(self.blocks.cross_groups):
             self.count_users(group, [b for s in running for m in s.memories for b in m.blocks[g]])
         held = [s for s in (*running, *self.scheduler.waiting) if s.held.lanes]
         assert all(sequence in running for sequence in held)

@@ -575,7 +575,7 @@ def test_an_xlora_request_is_computed_in_two_ways() -> None:
     loop = Loop(rows=100, room=Room(2))
     sequence = loop.add(range(10), mixture=xlora("x"))
     loop.step()
-    assert sequence.ways == len(sequence.tables) == 2
+    assert sequence.passes == len(sequence.tables) == 2
     assert not set(sequence.tables[0].blocks) & set(sequence.tables[1].blocks)
     loop.run()
     loop.add(range(10), mixture=xlora("x"))
@@ -597,7 +597,7 @@ def test_blocks_behind_held_scalings_are_shared_by_no_other_prompt() -> None:
     """From the third drawn token on scalings depend on where the prompt ended."""
     loop = Loop(rows=100, room=Room(2))
     first = loop.add(range(9), limit=12, mixture=xlora("x", held_after=3))
-    assert first.weighed == 12
+    assert first.scaling_end == 12
     loop.run()
     loop.add(first.tokens, mixture=xlora("x", held_after=3))
     assert shape(loop.step()) == [("1", 12, 9)]
