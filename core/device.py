@@ -1,4 +1,4 @@
-"""Between host and device, without waiting.
+"""The device: copies between it and the host that do not wait, its free memory, sizes in bytes.
 
 A copy from or to ordinary memory makes the host wait for everything the device still has to do; a
 copy through pinned memory does not. The loop moves its small lists of integers only through here.
@@ -6,12 +6,26 @@ copy through pinned memory does not. The loop moves its small lists of integers 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ostro.core.errors import UsageError
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 def to_device(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -52,3 +66,43 @@ class DeviceToHostCopy:
         if self.event is not None:
             self.event.synchronize()
         return [tensor.tolist() for tensor in self.tensors]
+
+
+def parse_size(text: str) -> float:
+    """Bytes ("6GB", "512MiB") or, from 0 to 1, a share ("0.5"). Raises UsageError."""
+    number = text.strip().rstrip("BbKkMmGgIi").strip()
+    unit = text.strip()[len(number) :].strip().upper()
+    try:
+        value = float(number) * UNITS[unit]
+    except (ValueError, KeyError):
+        raise UsageError(
+            f"{text!r} is no size: write 6GB, 512MiB, or a share such as 0.5"
+        ) from None
+    if not 0 < value < 2**60:
+        raise UsageError(f"{text!r} is not a positive size")
+    return value
+
+
+def format_bytes(size: int) -> str:
+    """Bytes in the unit that people would use."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size} bytes"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free now on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes()
+
+
+def cached_bytes() -> int:
+    """Page cache that Linux gives back on demand."""
+    try:
+        with open("/proc/meminfo") as lines:
+            sizes = dict(line.split(":") for line in lines)
+        return int(sizes["Cached"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 0

@@ -11,7 +11,7 @@ from ostro.core.adapters.loader import AdapterLoader
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.adapters.registry import Registry, check_name
 from ostro.core.adapters.targets import TargetResolver
-from ostro.core.engine.memory import parse_size
+from ostro.core.device import parse_size
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import UsageError
 from ostro.core.load.model import LoadedModel, target_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ostro.core.engine.memory import parse_size
+from ostro.core.device import parse_size
 from ostro.core.errors import UsageError
 
 BITS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*bpw", re.IGNORECASE)

@@ -22,7 +22,7 @@ from statistics import median
 
 import torch
 
-from ostro.core.engine.memory import format_bytes, free_bytes
+from ostro.core.device import format_bytes, free_bytes
 from ostro.core.errors import UsageError
 from ostro.core.load.budget import Budget
 from ostro.core.load.calibration import Calibration, Fixed, calibrated

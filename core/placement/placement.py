@@ -18,7 +18,7 @@ from itertools import groupby, pairwise
 import torch
 from torch.nn import Module
 
-from ostro.core.engine.memory import format_bytes, free_bytes, parse_size
+from ostro.core.device import format_bytes, free_bytes, parse_size
 from ostro.core.errors import UsageError
 from ostro.core.nn import CachedLayer, Embedding, Experts, Head, Linear, Model
 from ostro.core.nn.experts import Stack

@@ -55,7 +55,7 @@ def check(args: argparse.Namespace) -> None:
 def show(found: FitReport) -> None:
     from rich.table import Table
 
-    from ostro.core.engine.memory import format_bytes
+    from ostro.core.device import format_bytes
     from ostro.entrypoints.cli import console
 
     out = console()
@@ -81,7 +81,7 @@ def show(found: FitReport) -> None:
 
 def cells(each: Fit) -> tuple[str, ...]:
     """A row of the table of formats."""
-    from ostro.core.engine.memory import format_bytes
+    from ostro.core.device import format_bytes
 
     weights = each.weights
     size = weights.name, format_bytes(weights.nbytes), f"{weights.bits:.2f}"

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ostro.core.device import free_bytes
 from ostro.core.engine.build import set_threads
-from ostro.core.engine.memory import free_bytes, largest_context
+from ostro.core.engine.memory import largest_context
 from ostro.core.load.model import ModelOutline, outline
 from ostro.core.load.sizes import Sizes
 from ostro.core.plugins.manager import PluginManager

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from ostro.core.cache import CacheKind
+from ostro.core.device import parse_size
 from ostro.core.engine.build import NARROW, ROWS, cache_kinds
-from ostro.core.engine.memory import BLOCK, SHARE, parse_size, plan_blocks
+from ostro.core.engine.memory import BLOCK, SHARE, plan_blocks
 from ostro.core.errors import InsufficientMemory, Unsupported
 from ostro.core.load.model import LoadedModel, ModelOutline, choose_context
 from ostro.core.placement.placement import Placement

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ostro.core.cache import CacheKind, CacheSpec
+from ostro.core.device import free_bytes, parse_size
 from ostro.core.engine import memory
-from ostro.core.engine.memory import budget, largest_context, parse_size, plan_blocks
+from ostro.core.engine.memory import budget, largest_context, plan_blocks
 from ostro.core.errors import InsufficientMemory, UsageError
 from ostro.core.records import Settings
 
@@ -78,7 +79,7 @@ def test_a_budget_is_a_size_a_share_or_a_quarter(monkeypatch: pytest.MonkeyPatch
 def test_free_memory_is_what_the_system_says() -> None:
     with open("/proc/meminfo") as lines:
         total = int(dict(line.split(":") for line in lines)["MemTotal"].split()[0]) * 1024
-    assert 0 < memory.free_bytes(CPU) < total
+    assert 0 < free_bytes(CPU) < total
     assert 0 <= memory.cached_bytes() < total
 
 
