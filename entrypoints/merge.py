@@ -22,8 +22,8 @@ from ostro.core.adapters.targets import AdapterTargets, TargetResolver
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.errors import AdapterError, Unsupported, UsageError
 from ostro.core.load.components import JoinedContainer
+from ostro.core.load.describe import ModelOutline
 from ostro.core.load.experts import Expert
-from ostro.core.load.model import ModelOutline
 from ostro.core.load.names import Named, Transform
 from ostro.core.load.weights import FLOATS, slots
 from ostro.core.nn import Head

@@ -14,7 +14,8 @@ from ostro.core.adapters.targets import TargetResolver
 from ostro.core.device import parse_size
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import UsageError
-from ostro.core.load.model import LoadedModel, target_of
+from ostro.core.load.describe import target_of
+from ostro.core.load.model import LoadedModel
 from ostro.core.nn import Head, Linear
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
@@ -36,7 +37,7 @@ def build_adapter_pool(loaded: LoadedModel, settings: Settings, rows: int) -> Ad
         pages=settings.adapter_slots,
         lanes=2 * settings.max_seqs + 2,
         drawn=rows,
-        target=target_of(loaded, settings),
+        target=target_of(loaded.device, loaded.dtype, settings),
         placement=loaded.placement,
     )
 

@@ -18,7 +18,8 @@ from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Scheduler
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
-from ostro.core.load.model import DTYPES, LoadedModel, describe
+from ostro.core.load.describe import DTYPES
+from ostro.core.load.model import LoadedModel, describe
 from ostro.core.nn import CachedLayer
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager

@@ -24,7 +24,8 @@ from ostro.core.engine.build import ROWS, build_engine, make_ready
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.memory import BLOCK
 from ostro.core.engine.request import Sampling, TokenRequest
-from ostro.core.load.model import LoadedModel, load_model, quantization
+from ostro.core.load.describe import quantization
+from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import end_ids
 from ostro.core.load.quantize import Maker, QuantizationPlan
 from ostro.core.load.weights import WeightReader, arrange, slots

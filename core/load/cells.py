@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro.core.load.model import ModelOutline
+from ostro.core.load.describe import ModelOutline
 from ostro.core.load.quantize import Maker, QuantizationPlan, means
 from ostro.core.load.sizes import Shape, Sizes
 from ostro.core.load.weights import slots

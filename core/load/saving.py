@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, UsageError
-from ostro.core.load.model import ModelOutline, quantization, tied_names
+from ostro.core.load.describe import ModelOutline, quantization
+from ostro.core.load.model import tied_names
 from ostro.core.load.names import Named
 from ostro.core.load.quantize import Maker, QuantizationPlan
 from ostro.core.load.weights import FLOATS, WeightReader, arrange, refuse, slots

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ostro.core.load.model import DTYPES, ModelOutline, quantization, target_of
+from ostro.core.load.describe import DTYPES, ModelOutline, quantization, target_of
 from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan
 from ostro.core.load.weights import FLOATS, WeightReader, arrange, slots
 from ostro.core.nn import Embedding
@@ -71,7 +71,9 @@ class Sizes:
         return self.finalized(made, shape[1])
 
     def finalized(self, storage: Storage, embedding: bool) -> Storage:
-        storage.finalize(target_of(self.found, self.settings), embedding=embedding)
+        storage.finalize(
+            target_of(self.found.device, self.found.dtype, self.settings), embedding=embedding
+        )
         return storage
 
     def of(self, parts: Sequence[Slot], plan: QuantizationPlan | None) -> int:

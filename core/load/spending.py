@@ -27,8 +27,8 @@ from ostro.core.errors import UsageError
 from ostro.core.load.budget import Budget
 from ostro.core.load.calibration import Calibration, Fixed, calibrated
 from ostro.core.load.cells import TINY, Cells, Weight
+from ostro.core.load.describe import ModelOutline
 from ostro.core.load.knapsack import Knapsack, Option, hull, joined
-from ostro.core.load.model import ModelOutline
 from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan
 from ostro.core.load.sizes import Sizes
 from ostro.core.plugins.manager import PluginManager

@@ -66,7 +66,7 @@ def write(asked: Settings, plugins: PluginManager, shares: dict[str, float], fol
     Raises AdapterError for an adapter that cannot be merged.
     """
     from ostro.core.adapters.loader import locate, read_weights
-    from ostro.core.load.model import outline
+    from ostro.core.load.describe import outline
     from ostro.core.load.open import find
     from ostro.core.load.saving import refuse_existing
     from ostro.core.records import resolve

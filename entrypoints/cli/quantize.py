@@ -47,7 +47,7 @@ def write(asked: Settings, plugins: PluginManager, container: str, folder: Path)
 
     Raises UsageError without a format to quantize to, and if no plugin writes the container.
     """
-    from ostro.core.load.model import outline
+    from ostro.core.load.describe import outline
     from ostro.core.load.open import find
     from ostro.core.load.saving import Saving
     from ostro.core.records import resolve

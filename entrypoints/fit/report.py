@@ -11,7 +11,7 @@ from typing import Any
 from ostro.core.device import free_bytes
 from ostro.core.engine.build import set_threads
 from ostro.core.engine.memory import largest_context
-from ostro.core.load.model import ModelOutline, outline
+from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.sizes import Sizes
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings

@@ -14,7 +14,8 @@ from ostro.core.device import parse_size
 from ostro.core.engine.build import NARROW, ROWS, cache_kinds
 from ostro.core.engine.memory import BLOCK, SHARE, plan_blocks
 from ostro.core.errors import InsufficientMemory, Unsupported
-from ostro.core.load.model import LoadedModel, ModelOutline, choose_context
+from ostro.core.load.describe import ModelOutline, choose_context
+from ostro.core.load.model import LoadedModel
 from ostro.core.placement.placement import Placement
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings

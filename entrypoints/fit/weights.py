@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.nn import Module
 
-from ostro.core.load.model import ModelOutline
+from ostro.core.load.describe import ModelOutline
 from ostro.core.load.quantize import Maker, QuantizationPlan, makers
 from ostro.core.load.sizes import Sizes
 from ostro.core.nn import CachedLayer, Embedding, Head, Linear, Model

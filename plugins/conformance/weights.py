@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.config import ModelConfig
-from ostro.core.load.model import parts
+from ostro.core.load.describe import parts
 from ostro.core.load.names import Names
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, Settings

@@ -14,7 +14,7 @@ from house import House
 from tiny_model import change_config
 
 from ostro.core.errors import ConfigError
-from ostro.core.load import model as loading
+from ostro.core.load import describe as loading
 
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 LIES: list[tuple[dict[str, Any], tuple[str, ...]]] = [

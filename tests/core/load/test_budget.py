@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ostro.core.errors import UsageError
 from ostro.core.load import spending
-from ostro.core.load.model import load_model, outline
+from ostro.core.load.describe import outline
+from ostro.core.load.model import load_model
 from ostro.core.load.open import find
 from ostro.core.load.quantize import makers
 from ostro.core.load.spending import Prices
