@@ -267,5 +267,5 @@ def test_a_form_that_is_too_large(server: Real, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(body, "MAX_FORM", 1 << 20)
     answer = post(server, data=bytes(3 << 20), **COLD)
-    assert answer.status_code == 413 and "1 MiB" in answer.text
+    assert answer.status_code == 413 and "1048576 bytes" in answer.text
     assert post(server, data=SHORT, **COLD).status_code == 200
