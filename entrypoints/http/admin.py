@@ -142,7 +142,7 @@ async def load(request: Request) -> Response:
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
-    asked = parse(await read_json(request, service.max_body()), LoadRequest)
+    asked = parse(await read_json(request), LoadRequest)
     name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
     if name in (*service.names, DEFAULT):
         raise AdapterConflict(f"{name!r} is the name of a model", param="lora_name")
@@ -169,7 +169,7 @@ async def unload(request: Request) -> Response:
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
-    asked = parse(await read_json(request, service.max_body()), UnloadRequest)
+    asked = parse(await read_json(request), UnloadRequest)
     name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
     told = await service.engine.adapt(
         "unload", model=model, name=name, expected=asked.expected_generation

@@ -31,8 +31,6 @@ from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.stream import DONE, EventStream, event, while_there
 
-MAX_PROMPTS = 1024
-"""Prompts of one completion request."""
 Piece = Callable[[TextDelta, bool], dict[str, Any]]
 """Words a delta as a choice of a chunk; its second argument says that it is the choice's first."""
 
@@ -40,7 +38,7 @@ Piece = Callable[[TextDelta, bool], dict[str, Any]]
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body()), ChatRequest)
+    asked = parse(await read_json(request), ChatRequest)
     if asked.stream and asked.prompt_logprobs is not None:
         raise Unsupported("prompt_logprobs of a chat cannot be streamed", param="prompt_logprobs")
     admitted = service.admit(asked)
@@ -68,7 +66,7 @@ async def chat(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """POST /v1/completions"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body(MAX_PROMPTS)), CompletionRequest)
+    asked = parse(await read_json(request), CompletionRequest)
     admitted = service.admit(asked)
     text: TextPipeline = admitted.pipeline
     answer = await while_there(request, text.complete(asked, adapters=admitted.adapters))

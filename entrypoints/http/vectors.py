@@ -50,7 +50,7 @@ class ClassifyRequest(ModelTarget, kw_only=True):
 async def embeddings(request: Request) -> Response:
     """POST /v1/embeddings"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), EmbeddingRequest)
+    asked = parse(await read_json(request), EmbeddingRequest)
     admitted = service.admit(asked, "embed")
     work = admitted.pipeline.embed(
         inputs_of(asked.input),
@@ -70,7 +70,7 @@ async def embeddings(request: Request) -> Response:
 async def rerank(request: Request) -> Response:
     """POST /v1/rerank"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), RerankRequest)
+    asked = parse(await read_json(request), RerankRequest)
     admitted = service.admit(asked, "rerank")
     documents = [text_of(i, document) for i, document in enumerate(counted(asked.documents))]
     if asked.top_n is not None and asked.top_n < 1:
@@ -90,7 +90,7 @@ async def rerank(request: Request) -> Response:
 async def classify(request: Request) -> Response:
     """POST /v1/classify"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), ClassifyRequest)
+    asked = parse(await read_json(request), ClassifyRequest)
     admitted = service.admit(asked, "classify")
     texts = [asked.input] if isinstance(asked.input, str) else counted(asked.input)
     work = admitted.pipeline.classify(texts, adapters=admitted.adapters)

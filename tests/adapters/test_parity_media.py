@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny.trained import BAR, FELT, RED, Served, compare, distance, train, wrapped
+
+sys.path.append(str(Path(__file__).parent))
+
+from trained import BAR, FELT, RED, Served, compare, distance, train, wrapped
 
 from ostro.core.errors import AdapterError
 from ostro.core.plugins.manager import PluginManager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
 pytest.importorskip("transformers")
 
-from tiny.dia import make_dia
+from tiny_dia import make_dia
 
 from ostro.architectures.dia import WIDE
 from ostro.core.load.model import load_model

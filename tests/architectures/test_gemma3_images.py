@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny.images import ImageTests
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_images import ImageTests
 
 from ostro.architectures.gemma3.examples import LINE, write_tokenizer
 from ostro.architectures.gemma3.inputs import Inputs

@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny.images import ImageTests
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_images import ImageTests
 
 from ostro.architectures.llava import TINY
 from ostro.architectures.llava.examples import IMAGES, PREPROCESSOR, prompted

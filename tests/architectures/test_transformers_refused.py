@@ -13,7 +13,10 @@ import gguf
 import pytest
 import torch
 import transformers
-from tiny.model import make_gguf, make_model
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from tiny_model import make_gguf, make_model
 
 from ostro.core.engine.build import build_engine
 from ostro.core.errors import CheckpointError, ConfigError, OstroError, Unsupported

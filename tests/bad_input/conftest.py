@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
-from tiny.house import House
-from tiny.model import make_model
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from house import House
+from tiny_model import make_model
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny.house import House
-from tiny.model import change_config
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+
+from house import House
+from tiny_model import change_config
 
 from ostro.core.errors import (
     CheckpointError,

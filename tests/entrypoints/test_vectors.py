@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny.bert import make_bert
-from tiny.model import make_model
-from tiny.trained import train
+
+sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+sys.path.append(str(Path(__file__).parents[1] / "adapters"))
+
+from tiny_bert import make_bert
+from tiny_model import make_model
+from trained import train
 
 import ostro
 from ostro.core.errors import AdapterNotFound, ContextLengthExceeded, RequestError, UsageError

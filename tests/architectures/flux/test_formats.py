@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+
 pytest.importorskip("diffusers")
 
-from tiny.flux import make_flux
+from tiny_flux import make_flux
 
 from ostro.architectures.flux import WIDE
 from ostro.architectures.flux.batch import Batch

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny.loop import BLOCK, CPU, cross, image, lora, pages, view, xlora
+
+sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+
+from tiny_loop import BLOCK, CPU, cross, image, lora, pages, view, xlora
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.blocks import BlockManager, CacheGroup
@@ -125,7 +130,7 @@ def test_the_longest_sequence_is_what_the_smallest_pool_holds() -> None:
     assert blocks.longest(100, rows=4) == 40, "a window of 6 tokens needs 5 blocks at most"
     assert blocks.longest(100, rows=16) == 24
     assert blocks.longest(20, rows=16) == 20
-    assert blocks.longest(100, rows=4, ways=2) == 12
+    assert blocks.longest(100, rows=4, passes=2) == 12
 
 
 def test_media_are_told_apart_by_the_adapters_that_apply_to_them() -> None:

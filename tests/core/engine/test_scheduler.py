@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
-from tiny.loop import (
+
+sys.path.append(str(Path(__file__).parents[2] / "tiny"))
+
+from tiny_loop import (
     BLOCK,
     Loop,
     Room,
@@ -566,7 +571,7 @@ def test_media_are_encoded_under_the_adapters_of_their_request() -> None:
 # X-LoRA
 
 
-def test_an_xlora_request_is_computed_in_two_ways() -> None:
+def test_an_xlora_request_is_computed_in_two_passes() -> None:
     loop = Loop(rows=100, room=Room(2))
     sequence = loop.add(range(10), mixture=xlora("x"))
     loop.step()
@@ -577,7 +582,7 @@ def test_an_xlora_request_is_computed_in_two_ways() -> None:
     assert shape(loop.step()) == [("1", 8, 2)]
 
 
-def test_an_xlora_request_resumes_only_what_both_ways_have() -> None:
+def test_an_xlora_request_resumes_only_what_both_passes_have() -> None:
     """The base's own blocks are those of requests without adapters; the mixed ones are lacking."""
     loop = Loop(rows=100, room=Room(2))
     loop.add(range(10))

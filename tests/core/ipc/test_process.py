@@ -14,7 +14,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from echo.engine import EchoEngine
+
+sys.path.append(str(Path(__file__).parents[2] / "echo"))
+
+from echo_engine import EchoEngine
 
 from ostro.core import errors
 from ostro.core.engine.request import AdapterRef, Sampling, TokenOutput, TokenRequest
@@ -41,7 +44,7 @@ from ostro.core.ipc.process import ProcessEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
-ECHO = "echo.engine:open_engine"
+ECHO = "echo_engine:open_engine"
 LONG = Sampling(max_tokens=4000, ignore_eos=True)
 Test = Callable[[AsyncEngine], Awaitable[None]]
 

@@ -101,7 +101,7 @@ def xlora(name: str, held_after: int = 0) -> Mixture:
 
 @dataclass
 class Room:
-    """Room on the device for as many mixtures as `rows`; the part of `Residents` that a scheduler
+    """Room on the device for as many mixtures as `rows`; the part of `AdapterPool` that a scheduler
     calls. `mixtures` are those that lie there, by their row; `calls` of `hold` are counted.
     """
 
@@ -232,8 +232,8 @@ class Loop:
             )
             made.append(sequence)
             self.tokens[sequence] = list(tokens)
-            for way in range(sequence.passes):
-                self.pasts[sequence, way] = []
+            for number in range(sequence.passes):
+                self.pasts[sequence, number] = []
             self.scheduler.add(sequence)
         self.live += made
         return made
@@ -322,9 +322,9 @@ class Loop:
         for chunk in plan.chunks:
             assert self.placed[chunk.sequence.row] is chunk.sequence, "it has another's rules"
             self.see_media(chunk)
-            for way in range(chunk.sequence.passes):
-                if way == 0 or chunk.own.count:
-                    self.compute_rows(chunk.own if way else chunk, way)
+            for number in range(chunk.sequence.passes):
+                if number == 0 or chunk.own.count:
+                    self.compute_rows(chunk.own if number else chunk, number)
             if chunk.draws:
                 past = self.pasts[chunk.sequence, 0][-1]
                 self.tokens[chunk.sequence].append(digest(past, chunk.sequence.seed) % 97)
@@ -346,25 +346,25 @@ class Loop:
                     found = [self.cache.get((g, block * BLOCK)) for block in mine]
                     assert found == [(item.key, i) for i in range(len(mine))]
 
-    def compute_rows(self, chunk: Chunk, way: int) -> None:
+    def compute_rows(self, chunk: Chunk, number: int) -> None:
         sequence, count = chunk.sequence, len(self.blocks.groups)
         start, stop = chunk.start, chunk.start + chunk.count
-        self.extend(sequence, way, stop)
+        self.extend(sequence, number, stop)
         for g, group in enumerate(self.blocks.groups):
-            table = sequence.tables[way * count + g]
+            table = sequence.tables[number * count + g]
             if group.kind.aligned:
-                self.compute_state(g, group, table, self.pasts[sequence, way], start, stop)
+                self.compute_state(g, group, table, self.pasts[sequence, number], start, stop)
             else:
-                self.compute_pages(g, group, table, self.pasts[sequence, way], start, stop)
+                self.compute_pages(g, group, table, self.pasts[sequence, number], start, stop)
 
-    def extend(self, sequence: TokenSequence, way: int, stop: int) -> None:
+    def extend(self, sequence: TokenSequence, number: int, stop: int) -> None:
         """The hash of all that the first tokens' keys and values depend on, for `stop` tokens."""
-        past, tokens = self.pasts[sequence, way], self.tokens[sequence]
+        past, tokens = self.pasts[sequence, number], self.tokens[sequence]
         while len(past) < stop:
             at, before = len(past), past[-1] if past else digest(sequence.root)
-            shares = [each for each in facts_of(sequence.mixture) if each[2] == at and way == 0]
+            shares = [each for each in facts_of(sequence.mixture) if each[2] == at and number == 0]
             media = [each for item in sequence.request.items for each in rows_at(item, at)]
-            frozen = sequence.scaling_end if way == 0 and at == sequence.weighed else None
+            frozen = sequence.scaling_end if number == 0 and at == sequence.scaling_end else None
             past.append(digest(before, tokens[at], *shares, *media, frozen))
 
     def compute_pages(

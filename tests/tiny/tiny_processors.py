@@ -36,6 +36,30 @@ class Recorder:
         LOG.extend(("added", each.row, tuple(each.said)) for each in added)
 
 
+class ApplyRecorder(Recorder):
+    """Notes the rows of each call of `apply`, with the last token of each that has drawn one."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        super().__init__(rows, vocab, device)
+        self.fresh = set[int]()
+
+    def update(
+        self,
+        added: Sequence[AddedRequest],
+        removed: Sequence[int],
+        moved: Sequence[tuple[int, int]],
+    ) -> None:
+        super().update(added, removed, moved)
+        self.fresh |= {each.row for each in added}
+
+    def apply(self, logits: Tensor, rows: Tensor, last_ids: Any) -> Tensor:
+        known = isinstance(last_ids, list)
+        for row, token in zip(rows.tolist(), list(last_ids), strict=True):
+            LOG.append(("applied", row, () if row in self.fresh and not known else (int(token),)))
+        self.fresh -= set(rows.tolist())
+        return logits
+
+
 class NoRepeat(Recorder):
     """Never the same token twice in a row, by what the device drew; not `asked` as the first."""
 

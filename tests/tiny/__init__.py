@@ -1,1 +1,0 @@
-"""Tiny models, inputs and adapters that tests make."""
