@@ -188,9 +188,9 @@ class EchoEngine:
             found.append(named[0].generation)
         return tuple(found)
 
-    def letters(self) -> list[FromEngine]:
-        letters, self.unsent = self.unsent, []
-        return letters
+    def events(self) -> list[FromEngine]:
+        events, self.unsent = self.unsent, []
+        return events
 
     def close(self) -> None:
         self.live.clear()
