@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ostro.core.errors import TemplateError
+from ostro.core.errors import Overloaded, TemplateError
 
 TIMEOUT = 1.0
 """Seconds of processor time one rendering may take."""
@@ -86,6 +86,12 @@ class Renderer:
                 )
                 return reply
             except TimeoutError:
+                self._stop()
+                if LATE:  # the limit on processor time has not ended it: it waits or is stopped
+                    raise Overloaded(
+                        "the process that renders chat templates did not answer within "
+                        f"{self.timeout * PATIENCE:g} s; try again"
+                    ) from None
                 late = True
             except (BrokenPipeError, EOFError):
                 late = process.wait() == -LATE
@@ -113,7 +119,9 @@ class Renderer:
             _read(process.stdout.fileno(), START)
         except (TimeoutError, EOFError):
             self._stop()
-            raise TemplateError("the process that renders chat templates does not start") from None
+            raise Overloaded(
+                "the process that renders chat templates did not start; try again"
+            ) from None
         return process
 
     def _stop(self) -> None:

@@ -28,6 +28,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MEMORY = 512 << 20
 """Bytes of address space the process may use."""
 
+MESSAGE = 500
+"""Characters of an error message that are kept."""
+
 
 class Generation(Extension):
     """`{% generation %}` marks what the assistant said, for training; here it changes nothing."""
@@ -59,7 +62,7 @@ class Raised(jinja2.TemplateError):
 
 def raise_exception(message: Any) -> None:
     """Let a template refuse a conversation."""
-    raise Raised(str(message))
+    raise Raised(str(message)[:MESSAGE])
 
 
 def strftime_now(format: str) -> str:
@@ -116,7 +119,7 @@ def answer(data: bytes) -> dict[str, Any]:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
         said = str(error) or type(error).__name__
-        return {"error": said[:500], "line": lines[-1] if lines else None}
+        return {"error": said[:MESSAGE], "line": lines[-1] if lines else None}
 
 
 def limit_time(seconds: float) -> None:

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ostro.core.errors import TokenizerError
+from ostro.core.tokenizer.guard import guard
 from ostro.core.tokenizer.sentencepiece import build_sentencepiece
 from ostro.core.tokenizer.tokenizer import Tokenizer
 from ostro.core.tokenizer.vocabulary import build_merges, build_wordpiece, read_backend
@@ -29,9 +30,14 @@ def read_json_file(path: Path) -> Tokenizer:
 def read_folder(root: Path, file: str = "tokenizer.json") -> Tokenizer:
     """Read the tokenizer of a model folder as transformers would.
 
-    Raises TokenizerError where there is none, where a file is malformed, and where the configs
-    name tokens the vocabulary lacks.
+    Raises TokenizerError if there is none, if a file is malformed, and if a config names a token
+    that the vocabulary lacks.
     """
+    with guard(f"{root.name}: malformed tokenizer"):
+        return _build(root, file)
+
+
+def _build(root: Path, file: str) -> Tokenizer:
     config = _read(root / "tokenizer_config.json")
     backend, rules = _backend(root, file, config)
     _add_tokens(backend, root, config)

@@ -1,4 +1,4 @@
-"""The border to the `tokenizers` library, whose failures are bare exceptions and Rust panics."""
+"""Conversion of the `tokenizers` library's errors, which are bare exceptions and Rust panics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ostro.core.errors import OstroError, TokenizerError
 
 @contextmanager
 def guard(place: str) -> Iterator[None]:
-    """Turn whatever the library raises inside into a TokenizerError that begins with `place`."""
+    """Convert any exception raised inside to a TokenizerError whose message begins with `place`."""
     try:
         yield
     except (OstroError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic of the library is no Exception
-        raise TokenizerError(f"{place}: {str(error) or type(error).__name__:.300}") from error
+    except BaseException as error:  # a Rust panic is not an Exception
+        kind = "" if type(error) is Exception else f"{type(error).__name__}: "
+        raise TokenizerError(f"{place}: {kind}{error!s:.300}") from error

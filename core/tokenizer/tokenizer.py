@@ -43,7 +43,8 @@ class Tokenizer:
         self.bos_id = self._named("bos_token")
         self.eos_ids = frozenset(eos_ids)
         added = backend.get_added_tokens_decoder()
-        self.vocab_size = max([backend.get_vocab_size() - 1, *added]) + 1
+        highest = [backend.get_vocab_size() - 1, *added, *self.prefix, *self.suffix]
+        self.vocab_size = max(highest) + 1
         self.control_ids = frozenset(id for id, token in added.items() if token.special)
         self._forbidden = self.control_ids - {self._named("unk_token")}
         self._spelling = Spelling.find(backend)

@@ -1,4 +1,4 @@
-"""`ostro serve`: a model over HTTP."""
+"""`ostro serve`: serve models over HTTP."""
 
 from __future__ import annotations
 
@@ -13,72 +13,129 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_model_options(parser)
     add_adapter_options(parser)
-    add = parser.add_argument_group("server").add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a key")
-    add("-p", "--port", type=int, default=1234, help="0 takes a free one")
-    add("--api-key", action="append", default=[], metavar="KEY", help="let in who sends this key")
-    add("--api-key-file", type=Path, metavar="FILE", help="keys, one per line")
-    add("--allow-host", action="append", default=[], metavar="NAME", help="a name it goes by")
-    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="let its pages call")
-    add("--drain-timeout", type=float, default=30.0, metavar="S", help="seconds to finish in")
+    group = parser.add_argument_group("server")
+    add = group.add_argument
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1); others than loopback require --api-key",
+    )
+    add(
+        "-p",
+        "--port",
+        type=int,
+        default=1234,
+        help="port to listen on (default: 1234); 0 selects a free one",
+    )
+    add(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="require this API key; repeat the option for several keys",
+    )
+    add("--api-key-file", type=Path, metavar="FILE", help="require an API key of FILE, one a line")
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Host header to accept besides localhost and IP addresses; applies without API keys",
+    )
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web origin whose pages may call the server, such as https://app.example",
+    )
+    add(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds to let running requests finish on SIGTERM (default: 30)",
+    )
     add(
         "--hang-timeout",
         type=float,
         default=120.0,
         metavar="S",
-        help="seconds without a sign of life after which the engine counts as hung (/health)",
+        help="seconds without a sign of life until the engine counts as hung (default: 120)",
     )
+    add("--restart", action="store_true", help="restart the engine when it dies or hangs")
     add(
         "--also",
         action="append",
         default=[],
         metavar="[NAME=]REF",
-        help="serve another model beside it",
+        help="serve another model as well; repeat the option for several models",
     )
     add(
         "--adapter-root",
         metavar="DIR",
-        help="let adapters in this folder be loaded and unloaded over HTTP",
+        help="enable the routes that load adapters; they may load from DIR only",
     )
-    add("--admin-key", metavar="KEY", help="let who sends this key load and unload adapters")
-    add("--restart", action="store_true", help="start the engine again when it dies")
-    add("--access-log", action="store_true", help="log each request's line, never its body")
+    admin = group.add_mutually_exclusive_group().add_argument
+    admin("--admin-key", metavar="KEY", help="key that may load and unload adapters")
+    admin("--admin-key-file", type=Path, metavar="FILE", help="read the admin key from FILE")
+    add(
+        "--access-log",
+        action="store_true",
+        help="log client, method, path and status of each request",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     from ostro.entrypoints.http.server import serve
 
     if not args.hang_timeout > 0:
-        raise UsageError(f"--hang-timeout {args.hang_timeout}: write a positive number of seconds")
+        raise UsageError(f"--hang-timeout {args.hang_timeout}: expected a positive number")
     return serve(
         settings(args),
         host=args.host,
         port=args.port,
-        api_keys=keys(args),
+        api_keys=api_keys(args),
         allow_hosts=args.allow_host,
         cors_origins=args.cors_origin,
         drain_timeout=args.drain_timeout,
         hang_timeout=args.hang_timeout,
         restart=args.restart,
         also=args.also,
-        admin_key=args.admin_key,
+        admin_key=admin_key(args),
         access_log=args.access_log,
         plugin_paths=args.plugin,
     )
 
 
-def keys(args: argparse.Namespace) -> list[str]:
-    """All keys given. Raises UsageError for a file that cannot be read and for an empty key."""
+def api_keys(args: argparse.Namespace) -> list[str]:
+    """All API keys. Raises UsageError for an unreadable or empty file, and for an empty key."""
     found = list(args.api_key)
     if args.api_key_file is not None:
-        try:
-            lines = args.api_key_file.read_text("utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--api-key-file {args.api_key_file}: {error}") from None
-        found += [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise UsageError(f"--api-key-file {args.api_key_file} holds no key")
+        found += read_keys("--api-key-file", args.api_key_file)
     if not all(key.strip() for key in found):
         raise UsageError("--api-key is empty")
+    return found
+
+
+def admin_key(args: argparse.Namespace) -> str | None:
+    """The admin key, None without one. Raises UsageError unless its file contains one key."""
+    if args.admin_key_file is None:
+        return str(args.admin_key) if args.admin_key is not None else None
+    found = read_keys("--admin-key-file", args.admin_key_file)
+    if len(found) > 1:
+        raise UsageError(f"--admin-key-file {args.admin_key_file}: expected one key")
+    return found[0]
+
+
+def read_keys(option: str, file: Path) -> list[str]:
+    """The keys of a file, one a line. Raises UsageError if it is unreadable or has no key."""
+    try:
+        lines = file.read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option} {file}: {error}") from None
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise UsageError(f"{option} {file}: contains no key")
     return found

@@ -1,4 +1,4 @@
-"""What a server knows of adapters: which there are, what requests ask for, their chat templates."""
+"""The server's copy of adapter names, generations and chat templates; adapters of requests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from ostro.core.text import AdapterChoice, ModelTarget
 log = logging.getLogger(__name__)
 
 MOST = 16
-"""Adapters of one request."""
+"""Limit on the number of adapters in one request."""
 LONGEST = 128
-"""Characters of a name."""
+"""Limit on the length of a name, in characters."""
 HEX = frozenset("0123456789abcdef")
 
 
 class Adapters:
-    """The adapters of every model by name, as the engine last told them.
+    """The adapters of every model by name, as the engine last reported them.
 
-    `templates` are the chat templates that they bring, None for none, by the generations that have
-    been read: the engine tells of an adapter's template only while it keeps it.
+    `templates` maps generations to chat templates, None for an adapter without one. It keeps the
+    template of an adapter that the engine has evicted, because the engine reports those of loaded
+    adapters only.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -34,23 +35,24 @@ class Adapters:
         self.templates: dict[str, str | None] = {}
 
     def of(self, model: str) -> Mapping[str, AdapterInfo]:
-        """Those of a model, by name."""
+        """The adapters of a model by name."""
         return self.known.get(model, {})
 
-    def note(self, model: str, told: Sequence[AdapterInfo]) -> None:
-        """Take in what the engine tells of a model's adapters."""
-        self.known[model] = {facts.name: facts for facts in told}
-        self.templates |= {facts.generation: facts.template for facts in told if facts.loaded}
+    def note(self, model: str, reported: Sequence[AdapterInfo]) -> None:
+        """Replace the adapters of a model by those that the engine reports."""
+        self.known[model] = {facts.name: facts for facts in reported}
+        self.templates |= {facts.generation: facts.template for facts in reported if facts.loaded}
         alive = {facts.generation for each in self.known.values() for facts in each.values()}
         self.templates = {g: text for g, text in self.templates.items() if g in alive}
 
     async def refresh(self, model: str) -> None:
-        """Ask the engine. Raises EngineDied, and Overloaded before it is ready."""
+        """Update from the engine. Raises EngineDied, and Overloaded before it is ready."""
         self.note(model, await self.engine.adapt("list", model=model))
 
     async def restore(self, model: str, before: Mapping[str, AdapterInfo]) -> None:
-        """Have an engine that was started again know the adapters that there were `before`. They
-        are read when they are asked for, and refused where their files have changed since.
+        """Register the adapters that existed `before` with a restarted engine.
+
+        The engine loads each at its first use, and rejects it if its files have changed.
         """
         now = self.of(model)
         same = {n for n in before.keys() & now if before[n].reference == now[n].reference}
@@ -67,14 +69,13 @@ class Adapters:
         for change in changes:
             try:
                 self.note(model, await self.engine.adapt(model=model, **change))
-            except AdapterError as error:  # somebody was faster
+            except AdapterError as error:  # a request has registered it meanwhile
                 log.warning("%s", error)
 
     async def template(self, model: str, wanted: Sequence[AdapterRef]) -> str | None:
-        """The chat template of the one adapter that a request asks for, where it brings one.
+        """The chat template of a request's adapter; None without one, and for several adapters.
 
-        Has the engine read an adapter that it has not read yet; raises the AdapterError of one that
-        cannot be.
+        Loads the adapter if its template is unknown. Raises AdapterError if that fails.
         """
         if len(wanted) != 1 or not wanted[0].scale:
             return None
@@ -83,44 +84,47 @@ class Adapters:
         return self.templates.get(self.generation(model, wanted[0]))
 
     def generation(self, model: str, wanted: AdapterRef) -> str:
-        """The generation that is asked for; "" where it is not known."""
+        """The generation that a request selects, "" if it is unknown."""
         facts = self.of(model).get(wanted.name)
         return wanted.generation or ("" if facts is None else facts.generation)
 
 
 def wanted_of(asked: ModelTarget, own: str | None = None) -> tuple[AdapterRef, ...]:
-    """The adapters of a request, `own` being the one that its model names.
+    """The adapters of a request. `own` is the adapter in its field `model`.
 
-    Raises RequestError for what is no adapter, for too many, and for one that is named twice.
+    Raises RequestError for a malformed adapter, for too many, and for duplicates.
     """
     choices = [] if own is None else [chosen(own, "model")]
     choices += [chosen(each, "adapters") for each in asked.adapters or ()]
     choices += [] if asked.adapter is None else [chosen(asked.adapter, "adapter")]
     if len(choices) > MOST:
-        raise RequestError(f"{len(choices)} adapters; at most {MOST}", param="adapters")
+        raise RequestError(f"got {len(choices)} adapters; the limit is {MOST}", param="adapters")
     seen: set[str] = set()
     for each in choices:
         key = each.name or each.generation
         if key in seen:
             raise RequestError(
-                f"the adapter {key!r} is asked for twice; add its scales up", param="adapters"
+                f"duplicate adapter {key!r}; request it once, with the sum of the scales",
+                param="adapters",
             )
         seen.add(key)
     return tuple(choices)
 
 
 def chosen(given: str | AdapterChoice, param: str) -> AdapterRef:
-    """An adapter as the engine is asked for it. Raises RequestError for what is none."""
+    """Convert an adapter of a request. Raises RequestError if it is malformed."""
     choice = AdapterChoice(name=given) if isinstance(given, str) else given
     name, generation = choice.name, choice.generation
     if (name is None) == (generation is None):
-        raise RequestError(f"{param}: give an adapter's name or its generation", param=param)
+        raise RequestError(f"{param}: expected either a name or a generation", param=param)
     if name is not None and not 0 < len(name) <= LONGEST:
         raise AdapterNameRefused(
-            f"{param}: an adapter's name has 1..{LONGEST} characters, not {len(name)}", param=param
+            f"{param}: expected a name of 1 to {LONGEST} characters, got {len(name)}", param=param
         )
     if generation is not None and not (len(generation) == 64 and HEX.issuperset(generation)):
-        raise RequestError(f"{param}: a generation is 64 digits of 0-9 and a-f", param=param)
+        raise RequestError(
+            f"{param}: expected a generation of 64 hexadecimal digits (0-9, a-f)", param=param
+        )
     if not isfinite(choice.scale):
         raise RequestError(f"{param}: the scale {choice.scale} is not finite", param=param)
     return AdapterRef(name=name or "", generation=generation or "", scale=choice.scale)

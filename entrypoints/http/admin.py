@@ -1,6 +1,6 @@
-"""Routes by which adapters come and go, with vLLM's names: load, unload, and a list of them.
+"""Routes that load, unload and list adapters, named as in vLLM.
 
-They are there only where the server was told a folder to load from, and ask for the admin key.
+They require --adapter-root, and the admin key if the server has API keys or an admin key.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ from ostro.entrypoints.http.middleware import bears, digest
 from ostro.entrypoints.http.service import Service
 
 LONGEST = 4096
-"""Characters of a path."""
+"""Limit on the length of a path, in characters."""
 ENTRIES = 10_000
-"""Files of an adapter's folder."""
+"""Limit on the files in an adapter's folder."""
 
 
 @dataclass(frozen=True)
 class Admin:
-    """What the routes are guarded by: the folder that adapters lie in, resolved, and the digest of
-    the admin key; both None where there is none. `locked`: the server asks for API keys.
+    """Access control of the routes.
+
+    root: resolved folder that adapters are loaded from, None to disable loading. key: digest of the
+    admin key, None without one. locked: the server requires API keys.
     """
 
     root: Path | None = None
@@ -52,52 +54,56 @@ class Admin:
 
     @classmethod
     def of(cls, root: str | Path | None, key: str | None, locked: bool) -> Admin:
-        """Raises UsageError for a root that is no folder, and for a key that opens nothing."""
+        """Raises UsageError if the root is not a folder, and for a key without a root."""
         if root is None and key is not None:
-            raise UsageError("--admin-key is for loading adapters; say from where: --adapter-root")
+            raise UsageError(
+                "--admin-key requires --adapter-root, the folder to load adapters from"
+            )
         if key is not None and not key.strip():
             raise UsageError("--admin-key is empty")
         found = None if root is None else Path(root).expanduser().resolve()
         if found is not None and not found.is_dir():
-            raise UsageError(f"--adapter-root {root}: there is no such folder")
+            raise UsageError(f"--adapter-root {root}: not a folder")
         return cls(found, None if key is None else digest(key.encode()), locked)
 
     def refusal(self, request: Request) -> Response | None:
-        """What a request is answered that may not do this; None for one that may."""
+        """The response to a request without permission, None for one with permission."""
         if self.root is None:
-            message = "adapters are loaded over HTTP only where the server has an --adapter-root"
+            message = "loading adapters is disabled; start the server with --adapter-root"
             return respond(404, body(404, message, "lora_loading_disabled"))
         if self.key is None and not self.locked:
             return None
         if self.key is None:
-            message = "the API keys do not open this: start the server with an --admin-key"
+            message = "this route requires an admin key; start the server with --admin-key"
             return respond(403, body(403, message, "admin_key_required"))
         if bears(request.headers, [self.key]):
             return None
-        message = "the admin key is missing or wrong; send Authorization: Bearer KEY"
+        message = "the admin key is missing or invalid; send it as Authorization: Bearer KEY"
         if self.locked:
             return respond(403, body(403, message, "admin_key_required"))
         headers = {"www-authenticate": "Bearer"}
         return respond(401, body(401, message, "invalid_admin_key"), headers)
 
     def find(self, given: str) -> Path:
-        """Where an adapter lies. Raises AdapterForbidden for what leads out of the root, by its
-        own path or by that of a file in it, and AdapterNotFound for what is not there.
+        """The path of an adapter.
+
+        Raises AdapterNotFound if it does not exist, and AdapterForbidden if the path, or a link in
+        the folder, leads out of the root.
         """
-        assert self.root is not None, "without a root nothing is loaded"
+        assert self.root is not None, "refusal() rejects requests without a root"
         if len(given) > LONGEST or (found := self.inside(self.root / given)) is None:
             raise self.outside(given)
         if not os.path.exists(found):
-            raise AdapterNotFound(f"there is nothing at {given!r:.200}", param="lora_path")
+            raise AdapterNotFound(f"{given!r:.200} does not exist", param="lora_path")
         for number, path in enumerate(entries(found)):
             if number >= ENTRIES:
-                raise AdapterError(f"{given!r:.200} holds more than {ENTRIES} files")
+                raise AdapterError(f"{given!r:.200} has more than {ENTRIES} files")
             if self.inside(path) is None:
                 raise self.outside(given)
         return found
 
     def inside(self, path: Path) -> Path | None:
-        """Where a path leads, None where that is not within the root."""
+        """The resolved path, None if it is not within the root."""
         try:
             found = resolve_path(path)
         except (OSError, ValueError):
@@ -106,18 +112,18 @@ class Admin:
 
     def outside(self, given: str) -> AdapterForbidden:
         return AdapterForbidden(
-            f"{given!r:.200} leads out of the folder that adapters are loaded from",
+            f"{given!r:.200} is outside of --adapter-root",
             param="lora_path",
         )
 
     def shown(self, error: AdapterError) -> AdapterError:
-        """The error without telling where the root lies."""
+        """The error, with the path of the root removed from its message."""
         message = str(error).replace(f"{self.root}{os.sep}", "").replace(str(self.root), "")
         return type(error)(message, param=error.param)
 
 
 class LoadRequest(msgspec.Struct, kw_only=True):
-    """An adapter to be loaded. From `expected_generation` on, the fields are not vLLM's."""
+    """An adapter to load. The fields from `expected_generation` on extend vLLM's API."""
 
     lora_name: str
     lora_path: str
@@ -128,7 +134,7 @@ class LoadRequest(msgspec.Struct, kw_only=True):
 
 
 class UnloadRequest(msgspec.Struct, kw_only=True):
-    """An adapter to be unloaded; `lora_int_id` is vLLM's, and says nothing here."""
+    """An adapter to unload. vLLM's field `lora_int_id` is ignored."""
 
     lora_name: str
     lora_int_id: int | None = None
@@ -148,7 +154,7 @@ async def load(request: Request) -> Response:
         raise AdapterConflict(f"{name!r} is the name of a model", param="lora_name")
     path = await asyncio.to_thread(admin.find, asked.lora_path)
     try:
-        told = await service.engine.adapt(
+        reported = await service.engine.adapt(
             "load",
             model=model,
             name=name,
@@ -159,7 +165,7 @@ async def load(request: Request) -> Response:
         )
     except AdapterError as error:
         raise admin.shown(error) from None
-    service.adapters.note(model, told)
+    service.adapters.note(model, reported)
     return respond(200, entry(model, service.adapters.of(model)[name]))
 
 
@@ -171,10 +177,10 @@ async def unload(request: Request) -> Response:
         return refusal
     asked = parse(await read_json(request), UnloadRequest)
     name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
-    told = await service.engine.adapt(
+    reported = await service.engine.adapt(
         "unload", model=model, name=name, expected=asked.expected_generation
     )
-    service.adapters.note(model, told)
+    service.adapters.note(model, reported)
     return respond(200, {"name": name, "model": model, "unloaded": True})
 
 
@@ -195,7 +201,7 @@ async def adapters(request: Request) -> Response:
 
 
 def entry(model: str, facts: AdapterInfo) -> dict[str, Any]:
-    """What is told of an adapter: never where it lies."""
+    """The public properties of an adapter; its path is not one of them."""
     return {
         "name": facts.name,
         "model": model,
@@ -214,7 +220,7 @@ def entry(model: str, facts: AdapterInfo) -> dict[str, Any]:
 
 
 def entries(path: Path) -> Iterator[Path]:
-    """What lies in a folder, at any depth; links are not followed."""
+    """The files and folders in a folder, recursively; links are not followed."""
     for at, folders, files in os.walk(path):
         yield from (Path(at) / name for name in (*folders, *files))
 

@@ -1,4 +1,4 @@
-"""OpenAI's routes for speech to text: transcriptions, and translations into English."""
+"""OpenAI's routes for speech to text: transcriptions, and translations to English."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def answer(request: Request, task: str) -> Response:
         shape = text_of(form, "response_format") or "json"
         if shape not in TYPES:
             raise RequestError(
-                f"response_format {shape!r:.40} is none of {', '.join(TYPES)}",
+                f"unknown response_format {shape!r:.40}; expected one of {', '.join(TYPES)}",
                 param="response_format",
             )
         data = await file_of(form)
@@ -68,26 +68,26 @@ async def answer(request: Request, task: str) -> Response:
         return EventStream(events(pipeline, data, pipeline.work(options, admitted.adapters)))
     work = pipeline.transcribe(data, adapters=admitted.adapters, **options)
     transcript = await while_there(request, work)
-    told = {} if "json" in shape else adapter_headers(transcript.generations)
-    return Response(transcript.format(shape), 200, told, TYPES[shape])
+    headers = {} if "json" in shape else adapter_headers(transcript.generations)
+    return Response(transcript.format(shape), 200, headers, TYPES[shape])
 
 
 def check_fields(form: FormData) -> None:
-    """Raise RequestError for a field that is unknown, Unsupported for what is not done."""
+    """Raise RequestError for unknown and repeated fields, Unsupported for times of words."""
     for name in form:
         if name not in FIELDS | LISTS:
             raise RequestError(
                 f"unknown field {name!r:.80}{nearest(name, FIELDS)}", param=name[:80]
             )
         if name in FIELDS and len(form.getlist(name)) > 1:
-            raise RequestError(f"the form names {name} twice", param=name)
+            raise RequestError(f"duplicate field {name}", param=name)
     asked = [x for name in LISTS for x in form.getlist(name)]
     if "word" in asked:
-        raise Unsupported("timestamp_granularities: times are told of segments, not of words")
+        raise Unsupported("timestamp_granularities: word is not supported; use segment")
 
 
 def addressed(form: FormData) -> ModelTarget:
-    """The model and the adapters, the latter as JSON where they are no single name."""
+    """The model and the adapters of a form; adapters are a name or JSON."""
     given: dict[str, Any] = {"model": text_of(form, "model"), "adapter": text_of(form, "adapter")}
     for name in ("adapter", "adapters"):
         text = text_of(form, name)
@@ -95,7 +95,7 @@ def addressed(form: FormData) -> ModelTarget:
             try:
                 given[name] = json.loads(text)
             except (ValueError, RecursionError):
-                raise RequestError(f"{name} is no JSON", param=name) from None
+                raise RequestError(f"{name} is not valid JSON", param=name) from None
         elif text is not None and name == "adapters":
             given[name] = [text]
     check_values(given)
@@ -103,51 +103,53 @@ def addressed(form: FormData) -> ModelTarget:
 
 
 def options_of(form: FormData, task: str) -> dict[str, Any]:
-    """The pipeline's options. Raises RequestError for a temperature that is none."""
+    """The pipeline's options. Raises RequestError for a malformed temperature."""
     options: dict[str, Any] = {"task": task}
     for name in ("language", "prompt"):
         if (text := text_of(form, name)) is not None:
             options[name] = text
-    if (told := text_of(form, "temperature")) is not None:
+    if (text := text_of(form, "temperature")) is not None:
         try:
-            options["temperature"] = float(told)
+            options["temperature"] = float(text)
         except ValueError:
             raise RequestError(
-                f"temperature={told!r:.40} is no number", param="temperature"
+                f"temperature={text!r:.40} is not a number", param="temperature"
             ) from None
     return options
 
 
 async def file_of(form: FormData) -> bytes:
-    """The bytes of the file. Raises RequestError where there is none."""
+    """The contents of the field `file`. Raises RequestError if it is missing."""
     file = form.get("file")
     if not isinstance(file, UploadFile):
-        raise RequestError("file is missing: send the sound as multipart/form-data", param="file")
+        raise RequestError(
+            "the field file is missing; send the audio as multipart/form-data", param="file"
+        )
     return await file.read()
 
 
 def flag_of(form: FormData, name: str) -> bool:
     text = (text_of(form, name) or "false").lower()
     if text not in ("true", "false"):
-        raise RequestError(f"{name}={text!r:.40} is neither true nor false", param=name)
+        raise RequestError(f"{name}={text!r:.40}: expected true or false", param=name)
     return text == "true"
 
 
 def text_of(form: FormData, name: str) -> str | None:
     value = form.get(name)
     if isinstance(value, UploadFile):
-        raise RequestError(f"{name} is a file, and should be text", param=name)
+        raise RequestError(f"{name}: expected text, got a file", param=name)
     return value or None
 
 
 async def events(pipeline: Any, data: bytes, work: Any) -> AsyncGenerator[bytes, None]:
-    """Segments as they are written, then the whole text, as OpenAI's events."""
-    said = ""
+    """OpenAI's events of a transcription: each segment, then the whole text."""
+    text = ""
     async with aclosing(pipeline.stream(data, work)) as segments:
         async for segment in segments:
-            said += segment.text
+            text += segment.text
             yield event({"type": "transcript.text.delta", "delta": segment.text})
-    done = {"type": "transcript.text.done", "text": said.strip()}
+    done = {"type": "transcript.text.done", "text": text.strip()}
     yield event({**done, **adapters(work.generations)})
 
 

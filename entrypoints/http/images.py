@@ -1,4 +1,4 @@
-"""OpenAI's route for pictures, whole or with previews as they come."""
+"""OpenAI's route for image generation, with optional streaming of previews."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ostro.entrypoints.http.stream import EventStream, event, while_there
 
 
 class ImageRequest(ModelTarget, kw_only=True):
-    """A prompt to be drawn. Beyond OpenAI's fields: steps, guidance, seed."""
+    """A request for images. The fields steps, guidance and seed extend OpenAI's API."""
 
     prompt: str
     n: int | None = None
@@ -43,7 +43,7 @@ async def generations(request: Request) -> Response:
     asked = parse(await read_json(request), ImageRequest)
     if asked.response_format == "url":
         raise Unsupported(
-            "response_format: pictures are not kept here to be fetched; ask for b64_json",
+            "response_format: url is not supported, since images are not stored; use b64_json",
             param="response_format",
         )
     admitted = service.admit(asked, "draw")
@@ -59,12 +59,14 @@ async def generations(request: Request) -> Response:
 
 
 def options_of(asked: ImageRequest) -> dict[str, Any]:
-    """The pipeline's options. Raises RequestError for a size that is none."""
+    """The pipeline's options. Raises RequestError for a malformed size."""
     fields = {"n": asked.n, "steps": asked.steps, "guidance": asked.guidance, "seed": asked.seed}
     if asked.size not in (None, "auto"):
         width, _, height = asked.size.partition("x")
         if not (width.isdigit() and height.isdigit() and len(asked.size) < 12):
-            raise RequestError(f"size={asked.size!r:.40}: write 1024x1024", param="size")
+            raise RequestError(
+                f"size={asked.size!r:.40}: expected WIDTHxHEIGHT, such as 1024x1024", param="size"
+            )
         fields |= {"width": int(width), "height": int(height)}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -72,31 +74,31 @@ def options_of(asked: ImageRequest) -> dict[str, Any]:
 async def events(
     steps: AsyncGenerator[Any, None], asked: ImageRequest
 ) -> AsyncGenerator[bytes, None]:
-    """How far a drawing is, its previews and its pictures, as events."""
+    """The events of an image generation: progress, previews, and the images."""
     previews = 0
     async with aclosing(steps):
         async for step in steps:
             kind = "completed" if step.final else "partial_image" if step.images else "progress"
-            told: dict[str, Any] = {
+            content: dict[str, Any] = {
                 "type": f"image_generation.{kind}",
                 "done": step.done,
                 "total": step.total,
                 **adapters(step.generations),
             }
             if kind == "partial_image":
-                told["partial_image_index"] = previews
+                content["partial_image_index"] = previews
                 previews += 1
             if step.images:
-                told["b64_json"] = packed(step.images[0], asked.output_format)
+                content["b64_json"] = packed(step.images[0], asked.output_format)
             if len(step.images) > 1:
-                told["data"] = [
+                content["data"] = [
                     {"b64_json": packed(image, asked.output_format)} for image in step.images
                 ]
-            yield event(told)
+            yield event(content)
 
 
 def packed(image: Any, format: str) -> str:
-    """A picture's file as base64."""
+    """An image file in base64."""
     file = BytesIO()
     image.save(file, format=format.upper())
     return base64.b64encode(file.getvalue()).decode()

@@ -1,8 +1,10 @@
-"""`GET /metrics` for Prometheus: the engine's counters, and those of each adapter's generation."""
+"""`GET /metrics` for Prometheus: counters of the engine and of adapters by generation."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,11 +18,13 @@ from ostro.core.engine.request import Stats
 from ostro.entrypoints.http.adapters import Adapters
 from ostro.entrypoints.http.service import Service
 
+SECONDS = 5.0
+"""Time limit for the engine's counters, which it sends between two steps."""
 LABELS = ("model", "adapter", "generation")
 
 
 class Families(Collector):
-    """Metrics that were collected already."""
+    """A collector of metrics that exist already."""
 
     def __init__(self, found: Iterable[Metric]) -> None:
         self.found = list(found)
@@ -30,15 +34,17 @@ class Families(Collector):
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics; before the engine is ready `ostro_ready` alone, as 0."""
+    """GET /metrics: `ostro_ready`, and all other metrics if the engine is ready and answers."""
     service: Service = request.app.state.service
     found: list[Metric] = [
-        GaugeMetricFamily("ostro_ready", "Whether a request would be answered.", int(service.ready))
+        GaugeMetricFamily("ostro_ready", "1 if the engine accepts requests.", int(service.ready))
     ]
     if service.ready:
-        found += of_engine(await service.engine.stats())
-        await service.learn()
-        found += of_adapters(service.adapters)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS):
+                found += of_engine(await service.engine.stats())
+                await service.learn()
+                found += of_adapters(service.adapters)
     registry = CollectorRegistry()
     registry.register(Families(found))
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -46,29 +52,35 @@ async def metrics(request: Request) -> Response:
 
 
 def of_engine(stats: Stats) -> Iterator[Metric]:
-    """What the engine counts, of all models together."""
-    yield GaugeMetricFamily("ostro_requests_running", "Sequences in the batch.", stats.running)
-    yield GaugeMetricFamily("ostro_requests_waiting", "Sequences in line.", stats.waiting)
-    yield CounterMetricFamily("ostro_steps", "Steps of the token loop.", stats.steps)
-    yield CounterMetricFamily("ostro_prompt_tokens", "Tokens of prompts.", stats.prompt_tokens)
+    """The engine's counters, summed over all models."""
+    yield GaugeMetricFamily("ostro_requests_running", "Running sequences.", stats.running)
+    yield GaugeMetricFamily("ostro_requests_waiting", "Waiting sequences.", stats.waiting)
+    yield CounterMetricFamily("ostro_steps", "Engine steps.", stats.steps)
+    yield CounterMetricFamily("ostro_prompt_tokens", "Prompt tokens.", stats.prompt_tokens)
     yield CounterMetricFamily(
-        "ostro_cached_tokens", "Tokens of prompts found in the prefix cache.", stats.cached_tokens
+        "ostro_cached_tokens", "Prompt tokens found in the prefix cache.", stats.cached_tokens
     )
-    yield CounterMetricFamily("ostro_generated_tokens", "Tokens drawn.", stats.generated_tokens)
-    yield CounterMetricFamily(
-        "ostro_preemptions", "Sequences that gave up their blocks to others.", stats.preemptions
-    )
+    yield CounterMetricFamily("ostro_generated_tokens", "Generated tokens.", stats.generated_tokens)
+    yield CounterMetricFamily("ostro_preemptions", "Preempted sequences.", stats.preemptions)
     used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-    yield GaugeMetricFamily("ostro_kv_usage_ratio", "Share of K/V blocks in use.", used)
-    yield GaugeMetricFamily("ostro_kv_bytes", "Bytes of K/V blocks in use.", stats.cache_bytes)
+    yield GaugeMetricFamily("ostro_kv_usage_ratio", "Fraction of KV cache blocks in use.", used)
+    yield GaugeMetricFamily("ostro_kv_bytes", "Bytes of KV cache blocks in use.", stats.cache_bytes)
 
 
 def of_adapters(adapters: Adapters) -> Iterator[Metric]:
-    """What is known of every adapter, by its name and the generation that this goes to."""
-    asked = CounterMetricFamily("ostro_adapter_requests", "Requests for it.", labels=LABELS)
-    running = GaugeMetricFamily("ostro_adapter_running", "Of these, under way.", labels=LABELS)
-    resident = GaugeMetricFamily("ostro_adapter_resident", "1 on the device.", labels=LABELS)
-    size = GaugeMetricFamily("ostro_adapter_bytes", "Of its weights, once read.", labels=LABELS)
+    """Metrics of every adapter, labelled by its name and current generation."""
+    asked = CounterMetricFamily(
+        "ostro_adapter_requests", "Requests with the adapter.", labels=LABELS
+    )
+    running = GaugeMetricFamily(
+        "ostro_adapter_running", "Running requests with the adapter.", labels=LABELS
+    )
+    resident = GaugeMetricFamily(
+        "ostro_adapter_resident", "1 if the adapter is on the device.", labels=LABELS
+    )
+    size = GaugeMetricFamily(
+        "ostro_adapter_bytes", "Bytes of its weights, 0 until loaded.", labels=LABELS
+    )
     for model, known in adapters.known.items():
         for facts in known.values():
             labels = (model, facts.name, facts.generation)

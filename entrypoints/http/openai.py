@@ -1,6 +1,6 @@
-"""OpenAI's routes for text: chats, completions, models.
+"""OpenAI's routes for chats, completions and models.
 
-Tools reach the template, but calls in the answer are not parsed yet: they stay in its text.
+Tools are passed to the chat template. Tool calls in answers are not parsed: they stay in the text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.stream import DONE, EventStream, event, while_there
 
 Piece = Callable[[TextDelta, bool], dict[str, Any]]
-"""Words a delta as a choice of a chunk; its second argument says that it is the choice's first."""
+"""Converts a delta to a choice of a chunk; the argument is true for the first of a choice."""
 
 
 async def chat(request: Request) -> Response:
@@ -40,7 +40,7 @@ async def chat(request: Request) -> Response:
     service: Service = request.app.state.service
     asked = parse(await read_json(request), ChatRequest)
     if asked.stream and asked.prompt_logprobs is not None:
-        raise Unsupported("prompt_logprobs of a chat cannot be streamed", param="prompt_logprobs")
+        raise Unsupported("prompt_logprobs is not supported with stream", param="prompt_logprobs")
     admitted = service.admit(asked)
     text: TextPipeline = admitted.pipeline
     template = await while_there(request, service.template(admitted))
@@ -76,14 +76,14 @@ async def completions(request: Request) -> Response:
         return EventStream(chunks(answer, asked, head, lambda delta, _: piece(delta)))
     deltas = await while_there(request, gather(answer))
     choices = [shapes.completion_choice(delta, text.spell) for delta in deltas]
-    told = {"usage": shapes.usage(answer.usage), **shapes.adapters(answer.generations)}
-    return respond(200, {**head, "choices": choices, **told})
+    extra = {"usage": shapes.usage(answer.usage), **shapes.adapters(answer.generations)}
+    return respond(200, {**head, "choices": choices, **extra})
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: the models, and then their adapters."""
+    """GET /v1/models: the models, followed by their adapters."""
     service: Service = request.app.state.service
-    if service.resolves and service.ready:  # requests have added some
+    if service.resolves and service.ready:  # requests may have registered adapters
         await service.learn()
     data = [card(service, name) for name in service.names]
     taken = set(service.names)
@@ -109,7 +109,7 @@ async def model(request: Request) -> Response:
 
 
 def card(service: Service, name: str) -> dict[str, Any]:
-    """What is said of a served model. `max_model_len` is the context, as vLLM calls it."""
+    """The entry of a model. `max_model_len` is the context length, as in vLLM."""
     info = service.engine.info
     facts = None if info is None else info.models.get(name, info.first)
     return {
@@ -122,20 +122,20 @@ def card(service: Service, name: str) -> dict[str, Any]:
 
 
 def adapter_card(service: Service, model: str, name: str, id: str) -> dict[str, Any]:
-    """What is said of an adapter: `root` and `parent` are its model, as vLLM has them."""
+    """The entry of an adapter. `root` and `parent` are its model, as in vLLM."""
     generation = service.adapters.of(model)[name].generation
-    told = {"adapter_generation": generation} if generation else {}
-    return {**card(service, model), "id": id, "root": model, "parent": model, **told}
+    extra = {"adapter_generation": generation} if generation else {}
+    return {**card(service, model), "id": id, "root": model, "parent": model, **extra}
 
 
 def heading(request: Request, prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """The fields that open every response and chunk."""
+    """The first fields of every response and chunk."""
     id = f"{prefix}-{request.state.request_id}"
     return {"id": id, "object": kind, "created": int(time.time()), "model": model}
 
 
 async def gather(answer: Answer) -> list[TextDelta]:
-    """The whole answer: one delta per choice."""
+    """Collect an answer: one delta per choice."""
     wholes = [shapes.Whole(last=TextDelta(index=index)) for index in range(answer.choices)]
     try:
         async for delta in answer:
@@ -148,8 +148,9 @@ async def gather(answer: Answer) -> list[TextDelta]:
 async def chunks(
     answer: Answer, asked: GenerationRequest, head: dict[str, Any], piece: Piece
 ) -> AsyncGenerator[bytes, None]:
-    """The answer as events: one per delta, the usage if it is asked for, and the end. The events
-    with which a choice ends tell of adapters.
+    """An answer as server-sent events: one per delta, the usage if requested, and [DONE].
+
+    The last event of each choice lists its adapters.
     """
     options = asked.stream_options or StreamOptions()
     begun: set[int] = set()
@@ -160,8 +161,8 @@ async def chunks(
             if delta.finish:
                 chunk |= shapes.adapters(answer.generations)
             if options.include_usage:
-                steady = options.continuous_usage_stats
-                chunk["usage"] = shapes.usage(answer.usage) if steady else None
+                continuous = options.continuous_usage_stats
+                chunk["usage"] = shapes.usage(answer.usage) if continuous else None
             yield event(chunk)
     finally:
         await answer.aclose()

@@ -1,4 +1,4 @@
-"""OpenAI's route for speech: a text to a file of sound."""
+"""OpenAI's route for speech synthesis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEEDS = (0.25, 4.0)
 
 
 class SpeechRequest(ModelTarget, kw_only=True):
-    """A text to be said. From `seed` on, the fields are not OpenAI's."""
+    """A text to speak. The fields from `seed` on extend OpenAI's API."""
 
     input: str
     voice: str | None = None
@@ -60,18 +60,16 @@ async def speech(request: Request) -> Response:
 
 
 def check(asked: SpeechRequest) -> None:
-    """Raise RequestError for what cannot be, Unsupported for what no model here does."""
+    """Raise RequestError for values out of range, Unsupported for fields without effect."""
     slow, fast = SPEEDS
     if not slow <= asked.speed <= fast:
         raise RequestError(f"speed={asked.speed} is not within {slow:g}..{fast:g}", param="speed")
     if asked.speed != 1:
-        raise Unsupported(
-            "speed: models here speak as fast as they learned; leave it out", param="speed"
-        )
+        raise Unsupported("speed: only 1 is supported", param="speed")
     if asked.stream_format != "audio":
-        raise Unsupported("stream_format: sound is sent when it is complete", param="stream_format")
+        raise Unsupported("stream_format: only audio is supported", param="stream_format")
     if asked.instructions:
-        raise Unsupported("instructions: no model here follows any", param="instructions")
+        raise Unsupported("instructions is not supported", param="instructions")
 
 
 def options_of(asked: SpeechRequest) -> dict[str, Any]:

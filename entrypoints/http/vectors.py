@@ -1,6 +1,4 @@
-"""Routes for models that read whole inputs: OpenAI's embeddings, Jina's and Cohere's rerank, and
-vLLM's classify.
-"""
+"""Routes of pooling models: OpenAI's embeddings, Jina's and Cohere's rerank, vLLM's classify."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ from ostro.entrypoints.http.shapes import adapters
 from ostro.entrypoints.http.stream import while_there
 
 MAX_INPUTS = 2048
-"""Inputs or documents of one request."""
+"""Limit on the inputs or documents of one request."""
 
 
 class EmbeddingRequest(ModelTarget, kw_only=True):
-    """Texts, or lists of token ids, to be made vectors. `prompt` names one of the model's own."""
+    """Texts or token ids to embed. `prompt` names a prompt in the model's config."""
 
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] = "float"
@@ -33,7 +31,7 @@ class EmbeddingRequest(ModelTarget, kw_only=True):
 
 
 class RerankRequest(ModelTarget, kw_only=True):
-    """Documents to be ordered by how well they answer a query."""
+    """Documents to rank by relevance to a query."""
 
     query: str
     documents: list[str | dict[str, str]]
@@ -42,7 +40,7 @@ class RerankRequest(ModelTarget, kw_only=True):
 
 
 class ClassifyRequest(ModelTarget, kw_only=True):
-    """Texts to be labelled."""
+    """Texts to classify."""
 
     input: str | list[str]
 
@@ -103,7 +101,7 @@ async def classify(request: Request) -> Response:
 
 
 def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """Texts or token ids, one or several, as a list. Raises RequestError for a mixture."""
+    """One or several texts or lists of token ids, as a list. Raises RequestError for a mixture."""
     if isinstance(given, str):
         return [given]
     numbers = [x for x in counted(given) if isinstance(x, int)]
@@ -116,7 +114,7 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]
 
 def counted(given: list[Any]) -> list[Any]:
     if len(given) > MAX_INPUTS and not isinstance(given[0], int):
-        raise RequestError(f"{len(given)} inputs; at most {MAX_INPUTS} at once", param="input")
+        raise RequestError(f"got {len(given)} inputs; the limit is {MAX_INPUTS}", param="input")
     return given
 
 
@@ -124,12 +122,12 @@ def text_of(index: int, document: str | dict[str, str]) -> str:
     if isinstance(document, str):
         return document
     if "text" not in document:
-        raise RequestError(f"documents[{index}] has no text", param="documents")
+        raise RequestError(f"documents[{index}].text is missing", param="documents")
     return document["text"]
 
 
 def ending(read: Any) -> dict[str, Any]:
-    """What all answers say of their tokens and their adapters."""
+    """The fields for usage and adapters that all responses have."""
     usage = {"prompt_tokens": read.tokens, "total_tokens": read.tokens}
     return {"usage": usage, **adapters(read.generations)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from ostro.core.chat import ChatTemplate, Renderer, load_template, prompt_tokens
-from ostro.core.errors import OstroError, RequestError, TemplateError
+from ostro.core.errors import OstroError, Overloaded, RequestError, TemplateError
 from ostro.core.tokenizer import Tokenizer
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "templates"
@@ -282,6 +283,11 @@ class TestHostileTemplates:
         with pytest.raises(TemplateError, match=r"^roles must alternate$"):
             template.render(USER)
 
+    def test_a_long_refusal_is_cut(self) -> None:
+        template = ChatTemplate("{{ raise_exception('x' * 1000000) }}", tokens={})
+        with pytest.raises(TemplateError, match=r"^x{500}$"):
+            template.render(USER)
+
 
 class TestRenderer:
     @pytest.fixture
@@ -298,6 +304,18 @@ class TestRenderer:
         process.wait()
         assert renderer.render("b", {}, 10) == "b"
         assert renderer._process is not process
+
+    def test_a_process_that_hangs_is_no_fault_of_the_template(self) -> None:
+        renderer = Renderer(timeout=0.05)
+        assert renderer.render("a", {}, 10) == "a"
+        process = renderer._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(Overloaded, match="try again"):
+            renderer.render("b", {}, 10)
+        assert renderer.render("c", {}, 10) == "c"
+        renderer.close()
+        assert process.returncode is not None
 
     def test_no_process_is_left(self, renderer: Renderer) -> None:
         renderer.render("a", {}, 10)

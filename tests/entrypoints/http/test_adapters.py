@@ -219,7 +219,7 @@ def test_nothing_is_asked_for_twice() -> None:
         AdapterRef(name="b"),
         AdapterRef(name="a"),
     )
-    with pytest.raises(RequestError, match="twice"):
+    with pytest.raises(RequestError, match="duplicate"):
         wanted_of(ModelTarget(adapters=["a"]), "a")
 
 
@@ -505,7 +505,7 @@ def test_the_admin_key_alone(start: Any, root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("place", "key", "told"),
-    [(None, "boss", "--adapter-root"), ("/nowhere", None, "no such folder"), (".", " ", "empty")],
+    [(None, "boss", "--adapter-root"), ("/nowhere", None, "not a folder"), (".", " ", "empty")],
 )
 def test_guards_that_cannot_be(server: Any, place: Any, key: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):

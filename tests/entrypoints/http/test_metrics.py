@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+
+from ostro.entrypoints.http import metrics
 
 LOAD = "/v1/load_lora_adapter"
 Found = dict[tuple[str, str, str], float]
@@ -72,3 +77,25 @@ def test_it_wants_the_key(start: Any) -> None:
     server = start(keys=["secret"])
     assert server.http.get("/metrics").status_code == 401
     assert scrape(server, authorization="Bearer secret")["ostro_ready", "", ""] == 1
+
+
+def test_a_busy_engine_does_not_block_the_scrape(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "SECONDS", 0.3)
+    server, release = start(), threading.Event()
+    step = server.echo.step
+    server.echo.step = lambda: (release.wait(20), step())[1]
+    asking = threading.Thread(target=server.complete, args=("abc",))
+    asking.start()
+    try:
+        while not server.service.engine.requests:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        begun = time.monotonic()
+        assert scrape(server) == {("ostro_ready", "", ""): 1.0}
+        assert time.monotonic() - begun < 5
+    finally:
+        release.set()
+        asking.join()
+    assert ("ostro_steps_total", "", "") in scrape(server)

@@ -97,7 +97,7 @@ def test_a_model_is_found_by_its_task(server: Real, folders: dict[str, Path]) ->
         ("embeddings", {"input": "a", "dimensions": 33}, 400, "1..32"),
         ("embeddings", {"input": "a", "prompt": "query"}, 400, "no prompt"),
         ("embeddings", {"input": [[1, 99999]]}, 400, "99999"),
-        ("rerank", {"query": "a", "documents": [{"title": "b"}]}, 400, "has no text"),
+        ("rerank", {"query": "a", "documents": [{"title": "b"}]}, 400, "text is missing"),
         ("rerank", {"query": "a", "documents": []}, 400, "no input"),
         ("chat/completions", {"messages": "a"}, 400, "does embed"),
     ],
