@@ -11,13 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
 from ostro.core.ops.attention import AttentionMetadata
+from ostro.core.ops.state_layout import StateLayout
+
+if TYPE_CHECKING:
+    from ostro.core.ops.kv_write.scaled import Scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,32 @@ class CacheSpec:
     window: int = 0
     state: tuple[tuple[int, ...], ...] = ()
     length: int = 0
+
+
+class PagedView(Protocol):
+    """The cache of one attention layer in a step.
+
+    k [blocks, heads, block, key_dim], v [blocks, heads, block, value_dim], both `Scaled` where the
+    elements are quantized to one byte; `batch` maps the step's rows to blocks and slots.
+    """
+
+    k: Tensor | Scaled
+    v: Tensor | Scaled
+    batch: AttentionMetadata
+
+
+class RecurrentView(Protocol):
+    """The cache of one recurrent layer in a step.
+
+    `states` are tensors [blocks, *shape] float32, one per shape of the layer's spec; `layout` says
+    which block each sequence reads its state from and which one it writes.
+    """
+
+    @property
+    def states(self) -> tuple[Tensor, ...]: ...
+
+    @property
+    def layout(self) -> StateLayout: ...
 
 
 class CacheKind(ABC):

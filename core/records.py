@@ -226,7 +226,7 @@ class Command(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the user asked for, final before any hook is told. Crosses process transfers as data."""
+    """The options of one model, final before hooks run. Plain data that crosses processes."""
 
     reference: str | None = None
     arch: str | None = None

@@ -71,7 +71,7 @@ class Layer(nn.Module):
         return self.mlp_norm(x + self.mlp(x, step))
 
 
-class Model(nn.Model):
+class Model(nn.EncoderModel):
     layers = ("encoder.layer",)
 
     def __init__(self, config: Config) -> None:

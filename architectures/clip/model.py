@@ -155,7 +155,7 @@ class TextModel(nn.Module):
         return self.final_layer_norm(self.encoder(self.embeddings(step), step)[-1])
 
 
-class Model(nn.Model):
+class Model(nn.EncoderModel):
     """The text encoder."""
 
     layers = ("text_model.encoder.layers",)

@@ -22,7 +22,7 @@ STRIDE = 16
 """Frames that are written in one slice of work."""
 
 
-class Model(nn.Module):
+class Model(nn.JobModel):
     layers = ("model.encoder.layers", "model.decoder.layers")
 
     def __init__(self, config: Config) -> None:

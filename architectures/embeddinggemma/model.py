@@ -47,7 +47,7 @@ class Decoder(gemma3.Decoder):
     block = Block
 
 
-class Model(nn.Model):
+class Model(nn.EncoderModel):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.model = Decoder(config)

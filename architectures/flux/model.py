@@ -29,7 +29,7 @@ Part = tuple[int, int, Tensor | None]
 """(slices done, slices in all, a preview [n, h, w, 3] uint8 or None)."""
 
 
-class Model(nn.Model):
+class Model(nn.JobModel):
     layers = (
         "transformer.transformer_blocks",
         "transformer.single_transformer_blocks",
@@ -43,8 +43,8 @@ class Model(nn.Model):
         self.transformer = Transformer(config.transformer)
         self.vae = VAE(config.vae)
         # encoders have no logits
-        self.text_encoder = clip.Model(config.text_encoder)  # type: ignore[abstract]
-        self.text_encoder_2 = t5.Model(config.text_encoder_2)  # type: ignore[abstract]
+        self.text_encoder = clip.Model(config.text_encoder)
+        self.text_encoder_2 = t5.Model(config.text_encoder_2)
 
     def work(self, request: JobRequest, step: Step) -> Iterator[Slice]:
         """The slices of a drawing whose values are the fields of `Drawing` but for the preview:

@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         return x
 
 
-class Model(nn.Model):
+class Model(nn.TokenModel):
     decoder: ClassVar[type[Decoder]] = Decoder
 
     def __init__(self, config: Config) -> None:

@@ -78,7 +78,7 @@ class Config(TextConfig):
         return -(-size // self.block_multiple_of) * self.block_multiple_of
 
 
-class ShortConv(nn.CachedLayer):
+class ShortConv(nn.RecurrentLayer):
     """B, C, x out of one linear; C times the convolution of B times x."""
 
     def __init__(self, config: Config, layer: int) -> None:
@@ -98,9 +98,9 @@ class ShortConv(nn.CachedLayer):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, d] -> [T, d]."""
         b, c, x = self.in_proj(x, step).chunk(3, -1)
-        states = step.caches[self.layer]
+        view = self.view(step)
         filters = self.conv.weight[:, 0], self.conv.bias
-        x = self.convolve(b * x, *filters, states.tensors[0], states.places)
+        x = self.convolve(b * x, *filters, view.states[0], view.layout)
         return self.out_proj(c * x, step)
 
 
@@ -142,7 +142,7 @@ class Decoder(nn.Module):
         return self.embedding_norm(x, residual)[0]
 
 
-class Model(nn.Model):
+class Model(nn.TokenModel):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.model = Decoder(config)

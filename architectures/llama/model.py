@@ -63,7 +63,7 @@ class Decoder(nn.Module):
         return self.norm(x, residual)[0]
 
 
-class Model(nn.Model):
+class Model(nn.TokenModel):
     block: ClassVar[type[Block]] = Block
 
     def __init__(self, config: Config) -> None:

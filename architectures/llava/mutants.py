@@ -46,7 +46,7 @@ def normed_features(model: Model) -> None:
     tower.forward = spoil  # type: ignore[method-assign]
 
 
-def relu_projector(model: nn.Model) -> None:
+def relu_projector(model: nn.TokenModel) -> None:
     def change(projector: Projector) -> None:
         projector.forward = lambda x, step: projector.linear_2(  # type: ignore[method-assign]
             relu(projector.linear_1(x, step)), step
@@ -55,14 +55,14 @@ def relu_projector(model: nn.Model) -> None:
     each(model, Projector, change)
 
 
-def no_projector_bias(model: nn.Model) -> None:
+def no_projector_bias(model: nn.TokenModel) -> None:
     def change(projector: Projector) -> None:
         projector.linear_1.bias = projector.linear_2.bias = None
 
     each(model, Projector, change)
 
 
-def rows_late(model: nn.Model) -> None:
+def rows_late(model: nn.TokenModel) -> None:
     """Features one row late."""
     embed = model.embed
 

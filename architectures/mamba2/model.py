@@ -88,7 +88,7 @@ class GatedNorm(nn.RMSNorm):
         return (y * self.weight).to(x.dtype)
 
 
-class Mixer(nn.CachedLayer):
+class Mixer(nn.RecurrentLayer):
     """Gate, x, B, C and time step out of one linear; convolve x, B, C; scan; norm; project."""
 
     def __init__(self, config: Config, layer: int) -> None:
@@ -117,16 +117,16 @@ class Mixer(nn.CachedLayer):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, d] -> [T, d]."""
         z, x, dt = self.in_proj(x, step).split(self.widths, -1)
-        states = step.caches[self.layer]
-        (past, memory), places = states.tensors, states.places
-        x = self.convolve(x, self.conv1d.weight[:, 0], self.conv1d.bias, past, places, "silu")
+        view = self.view(step)
+        (past, memory), layout = view.states, view.layout
+        x = self.convolve(x, self.conv1d.weight[:, 0], self.conv1d.bias, past, layout, "silu")
         x, b, c = x.split(self.sizes, -1)
         x, b, c = (
             each.unflatten(-1, shape)
             for each, shape in ((x, self.shape[:2]), (b, self.groups), (c, self.groups))
         )
         a = -self.A_log.exp()
-        y = self.scan(x, dt, a, b, c, self.D, self.dt_bias, self.limit, memory, places)
+        y = self.scan(x, dt, a, b, c, self.D, self.dt_bias, self.limit, memory, layout)
         return self.out_proj(self.norm(y.flatten(1), z), step)
 
 
@@ -173,7 +173,7 @@ class Decoder(nn.Module):
         return self.norm_f(x, residual)[0]
 
 
-class Model(nn.Model):
+class Model(nn.TokenModel):
     layers = ("backbone.layers",)
 
     def __init__(self, config: Config) -> None:

@@ -15,11 +15,11 @@ from ostro.testing import each, no_bias
 Place = Callable[[Tensor], Tensor]
 
 
-def tower_scale(model: nn.Model) -> None:
+def tower_scale(model: nn.TokenModel) -> None:
     each(model, Attention, lambda a: setattr(a, "scale", a.scale * 1.1))
 
 
-def rope_places(change: Place, kind: type[nn.Rope]) -> Callable[[nn.Model], None]:
+def rope_places(change: Place, kind: type[nn.Rope]) -> Callable[[nn.TokenModel], None]:
     """Give ropes of a kind other positions [c, T]."""
 
     def spoil(rope: nn.Rope) -> None:
@@ -30,7 +30,7 @@ def rope_places(change: Place, kind: type[nn.Rope]) -> Callable[[nn.Model], None
     return lambda model: each(model, nn.Rope, spoil)
 
 
-def one_frequency(model: nn.Model) -> None:
+def one_frequency(model: nn.TokenModel) -> None:
     """The columns' pairs turn by the frequencies behind the rows'."""
 
     def spoil(rope: AxialRope) -> None:
@@ -39,7 +39,7 @@ def one_frequency(model: nn.Model) -> None:
     each(model, AxialRope, spoil)
 
 
-def see_all(model: nn.Model) -> None:
+def see_all(model: nn.TokenModel) -> None:
     """Patches see those of other frames."""
 
     def spoil(attention: Attention) -> None:
@@ -53,7 +53,7 @@ def see_all(model: nn.Model) -> None:
     each(model, Attention, spoil)
 
 
-def stripes(model: nn.Model) -> None:
+def stripes(model: nn.TokenModel) -> None:
     """The patches of a cell put side by side in another order."""
 
     def spoil(merger: Merger) -> None:
@@ -63,7 +63,7 @@ def stripes(model: nn.Model) -> None:
     each(model, Merger, spoil)
 
 
-def no_gelu(model: nn.Model) -> None:
+def no_gelu(model: nn.TokenModel) -> None:
     def spoil(merger: Merger) -> None:
         def forward(x: Tensor, step: Step) -> Tensor:
             return merger.linear_fc2(torch.relu(merger.linear_fc1(merger.gather(x), step)), step)
@@ -73,7 +73,7 @@ def no_gelu(model: nn.Model) -> None:
     each(model, Merger, spoil)
 
 
-def sections(model: nn.Model) -> None:
+def sections(model: nn.TokenModel) -> None:
     """Rows turn as many pairs as time should, and time as many as columns should."""
 
     def spoil(rope: nn.Rope) -> None:
@@ -84,7 +84,7 @@ def sections(model: nn.Model) -> None:
     each(model, nn.Rope, spoil)
 
 
-def features_late(model: nn.Model) -> None:
+def features_late(model: nn.TokenModel) -> None:
     """Features one row late."""
     embed = model.embed
 
@@ -113,15 +113,15 @@ def seeing() -> Iterator[Mutant]:
     yield Mutant(name="features one row late", apply=features_late)
 
 
-def windows_nowhere(model: nn.Model) -> None:
+def windows_nowhere(model: nn.TokenModel) -> None:
     each(model, Tower, lambda tower: setattr(tower, "whole", range(len(tower.blocks))))
 
 
-def windows_everywhere(model: nn.Model) -> None:
+def windows_everywhere(model: nn.TokenModel) -> None:
     each(model, Tower, lambda tower: setattr(tower, "whole", ()))
 
 
-def window(by: int) -> Callable[[nn.Model], None]:
+def window(by: int) -> Callable[[nn.TokenModel], None]:
     return lambda model: each(model, Tower, lambda t: setattr(t, "window", t.window + by))
 
 

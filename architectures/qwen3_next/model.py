@@ -84,13 +84,13 @@ class Attention(nn.Attention):
         heads = self.qkv(x, step).view(x.shape[0], -1, self.head_dim)
         q, k, v = heads.split((2 * self.heads, self.kv_heads, self.kv_heads), 1)
         q, gate = q.unflatten(1, (-1, 2)).unbind(2)
-        q = self.place(q.contiguous(), k, v, step)
+        q = self.rotate_and_write(q.contiguous(), k, v, step)
         pages = step.caches[self.layer]
         y = self.attend(q, pages.k, pages.v, pages.batch, self.scale)
         return self.o_proj((y * gate.sigmoid()).flatten(1), step)
 
 
-class DeltaNet(nn.CachedLayer):
+class DeltaNet(nn.RecurrentLayer):
     """q, k, v, a gate z and two numbers per head; convolve q, k, v; the delta rule; norm; gate."""
 
     def __init__(self, config: Config, layer: int) -> None:
@@ -120,13 +120,13 @@ class DeltaNet(nn.CachedLayer):
         ba = self.in_proj_ba(x, step).unflatten(-1, (self.key_heads, 2, -1))
         b, a = (each.flatten(1) for each in ba.unbind(2))
         x, z = self.in_proj(x, step).split((2 * self.keys + self.values, self.values), -1)
-        states = step.caches[self.layer]
-        (past, memory), places = states.tensors, states.places
-        x = self.convolve(x, self.conv1d.weight[:, 0], None, past, places, "silu")
+        view = self.view(step)
+        (past, memory), layout = view.states, view.layout
+        x = self.convolve(x, self.conv1d.weight[:, 0], None, past, layout, "silu")
         q, k, v = x.split((self.keys, self.keys, self.values), -1)
         q, k = (each.unflatten(-1, (self.key_heads, self.dk)) for each in (q, k))
         v, rate = v.unflatten(-1, (self.heads, self.dv)), -self.A_log.exp()
-        y = self.norm(self.rule(q, k, v, b, a, rate, self.dt_bias, memory, places))[0]
+        y = self.norm(self.rule(q, k, v, b, a, rate, self.dt_bias, memory, layout))[0]
         y = y * F.silu(z.reshape(y.shape).float())
         return self.out_proj(y.to(x.dtype).flatten(1), step)
 

@@ -17,23 +17,11 @@ from ostro.architectures.qwen3_vl.config import Text
 from ostro.architectures.qwen3_vl.vision import Tower
 
 
-class Attention(qwen3.Attention):
-    def place(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        if not self.fused.on:
-            return super().place(q, k, v, step)
-        pages, norms = step.caches[self.layer], (self.q_norm.weight, self.k_norm.weight)
-        angles = self.rope.angles(step.positions)
-        return self.fused(q, k, v, *norms, self.q_norm.eps, *angles, pages)
-
-
 class Block(qwen3.Block):
     @staticmethod
     def rope(config: Text) -> nn.Rope:
         rule, context = config.rope_parameters, config.max_position_embeddings
         return nn.Rope(rule, config.head_dim, context, sections=config.sections, woven=True)
-
-    def attention(self, config: Text, layer: int, rope: nn.Rope) -> nn.Module:
-        return Attention(config, layer, rope)
 
 
 class Model(qwen2_5_vl.Sighted, qwen3.Model):

@@ -14,25 +14,25 @@ from ostro.architectures.qwen3_vl.vision import LevelMerger
 from ostro.testing import SMALL, each
 
 
-def chunked(model: nn.Model) -> None:
+def chunked(model: nn.TokenModel) -> None:
     """Sections one after the other."""
     each(model, nn.Rope, lambda rope: setattr(rope, "woven", False))
 
 
-def no_positions(model: nn.Model) -> None:
+def no_positions(model: nn.TokenModel) -> None:
     positions = model.visual.positions
     model.visual.positions = lambda *asked: 0 * positions(*asked)
 
 
-def other_corners(model: nn.Model) -> None:
+def other_corners(model: nn.TokenModel) -> None:
     """The learned grid one column and one row smaller than it is."""
     model.visual.side -= 1
 
 
-def levels(change: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[nn.Model], None]:
+def levels(change: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[nn.TokenModel], None]:
     """Let the language model's layers hear other levels."""
 
-    def apply(model: nn.Model) -> None:
+    def apply(model: nn.TokenModel) -> None:
         hidden = model.hidden
 
         def spoil(step: Step) -> Tensor:
@@ -46,7 +46,7 @@ def levels(change: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[nn.Model
     return apply
 
 
-def early_norm(model: nn.Model) -> None:
+def early_norm(model: nn.TokenModel) -> None:
     """Levels of which single patches are normed."""
 
     def spoil(merger: LevelMerger) -> None:
@@ -58,19 +58,19 @@ def early_norm(model: nn.Model) -> None:
     each(model, LevelMerger, spoil)
 
 
-def early_layers(model: nn.Model) -> None:
+def early_layers(model: nn.TokenModel) -> None:
     """Levels of the layers behind those that are named."""
     model.visual.speaking = tuple(i + 1 for i in model.visual.speaking)
 
 
-def no_activation(model: nn.Model) -> None:
+def no_activation(model: nn.TokenModel) -> None:
     def spoil(mlp: nn.MLP) -> None:
         mlp.forward = lambda x, step: mlp.fc2(mlp.fc1(x, step), step)  # type: ignore[method-assign]
 
     each(model, nn.MLP, spoil)
 
 
-def layer_norm_eps(model: nn.Model) -> None:
+def layer_norm_eps(model: nn.TokenModel) -> None:
     each(model, nn.LayerNorm, lambda norm: setattr(norm, "eps", 0.1))
 
 

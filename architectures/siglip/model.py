@@ -65,7 +65,7 @@ class VisionTower(clip.Tower):
         return self.post_layernorm(states[-1])
 
 
-class Model(nn.Model):
+class Model(nn.EncoderModel):
     """The tower as a checkpoint of its own. It encodes images, and reads and writes no text."""
 
     layers = ("vision_model.encoder.layers",)
@@ -84,9 +84,6 @@ class Model(nn.Model):
         raise Unsupported("SigLIP's vision tower reads no text; load a model that is built on it")
 
     def hidden(self, step: Step) -> Tensor:
-        return self.embed(step)
-
-    def logits(self, hidden: Tensor, step: Step) -> Tensor:
         return self.embed(step)
 
 

@@ -169,7 +169,7 @@ class Encoder(nn.Module):
         return self.norm(x)[0]
 
 
-class Model(nn.Model):
+class Model(nn.EncoderModel):
     layers = ("encoder.layers",)
 
     def __init__(self, config: Config) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from ostro import Model as Served
-from ostro import Step
+from ostro import Step, nn
 from ostro.architectures.transformers import blueprint, trial
 from ostro.architectures.transformers.config import Config
 from ostro.architectures.transformers.modules import MEMORY, Call, PagedCache
 
 
-class Model(Served):
+class Model(nn.TokenModel):
     """The modules of the class `config.body`, under the names that they have there."""
 
     def __init__(self, config: Config) -> None:

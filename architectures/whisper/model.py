@@ -101,7 +101,7 @@ class Decoder(nn.Module):
         return self.layer_norm(x)
 
 
-class Model(nn.Model):
+class Model(nn.TokenModel):
     layers = ("model.encoder.layers", "model.decoder.layers")
 
     def __init__(self, config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 
@@ -20,7 +21,7 @@ from ostro.core.engine.scheduler import Scheduler
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
 from ostro.core.load.describe import DTYPES
 from ostro.core.load.model import LoadedModel, describe
-from ostro.core.nn import CachedLayer
+from ostro.core.nn import CachedLayer, TokenModel
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
@@ -80,7 +81,7 @@ def build_engine(
     held = BlockManager(groups, block)
     context = held.longest(loaded.context, rows)
     runner = ModelRunner(
-        loaded.model,
+        cast(TokenModel, loaded.model),  # an encoder is never asked for logits
         held,
         sampler,
         context=context,

@@ -137,7 +137,7 @@ class PoolingEngine:
         """Vectors or scores [B, n] float32 of whole inputs, on the host."""
         hidden, step = self.runner.hidden(inputs, kinds, helds)
         if output == "scores":
-            scores: Tensor = self.runner.model.scores(hidden, step)  # type: ignore[operator]
+            scores: Tensor = self.runner.model.scores(hidden, step)
             return scores.float().cpu()
         return self.pool(hidden, step.bounds).float().cpu()
 

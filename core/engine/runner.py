@@ -28,7 +28,7 @@ from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.errors import RequestError
 from ostro.core.media import Array, Item
-from ostro.core.nn import Model
+from ostro.core.nn import TokenModel
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.placement.segments import LayerSegments
 from ostro.core.step import ROWS, Medium, Step
@@ -52,7 +52,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: TokenModel,
         blocks: BlockManager,
         sampler: Sampler,
         *,

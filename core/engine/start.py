@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from ostro.core.engine.adapters import build_adapter_pool, build_registry
 from ostro.core.engine.build import build_engine, make_ready, renew, set_threads, warm_up
@@ -13,13 +14,17 @@ from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.request import DEFAULT
+from ostro.core.errors import PluginError
 from ostro.core.ipc.loop import ProgressCallback
 from ostro.core.ipc.messages import ModelSpec, Requantize
 from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
 from ostro.core.load.pooling import read_pooling
+from ostro.core.nn import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
+
+M = TypeVar("M", bound=Model)
 
 TOKENS = frozenset({"text", "transcribe"})
 READINGS = frozenset({"embed", "rerank", "classify"})
@@ -77,6 +82,17 @@ def tasks_of(loaded: LoadedModel, settings: Settings) -> frozenset[str]:
     return frozenset(loaded.architecture.tasks if settings.task is None else [settings.task])
 
 
+def face(loaded: LoadedModel, kind: type[M]) -> M:
+    """The model as the face that its tasks need. Raises PluginError where it has another."""
+    if not isinstance(loaded.model, kind):
+        raise PluginError(
+            f"architecture {loaded.architecture.name}: {type(loaded.model).__qualname__} is no "
+            f"nn.{kind.__name__}, which its tasks ({', '.join(loaded.architecture.tasks)}) need; "
+            f"derive it from nn.{kind.__name__}"
+        )
+    return loaded.model
+
+
 def take_in(
     loaded: LoadedModel,
     settings: Settings,
@@ -90,8 +106,10 @@ def take_in(
     if tasks <= JOBS:
         adapter_pool = build_adapter_pool(loaded, settings, rows=1)
         registry = build_registry(loaded, settings, plugins, adapter_pool)
-        jobs = JobEngine(loaded.model, registry)  # type: ignore[arg-type]  # it has `work`
+        job_model = face(loaded, JobModel)  # type: ignore[type-abstract]
+        jobs = JobEngine(job_model, registry)
         return ModelEntry(jobs=jobs, registry=registry)
+    face(loaded, TokenModel if tasks & TOKENS else EncoderModel)  # type: ignore[type-abstract]
     engine = build_engine(loaded, settings, plugins, eos_ids, share=share)
     reader = reader_of(loaded, engine) if tasks & READINGS else None
     tokens = engine if tasks & TOKENS else None

@@ -107,7 +107,7 @@ class Calibration:
         """Logits [t, V] float32 of all positions of texts, some at a time."""
         for hidden, step in self.read(texts):
             for rows in torch.arange(len(hidden), device=hidden.device).split(SLICE):
-                yield self.loaded.model.logits(hidden, replace(step, wanted=rows)).float()
+                yield self.engine.runner.model.logits(hidden, replace(step, wanted=rows)).float()
 
     def divergence(self) -> float:
         """KL divergence of what the model says now from what it said at first, nats per token."""

@@ -2,7 +2,7 @@
 
 from torch.nn import Module, ModuleList, Parameter
 
-from ostro.core.nn.attention import Attention, CachedLayer, EncoderAttention
+from ostro.core.nn.attention import Attention, CachedLayer, EncoderAttention, RecurrentLayer
 from ostro.core.nn.cross import CrossAttention
 from ostro.core.nn.dequantized import Dequantized
 from ostro.core.nn.embedding import Embedding, Head
@@ -11,7 +11,7 @@ from ostro.core.nn.filters import Filters
 from ostro.core.nn.latent import LatentAttention
 from ostro.core.nn.linear import Delta, Linear
 from ostro.core.nn.mlp import MLP, GatedMLP
-from ostro.core.nn.model import Model
+from ostro.core.nn.model import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.nn.norm import LayerNorm, RMSNorm
 from ostro.core.nn.rope import Rope
 from ostro.core.nn.storage import Storage, Stored
@@ -25,10 +25,12 @@ __all__ = [
     "Dequantized",
     "Embedding",
     "EncoderAttention",
+    "EncoderModel",
     "Experts",
     "Filters",
     "GatedMLP",
     "Head",
+    "JobModel",
     "LatentAttention",
     "LayerNorm",
     "Linear",
@@ -37,8 +39,10 @@ __all__ = [
     "ModuleList",
     "Parameter",
     "RMSNorm",
+    "RecurrentLayer",
     "Rope",
     "Router",
     "Storage",
     "Stored",
+    "TokenModel",
 ]

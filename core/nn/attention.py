@@ -8,24 +8,33 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ostro.core.cache import CacheSpec
+from ostro.core.cache import CacheSpec, PagedView, RecurrentView
 from ostro.core.config import TextConfig
 from ostro.core.nn.linear import Linear
 from ostro.core.nn.norm import RMSNorm
 from ostro.core.nn.rope import Rope
-from ostro.core.ops import Op, attention, kv_write, varlen_attention
+from ostro.core.ops import Fused, Kernel, Op, attention, kv_write, varlen_attention
 from ostro.core.step import Step
 
 
 class CachedLayer(Module):
-    """A module with a memory: `layer` is its place in `step.caches`, `spec` what it remembers."""
+    """A module with a cache: `layer` is its index in `step.caches`, `spec` describes the cache."""
 
     layer: int
 
     @property
     @abstractmethod
     def spec(self) -> CacheSpec:
-        """What this layer keeps of every sequence."""
+        """The cache that this layer needs per sequence."""
+
+
+class RecurrentLayer(CachedLayer):
+    """A layer whose cache is a state of fixed size per sequence (Mamba, linear attention)."""
+
+    def view(self, step: Step) -> RecurrentView:
+        """The state tensors of this layer and the layout of the step's sequences in them."""
+        found: RecurrentView = step.caches[self.layer]
+        return found
 
 
 class Attention(CachedLayer):
@@ -34,8 +43,10 @@ class Attention(CachedLayer):
     Each keyword is a property of the attention operation: bias on q, k, v and out_bias on the
     output, qk_norm (a norm on every query and key head), window (last positions seen, 0 = all),
     softcap (on the scores, 0 = none), scale (default head_dim ** -0.5), sinks (one learned logit
-    per head that takes part in the softmax and carries no value). A family that has more to do to
-    q, k and v overrides `place`.
+    per head that takes part in the softmax and carries no value), fused (kernels that norm, rotate
+    and write in one launch: `call(q, k, v, q_weight, k_weight, eps, positions, table, view)`, used
+    where one of them fits and the cache stores floats). A family that computes more on q, k and v
+    overrides `rotate_and_write`.
     """
 
     def __init__(
@@ -51,6 +62,7 @@ class Attention(CachedLayer):
         softcap: float = 0.0,
         scale: float | None = None,
         sinks: bool = False,
+        fused: tuple[Kernel, ...] = (),
     ) -> None:
         super().__init__()
         d, heads, kv = config.head_dim, config.num_attention_heads, config.num_key_value_heads
@@ -69,19 +81,28 @@ class Attention(CachedLayer):
         self.scale = d**-0.5 if scale is None else scale
         self.write = Op(kv_write.KERNELS)
         self.attend = Op(attention.KERNELS, head_dim=d, window=window)
+        self.fused: Fused | None = None
+        if fused and rope is not None:
+            whole = rope.rule.get("partial_rotary_factor", 1.0) == 1.0
+            self.fused = Fused(fused, head_dim=d, whole=whole)
 
     @property
     def spec(self) -> CacheSpec:
         d = self.head_dim
         return CacheSpec(heads=self.kv_heads, key_dim=d, value_dim=d, window=self.window)
 
-    def place(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def rotate_and_write(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """Norm and rotate q [T, h, d] and k [T, kv, d], write k and v [T, kv, d]; return q."""
+        pages: PagedView = step.caches[self.layer]
+        if self.fused is not None and self.fused.on and isinstance(pages.k, Tensor):
+            assert self.rope is not None and self.q_norm is not None and self.k_norm is not None
+            norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+            rotated: Tensor = self.fused(q, k, v, *norms, *self.rope.angles(step.positions), pages)
+            return rotated
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q)[0], self.k_norm(k)[0]
         if self.rope is not None:
             q, k = self.rope(q, k, step.positions)
-        pages = step.caches[self.layer]
         self.write(k, v, pages.k, pages.v, pages.batch.slots)
         return q
 
@@ -89,8 +110,8 @@ class Attention(CachedLayer):
         """x [T, hidden] -> [T, hidden]."""
         heads = self.qkv(x, step).view(x.shape[0], -1, self.head_dim)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        q = self.place(q, k, v, step)
-        pages = step.caches[self.layer]
+        q = self.rotate_and_write(q, k, v, step)
+        pages: PagedView = step.caches[self.layer]
         y = self.attend(
             q,
             pages.k,

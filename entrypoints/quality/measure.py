@@ -72,7 +72,7 @@ class Opened:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
-        return self.loaded.model.logits(hidden, step).float().cpu()
+        return self.engine.runner.model.logits(hidden, step).float().cpu()
 
     @property
     def weights(self) -> Weights:

@@ -20,6 +20,7 @@ from ostro.core.nn import (
     CrossAttention,
     Embedding,
     EncoderAttention,
+    EncoderModel,
     Experts,
     Filters,
     GatedMLP,
@@ -213,7 +214,7 @@ def handed(model: Model) -> list[Any]:
     return [each for each in found if hasattr(each, "attend") and not hasattr(each, "scale")]
 
 
-def first_positions(model: Model) -> None:
+def first_positions(model: EncoderModel) -> None:
     hidden = model.hidden
     model.hidden = lambda step: hidden(replace(step, positions=step.positions * 0))  # type: ignore[method-assign]
 

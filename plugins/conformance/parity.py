@@ -24,6 +24,7 @@ from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.names import Names
 from ostro.core.media import Inputs, Prompt
+from ostro.core.nn import EncoderModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, Settings, resolve
 from ostro.plugins.conformance import golden, references
@@ -233,11 +234,11 @@ def encode(
     held: MixtureLease = NOTHING,
 ) -> Tensor:
     """An encoder's states [T, d] of several texts, or its scores [texts, labels], in float32."""
-    model = engine.runner.model
+    model: EncoderModel = engine.runner.model
     hidden, step = engine.runner.hidden(inputs, kinds, [held] * len(inputs))
-    scores = getattr(model, "scores", None)
-    found: Tensor = hidden if scores is None else scores(hidden, step)
-    return found.float().cpu()
+    if type(model).scores is not EncoderModel.scores:
+        hidden = model.scores(hidden, step)
+    return hidden.float().cpu()
 
 
 def deviation(ours: Tensor, truth: Tensor) -> float:

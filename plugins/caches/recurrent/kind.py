@@ -21,20 +21,19 @@ from ostro.core.ops.state_layout import StateLayout
 
 @dataclass(slots=True)
 class States:
-    """What a recurrent layer finds in its step: tensors [blocks, *shape] float32, one per shape of
-    its spec, and where the states of each sequence lie. `first` is what the group's first layer
-    finds.
+    """The view of one recurrent layer: see `RecurrentView`. `first` is the view of the group's
+    first layer, which computes the layout for all.
     """
 
-    tensors: tuple[Tensor, ...]
+    states: tuple[Tensor, ...]
     batch: AttentionMetadata
     block: int
     first: States | None = None
     found: StateLayout | None = None
 
     @property
-    def places(self) -> StateLayout:
-        """Found anew whenever the first layer asks, for all: once in a step or a captured graph."""
+    def layout(self) -> StateLayout:
+        """Computed by the first layer for all: once per step or captured graph."""
         if self.first is not None and self.first.found is not None:
             return self.first.found
         self.found = self.find()

@@ -38,10 +38,10 @@ def test_every_layer_has_states_of_its_own_in_float32() -> None:
     kind = made(layers=2)
     batch = ragged([[0]], [1], [1])
     first, second = kind.view(0, batch), kind.view(1, batch)
-    assert [tuple(t.shape) for t in first.tensors] == [(6, 3, 2), (6, 5)]
-    assert all(t.dtype == torch.float32 for t in first.tensors)
-    first.tensors[0][2] = 1
-    assert not second.tensors[0].any()
+    assert [tuple(t.shape) for t in first.states] == [(6, 3, 2), (6, 5)]
+    assert all(t.dtype == torch.float32 for t in first.states)
+    first.states[0][2] = 1
+    assert not second.states[0].any()
     assert kind.bytes(6) == sum(state.nbytes for state in kind.states)
 
 
@@ -49,7 +49,7 @@ def test_states_lie_in_the_blocks_of_the_tokens_before_and_of_the_last() -> None
     table = [[5, 0, 0], [4, 3, 0], [1, 2, 0], [0, 0, 4], [3, 0, 0], [2, 5, 0]]
     queries = [3, 1, 4, 1, 0, 1]
     lengths = [3, 5, 8, 0, 2, 6]  # begins, crosses, fills, is idle, has no rows, goes on inside
-    places = made().view(0, ragged(table, queries, lengths)).places
+    places = made().view(0, ragged(table, queries, lengths)).layout
     assert places.starts.tolist() == [0, 3, 4, 8, 9, 9, 10]
     assert places.before.tolist() == [-1, 4, 1, -1, 3, 5]
     assert places.after.tolist() == [5, 3, 2, -1, -1, 5]
@@ -58,13 +58,13 @@ def test_states_lie_in_the_blocks_of_the_tokens_before_and_of_the_last() -> None
 def test_places_are_found_once_in_a_step_and_anew_in_the_next() -> None:
     kind, batch = made(layers=3), ragged([[5, 1]], [1], [3])
     views = [kind.view(layer, batch) for layer in range(3)]
-    found = views[0].places
-    assert views[1].places is found and views[2].places is found
+    found = views[0].layout
+    assert views[1].layout is found and views[2].layout is found
     batch.lengths.fill_(5)
-    assert views[0].places.after.tolist() == [1]
-    assert views[2].places is views[0].found and views[0].found is not found
+    assert views[0].layout.after.tolist() == [1]
+    assert views[2].layout is views[0].found and views[0].found is not found
     other = kind.view(1, ragged([[2, 3]], [1], [1]))
-    assert other.places.after.tolist() == [2], "another batch has other places"
+    assert other.layout.after.tolist() == [2], "another batch has other places"
 
 
 def test_the_longest_prefix_with_a_snapshot_is_resumed() -> None:

@@ -75,7 +75,7 @@ def tiled(self: nn.Attention, x: Tensor, step: Any) -> Tensor:
     """Attention whose query heads take key heads in turn."""
     heads = self.qkv(x, step).view(len(x), -1, self.head_dim)
     q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
-    q, pages = self.place(q, k, v, step), step.caches[self.layer]
+    q, pages = self.rotate_and_write(q, k, v, step), step.caches[self.layer]
     order = torch.arange(self.heads).view(-1, self.kv_heads).t().flatten()
     y = self.attend(q[:, order], pages.k, pages.v, pages.batch, self.scale)[:, order.argsort()]
     return self.o_proj(y.flatten(1), step)
