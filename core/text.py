@@ -45,7 +45,7 @@ class AdapterChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str | None = None
     generation: str | None = None
-    scale: float = 1.0
+    scale: float | None = None
 
 
 class ModelTarget(msgspec.Struct, kw_only=True):
@@ -62,8 +62,8 @@ class ModelTarget(msgspec.Struct, kw_only=True):
 class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream carries beside the text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -153,7 +153,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def parse(body: Mapping[str, Any], kind: type[R]) -> R:
-    """Read a request from parsed JSON.
+    """Read a request from parsed JSON. A field that is null counts as absent.
 
     Raises RequestError naming the field that is unknown or mistyped, Unsupported for one that asks
     for what is not implemented.
@@ -167,7 +167,8 @@ def parse(body: Mapping[str, Any], kind: type[R]) -> R:
         near = nearest(name, known, n=1)
         raise RequestError(f"unknown field {name!r:.80}{near}", param=name[:80])
     try:
-        return msgspec.convert({name: body[name] for name in known if name in body}, kind)
+        given = {name: body[name] for name in known if body.get(name) is not None}
+        return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         field = where.strip("`").lstrip(".")

@@ -10,7 +10,7 @@ import jinja2
 import msgspec
 
 from ostro.core.chat.escape import ControlTokenEscaper
-from ostro.core.chat.messages import TemplateFeatures, arrange
+from ostro.core.chat.messages import TemplateFeatures, arrange, tool_fields
 from ostro.core.chat.renderer import RENDERER, Renderer
 from ostro.core.chat.worker import ENVIRONMENT
 from ostro.core.errors import RequestError, TemplateError, nearest
@@ -90,8 +90,9 @@ class ChatTemplate:
         """Check what comes from outside, and bring it into the form the template wants."""
         self._check_options(options)
         arranged = arrange(messages, self.wishes)
-        given = {**options, "messages": arranged, "tools": list(tools or []) or None}
         try:
+            listed = [tool_fields(tool) for tool in tools or ()] or None
+            given = {**options, "messages": arranged, "tools": listed}
             data = msgspec.json.encode({"documents": None, **given})
             return msgspec.json.decode(data, type=dict[str, Any])
         except (RecursionError, TypeError, ValueError) as error:

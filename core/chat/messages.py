@@ -74,7 +74,7 @@ def arrange(
         role = message.get("role")
         if not (isinstance(role, str) and ROLE.fullmatch(role)):
             raise RequestError(f"{place}.role is {role!r:.60}, not a role", param="messages")
-        fields = dict(message)
+        fields = {k: x for k, x in message.items() if x is not None or k == "content"}
         if role == "developer" and not wishes.developer:
             fields["role"] = "system"
         calls = fields.get("tool_calls")
@@ -92,6 +92,20 @@ def arrange(
             fields["tool_calls"] = [_call(call, wishes, place) for call in calls]
         arranged.append(fields)
     return arranged
+
+
+def tool_fields(tool: Any) -> dict[str, Any]:
+    """A tool, and its function, without fields that are null. Raises RequestError for no object."""
+    if not isinstance(tool, Mapping):
+        raise RequestError("tools has an entry that is not an object", param="tools")
+    fields = present(tool)
+    function = fields.get("function")
+    return fields | {"function": present(function)} if isinstance(function, Mapping) else fields
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not null. Null means absent, and templates would write it out."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _content(content: Any, wishes: TemplateFeatures, place: str) -> Any:
@@ -124,13 +138,13 @@ def _call(call: Any, wishes: TemplateFeatures, place: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}.tool_calls has an entry without a function", param="messages")
-    function = dict(function)
+    function = present(function)
     arguments = function.get("arguments")
     if isinstance(arguments, str) and not wishes.text_arguments:
         function["arguments"] = _parse(arguments)
     elif isinstance(arguments, Mapping) and wishes.text_arguments:
         function["arguments"] = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": function} if "function" in call else function
+    return {**present(call), "function": function} if "function" in call else function
 
 
 def _parse(arguments: str) -> Any:

@@ -125,6 +125,7 @@ def chosen(given: str | AdapterChoice, param: str) -> AdapterRef:
         raise RequestError(
             f"{param}: expected a generation of 64 hexadecimal digits (0-9, a-f)", param=param
         )
-    if not isfinite(choice.scale):
-        raise RequestError(f"{param}: the scale {choice.scale} is not finite", param=param)
-    return AdapterRef(name=name or "", generation=generation or "", scale=choice.scale)
+    scale = 1.0 if choice.scale is None else choice.scale
+    if not isfinite(scale):
+        raise RequestError(f"{param}: the scale {scale} is not finite", param=param)
+    return AdapterRef(name=name or "", generation=generation or "", scale=scale)

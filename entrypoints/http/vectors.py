@@ -34,7 +34,7 @@ class RerankRequest(ModelTarget, kw_only=True):
     """Documents to rank by relevance to a query."""
 
     query: str
-    documents: list[str | dict[str, str]]
+    documents: list[str | dict[str, str | None]]
     top_n: int | None = None
     return_documents: bool = False
 
@@ -118,12 +118,11 @@ def counted(given: list[Any]) -> list[Any]:
     return given
 
 
-def text_of(index: int, document: str | dict[str, str]) -> str:
-    if isinstance(document, str):
-        return document
-    if "text" not in document:
+def text_of(index: int, document: str | dict[str, str | None]) -> str:
+    text = document if isinstance(document, str) else document.get("text")
+    if text is None:
         raise RequestError(f"documents[{index}].text is missing", param="documents")
-    return document["text"]
+    return text
 
 
 def ending(read: Any) -> dict[str, Any]:

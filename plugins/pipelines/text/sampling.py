@@ -60,8 +60,8 @@ def sampling_of(
 
 def check(asked: GenerationRequest) -> None:
     """Refuse fields that contradict each other, or that ask for what comes later."""
-    form = (asked.response_format or {}).get("type", "text")
-    if form != "text":
+    form = (asked.response_format or {}).get("type")
+    if form not in (None, "text"):
         raise Unsupported(
             f"response_format {form!r:.40}: there is no constrained output yet, only text",
             param="response_format",

@@ -70,6 +70,9 @@ def test_embeddings_equal_those_of_python(server: Real, folders: dict[str, Path]
     told = server.post("/v1/embeddings", input=ids, model="bert", dimensions=4).json()
     cut = expected[0, :4] / expected[0, :4].norm()
     torch.testing.assert_close(torch.tensor(told["data"][0]["embedding"]), cut, atol=1e-5, rtol=0)
+    nulls = {"encoding_format": None, "dimensions": None, "prompt": None, "user": None}
+    told = server.post("/v1/embeddings", input=TEXTS[0], model="bert", **nulls).json()
+    assert told["data"] == body["data"][:1]
 
 
 def test_a_model_is_found_by_its_task(server: Real, folders: dict[str, Path]) -> None:
@@ -77,6 +80,12 @@ def test_a_model_is_found_by_its_task(server: Real, folders: dict[str, Path]) ->
     with ostro.load(folders["ranker"], dtype="float32", task="rerank") as model:
         expected = model.rerank("hello", TEXTS)
     assert ranked["model"] == "ranker" and len(ranked["results"]) == 2
+    parts = [{"text": text, "title": None} for text in TEXTS]
+    nulls = {"top_n": None, "return_documents": None}
+    assert (
+        server.post("/v1/rerank", query="hello", documents=parts, **nulls).json()["results"][:2]
+        == ranked["results"]
+    )
     for got, want in zip(ranked["results"], expected, strict=False):
         assert got["index"] == want.index
         assert got["relevance_score"] == pytest.approx(want.score, abs=1e-5)

@@ -1,0 +1,113 @@
+"""A field that is null counts as absent, on every route and at every level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from ostro.core.text import (
+    AdapterChoice,
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    Message,
+    StreamOptions,
+    parse,
+)
+from ostro.entrypoints.http.admin import LoadRequest, UnloadRequest
+from ostro.entrypoints.http.images import ImageRequest
+from ostro.entrypoints.http.speech import SpeechRequest
+from ostro.entrypoints.http.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest
+
+REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
+    ChatRequest: {"messages": "hi"},
+    CompletionRequest: {"prompt": "hi"},
+    EmbeddingRequest: {"input": "hi"},
+    RerankRequest: {"query": "hi", "documents": ["a"]},
+    ClassifyRequest: {"input": "hi"},
+    ImageRequest: {"prompt": "hi"},
+    SpeechRequest: {"input": "hi"},
+    LoadRequest: {"lora_name": "a", "lora_path": "b"},
+    UnloadRequest: {"lora_name": "a"},
+}
+NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
+    AdapterChoice: {},
+    StreamOptions: {},
+    ContentPart: {"type": "text"},
+    Message: {"role": "user"},
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_null_is_the_default(kind: type[msgspec.Struct]) -> None:
+    required = REQUESTS[kind]
+    optional = set(kind.__struct_fields__) - required.keys()
+    assert optional, "every request has optional fields"
+    for name in optional:
+        assert parse({**required, name: None}, kind) == parse(required, kind)
+
+
+@pytest.mark.parametrize("kind", NESTED, ids=lambda kind: kind.__name__)
+def test_null_inside_of_a_field(kind: type[msgspec.Struct]) -> None:
+    fields = dict.fromkeys(kind.__struct_fields__)
+    assert msgspec.convert({**fields, **NESTED[kind]}, kind) == kind(**NESTED[kind])
+
+
+def test_null_is_not_a_value_of_a_required_field(server: Any) -> None:
+    for path, field in (("chat/completions", "messages"), ("completions", "prompt")):
+        response = server.post(f"/v1/{path}", **{field: None})
+        assert response.status_code == 400 and response.json()["error"]["param"] == field
+
+
+def test_null_in_messages_and_options(server: Any) -> None:
+    """What is null reaches no template, where it would be written out."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"default": None}}}
+    nulls = {**tool, "strict": None, "function": {**tool["function"], "description": None}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "hi", "image_url": None, "cache_control": None}]
+    absent: dict[str, Any] = {
+        "tools": [tool],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "42"},
+        ],
+    }
+    given: dict[str, Any] = {
+        "tools": [nulls],
+        "messages": [
+            {"role": "user", "content": parts, "name": None, "tool_calls": None},
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "tool_calls": [
+                    {**call, "index": None, "function": {**call["function"], "strict": None}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "1", "content": "42", "reasoning_content": None},
+        ],
+        "stream_options": {"include_usage": None, "continuous_usage_stats": None},
+        "response_format": {"type": None},
+        "adapters": None,
+        "suffix": None,
+        "guided_json": None,
+        "no_such_field": None,
+    }
+    first, second = (
+        server.post("/v1/chat/completions", **absent),
+        server.post("/v1/chat/completions", **given),
+    )
+    texts = [r.json()["choices"][0]["message"]["content"] for r in (first, second)]
+    assert texts[0] == texts[1]
+    assert '"default": null' in texts[0]
+    events = server.events("/v1/chat/completions", **given)
+    assert not any(event.get("usage") for event in events)
+
+
+def test_null_scale_of_an_adapter() -> None:
+    from ostro.entrypoints.http.adapters import chosen
+
+    assert chosen(AdapterChoice(name="sql", scale=None), "adapter").scale == 1.0
