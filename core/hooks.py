@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LogitsProcessor,
         Parser,
         Pipeline,
+        Planner,
         Quantizer,
         Route,
         Settings,
@@ -55,6 +56,12 @@ def ostro_caches() -> Iterable[Cache]:
 @hookspec
 def ostro_quantizers() -> Iterable[Quantizer]:
     """Declare (both): yield weight formats: how stored tensors become a matmul."""
+    return ()
+
+
+@hookspec
+def ostro_planners() -> Iterable[Planner]:
+    """Declare (both): yield planners: what chooses a format for each weight within a budget."""
     return ()
 
 

@@ -162,6 +162,20 @@ class Quantizer(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Planner(Record):
+    """Chooses a format for every weight where `--quant` names no format, but a budget.
+
+    `claims(text)` looks at what `--quant` says ("4.5bpw"); it must be light. `plan` is a function
+    that makes a `Planned` of a `PlanRequest` (`core.load.planning`). `usage` describes what it
+    claims, for messages: "a size (6GB)".
+    """
+
+    claims: Callable[[str], bool]
+    plan: Import
+    usage: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint(Record):
     """A container of named tensors: safetensors, GGUF, UQFF.
 
@@ -269,6 +283,7 @@ KINDS: Mapping[str, type[Record]] = {
     "pipelines": Pipeline,
     "caches": Cache,
     "quantizers": Quantizer,
+    "planners": Planner,
     "checkpoints": Checkpoint,
     "adapters": Adapter,
     "logits_processors": LogitsProcessor,

@@ -106,9 +106,10 @@ class Text:
             raise UsageError("an answer is being written; let it end, or close its stream, first")
         asked = replace(self.settings, quant=quant, topology=topology)
         from ostro.core.engine.build import renew
+        from ostro.core.engine.calibration import open_probe
         from ostro.core.load.model import requantize
 
-        requantize(self.loaded, asked, self.plugins)
+        requantize(self.loaded, asked, self.plugins, open_probe=open_probe)
         renew(self.engine, self.loaded, asked)
         return self.explain
 
@@ -404,6 +405,7 @@ def open_model(
 ) -> Text | Tasks:
     """Load what the settings say, for the task they name or the model was made for."""
     from ostro.core.engine.build import build_engine, make_ready, set_threads
+    from ostro.core.engine.calibration import open_probe
     from ostro.core.load.model import load_model
 
     manager = PluginManager()
@@ -416,7 +418,7 @@ def open_model(
             return Tasks(found, manager, progress)
     set_threads(settings.threads)
     path = find(settings, manager)
-    loaded = load_model(path, settings, manager, progress)
+    loaded = load_model(path, settings, manager, progress, open_probe=open_probe)
     words = open_tokenizer(Path(settings.tokenizer) if settings.tokenizer else path, manager)
     words.check(int(loaded.config.vocab_size))
     engine = build_engine(loaded, settings, manager, words.eos_ids)

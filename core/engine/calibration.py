@@ -1,7 +1,8 @@
-"""Calibration: what the weights of a float model are given, and how far errors in them reach.
+"""Calibration: the inputs of a float model's weights, and the effect of errors in the weights.
 
-The model reads what it draws itself. That needs no text which suits it, and the mean divergence of
-another model over texts that the first one draws says how far apart is what the two would write.
+The model reads texts that it generated itself. No text has to be found that suits the model, and
+the mean divergence of a quantized model over these texts measures how far the outputs of the two
+are apart.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from math import ceil, prod
@@ -20,58 +21,46 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ostro.core.device import free_bytes
 from ostro.core.engine.build import ROWS, build_engine, make_ready
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.memory import BLOCK
 from ostro.core.engine.request import Sampling, TokenRequest
-from ostro.core.load.describe import quantization
+from ostro.core.load.describe import ModelOutline, quantization
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import end_ids
+from ostro.core.load.planning import Weight
 from ostro.core.load.quantize import Maker, QuantizationPlan
 from ostro.core.load.weights import WeightReader, arrange, slots
 from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import Stack
-from ostro.core.nn.linear import Slot
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 TOKENS = 2048
-"""Tokens that the model reads."""
+"""Tokens that importances are measured on."""
 
 TEXTS, LENGTH, TURNS = 32, 64, 8
-"""Texts that are drawn at once, their tokens at most, and how often, where most end at once."""
+"""Texts generated in one batch, the most tokens of each, and the most batches: some models end most
+texts at once."""
 
 LOGITS, WORK = 2**26, 2**38
-"""Numbers of logits that are kept, and multiplications of one forward pass, at most: to measure a
-divergence, a model of a billion weights reads some 270 tokens."""
+"""The most logits that are kept, and the most multiplications of one forward pass: to measure a
+divergence, a model of 10^9 weights reads some 270 tokens."""
 
 FEW = 64, 512
-"""Tokens that are read to measure a divergence, at least and at most."""
+"""The least and the most tokens that a divergence is measured on."""
 
 SLICE = 128
-"""Positions whose logits there are at a time."""
+"""Positions whose logits are computed at a time."""
 
-
-@dataclass
-class Fixed(QuantizationPlan):
-    """Brings the slots that it names to formats of their own, beside what its rules say; `outcome`
-    says what came of it.
-    """
-
-    chosen: Mapping[str, Maker | None] = field(default_factory=dict)
-    outcome: str = ""
-
-    def choose(self, slot: Slot) -> Maker | None:
-        known = slot.name in self.chosen
-        return self.chosen[slot.name] if known else super().choose(slot)
-
-    def told(self) -> list[str]:
-        return [self.outcome, *super().told()]
+SHARE = 0.9
+"""The share of free memory that the float model may take."""
 
 
 class Calibration:
-    """A float model that has drawn some texts, and can be tried with some weights in few bits."""
+    """A float model with texts that it generated, which can run with some weights quantized."""
 
     def __init__(self, loaded: LoadedModel, engine: Engine, plugins: PluginManager) -> None:
         self.loaded, self.engine = loaded, engine
@@ -85,7 +74,7 @@ class Calibration:
         )
         named, left = loaded.names.read(loaded.container.tensors, loaded.space)
         self.below = arrange(named, list(slots(loaded.model)), left)[0]
-        self.texts = draw(loaded, engine)
+        self.texts = generate(loaded, engine)
         count = sum(prod(slot.shape) for slot in slots(loaded.model))
         tokens = max(FEW[0], min(FEW[1], LOGITS // engine.vocab, WORK // count))
         read = list(accumulate(map(len, self.texts)))
@@ -93,7 +82,7 @@ class Calibration:
         self.truth = list(self.logits(self.few))
 
     def read(self, texts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Any]]:
-        """Hidden states of texts, those of several at a time, and the step they are of."""
+        """Hidden states of texts, batch by batch, each with its step."""
         room, batch = ROWS[self.loaded.device.type], list[list[int]]()
         for text in texts:
             if sum(map(len, batch)) + len(text) > room:
@@ -104,13 +93,13 @@ class Calibration:
 
     @torch.inference_mode()
     def logits(self, texts: Sequence[list[int]]) -> Iterator[Tensor]:
-        """Logits [t, V] float32 of all positions of texts, some at a time."""
+        """Logits [t, V] float32 of all positions of texts, at most `SLICE` positions at a time."""
         for hidden, step in self.read(texts):
             for rows in torch.arange(len(hidden), device=hidden.device).split(SLICE):
                 yield self.engine.runner.model.logits(hidden, replace(step, wanted=rows)).float()
 
     def divergence(self) -> float:
-        """KL divergence of what the model says now from what it said at first, nats per token."""
+        """KL divergence of the model now from the float model, in nats per token."""
         total, positions = 0.0, 0
         for truth, logits in zip(self.truth, self.logits(self.few), strict=True):
             p, q = (each.double().log_softmax(-1) for each in (truth, logits))
@@ -119,10 +108,10 @@ class Calibration:
         return total / positions
 
     def importance(self) -> dict[str, Tensor]:
-        """Mean squares [k] float32 of what each column is given, by the names of slots."""
-        heard: dict[Module, Heard] = {}
+        """Mean squares [k] float32 of the inputs of each column, by the names of slots."""
+        found: dict[Module, InputSquares] = {}
         hooks = [
-            module.register_forward_hook(partial(hear, heard))
+            module.register_forward_hook(partial(add_inputs, found))
             for module in self.loaded.model.modules()
             if isinstance(module, Linear | Stack) and not isinstance(module, Router)
         ]
@@ -130,13 +119,13 @@ class Calibration:
             pass
         for hook in hooks:
             hook.remove()
-        found = {}
+        importance = {}
         for slot in slots(self.loaded.model):
             users = (slot.module, *self.heads(slot.module))
-            user = next((module for module in users if module in heard), None)
+            user = next((module for module in users if module in found), None)
             if user is not None and slot.kind == "storage":
-                found[slot.name] = heard[user].mean(slot.expert).cpu()
-        return found
+                importance[slot.name] = found[user].mean(slot.expert).cpu()
+        return importance
 
     def heads(self, module: Module) -> list[Head]:
         """The heads that use an embedding's storage."""
@@ -144,15 +133,19 @@ class Calibration:
         return [head for head in heads if module in head.tied]
 
     @contextmanager
-    def instead(self, path: str, plan: QuantizationPlan) -> Iterator[None]:
-        """While the context lasts, a module holds its weights as a plan says."""
-        self.put(path, plan)
+    def replaced(
+        self, weight: Weight, maker: Maker, importance: Mapping[str, Tensor]
+    ) -> Iterator[None]:
+        """While the context lasts, the model computes with one weight in a format."""
+        chosen = {slot.name: maker for slot in weight.slots}
+        self.read_module(weight.path, QuantizationPlan({}, None, (), (), importance, chosen=chosen))
         try:
             yield
         finally:
-            self.put(path, None)
+            self.read_module(weight.path, None)
 
-    def put(self, path: str, plan: QuantizationPlan | None) -> None:
+    def read_module(self, path: str, plan: QuantizationPlan | None) -> None:
+        """Read the weights of a module again, in the formats of a plan."""
         module: Any = self.loaded.model.get_submodule(path)
         reader = replace(self.reader, plan=plan)
         for slot in module.slots(path):
@@ -162,8 +155,8 @@ class Calibration:
             user.finalize(self.target)
 
 
-class Heard:
-    """Sums of squares of what a weight is given: of each expert, where there are several."""
+class InputSquares:
+    """Sums of squares of the inputs of a weight, of each of its experts if it has any."""
 
     def __init__(self, experts: int, k: int, device: torch.device) -> None:
         self.sums = torch.zeros(experts, k, device=device)
@@ -175,34 +168,45 @@ class Heard:
         self.counts += experts.bincount(minlength=len(self.counts))[:, None]
 
     def mean(self, expert: int | None) -> Tensor:
-        """The mean of an expert: one that was given little is taken to be given what all are."""
-        everyone = self.sums.sum(0) / self.counts.sum().clamp(min=1)
+        """Mean squares [k] of an expert's inputs; the mean of all experts counts as one more input,
+        so that an expert with few inputs gets nearly that.
+        """
+        overall = self.sums.sum(0) / self.counts.sum().clamp(min=1)
         mine = expert or 0
-        return (self.sums[mine] + everyone) / (self.counts[mine] + 1)
+        return (self.sums[mine] + overall) / (self.counts[mine] + 1)
 
 
-def hear(heard: dict[Module, Heard], module: Any, given: Any, said: Tensor) -> None:
-    """A hook: note what a linear or the experts of a layer are given."""
-    x = given[0]
+def add_inputs(found: dict[Module, InputSquares], module: Any, inputs: Any, output: Tensor) -> None:
+    """A forward hook: add the inputs of a linear, or of the experts of a layer."""
+    x = inputs[0]
     if x.shape[-1] != module.n_in:
-        return  # an architecture's own way of multiplying
+        return  # the architecture multiplies by this weight in another way
     x = x.reshape(-1, module.n_in)
     of_one = not isinstance(module, Stack)
-    experts = torch.zeros(len(x), dtype=torch.int64, device=x.device) if of_one else given[1]
-    if module not in heard:
-        heard[module] = Heard(1 if of_one else module.experts, module.n_in, x.device)
-    heard[module].add(x, experts)
+    experts = torch.zeros(len(x), dtype=torch.int64, device=x.device) if of_one else inputs[1]
+    if module not in found:
+        found[module] = InputSquares(1 if of_one else module.experts, module.n_in, x.device)
+    found[module].add(x, experts)
 
 
 @contextmanager
-def calibrated(path: Path, settings: Settings, plugins: PluginManager) -> Iterator[Calibration]:
-    """The float model at a path, loaded as long as the context lasts."""
-    loaded = load_model(path, settings, plugins)
+def open_probe(
+    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
+) -> Iterator[Calibration | None]:
+    """The model at a path in floats, loaded as long as the context lasts.
+
+    None where the model has no task "text", or does not fit in memory in floats.
+    """
+    floats = float_settings(found, settings)
+    if floats is None:
+        yield None
+        return
+    loaded = load_model(path, floats, plugins)
     loaded.context = min(loaded.context, LENGTH)
     kind = loaded.device.type
     engine = build_engine(
         loaded,
-        replace(settings, context=loaded.context, max_seqs=TEXTS),
+        replace(floats, context=loaded.context, max_seqs=TEXTS),
         plugins,
         (),
         rows=ROWS[kind],
@@ -216,8 +220,30 @@ def calibrated(path: Path, settings: Settings, plugins: PluginManager) -> Iterat
         loaded.container.close()
 
 
-def draw(loaded: LoadedModel, engine: Engine) -> list[list[int]]:
-    """Texts that a model draws, always the same: from where its texts begin, or from any token."""
+def float_settings(found: ModelOutline, settings: Settings) -> Settings | None:
+    """Settings that load the model in floats: in float32 where memory allows, else in its dtype.
+
+    None as `open_probe`.
+    """
+    if "text" not in found.architecture.tasks:
+        return None
+    nbytes = sum(replace(found, plan=None).weigh().values())
+    room = SHARE * free_bytes(found.device)
+    wide = nbytes * torch.float32.itemsize // found.dtype.itemsize
+    if nbytes > room:
+        return None
+    dtype = torch.float32 if wide <= room else found.dtype
+    return replace(
+        Settings(device=str(found.device), dtype=str(dtype).removeprefix("torch."), exact=True),
+        reference=settings.reference,
+        arch=settings.arch,
+        allow_config=settings.allow_config,
+        dummy_weights=settings.dummy_weights,
+    )
+
+
+def generate(loaded: LoadedModel, engine: Engine) -> list[list[int]]:
+    """Texts that a model generates from its BOS token or random ones, the same each time."""
     generator = torch.Generator().manual_seed(0)
     begin = loaded.raw_config.get("bos_token_id")
     stops = tuple(sorted(end_ids(loaded.container, loaded.raw_config)))

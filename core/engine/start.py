@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ostro.core.engine.adapters import build_adapter_pool, build_registry
 from ostro.core.engine.build import build_engine, make_ready, renew, set_threads, warm_up
+from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
@@ -41,7 +42,10 @@ def open_engine(
     """
     set_threads(models[0].settings.threads)
     told = lambda done, total: report("reading weights", done, total)  # noqa: E731
-    every = [load_model(find(m.settings, plugins), m.settings, plugins, told) for m in models]
+    every = [
+        load_model(find(m.settings, plugins), m.settings, plugins, told, open_probe=open_probe)
+        for m in models
+    ]
     entries, explain = dict[str, ModelEntry](), list[str]()
     for model, loaded in zip(models, every, strict=True):
         share = 1 / len(models)
@@ -71,7 +75,7 @@ def change(
     """
     asked = replace(settings, quant=message.quant, topology=message.topology)
     told = lambda done, total: report("reading weights", done, total)  # noqa: E731
-    requantize(loaded, asked, plugins, told)
+    requantize(loaded, asked, plugins, told, open_probe=open_probe)
     if engine is not None:
         renew(engine, loaded, asked)
     return loaded.explain

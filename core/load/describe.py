@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch.nn import Module
 from ostro.core.config import ModelConfig, TextConfig
 from ostro.core.errors import ConfigError, Unsupported, UsageError
 from ostro.core.load import transformers_backend as body
-from ostro.core.load.budget import read_budget
 from ostro.core.load.components import join
 from ostro.core.load.container import Container
 from ostro.core.load.names import Names
@@ -64,9 +63,9 @@ class ModelOutline:
 
 
 def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutline:
-    """Look at the checkpoint at a local path; where --quant is a budget, measure how to spend it.
+    """Describe the checkpoint at a local path.
 
-    Raises as `load_model`.
+    Raises an OstroError that names the file, tensor, field or plugin at fault.
     """
     container = open_container(path, plugins, dummy=settings.dummy_weights is not None)
     raw, architecture, space = identify(container, settings, plugins)
@@ -78,7 +77,7 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutl
     check_sizes(config, container)
     model = model_class(config)
     plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
-    found = ModelOutline(
+    return ModelOutline(
         container=container,
         raw_config=raw,
         architecture=architecture,
@@ -90,11 +89,6 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutl
         dtype=dtype,
         plan=plan,
     )
-    if (budget := read_budget(settings.quant)) is None:
-        return found
-    from ostro.core.load.spending import spend  # which loads models itself
-
-    return replace(found, plan=spend(found, budget, path, settings, plugins))
 
 
 def parts(

@@ -13,16 +13,15 @@ import torch
 
 from ostro.core.config import ModelConfig
 from ostro.core.load import transformers_backend as body
-from ostro.core.load.budget import read_budget
 from ostro.core.load.container import Container
 from ostro.core.load.describe import (
     choose_context,
     choose_device,
-    outline,
     quantization,
     target_of,
 )
 from ostro.core.load.names import Names
+from ostro.core.load.planning import OpenProbe, plan_model
 from ostro.core.load.quantize import QuantizationPlan, read_plan
 from ostro.core.load.weights import Progress, WeightReader, fill, slots
 from ostro.core.nn import Embedding, Head, Linear, Model, Rope
@@ -73,13 +72,18 @@ class LoadedModel:
 
 
 def load_model(
-    path: Path, settings: Settings, plugins: PluginManager, progress: Progress | None = None
+    path: Path,
+    settings: Settings,
+    plugins: PluginManager,
+    progress: Progress | None = None,
+    *,
+    open_probe: OpenProbe | None = None,
 ) -> LoadedModel:
-    """Load the model at a local path.
+    """Load the model at a local path; `open_probe` runs it for a planner of formats.
 
     Raises an OstroError that names the file, tensor, field or plugin at fault.
     """
-    found = outline(path, settings, plugins)
+    found = plan_model(path, settings, plugins, open_probe)
     model, container, dtype = found.model, found.container, found.dtype
     context = choose_context(settings.context, found.config)
     placement = choose_placement(
@@ -144,16 +148,18 @@ def requantize(
     settings: Settings,
     plugins: PluginManager,
     progress: Progress | None = None,
+    *,
+    open_probe: OpenProbe | None = None,
 ) -> None:
-    """Read the weights of a model again, in the formats that `settings` ask for now.
+    """Read the weights of a model again, in place, in the formats that `settings` name.
 
-    From its checkpoint, not from the few bits that it had, and in place, one weight at a time.
-    Nothing may run meanwhile; graphs captured before are void. Its name for block keys changes.
+    They are read from the checkpoint, one weight at a time. Nothing may run meanwhile. Graphs
+    captured before are void, and the identity that roots the keys of cached blocks changes.
     """
     sensitive, places = loaded.architecture.sensitive, list(slots(loaded.model))
     plan = read_plan(settings, sensitive, loaded.names, places, plugins)
-    if read_budget(settings.quant) is not None:
-        plan = outline(loaded.path, settings, plugins).plan
+    if plan is not None and plan.planner is not None:
+        plan = plan_model(loaded.path, settings, plugins, open_probe).plan
     loaded.explain = body.explain(loaded.architecture, settings)
     read_weights(loaded, plan, plugins, progress)
     loaded.placement.move()

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import UsageError, nearest
-from ostro.core.load.budget import read_budget
 from ostro.core.load.importance import read_importance, slot_importance
 from ostro.core.load.names import Names
 from ostro.core.load.open import open_container
@@ -27,7 +26,7 @@ from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
 from ostro.core.placement.patterns import PatternRule, ancestors, read_rules, regex
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Format, Quantizer, Settings, resolve
+from ostro.core.records import Format, Planner, Quantizer, Settings, resolve
 
 SHORT: Mapping[str, str] = {
     "2": "q2k",
@@ -66,15 +65,23 @@ def makers(plugins: PluginManager) -> dict[str, Maker]:
     return found
 
 
-def find(name: str, known: Mapping[str, Maker], option: str = "--quant") -> Maker:
-    """The maker of a format however its name is written (q4k, Q4_K, 4). Raises UsageError."""
+def find(
+    name: str,
+    known: Mapping[str, Maker],
+    option: str = "--quant",
+    others: Iterable[str] = (),
+) -> Maker:
+    """The maker of a format however its name is written (q4k, Q4_K, 4).
+
+    Raises UsageError, which names the formats and what `others` say the option may be besides.
+    """
     bare = plain(SHORT.get(name, name))
     for each, maker in known.items():
         if plain(each) == bare:
             return maker
+    expected = ", ".join([*sorted(known), "a number of bits", *others])
     raise UsageError(
-        f"{option}: no installed format is called {name!r}{nearest(name, list(known))}; there are "
-        f"{', '.join(sorted(known))}, a number of bits, a size (6GB) and bits per weight (4.5bpw)"
+        f"{option}: unknown format {name!r}{nearest(name, list(known))}; expected one of {expected}"
     )
 
 
@@ -98,6 +105,9 @@ class QuantizationPlan:
     sensitive: Sequence[str] = ()
     importance: Mapping[str, Tensor] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    planner: Planner | None = None
+    chosen: Mapping[str, Maker | None] = field(default_factory=dict)
+    outcome: str = ""
 
     def __post_init__(self) -> None:
         self.named = [
@@ -119,6 +129,8 @@ class QuantizationPlan:
 
     def choose(self, slot: Slot) -> Maker | None:
         """The format of a slot, or None where it stays as it is."""
+        if slot.name in self.chosen:
+            return self.chosen[slot.name]
         if isinstance(slot.module, Router):
             return None
         asked = [maker for pattern, maker in self.named if means(pattern, slot)]
@@ -155,7 +167,8 @@ class QuantizationPlan:
 
     def told(self) -> list[str]:
         """What was not done as asked, a line a slot."""
-        return [f"quantize: {name}: {note}" for name, note in self.notes.items()]
+        notes = [f"quantize: {name}: {note}" for name, note in self.notes.items()]
+        return [self.outcome, *notes] if self.outcome else notes
 
     def make(self, slot: Slot, weight: Tensor, dtype: torch.dtype) -> Storage | None:
         """The storage of a float weight, or None where it stays as it is."""
@@ -171,6 +184,16 @@ class QuantizationPlan:
 def means(pattern: re.Pattern[str], slot: Slot) -> bool:
     """Whether a pattern means a slot, by its name or what lies above."""
     return any(map(pattern.fullmatch, (slot.name, *ancestors(slot.name))))
+
+
+def planner_of(quant: str | None, plugins: PluginManager) -> Planner | None:
+    """The planner that `--quant` asks for, or None where it names a format."""
+    if quant is None:
+        return None
+    planner: Planner | None = plugins.claimant(
+        "planners", lambda record: record.claims(quant), f"--quant {quant}"
+    )
+    return planner
 
 
 def read_plan(
@@ -192,12 +215,14 @@ def read_plan(
         return None
     known = makers(plugins)
     rules = [] if topology is None else read_rules(topology, "--topology")
-    usual = None if quant is None or read_budget(quant) else find(quant, known)
+    planner = planner_of(quant, plugins)
+    usages = (each.usage for each in plugins.collect("planners").values())
+    usual = None if quant is None or planner else find(quant, known, others=usages)
     importance: dict[str, Tensor] = {}
     if settings.importance is not None:
         file = Path(settings.importance)
         found = read_importance(file, lambda path: open_container(path, plugins))
         importance = slot_importance(found, names, slots, file.name)
-    plan = QuantizationPlan(known, usual, rules, sensitive, importance)
+    plan = QuantizationPlan(known, usual, rules, sensitive, importance, planner=planner)
     plan.check(slots)
     return plan

@@ -48,18 +48,21 @@ class Sizes:
         self.below = arrange(named, list(slots(found.model)), left)[0]
         self.rows: dict[tuple[str, Shape], Sample] = {}
         self.packed: dict[Any, int] = {}
-        self.fast: dict[str, bool] = {}
 
     def of_rows(self, maker: Maker | None, shape: Shape, rows: int = ROWS) -> int:
         """Of rows that lie one after the other, in a format or as floats."""
+        return self.sample(maker, shape).nbytes(rows)
+
+    def sample(self, maker: Maker | None, shape: Shape) -> Sample:
+        """What rows of a shape take, measured once for each format."""
         name = maker.format.name if maker else FLOAT
         if (name, shape) not in self.rows:
-            many, one = (self.sample(maker, shape, count) for count in (ROWS, 1))
-            self.rows[name, shape] = Sample(many.nbytes, one.nbytes)
-            self.fast[name] = many.has_kernel
-        return self.rows[name, shape].nbytes(rows)
+            many, one = (self.random(maker, shape, count) for count in (ROWS, 1))
+            self.rows[name, shape] = Sample(many.nbytes, one.nbytes, many.has_kernel)
+        return self.rows[name, shape]
 
-    def sample(self, maker: Maker | None, shape: Shape, rows: int) -> Storage:
+    def random(self, maker: Maker | None, shape: Shape, rows: int) -> Storage:
+        """Random rows in a format."""
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(rows, shape[0], generator=generator)
         weight = weight.to(self.found.device, DTYPES.get(shape[2].lower(), torch.float32))
@@ -120,6 +123,7 @@ class Sample:
 
     many: int
     one: int
+    has_kernel: bool
 
     def nbytes(self, rows: int) -> int:
         together = max(1, self.one * ROWS // self.many)

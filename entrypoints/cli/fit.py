@@ -10,6 +10,8 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.options import add_model_options, settings
 
 if TYPE_CHECKING:
+    from ostro.core.plugins.manager import PluginManager
+    from ostro.core.records import Settings
     from ostro.entrypoints.fit.report import Fit, FitReport
 
 
@@ -24,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check(args)
     from ostro.core.load.open import find
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.fit.report import report
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     asked = settings(args)
     plugins = PluginManager()
     plugins.load(asked, args.plugin)
+    check(asked, plugins)
     found = report(find(asked, plugins), asked, plugins)
     if args.json:
         print(json.dumps(found.plain(), indent=2))
@@ -40,15 +42,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def check(args: argparse.Namespace) -> None:
+def check(asked: Settings, plugins: PluginManager) -> None:
     """Raise UsageError for options that an estimate does not support."""
-    from ostro.core.load.budget import read_budget
+    from ostro.core.load.quantize import planner_of
 
-    if args.placement is not None:
+    if asked.placement is not None:
         raise UsageError("--placement, --offload: fit estimates for one device; remove the option")
-    if read_budget(args.quant) is not None:
+    if planner_of(asked.quant, plugins) is not None:
         raise UsageError(
-            f"--quant {args.quant} is a memory budget; remove it to list the size of every format"
+            f"--quant {asked.quant} names no format; remove it to list the size of every format"
         )
 
 

@@ -66,8 +66,9 @@ def write(asked: Settings, plugins: PluginManager, shares: dict[str, float], fol
     Raises AdapterError for an adapter that cannot be merged.
     """
     from ostro.core.adapters.loader import locate, read_weights
-    from ostro.core.load.describe import outline
+    from ostro.core.engine.calibration import open_probe
     from ostro.core.load.open import find
+    from ostro.core.load.planning import plan_model
     from ostro.core.load.saving import refuse_existing
     from ostro.core.records import resolve
     from ostro.entrypoints.merge import merged
@@ -77,7 +78,7 @@ def write(asked: Settings, plugins: PluginManager, shares: dict[str, float], fol
         name: (read_weights(locate(name, asked, plugins), plugins), scale)
         for name, scale in shares.items()
     }
-    found = merged(outline(find(asked, plugins), asked, plugins), adapters, folder)
+    found = merged(plan_model(find(asked, plugins), asked, plugins, open_probe), adapters, folder)
     shown = Shown()
     path: Path = resolve(plugins.get("checkpoints", "safetensors").write)(found, shown)
     shown.finish()

@@ -32,12 +32,14 @@ def run(args: argparse.Namespace) -> int:
     check(args)
     plugins = PluginManager()
     if args.explain:
+        from ostro.core.engine.calibration import open_probe
         from ostro.core.load.model import load_model
         from ostro.core.load.open import find
 
         asked = settings(args)
         plugins.load(asked, args.plugin)
-        found = explained(load_model(find(asked, plugins), asked, plugins))
+        loaded = load_model(find(asked, plugins), asked, plugins, open_probe=open_probe)
+        found = explained(loaded)
     else:
         plugins.load(None, args.plugin)
         found = inventory(plugins)

@@ -47,8 +47,9 @@ def write(asked: Settings, plugins: PluginManager, container: str, folder: Path)
 
     Raises UsageError without a format to quantize to, and if no plugin writes the container.
     """
-    from ostro.core.load.describe import outline
+    from ostro.core.engine.calibration import open_probe
     from ostro.core.load.open import find
+    from ostro.core.load.planning import plan_model
     from ostro.core.load.saving import Saving
     from ostro.core.records import resolve
 
@@ -57,7 +58,7 @@ def write(asked: Settings, plugins: PluginManager, container: str, folder: Path)
     if record is None or record.write is None:
         known = ", ".join(name for name, each in records.items() if each.write is not None)
         raise UsageError(f"--to {container}: unknown file format; expected one of {known}")
-    found = outline(find(asked, plugins), asked, plugins)
+    found = plan_model(find(asked, plugins), asked, plugins, open_probe)
     if found.plan is None:
         raise UsageError("no format to quantize to; add --quant q4k or --topology RULES")
     usual = found.plan.usual

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.engine.build import ROWS, build_engine, make_ready, set_threads
+from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.memory import BLOCK
 from ostro.core.errors import UsageError
@@ -104,7 +105,7 @@ class Reference:
 @contextmanager
 def opened(settings: Settings, plugins: PluginManager, window: int) -> Iterator[Opened]:
     """Load a model for windows of a length, and let go of it. Raises UsageError without text."""
-    loaded = load_model(find(settings, plugins), settings, plugins)
+    loaded = load_model(find(settings, plugins), settings, plugins, open_probe=open_probe)
     if "text" not in loaded.architecture.tasks:
         raise UsageError(f"{name_of(settings)} makes no text: quality is that of what is said next")
     loaded.context = min(window, loaded.context)

@@ -1,23 +1,22 @@
-"""A budget in the place of a format's name: `--quant 6GB`, `--quant 4.5bpw`."""
+"""A budget: `--quant 6GB`, `--quant 4.5bpw`."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from ostro.core.device import parse_size
-from ostro.core.errors import UsageError
+from ostro import errors
 
 BITS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*bpw", re.IGNORECASE)
 BYTES = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)\s*(?:[kmg]i?)?b", re.IGNORECASE)
 
 MOST = 64
-"""Bits of a weight, at most: no float has more."""
+"""The most bits per weight: no float has more."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes in memory that all weights may take, or bits that each may which can be quantized.
+    """Bytes of memory for all weights, or bits for each weight that can be quantized.
 
     `text` is what the user wrote.
     """
@@ -27,14 +26,21 @@ class Budget:
     bits: float = 0.0
 
 
-def read_budget(text: str | None) -> Budget | None:
-    """What --quant says where it is a budget. Raises UsageError for one that is none at all."""
-    text = (text or "").strip()
-    if BYTES.fullmatch(text):
-        return Budget(text, nbytes=int(parse_size(text)))
+def is_budget(text: str) -> bool:
+    """Whether `--quant` names a budget."""
+    return any(form.fullmatch(text.strip()) for form in (BITS, BYTES))
+
+
+def read_budget(text: str) -> Budget:
+    """The budget that `--quant` names. Raises UsageError for a number out of range."""
+    from ostro.core.device import parse_size  # imports torch
+
+    text = text.strip()
     if (found := BITS.fullmatch(text)) is None:
-        return None
+        return Budget(text, nbytes=int(parse_size(text)))
     bits = float(found[1])
     if not 0 < bits <= MOST:
-        raise UsageError(f"--quant {text}: bits per weight are within 0..{MOST}, such as 4.5bpw")
+        raise errors.UsageError(
+            f"--quant {text}: bits per weight must be in 0..{MOST}, such as 4.5bpw"
+        )
     return Budget(text, bits=bits)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Mutant,
         Parser,
         Pipeline,
+        Planner,
         Quantizer,
         Record,
         Route,
@@ -73,7 +74,7 @@ _NAMES = {
     "ostro.core.nn": "Model Storage Stored",
     "ostro.core.ops.choose": "Fused Kernel",
     "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
-    "LogitsProcessor Mutant Parser Pipeline Quantizer Record Route Settings TensorInfo",
+    "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings TensorInfo",
     "ostro.core.step": "Features Medium Step",
     "ostro.entrypoints.python": "load tokenizer",
 }
@@ -117,6 +118,7 @@ __all__ = [
     "Pair",
     "Parser",
     "Pipeline",
+    "Planner",
     "Prompt",
     "Quantizer",
     "Record",

@@ -77,7 +77,7 @@ REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
     (("--device", "mps"), Unsupported, ("--device mps", "cpu and cuda")),
     (("--device", "cpu:3"), Unsupported, ("--device cpu:3",)),
     (("--device", "cuda:99"), Unsupported, ("--device cuda:99", "`ostro doctor`")),
-    (("--quant", "q9"), UsageError, ("--quant: no installed format is called 'q9'", "q4k")),
+    (("--quant", "q9"), UsageError, ("--quant: unknown format 'q9'", "q4k")),
     (("--task", "speech"), UsageError, ("--task 'speech'", "text")),
     (("--kv-dtype", "fp9"), UsageError, ("--kv-dtype 'fp9'", "bfloat16", "int8, fp8")),
     (("--threads", "1000000"), UsageError, ("--threads 1000000", "1..1024")),

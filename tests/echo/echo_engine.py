@@ -133,7 +133,7 @@ class EchoEngine:
     def requantize(self, message: Requantize, report: ProgressCallback) -> list[str]:
         report("reading weights", 1, 2)
         if message.quant == "unknown":
-            raise UsageError("--quant: no installed format is called 'unknown'")
+            raise UsageError("--quant: unknown format 'unknown'")
         return [f"all weights: {message.quant}"]
 
     def adapt(self, message: AdapterCommand) -> None:

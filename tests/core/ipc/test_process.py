@@ -132,7 +132,7 @@ def test_requantize_waits_for_what_was_asked_before(make: Callable[[], AsyncEngi
         await asyncio.sleep(0.01)
         assert await engine.requantize("q4k") == ["all weights: q4k"]
         assert before.done() and (await before) == {0: [5] * 300}
-        with pytest.raises(UsageError, match="no installed format is called 'unknown'"):
+        with pytest.raises(UsageError, match="unknown format 'unknown'"):
             await engine.requantize("unknown")
         assert await collect(engine, ask()) == {0: [5, 6, 7]}
 

@@ -257,7 +257,7 @@ def test_bandwidth_is_that_of_memory() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--quant", "6GB"), "--quant 6GB is a memory budget"),
+        (("--quant", "6GB"), "--quant 6GB names no format"),
         (("--placement", "auto"), "for one device"),
         (("--quant", "q9"), "q9"),
         (("--kv-dtype", "int9"), "int9"),

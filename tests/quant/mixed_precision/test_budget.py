@@ -1,22 +1,23 @@
-"""A budget: what is asked for is reached, and what cannot be is refused with what can."""
+"""A budget is kept and used up; one that is too small is refused, with one that is not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import prod, sqrt
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
+from ostro.core.engine.calibration import open_probe
 from ostro.core.errors import UsageError
-from ostro.core.load import spending
 from ostro.core.load.describe import outline
 from ostro.core.load.model import load_model
 from ostro.core.load.open import find
+from ostro.core.load.planning import PlanRequest
 from ostro.core.load.quantize import makers
-from ostro.core.load.spending import Prices
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings
 from ostro.entrypoints.python import open_tokenizer
@@ -24,6 +25,9 @@ from ostro.entrypoints.quality.measure import Reference, listen, opened
 from ostro.entrypoints.quality.text import read_text, windows
 from ostro.entrypoints.quality.truth import differ, join
 from ostro.plugins.conformance.architecture import all_plugins
+from ostro.quant.mixed_precision import search
+from ostro.quant.mixed_precision.budget import read_budget
+from ostro.quant.mixed_precision.search import CostTable
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +40,7 @@ WINDOW = 512
 @pytest.mark.parametrize(("asked", "most"), [("3.5bpw", 3.5), ("5bpw", 5.0)])
 def test_the_bits_asked_for_are_reached_and_not_passed(asked: str, most: float) -> None:
     plugins, settings = all_plugins(), Settings(reference=STARTER, quant=asked)
-    loaded = load_model(find(settings, plugins), settings, plugins)
+    loaded = load_model(find(settings, plugins), settings, plugins, open_probe=open_probe)
     weights = sum(
         prod(storage.shape)
         for module in loaded.model.modules()
@@ -51,7 +55,7 @@ def test_the_bits_asked_for_are_reached_and_not_passed(asked: str, most: float) 
 def test_too_few_bits_are_refused_with_the_fewest_there_are() -> None:
     plugins, settings = all_plugins(), Settings(reference=STARTER, quant="0.5bpw")
     with pytest.raises(UsageError, match=r"\d\.\d+bpw"):
-        load_model(find(settings, plugins), settings, plugins)
+        load_model(find(settings, plugins), settings, plugins, open_probe=open_probe)
 
 
 @pytest.fixture(scope="module")
@@ -74,23 +78,25 @@ def reference(plugins: PluginManager, home: Path) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def prices(plugins: PluginManager, home: Path) -> Prices:
+def costs(plugins: PluginManager, home: Path) -> CostTable:
     """Those of the starter, measured once for all budgets."""
     found = outline(home, replace(FLOATS, quant="q8_0"), plugins)
     assert found.plan is not None
     open_plan = replace(found.plan, usual=None)
-    return Prices.of(replace(found, plan=open_plan), home, FLOATS, plugins)
+    found = replace(found, plan=open_plan)
+    probe = partial(open_probe, found, home, FLOATS, plugins)
+    return CostTable.of(PlanRequest(found, FLOATS, plugins, probe))
 
 
 @pytest.fixture
 def divergences(
     plugins: PluginManager,
     reference: Reference,
-    prices: Prices,
+    costs: CostTable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[str], tuple[int, Tensor]]:
     """The bytes of the starter's weights as --quant says, and its KL at every position, [N]."""
-    monkeypatch.setattr(spending, "spend", lambda found, budget, *rest: prices.spend(budget))
+    monkeypatch.setattr(search, "plan", lambda request: costs.plan(read_budget(request.text)))
 
     def measure(quant: str) -> tuple[int, Tensor]:
         with opened(replace(FLOATS, quant=quant), plugins, WINDOW) as model:
