@@ -162,5 +162,6 @@ class EngineDied(OstroError):
 
 def nearest(name: str, names: Iterable[str], n: int = 3) -> str:
     """Say which of the names come near, as a clause that can end a message."""
-    close = get_close_matches(name, list(names), n=n, cutoff=0.5)
+    # The search takes time in proportion to the length: names come from outside.
+    close = get_close_matches(name[:80], list(names), n=n, cutoff=0.5)
     return f"; nearest: {', '.join(close)}" if close else ""

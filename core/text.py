@@ -165,7 +165,7 @@ def parse(body: Mapping[str, Any], kind: type[R]) -> R:
         if name in LATER:
             raise Unsupported(f"{name}: there is no support for {LATER[name]} yet", param=name)
         near = nearest(name, known, n=1)
-        raise RequestError(f"unknown field {name!r:.80}{near}", param=name[:80])
+        raise RequestError(f"unknown field {name[:80]!r}{near}", param=name[:80])
     try:
         given = {name: body[name] for name in known if body.get(name) is not None}
         return msgspec.convert(given, kind)

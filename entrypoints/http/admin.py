@@ -148,7 +148,7 @@ async def load(request: Request) -> Response:
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
-    asked = parse(await read_json(request), LoadRequest)
+    asked = parse(await read_json(request, service.max_body()), LoadRequest)
     name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
     if name in (*service.names, DEFAULT):
         raise AdapterConflict(f"{name!r} is the name of a model", param="lora_name")
@@ -175,7 +175,7 @@ async def unload(request: Request) -> Response:
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
-    asked = parse(await read_json(request), UnloadRequest)
+    asked = parse(await read_json(request, service.max_body()), UnloadRequest)
     name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
     reported = await service.engine.adapt(
         "unload", model=model, name=name, expected=asked.expected_generation

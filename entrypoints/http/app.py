@@ -19,6 +19,7 @@ from ostro.core.ipc.client import AsyncEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.http import admin, audio, images, metrics, openai, speech, vectors
 from ostro.entrypoints.http.admin import Admin
+from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.errors import HANDLERS, body, respond, respond_to
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
 from ostro.entrypoints.http.service import Service
@@ -86,7 +87,7 @@ def make_app(
         *OURS,
     ]
     routes += plugin_routes(plugins, service, {route.path for route in routes})
-    middleware = [Middleware(RequestId)]
+    middleware = [Middleware(BodyBudget), Middleware(RequestId)]
     if origins:
         allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
         allow["expose_headers"] = [ADAPTERS]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
@@ -93,7 +93,7 @@ def addressed(form: FormData) -> ModelTarget:
         text = text_of(form, name)
         if text is not None and text.lstrip()[:1] in ("[", "{"):
             try:
-                given[name] = json.loads(text)
+                given[name] = msgspec.json.decode(text)
             except (ValueError, RecursionError):
                 raise RequestError(f"{name} is not valid JSON", param=name) from None
         elif text is not None and name == "adapters":

@@ -6,36 +6,47 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any
 
+import msgspec
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from ostro.core.errors import RequestError
+from ostro.entrypoints.http.budget import HeldBody
+from ostro.entrypoints.http.errors import CLOSE
 
 MAX_BYTES = 50 << 20
+"""Bytes of a JSON body of any route."""
 MAX_FORM = 512 << 20
 """Bytes of a form: some hours of compressed sound."""
 MAX_DEPTH = 64
+MAX_NODES = 200_000
+"""Members, arrays and objects of a JSON body: several times what 10,000 messages need."""
+MAX_ITEMS = 1 << 20
+"""Items of all arrays and objects of a JSON body: a context of a million token ids."""
+TOO_DEEP = f"the body is nested deeper than {MAX_DEPTH} levels"
 SECONDS = 60.0
 """How long a client may take to send its body."""
 FORM_SECONDS = 600.0
-CLOSE = {"connection": "close"}
 SMALL = 64 << 10
-"""Bytes that are parsed at once; more goes to a thread, so that the event loop stays free."""
+"""Bytes that are parsed on the event loop; larger bodies are parsed in a thread."""
+PIECE = 64 << 10
+"""Bytes that are scanned at a time."""
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The JSON object that a request carries.
+async def read_json(request: Request, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """The JSON object in the body of a request, of at most `limit` bytes.
 
-    Raises HTTPException 415, 413 or 408, and RequestError for what is not an acceptable object.
+    Raises HTTPException 408, 413, 415 or 503, and RequestError for a body that is not an acceptable
+    object.
     """
     check_type(request)
     try:
         async with asyncio.timeout(SECONDS):
-            data = await read(request)
+            data = await read(request, limit)
     except TimeoutError:
         message = f"the body did not arrive within {SECONDS:.0f} s"
         raise HTTPException(408, message, CLOSE) from None
@@ -62,7 +73,7 @@ async def read_form(request: Request) -> AsyncIterator[FormData]:
     if kind != "multipart/form-data":
         raise HTTPException(415, f"Content-Type is {kind!r:.80}; send multipart/form-data")
     check_length(request, MAX_FORM)
-    bounded = Request(request.scope, bound(request.receive))
+    bounded = Request(request.scope, bound(request))
     try:
         async with asyncio.timeout(FORM_SECONDS):
             form = await bounded.form(max_files=1, max_fields=32, max_part_size=1 << 20)
@@ -87,96 +98,119 @@ def check_length(request: Request, limit: int) -> None:
 
 
 def too_long(limit: int) -> HTTPException:
-    return HTTPException(413, f"the body exceeds {limit >> 20} MiB", CLOSE)
+    return HTTPException(413, f"the body exceeds {limit} bytes", CLOSE)
 
 
-def bound(receive: Receive) -> Receive:
-    """`receive`, which raises HTTPException 413 after more than `MAX_FORM` bytes."""
-    size = 0
+def bound(request: Request) -> Receive:
+    """The `receive` of a request. It raises HTTPException 413 after more than `MAX_FORM` bytes."""
+    held = HeldBody.of(request)
 
     async def counted() -> Message:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > MAX_FORM:
+        message = await request.receive()
+        held.add(len(message.get("body", b"")))
+        if held.size > MAX_FORM:
             raise too_long(MAX_FORM)
         return message
 
     return counted
 
 
-async def read(request: Request) -> bytes:
-    """The body. Raises HTTPException 413 if it is longer than `MAX_BYTES`."""
-    check_length(request, MAX_BYTES)
-    data = bytearray()
+async def read(request: Request, limit: int) -> bytes:
+    """The body. Raises HTTPException 413 if it is longer than `limit`, and 503."""
+    check_length(request, limit)
+    held, data = HeldBody.of(request), bytearray()
     async for chunk in request.stream():
+        held.add(len(chunk))
         data += chunk
-        if len(data) > MAX_BYTES:
-            raise too_long(MAX_BYTES)
+        if len(data) > limit:
+            raise too_long(limit)
     return bytes(data)
 
 
 def parse(data: bytes) -> dict[str, Any]:
     """Parse JSON strictly. Raises RequestError saying what is wrong, and where."""
+    members = count_members(data)
     try:
-        found = json.loads(
-            data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant
-        )
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8 (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise RequestError(f"the body is not JSON: {error.msg} ({where})") from None
+        found = msgspec.json.decode(data)
+    except UnicodeDecodeError:
+        raise RequestError("the body is not valid UTF-8") from None
     except RecursionError:
-        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError:
-        raise RequestError("the body holds a number that is too long") from None
+        raise RequestError(TOO_DEEP) from None
+    except msgspec.ValidationError:
+        raise RequestError("the body contains a number that is out of range") from None
+    except msgspec.DecodeError as error:
+        reason = str(error).removeprefix("JSON is malformed: ")
+        raise RequestError(f"the body is not valid JSON: {reason}") from None
     if not isinstance(found, dict):
-        raise RequestError(f"the body is a JSON {type(found).__name__}, not an object")
-    check_values(found)
+        raise RequestError(f"the body is a JSON {type(found).__name__}, expected an object")
+    if check_values(found) < members:  # the decoder keeps the last of several equal names
+        raise repeated(data)
     return found
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object from its members. Raises RequestError when two have one name."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"the body names {twice!r:.80} twice in one object")
-    return found
+def count_members(data: bytes) -> int:
+    """The number of members of all objects in a JSON text, equal names counted each time.
+
+    Raises RequestError for more members, arrays and objects than `MAX_NODES`, and for more items
+    of arrays and objects than `MAX_ITEMS`: the decoder holds the GIL, for longer the more there
+    are. This function goes through the text piece by piece, so that other threads run meanwhile.
+    """
+    members = nodes = items = start = 0
+    inside = False  # whether the piece starts within a string
+    while start < len(data):
+        piece = data[start : start + PIECE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            piece = data[start : start + PIECE + 1]  # a backslash and the character it escapes
+        start += len(piece)
+        parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        outside = b"".join(parts[inside::2])
+        inside ^= len(parts) % 2 == 0
+        members += outside.count(b":")
+        nodes += outside.count(b"[") + outside.count(b"{")
+        items += outside.count(b",")
+        if members + nodes > MAX_NODES or items > MAX_ITEMS:
+            raise RequestError(
+                f"the body has more than {MAX_NODES} members, arrays and objects, or more than "
+                f"{MAX_ITEMS} items"
+            )
+    return members
 
 
-def refuse_constant(name: str) -> NoReturn:
-    raise RequestError(f"{name} is not JSON")
+def repeated(data: bytes) -> RequestError:
+    """The error for an object that has two members of one name."""
+    names: list[str] = []
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                names.append(name)
+            seen.add(name)
+
+    json.loads(data, object_pairs_hook=check)
+    return RequestError(f"the body has two members named {names[0]!r:.80} in one object")
 
 
-def check_values(found: dict[str, Any]) -> None:
-    """Raise RequestError for too deep nesting, for text that is not Unicode, and for NUL."""
+def check_values(found: dict[str, Any]) -> int:
+    """The number of members of all objects in a parsed body.
+
+    Raises RequestError for nesting that is too deep, and for the character U+0000.
+    """
+    members = 0
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for item in level:
             if isinstance(item, str):
-                check_text(item)
+                if "\0" in item:
+                    raise RequestError("a text contains the character U+0000")
             elif isinstance(item, dict):
+                members += len(item)
                 inner += item.keys()
                 inner += item.values()
             elif isinstance(item, list):
                 inner += item
         if not inner:
-            return
+            return members
         level = inner
-    raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
-
-
-def check_text(text: str) -> None:
-    if "\0" in text:
-        raise RequestError("a text holds the character U+0000")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"a text holds half a surrogate pair (character {error.start})"
-            ) from None
+    raise RequestError(TOO_DEEP)

@@ -22,7 +22,10 @@ CODES = {
     413: "request_too_large",
     415: "unsupported_media_type",
     431: "headers_too_large",
+    503: "overloaded",
 }
+CLOSE = {"connection": "close"}
+"""Headers of a response to a request whose body is not read to its end."""
 RETRY_SECONDS = "1"
 DIED = "the engine process has ended; see the server's log"
 ADDRESS = re.compile(r" at 0x[0-9a-f]+\b", re.IGNORECASE)

@@ -40,7 +40,7 @@ class ImageRequest(ModelTarget, kw_only=True):
 async def generations(request: Request) -> Response:
     """POST /v1/images/generations"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request), ImageRequest)
+    asked = parse(await read_json(request, service.max_body()), ImageRequest)
     if asked.response_format == "url":
         raise Unsupported(
             "response_format: url is not supported, since images are not stored; use b64_json",

@@ -31,6 +31,8 @@ from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.stream import DONE, EventStream, event, while_there
 
+MAX_PROMPTS = 1024
+"""Prompts of one completion request."""
 Piece = Callable[[TextDelta, bool], dict[str, Any]]
 """Converts a delta to a choice of a chunk; the argument is true for the first of a choice."""
 
@@ -38,7 +40,7 @@ Piece = Callable[[TextDelta, bool], dict[str, Any]]
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request), ChatRequest)
+    asked = parse(await read_json(request, service.max_body()), ChatRequest)
     if asked.stream and asked.prompt_logprobs is not None:
         raise Unsupported("prompt_logprobs is not supported with stream", param="prompt_logprobs")
     admitted = service.admit(asked)
@@ -66,7 +68,7 @@ async def chat(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """POST /v1/completions"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request), CompletionRequest)
+    asked = parse(await read_json(request, service.max_body(MAX_PROMPTS)), CompletionRequest)
     admitted = service.admit(asked)
     text: TextPipeline = admitted.pipeline
     answer = await while_there(request, text.complete(asked, adapters=admitted.adapters))

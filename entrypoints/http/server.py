@@ -176,6 +176,9 @@ class Server:
         asked = [self.settings, *(beside(self.settings, other) for other in self.options.also)]
         self.found = [await in_thread(partial(find, each, self.plugins)) for each in asked]
         info = await self.engine.load([found.load for found in self.found])
+        self.service.takes_media = any(
+            "text" in found.tasks and found.architecture.inputs is not None for found in self.found
+        )
         await self.service.learn()
         for found in self.found:
             served = found.served(self.engine, info.models[found.name])

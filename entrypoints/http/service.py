@@ -13,6 +13,14 @@ from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.text import ModelTarget
 from ostro.entrypoints.http.adapters import Adapters, wanted_of
+from ostro.entrypoints.http.body import MAX_BYTES
+
+BODY_SLACK = 1 << 20
+"""Bytes of a JSON body for tools, options and whatever else is not a prompt."""
+TOKEN_BYTES = 4
+"""Bytes of text per token, as usual in English."""
+PROMPT_FACTOR = 8
+"""How much longer than usual a single prompt may be: escapes in JSON, white space."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Service:
         self.engine, self.names, self.resolves = engine, names, resolves
         self.models: dict[str, Mapping[str, Any]] = {}
         self.adapters = Adapters(engine)
+        self.takes_media = False  # whether chats may contain images, videos and audio
         self.behind = False  # the engine was started again, and knows less than the one before
         self.started = int(time.time())
 
@@ -48,6 +57,18 @@ class Service:
         """Whether a request would be answered now."""
         return self.engine.ready and not self.behind and bool(self.models)
 
+    def max_body(self, prompts: int = 1) -> int:
+        """Bytes that the JSON body of a request with that many prompts may have.
+
+        The limit grows with the largest context. Chats with media may need all of `MAX_BYTES`.
+        """
+        info = self.engine.info
+        if self.takes_media or info is None:
+            return MAX_BYTES
+        context = max(facts.context for facts in info.models.values())
+        text = TOKEN_BYTES * context * max(prompts, PROMPT_FACTOR)
+        return min(MAX_BYTES, BODY_SLACK + text)
+
     async def learn(self) -> None:
         """Ask the engine for the adapters of all models; some take none."""
         for name in self.names:
@@ -60,6 +81,7 @@ class Service:
         await self.learn()
         for name, known in before.items():
             await self.adapters.restore(name, known)
+        self.takes_media = False  # whether chats may contain images, videos and audio
         self.behind = False
 
     def model(self, name: str | None) -> str:

@@ -45,7 +45,7 @@ class SpeechRequest(ModelTarget, kw_only=True):
 async def speech(request: Request) -> Response:
     """POST /v1/audio/speech"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request), SpeechRequest)
+    asked = parse(await read_json(request, service.max_body()), SpeechRequest)
     admitted = service.admit(asked, "speak")
     pipeline = admitted.pipeline
     check(asked)

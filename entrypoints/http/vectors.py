@@ -48,7 +48,7 @@ class ClassifyRequest(ModelTarget, kw_only=True):
 async def embeddings(request: Request) -> Response:
     """POST /v1/embeddings"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request), EmbeddingRequest)
+    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), EmbeddingRequest)
     admitted = service.admit(asked, "embed")
     work = admitted.pipeline.embed(
         inputs_of(asked.input),
@@ -68,7 +68,7 @@ async def embeddings(request: Request) -> Response:
 async def rerank(request: Request) -> Response:
     """POST /v1/rerank"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request), RerankRequest)
+    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), RerankRequest)
     admitted = service.admit(asked, "rerank")
     documents = [text_of(i, document) for i, document in enumerate(counted(asked.documents))]
     if asked.top_n is not None and asked.top_n < 1:
@@ -88,7 +88,7 @@ async def rerank(request: Request) -> Response:
 async def classify(request: Request) -> Response:
     """POST /v1/classify"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request), ClassifyRequest)
+    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), ClassifyRequest)
     admitted = service.admit(asked, "classify")
     texts = [asked.input] if isinstance(asked.input, str) else counted(asked.input)
     work = admitted.pipeline.classify(texts, adapters=admitted.adapters)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,11 +12,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny.trained import (
+    BAR,
+    FELT,
+    RED,
+    Served,
+    compare,
+    distance,
+    train,
+    train_several,
+    wrap,
+    wrapped,
+)
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).parent))
-
-from trained import BAR, FELT, RED, Served, compare, distance, train, train_several, wrap, wrapped
 
 from ostro.adapters.lora import peft as reader
 from ostro.adapters.lora.config import Settings as LoraSettings

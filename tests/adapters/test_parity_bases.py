@@ -17,12 +17,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "architectures"))
 
 import test_gguf
 import test_gguf_more
-from trained import BAR, FELT, RED, Served, compare, distance, train
+from tiny.trained import BAR, FELT, RED, Served, compare, distance, train
 
 from ostro.core.config import ModelConfig
 from ostro.core.engine.build import renew

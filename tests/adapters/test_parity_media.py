@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,10 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-
-sys.path.append(str(Path(__file__).parent))
-
-from trained import BAR, FELT, RED, Served, compare, distance, train, wrapped
+from tiny.trained import BAR, FELT, RED, Served, compare, distance, train, wrapped
 
 from ostro.core.errors import AdapterError
 from ostro.core.plugins.manager import PluginManager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -14,14 +13,10 @@ import peft
 import pytest
 import torch
 import transformers
+from tiny.dia import make_dia
+from tiny.flux import make_flux
+from tiny.trained import BAR, FELT, Names, Served, Shelf, distance, draw, train, wrapped
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_dia import make_dia
-from tiny_flux import make_flux
-from trained import BAR, FELT, Names, Served, Shelf, distance, draw, train, wrapped
 
 from ostro.architectures.flux.model import unpack
 from ostro.core.adapters.registry import Registry

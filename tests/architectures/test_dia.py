@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
 pytest.importorskip("transformers")
 
-from tiny_dia import CODEC, DELAYS, MARKS, SHAPE, Dia, make_dia
+from tiny.dia import CODEC, DELAYS, MARKS, SHAPE, Dia, make_dia
 from transformers import DiaTokenizer
 from transformers.generation.logits_process import (
     DiaClassifierFreeGuidanceLogitsProcessor,

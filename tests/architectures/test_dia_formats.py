@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
 pytest.importorskip("transformers")
 
-from tiny_dia import make_dia
+from tiny.dia import make_dia
 
 from ostro.architectures.dia import WIDE
 from ostro.core.load.model import load_model

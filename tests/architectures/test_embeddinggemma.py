@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,9 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import save_file
+from tiny.model import make_tokenizer
 from torch import Tensor
 from transformers import Gemma3TextConfig, Gemma3TextModel
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_model import make_tokenizer
 
 import ostro
 from ostro.core.errors import CheckpointError, ConfigError

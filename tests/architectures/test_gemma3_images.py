@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_images import ImageTests
+from tiny.images import ImageTests
 
 from ostro.architectures.gemma3.examples import LINE, write_tokenizer
 from ostro.architectures.gemma3.inputs import Inputs

@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_images import ImageTests
+from tiny.images import ImageTests
 
 from ostro.architectures.llava import TINY
 from ostro.architectures.llava.examples import IMAGES, PREPROCESSOR, prompted

@@ -14,10 +14,7 @@ import pytest
 import torch
 import transformers
 from msgspec.structs import replace
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_images import ImageTests
+from tiny.images import ImageTests
 
 from ostro import Prompt
 from ostro.architectures.llava.examples import IMAGES, prompted

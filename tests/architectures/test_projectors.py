@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,7 @@ from typing import Any
 import gguf
 import msgspec
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_projector import TYPES, projector_keys, rounded, stored, write, write_pair
+from tiny.projector import TYPES, projector_keys, rounded, stored, write, write_pair
 
 from ostro.core.errors import CheckpointError, ConfigError, Unsupported
 from ostro.core.load.model import LoadedModel, load_model

@@ -13,10 +13,7 @@ import gguf
 import pytest
 import torch
 import transformers
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_model import make_gguf, make_model
+from tiny.model import make_gguf, make_model
 
 from ostro.core.engine.build import build_engine
 from ostro.core.errors import CheckpointError, ConfigError, OstroError, Unsupported

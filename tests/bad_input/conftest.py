@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from house import House
-from tiny_model import make_model
+from tiny.house import House
+from tiny.model import make_model
 
 
 @pytest.fixture(scope="module")

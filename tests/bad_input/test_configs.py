@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from house import House
-from tiny_model import change_config
+from tiny.house import House
+from tiny.model import change_config
 
 from ostro.core.errors import ConfigError
 from ostro.core.load import describe as loading

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -22,15 +21,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-import tiny_inputs
-from tiny_inputs import hostile, left_behind
-from tiny_model import make_model
-from tiny_pictures import address, asked, picture, saved, shown
-from tiny_server import Real, serving
-from tiny_vision import IDS, make_vision
+from tiny import inputs
+from tiny.inputs import hostile, left_behind
+from tiny.model import make_model
+from tiny.pictures import address, asked, picture, saved, shown
+from tiny.server import Real, serving
+from tiny.vision import IDS, make_vision
 
 from ostro.core.errors import ConfigError
 from ostro.core.media import worker as media_worker
@@ -52,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     bare = Path(shutil.copytree(vision, root / "bare"))
     (bare / "preprocessor_config.json").unlink()
     also = [str(make_model(root / "text")), str(bare)]
-    asked_for, harm = Settings(reference=str(vision), dtype="float32"), [tiny_inputs.__file__]
+    asked_for, harm = Settings(reference=str(vision), dtype="float32"), [inputs.__file__]
     with serving(asked_for, also=also, plugin_paths=harm) as running:
         said(ask(running, shown(WIDE), "hello"))  # from now on media have a process
         yield running

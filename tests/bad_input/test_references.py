@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from house import House
-from tiny_model import change_config
+from tiny.house import House
+from tiny.model import change_config
 
 from ostro.core.errors import (
     CheckpointError,

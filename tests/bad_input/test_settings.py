@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from house import House
+from tiny.house import House
 
 from ostro.core.engine.request import RANGES
 from ostro.core.errors import (

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from house import House
-from tiny_model import change_config, change_weights, make_gguf, make_weights
+from tiny.house import House
+from tiny.model import change_config, change_weights, make_gguf, make_weights
 
 from ostro.core.errors import (
     CheckpointError,

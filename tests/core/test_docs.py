@@ -16,10 +16,7 @@ from types import ModuleType
 import pytest
 import torch
 from safetensors.torch import save_file
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_model import make_model
+from tiny.model import make_model
 
 import ostro
 from ostro.core import env, hooks, records

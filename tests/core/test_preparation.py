@@ -18,7 +18,7 @@ from ostro.core.preparation import PromptExecutor
 from ostro.core.tokenizer import Tokenizer, limit
 from ostro.core.tokenizer.limit import CUT_TOKENS, PIECE, check_length
 
-ECHO = Path(__file__).parents[1] / "echo"
+TESTS = Path(__file__).parents[1]
 SOURCE = Path(__file__).read_text()
 
 
@@ -114,8 +114,8 @@ CHILD = """
 import resource, sys, asyncio
 from pathlib import Path
 sys.path.append(sys.argv[1])
-from echo_engine import EchoEngine
-from echo_model import make_model
+from echo.engine import EchoEngine
+from echo.model import make_model
 from ostro.core.chat import load_template
 from ostro.core.ipc.client import ThreadEngine
 from ostro.core.errors import ContextLengthExceeded
@@ -146,7 +146,7 @@ asyncio.run(main())
 
 def test_fifty_megabytes_of_text_need_little_memory(tmp_path: Path) -> None:
     """A prompt of 10 million words is refused in a process of 1.2 GB."""
-    command = [sys.executable, "-c", CHILD, str(ECHO), str(tmp_path / "echo")]
+    command = [sys.executable, "-c", CHILD, str(TESTS), str(tmp_path / "echo")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["prompt", "prompt"], done.stderr[-2000:]
 

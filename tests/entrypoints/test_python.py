@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
 from safetensors.torch import save_file
-from tiny_model import CONFIG, TEMPLATE, make_gguf, make_model, make_weights
+from tiny.model import CONFIG, TEMPLATE, make_gguf, make_model, make_weights
 
 import ostro
 from ostro.core.engine.request import Sampling

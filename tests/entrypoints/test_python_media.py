@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -11,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_model import make_model
-from tiny_pictures import address, asked, picture, saved, shown
-from tiny_vision import answer, make_vision
+from tiny.model import make_model
+from tiny.pictures import address, asked, picture, saved, shown
+from tiny.vision import answer, make_vision
 
 import ostro
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError

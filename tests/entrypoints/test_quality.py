@@ -14,10 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-
-from tiny_model import CONFIG, change_config, change_weights, make_gguf, make_model, make_weights
+from tiny.model import CONFIG, change_config, change_weights, make_gguf, make_model, make_weights
 
 from ostro.core.errors import UsageError
 from ostro.core.plugins.manager import PluginManager

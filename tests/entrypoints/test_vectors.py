@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
-sys.path.append(str(Path(__file__).parents[1] / "adapters"))
-
-from tiny_bert import make_bert
-from tiny_model import make_model
-from trained import train
+from tiny.bert import make_bert
+from tiny.model import make_model
+from tiny.trained import train
 
 import ostro
 from ostro.core.errors import AdapterNotFound, ContextLengthExceeded, RequestError, UsageError

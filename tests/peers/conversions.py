@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[1] / "tiny"))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from tiny_model import END, START, TEXT, make_tokenizer
+from tiny.model import END, START, TEXT, make_tokenizer
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
 pytest.importorskip("diffusers")
 
-from tiny_flux import make_flux
+from tiny.flux import make_flux
 
 from ostro.architectures.flux import WIDE
 from ostro.architectures.flux.batch import Batch

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_adapters import adapter, save
+from tiny.adapters import adapter, save
 
 from ostro.core.adapters.registry import Registry
 from ostro.core.adapters.weights import AdapterWeights, LowRank

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from tiny_adapters import adapter
+from tiny.adapters import adapter
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.mixture_table import MixtureEntry

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_loop import BLOCK, CPU, cross, image, lora, pages, view, xlora
+from tiny.loop import BLOCK, CPU, cross, image, lora, pages, view, xlora
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.blocks import BlockManager, CacheGroup

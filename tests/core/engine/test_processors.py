@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_processors import LOG
+from tiny.processors import LOG
 
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.processors import Processors
@@ -24,7 +19,7 @@ FIRST = 7
 
 
 def record(name: str, kind: str, order: int = 0, host_ids: bool = False) -> LogitsProcessor:
-    processor = f"tiny_processors:{kind}"
+    processor = f"tiny.processors:{kind}"
     return LogitsProcessor(name=name, processor=processor, order=order, host_ids=host_ids)
 
 

@@ -7,18 +7,13 @@ at a time, from the tokens that the host knows.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny.processors import LOG
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_processors import LOG
 
 from ostro.core.engine.request import Dry, Sampling, TokenRequest
 from ostro.core.engine.sampler import Sampler, SamplerOutput
@@ -339,7 +334,7 @@ def test_drawn_tokens_stay_on_the_device_by_row() -> None:
 
 
 def record(name: str, kind: str, **fields: Any) -> LogitsProcessor:
-    return LogitsProcessor(name=name, processor=f"tiny_processors:{kind}", **fields)
+    return LogitsProcessor(name=name, processor=f"tiny.processors:{kind}", **fields)
 
 
 def test_a_processor_is_called_once_per_step_with_all_rows_that_ask_for_it() -> None:

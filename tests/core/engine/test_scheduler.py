@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_loop import (
+from tiny.loop import (
     BLOCK,
     Loop,
     Room,

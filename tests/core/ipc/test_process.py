@@ -14,10 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "echo"))
-
-from echo_engine import EchoEngine
+from echo.engine import EchoEngine
 
 from ostro.core import errors
 from ostro.core.engine.request import AdapterRef, Sampling, TokenOutput, TokenRequest
@@ -44,7 +41,7 @@ from ostro.core.ipc.process import ProcessEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
-ECHO = "echo_engine:open_engine"
+ECHO = "echo.engine:open_engine"
 LONG = Sampling(max_tokens=4000, ignore_eos=True)
 Test = Callable[[AsyncEngine], Awaitable[None]]
 

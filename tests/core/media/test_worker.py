@@ -6,7 +6,6 @@ import gc
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +17,9 @@ import msgspec
 import numpy as np
 import pytest
 import soundfile
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_inputs import hostile, left_behind
-from tiny_pictures import picture, saved
-from tiny_vision import IDS, make_vision
+from tiny.inputs import hostile, left_behind
+from tiny.pictures import picture, saved
+from tiny.vision import IDS, make_vision
 
 from ostro.architectures.qwen2_5_vl.inputs import Inputs
 from ostro.core.errors import (
@@ -67,7 +63,7 @@ def make(folder: Path, raw: dict[str, Any]) -> Iterator[Make]:
     """Open workshops; none of them leaves anything in shared memory."""
     before, opened = left_behind(), list[MediaWorker]()
 
-    def begin(inputs: str = "tiny_inputs:Hostile", **config: Any) -> MediaWorker:
+    def begin(inputs: str = "tiny.inputs:Hostile", **config: Any) -> MediaWorker:
         opened.append(MediaWorker(inputs, {**raw, **config}, folder))
         return opened[-1]
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_model import make_model
+from tiny.model import make_model
 
 from ostro.entrypoints.cli import main
 

@@ -8,13 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_model import make_gguf, make_model
+from tiny.model import make_gguf, make_model
 
 from ostro.entrypoints.cli import main
 

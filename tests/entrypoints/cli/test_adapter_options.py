@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_adapters import save
-from tiny_model import CONFIG
+from tiny.adapters import save
+from tiny.model import CONFIG
 
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.entrypoints.cli import main

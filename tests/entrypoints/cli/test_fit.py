@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_model import CONFIG, make_gguf, make_model, make_weights
+from tiny.model import CONFIG, make_gguf, make_model, make_weights
 
 from ostro.architectures.mamba2 import WIDE as MAMBA2
 from ostro.architectures.mixtral import WIDE as MIXTRAL

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_model import CONFIG, change_config, make_weights
+from tiny.model import CONFIG, change_config, make_weights
 
 WEIGHTS = make_weights()
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_model import make_gguf, make_model
+from tiny.model import make_gguf, make_model
 from torch import Tensor, nn
 
 import ostro as package

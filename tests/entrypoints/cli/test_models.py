@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
-from tiny_model import CONFIG, gguf_name, make_weights, rotated
+from tiny.model import CONFIG, gguf_name, make_weights, rotated
 
 from ostro.core.load.ggml import BY_NAME
 from ostro.quant.gguf.quantize import quantize

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tiny_model import make_gguf, make_model
+from tiny.model import make_gguf, make_model
 
 import ostro
 from ostro.core.errors import CheckpointError, Unsupported, UsageError

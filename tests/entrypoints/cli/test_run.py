@@ -13,10 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_model import TEMPLATE, make_model
+from tiny.model import TEMPLATE, make_model
 
 from ostro.entrypoints.python import Piece, Text, load
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_pictures import asked, picture, saved
-from tiny_vision import make_vision
+from tiny.pictures import asked, picture, saved
+from tiny.vision import make_vision
 
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError
 from ostro.entrypoints.python import Text, load

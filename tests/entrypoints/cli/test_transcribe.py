@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import soundfile
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_whisper import make_whisper, sound
+from tiny.whisper import make_whisper, sound
 
 from ostro.core.errors import RequestError, UsageError
 from ostro.entrypoints.cli import transcribe

@@ -6,22 +6,17 @@ import asyncio
 import contextlib
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "echo"))
-
-from echo_engine import EchoEngine
-from echo_model import END_ID, make_model
+from echo.engine import EchoEngine
+from echo.model import END_ID, make_model
 
 from ostro.core.chat import load_template
 from ostro.core.ipc.client import ThreadEngine

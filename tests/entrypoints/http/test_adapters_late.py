@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +14,8 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_model import CONFIG, make_model
-from tiny_server import Real, serving
+from tiny.model import CONFIG, make_model
+from tiny.server import Real, serving
 
 from ostro.core.records import Settings
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny.model import make_model
+from tiny.server import Real, serving
+from tiny.trained import train
 from transformers import LlamaForCausalLM
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-sys.path.append(str(Path(__file__).parents[2] / "adapters"))
-
-from tiny_model import make_model
-from tiny_server import Real, serving
-from trained import train
 
 import ostro
 from ostro.core.errors import AdapterNotFound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,10 @@ from typing import Any
 import httpx
 import pytest
 import soundfile
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-sys.path.append(str(Path(__file__).parents[2] / "adapters"))
-
-from tiny_model import make_model
-from tiny_server import Real, serving
-from tiny_whisper import make_whisper, sound
-from trained import train
+from tiny.model import make_model
+from tiny.server import Real, serving
+from tiny.trained import train
+from tiny.whisper import make_whisper, sound
 
 import ostro
 from ostro.core.records import Settings
@@ -267,5 +262,5 @@ def test_a_form_that_is_too_large(server: Real, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(body, "MAX_FORM", 1 << 20)
     answer = post(server, data=bytes(3 << 20), **COLD)
-    assert answer.status_code == 413 and "1 MiB" in answer.text
+    assert answer.status_code == 413 and "1048576 bytes" in answer.text
     assert post(server, data=SHORT, **COLD).status_code == 200

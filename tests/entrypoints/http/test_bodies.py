@@ -100,17 +100,24 @@ def test_charset_parameter_is_fine(server: Any) -> None:
     assert post(server, b'{"messages": "hi"}', **kind).status_code == 200
 
 
-def test_body_too_large(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MAX_BYTES", 1 << 20)
-    data = json.dumps({"messages": "x" * (1 << 20)}).encode()
+def test_body_too_large(server: Any) -> None:
+    data = json.dumps({"messages": "x" * (2 << 20)}).encode()
     check_refused(post(server, data), 413)
     check_refused(server.http.post(CHAT, content=iter([data[:9], data[9:]]),
                                    headers={"content-type": "application/json"}), 413)  # fmt: skip
     check_good(server)
 
 
-def test_limit_is_fifty_mebibytes() -> None:
-    assert bodies.MAX_BYTES == 50 << 20
+def test_limit_grows_with_the_context_and_the_prompts(server: Any) -> None:
+    """A batch of full prompts is taken; a server for media takes fifty mebibytes."""
+    assert server.service.max_body() < server.service.max_body(16)
+    response = server.complete(["x" * 4096] * 1024, max_tokens=1)
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    server.service.takes_media = True
+    try:
+        assert server.service.max_body() == 50 << 20
+    finally:
+        server.service.takes_media = False
 
 
 def test_body_that_does_not_end(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

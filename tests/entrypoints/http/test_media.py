@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -13,12 +12,9 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_pictures import address, asked, picture, saved, shown
-from tiny_server import Real, serving
-from tiny_vision import answer, make_vision
+from tiny.pictures import address, asked, picture, saved, shown
+from tiny.server import Real, serving
+from tiny.vision import answer, make_vision
 
 import ostro
 from ostro.core.records import Settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,17 +16,14 @@ import httpx
 import openai
 import pytest
 import soundfile
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_bert import make_bert
-from tiny_flux import make_flux
-from tiny_inputs import left_behind
-from tiny_model import make_model
-from tiny_pictures import asked, picture, shown
-from tiny_server import Real, serving
-from tiny_vision import make_vision
-from tiny_whisper import make_whisper, sound
+from tiny.bert import make_bert
+from tiny.flux import make_flux
+from tiny.inputs import left_behind
+from tiny.model import make_model
+from tiny.pictures import asked, picture, shown
+from tiny.server import Real, serving
+from tiny.vision import make_vision
+from tiny.whisper import make_whisper, sound
 
 from ostro.core.records import Settings
 

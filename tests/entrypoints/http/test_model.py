@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from echo_model import END_ID, make_tokenizer
-from echo_model import make_model as make_tokenizer_files
+from echo.model import END_ID, make_tokenizer
+from echo.model import make_model as make_tokenizer_files
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ostro.entrypoints.cli import main

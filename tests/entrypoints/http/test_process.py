@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,11 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_model import change_weights, make_model
-from tiny_server import Real, serving
+from tiny.model import change_weights, make_model
+from tiny.server import Real, serving
 
 from ostro.core.errors import CheckpointError
 from ostro.core.records import Settings

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from echo_model import make_model
+from echo.model import make_model
 
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
@@ -49,7 +49,7 @@ class Process:
     """A server process; `url` once it is ready."""
 
     def __init__(self, model: Path, environment: dict[str, str], **options: Any) -> None:
-        options = {"engine": "echo_engine:open_engine", "port": 0, **options}
+        options = {"engine": "echo.engine:open_engine", "port": 0, **options}
         paths = os.pathsep.join(filter(None, sys.path))
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, json.dumps([{"reference": str(model)}, options])],
@@ -343,7 +343,7 @@ def test_failing_start(launch: Launch, kind: str, code: int) -> None:
 def test_missing_model(launch: Launch, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="nowhere") as raised:
         serve(
-            Settings(reference=str(tmp_path / "nowhere")), port=0, engine="echo_engine:open_engine"
+            Settings(reference=str(tmp_path / "nowhere")), port=0, engine="echo.engine:open_engine"
         )
     assert getattr(raised.value, "exit_code", 0) == 3
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-sys.path.append(str(Path(__file__).parents[2] / "adapters"))
-
-from tiny_bert import make_bert
-from tiny_model import make_model
-from tiny_server import Real, serving
-from trained import train
+from tiny.bert import make_bert
+from tiny.model import make_model
+from tiny.server import Real, serving
+from tiny.trained import train
 
 import ostro
 from ostro.core.records import Settings

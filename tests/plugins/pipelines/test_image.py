@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -14,13 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-sys.path.append(str(Path(__file__).parents[2] / "adapters"))
-
-from tiny_flux import make_flux
-from tiny_server import Real, serving
-from trained import draw
+from tiny.flux import make_flux
+from tiny.server import Real, serving
+from tiny.trained import draw
 
 import ostro
 from ostro.core.errors import AdapterNotFound, CheckpointError, RequestError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ import pytest
 import soundfile
 import torch
 
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-sys.path.append(str(Path(__file__).parents[2] / "adapters"))
-
 pytest.importorskip("transformers")
 
-from tiny_dia import CODEC, Dia, make_dia
-from tiny_server import Real, serving
-from trained import train
+from tiny.dia import CODEC, Dia, make_dia
+from tiny.server import Real, serving
+from tiny.trained import train
 
 import ostro
 from ostro.architectures.dia.inputs import Inputs

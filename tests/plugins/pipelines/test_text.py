@@ -6,15 +6,11 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "echo"))
-
-from echo_engine import EchoEngine
-from echo_model import make_model
+from echo.engine import EchoEngine
+from echo.model import make_model
 
 from ostro.core.chat import load_template
 from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest

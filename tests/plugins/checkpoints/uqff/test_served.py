@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,11 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from tiny.projector import write_pair
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[3] / "tiny"))
-
-from tiny_projector import write_pair
 
 from ostro.core.errors import Unsupported
 from ostro.core.load.quantize import makers

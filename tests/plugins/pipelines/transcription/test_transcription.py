@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from tiny.whisper import END, IDS, TIMES, make_whisper, reference_segments, sound
 from tokenizers import Tokenizer
-
-sys.path.append(str(Path(__file__).parents[3] / "tiny"))
-
-from tiny_whisper import END, IDS, TIMES, make_whisper, reference_segments, sound
 
 from ostro.core.errors import (
     AdapterNotFound,

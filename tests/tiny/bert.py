@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tiny_model import make_tokenizer
-
 from ostro.plugins.conformance.parity import reinitialise
+from tiny.model import make_tokenizer
 
 SHAPE = dict(
     vocab_size=304,

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from tiny_pictures import saved
 
 from ostro import Architecture, Array, Item, hookimpl
 from ostro.architectures import qwen2_5_vl
 from ostro.architectures.qwen2_5_vl.inputs import Inputs
+from tiny.pictures import saved
 
 
 def leave() -> None:
@@ -94,4 +94,4 @@ def parent(stat: Path) -> int:
 def ostro_architectures() -> Iterable[Architecture]:
     """Yield Qwen2.5-VL with hostile inputs in the place of its own."""
     found = next(iter(qwen2_5_vl.ostro_architectures()))
-    yield replace(found, inputs="tiny_inputs:Hostile", replaces=True)
+    yield replace(found, inputs="tiny.inputs:Hostile", replaces=True)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tiny_model import make_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ostro.architectures.flux import TINY
 from ostro.plugins.conformance.parity import reinitialise
+from tiny.model import make_tokenizer
 
 
 def make_flux(folder: Path, shape: Mapping[str, Any] = TINY, std: float = 0.1) -> Path:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_model import make_tokenizer
 from tokenizers import AddedToken
 
 from ostro import Array
 from ostro.architectures.qwen2_5_vl import TEXT, TOWER, shape
 from ostro.entrypoints.python import Text
 from ostro.plugins.conformance.parity import reinitialise
+from tiny.model import make_tokenizer
 
 CONTROLS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IDS = {name: 302 + i for i, name in enumerate(CONTROLS)}

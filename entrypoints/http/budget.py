@@ -1,0 +1,64 @@
+"""A limit on the bytes of all request bodies that the server holds at once."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ostro.entrypoints.http.errors import CLOSE
+
+MAX_HELD = 512 << 20
+"""Bytes; a body alone may have more."""
+_KEY = "ostro.body"
+
+
+class BodyBudget:
+    """ASGI middleware: counts the bytes of bodies from their arrival to the end of the response.
+
+    A parsed body lives as long as its request, and takes at least as much memory as its bytes.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.used = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request and release the bytes of its body."""
+        held = scope[_KEY] = HeldBody(self)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            held.release()
+
+
+class HeldBody:
+    """The bytes of one request's body."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self.budget, self.size = budget, 0
+
+    @classmethod
+    def of(cls, request: Request) -> HeldBody:
+        """The one of a request that `BodyBudget` serves."""
+        held: HeldBody = request.scope[_KEY]
+        return held
+
+    def add(self, size: int) -> None:
+        """Count further bytes.
+
+        Raises HTTPException 503 where the bodies of other requests leave no room for them; a body
+        alone is never refused.
+        """
+        budget = self.budget
+        if budget.used > self.size and budget.used + size > MAX_HELD:
+            self.release()
+            message = f"the bodies of all requests exceed {MAX_HELD >> 20} MiB; try again"
+            raise HTTPException(503, message, CLOSE)
+        self.size += size
+        budget.used += size
+
+    def release(self) -> None:
+        """Count the bytes no longer."""
+        self.budget.used -= self.size
+        self.size = 0

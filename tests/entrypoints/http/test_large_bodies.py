@@ -1,0 +1,228 @@
+"""Bodies that are costly to read: bounded time, no stalls of other requests, bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ostro.core.errors import RequestError, nearest
+from ostro.core.text import ChatRequest
+from ostro.core.text import parse as parse_request
+from ostro.entrypoints.http import body as bodies
+from ostro.entrypoints.http import budget
+from ostro.entrypoints.http.body import count_members, parse
+from ostro.entrypoints.http.errors import HANDLERS
+
+
+def keys(number: int, *more: str) -> bytes:
+    return ("{" + ",".join([*(f'"{i:x}":0' for i in range(number)), *more]) + "}").encode()
+
+
+def longest_pause(work: Callable[[], Any]) -> float:
+    """Seconds for which `work`, done in a thread, keeps this one from running. The best of three
+    times, since the machine may pause either.
+    """
+
+    def once() -> float:
+        thread = threading.Thread(target=work)
+        times = [time.monotonic()]
+        thread.start()
+        while thread.is_alive():
+            time.sleep(0.001)
+            times.append(time.monotonic())
+        thread.join()
+        return max(b - a for a, b in pairwise(times))
+
+    return min(once() for _ in range(3))
+
+
+def refused(data: bytes) -> str:
+    with pytest.raises(RequestError) as caught:
+        parse(data)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 1}',
+        '{"a": 1, "\\u0061": 2}',
+        '{"b": {"a": {}, "c": [], "a": {}}}',
+        '{"b": [1, {"a": 1, "b": 2, "a": 3}]}',
+        '{"a": {"x": 1, "y": {"z": 2}}, "a": 5}',
+        r'{"a": "\\", "b": "\"", "a": 1}',
+        '{"a": ":", "a" : ":"}',
+    ],
+)
+def test_equal_names_are_refused(text: str) -> None:
+    assert "two members named 'a'" in refused(text.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 1}]}',
+        r'{"a\"": ":{[,", "a\\": "\\\"{:", "a\\\"": "\\\\", ":": "\\", ",": 1}',
+        '{"a": "a", "A": "a", "": ":", " ": [":", "\\":", "x\\\\\\\\"]}',
+        '{"\u00e9": "\u00e9:", "e\u0301": "\U0001f600"}',
+    ],
+)
+def test_different_names_are_accepted(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (bodies.PIECE, 1, 2, 3, 7):
+        monkeypatch.setattr(bodies, "PIECE", size)
+        assert parse(text.encode()) == json.loads(text)
+
+
+def test_members_are_counted_as_a_parser_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(0)
+
+    def text() -> str:
+        return "".join(chance.choices('ab":,[]{}\\\n\u00e9', k=chance.randrange(6)))
+
+    def value(depth: int) -> Any:
+        kind = chance.randrange(5 if depth else 3)
+        if kind == 3:
+            return [value(depth - 1) for _ in range(chance.randrange(4))]
+        if kind == 4:
+            return {text(): value(depth - 1) for _ in range(chance.randrange(4))}
+        return (text(), chance.random(), None)[kind]
+
+    def members(item: Any) -> int:
+        inner = list(item.values() if isinstance(item, dict) else item)
+        own = len(item) if isinstance(item, dict) else 0
+        return own + sum(members(each) for each in inner if isinstance(each, dict | list))
+
+    for _ in range(300):
+        monkeypatch.setattr(bodies, "PIECE", chance.randrange(1, 20))
+        item = {"": value(4)}
+        for ascii in (True, False):
+            assert count_members(json.dumps(item, ensure_ascii=ascii).encode()) == members(item)
+
+
+def test_a_repeated_name_is_found_in_linear_time() -> None:
+    start = time.process_time()
+    assert "'5dbf'" in refused(keys(24_000, '"5dbf":0'))
+    assert "'1b57'" in refused(keys(7000, '"1b57":0'))
+    assert time.process_time() - start < 1
+
+
+def test_too_many_values_are_refused() -> None:
+    for data in (
+        keys(1_000_000),
+        b'{"a":[' + b",".join([b"[]"] * 1_000_000) + b"]}",
+        b'{"a":[' + b",".join([b"1"] * 3_000_000) + b"]}",
+    ):
+        assert "the body has more than" in refused(data)
+    assert len(parse(b'{"a":[' + b",".join([b"1"] * (1 << 20)) + b"]}")["a"]) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        keys(1_000_000),
+        b'{"' + b"a" * (40 << 20) + b'":1}',
+        b'{"prompt":[' + b",".join([b"100"] * 12_000_000) + b"]}",
+        b'{"prompt":[' + b",".join([b'"a"'] * 12_000_000) + b"]}",
+    ],
+    ids=["a million names", "one long name", "token ids", "texts"],
+)
+def test_other_threads_run_while_a_body_is_parsed(data: bytes) -> None:
+    def work() -> None:
+        try:
+            parse_request(parse(data), ChatRequest)
+        except RequestError:
+            pass
+
+    assert longest_pause(work) < 0.4
+
+
+def test_nearest_of_a_long_name_takes_no_time() -> None:
+    start = time.process_time()
+    assert nearest("temperatur" + "e" * (16 << 20), ["temperature"]) == ""
+    assert time.process_time() - start < 0.5
+
+
+class Exchange:
+    """One request of an ASGI application, whose body is sent in steps."""
+
+    def __init__(self, app: Any, kind: str = "application/json") -> None:
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.status = 0
+        self.done = asyncio.ensure_future(
+            app(
+                {
+                    "type": "http",
+                    "method": "POST",
+                    "path": "/",
+                    "query_string": b"",
+                    "headers": [(b"content-type", kind.encode())],
+                },
+                self.messages.get,
+                self.send,
+            )
+        )
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = dict(message["headers"])
+
+    async def give(self, data: bytes, more: bool = True) -> None:
+        self.messages.put_nowait({"type": "http.request", "body": data, "more_body": more})
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def test_the_bytes_of_all_bodies_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "MAX_HELD", 1000)
+    released = asyncio.Event()
+
+    async def route(request: Request) -> Response:
+        if request.headers["content-type"] != "application/json":
+            async with bodies.read_form(request):
+                return Response()
+        await bodies.read_json(request, 5000)
+        await released.wait()
+        return Response()
+
+    app = Starlette(
+        routes=[Route("/", route, methods=["POST"])],
+        middleware=[Middleware(budget.BodyBudget)],
+        exception_handlers=HANDLERS,
+    )
+
+    async def main() -> None:
+        first, second = Exchange(app), Exchange(app)
+        form = Exchange(app, "multipart/form-data; boundary=x")
+        await first.give(b'{"a": "' + b"x" * 900)
+        await second.give(b'{"a": "' + b"x" * 200 + b'"}', more=False)
+        await form.give(b"x" * 200)
+        assert (first.status, second.status, form.status) == (0, 503, 503)
+        assert second.headers[b"retry-after"] and second.headers[b"connection"] == b"close"
+        await first.give(b"x" * 900)  # alone it may exceed the limit
+        await first.give(b'"}', more=False)
+        third = Exchange(app)
+        await third.give(b"{}", more=False)
+        assert (first.status, third.status) == (0, 503)  # as long as the response is not sent
+        released.set()
+        await first.done
+        assert first.status == 200
+        fourth = Exchange(app)
+        await fourth.give(b'{"a": "' + b"x" * 900 + b'"}', more=False)
+        await fourth.done
+        assert fourth.status == 200
+
+    asyncio.run(asyncio.wait_for(main(), 30))

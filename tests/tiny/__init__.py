@@ -1,0 +1,1 @@
+"""Tiny models, inputs and adapters that tests make."""
