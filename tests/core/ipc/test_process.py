@@ -360,7 +360,7 @@ def test_the_parent_dies(state: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import asyncio, sys\n"
-        "from ostro.core.ipc.messages import Load\n"
+        "from ostro.core.ipc.messages import ModelSpec\n"
         "from ostro.core.ipc.process import ProcessEngine\n"
         "from ostro.core.engine.request import Sampling, TokenRequest\n"
         "from ostro.core.records import Settings\n"
@@ -368,7 +368,7 @@ def test_the_parent_dies(state: str, tmp_path: Path) -> None:
         f"    engine = ProcessEngine(Settings(reference='x'), engine={ECHO!r})\n"
         "    engine.spawn()\n"
         "    print(engine.pid, flush=True)\n"
-        "    await engine.load([Load(engine.settings)])\n"
+        "    await engine.load([ModelSpec(engine.settings)])\n"
         f"    if {state!r} == 'busy':\n"
         "        rules = Sampling(max_tokens=10**6, ignore_eos=True)\n"
         "        request = TokenRequest(id='a', tokens=[1], sampling=rules)\n"
