@@ -45,6 +45,15 @@ def size_of(encoded: Encoded) -> int:
     return sum(tensor.nbytes for tensor in encoded)
 
 
+def has_features(chunk: Chunk) -> bool:
+    """Whether a row of the chunk belongs to an inline medium."""
+    start, stop = chunk.start, chunk.start + chunk.count
+    if start >= chunk.sequence.prompt:
+        return False
+    spans = [span for item in chunk.sequence.request.items for span in item.spans]
+    return any(first < stop and first + count > start for first, count in spans)
+
+
 def step_features(chunks: Sequence[Chunk], store: FeatureStore) -> Features | None:
     """What media put into the rows of these chunks, or None where they have none."""
     parts, rows, base = list[list[Tensor]](), list[int](), 0

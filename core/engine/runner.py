@@ -19,7 +19,7 @@ from ostro.core.adapters.pool import NOTHING, AdapterPool, MixtureLease
 from ostro.core.device import DeviceToHostCopy, send, to_device
 from ostro.core.engine.blocks import BlockManager, EncoderBlocks
 from ostro.core.engine.decode_graphs import DecodeBucket
-from ostro.core.engine.features import FeatureStore, step_features
+from ostro.core.engine.features import FeatureStore, has_features, step_features
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.layout import into_memories, over_memories, over_pages
 from ostro.core.engine.request import TokenRequest
@@ -267,8 +267,10 @@ class ModelRunner:
         return self.hidden([tokens], helds=[held or NOTHING])[0].float()
 
     def bucket(self, plan: StepPlan) -> DecodeBucket | None:
-        """The smallest bucket that holds a decode step."""
-        if not plan.decodes or any(wants_prompt(chunk) for chunk in plan.chunks):
+        """The smallest bucket that holds a decode step; None where it must run eagerly: buckets
+        take no features of media and give no logits of prompts.
+        """
+        if not plan.decodes or any(wants_prompt(c) or has_features(c) for c in plan.chunks):
             return None
         rows, mixed = len(plan.chunks), any(self.mixtures(plan.chunks))
         buckets = self.family(mixed).values()

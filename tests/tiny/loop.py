@@ -64,12 +64,13 @@ def states(blocks: int) -> CacheGroup:
 
 def cross(blocks: int, length: int = 2 * BLOCK) -> CacheGroup:
     """A group of layers that see media of up to `length` rows."""
-    return group(Cross, CacheSpec(heads=1, key_dim=1, value_dim=1, length=length), blocks)
+    return group(Cross, CacheSpec(heads=1, key_dim=1, value_dim=1, length=length), blocks, 1)
 
 
-def group(kind: type[CacheKind], spec: CacheSpec, blocks: int) -> CacheGroup:
+def group(kind: type[CacheKind], spec: CacheSpec, blocks: int, layer: int = 0) -> CacheGroup:
+    """A group of one layer."""
     made = kind(spec, 1, block=BLOCK, dtype=torch.float32, device=CPU)
-    return CacheGroup(made, (0,), BlockPool(blocks))
+    return CacheGroup(made, (layer,), BlockPool(blocks))
 
 
 def image(
@@ -103,12 +104,14 @@ def xlora(name: str, held_after: int = 0) -> Mixture:
 class Room:
     """Room on the device for as many mixtures as `rows`; the part of `AdapterPool` that a scheduler
     calls. `mixtures` are those that lie there, by their row; `calls` of `hold` are counted.
+    `changes` counts the programs that captured steps would have to be captured for again.
     """
 
     rows: int
     mixtures: dict[int, Mixture] = field(default_factory=dict)
     users: dict[int, int] = field(default_factory=dict)
     calls: int = 0
+    changes: int = 0
 
     def hold(self, mixture: Mixture) -> MixtureLease | None:
         self.calls += 1
