@@ -1,0 +1,66 @@
+"""Messages as chat templates take them, and messages that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny.chats import (
+    CHATML,
+)
+
+from ostro.core.chat import ChatTemplate
+from ostro.core.errors import RequestError
+
+
+class TestMessages:
+    def test_parts_are_joined_where_a_string_is_wanted(self) -> None:
+        content = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]
+        text = ChatTemplate("{{ messages[0].content }}", tokens={}).render(
+            [{"role": "user", "content": content}]
+        )
+        assert text == "a\nb\nc"
+
+    def test_text_becomes_a_part_where_only_parts_are_taken(self) -> None:
+        source = (
+            "{% for m in messages %}{% for part in m['content'] %}{{ part.text }};"
+            "{% endfor %}{% endfor %}"
+        )
+        assert ChatTemplate(source, tokens={}).render([{"role": "user", "content": "ab"}]) == "ab;"
+
+    def test_reasoning_goes_by_all_its_names(self) -> None:
+        source = "{{ messages[0].reasoning_content }}{{ messages[0].thinking }}"
+        message = {"role": "assistant", "content": "", "reasoning": "hm"}
+        assert ChatTemplate(source, tokens={}).render([message]) == "hmhm"
+
+    def test_developer_is_system_to_templates_that_do_not_know_it(self) -> None:
+        message = [{"role": "developer", "content": ""}]
+        assert ChatTemplate("{{ messages[0].role }}", tokens={}).render(message) == "system"
+        knows = "{% if messages[0].role == 'developer' %}yes{% endif %}"
+        assert ChatTemplate(knows, tokens={}).render(message) == "yes"
+
+    @pytest.mark.parametrize(
+        ("message", "said"),
+        [
+            ("hello", r"messages\[0\] is not an object"),
+            ({"content": "a"}, r"messages\[0\].role is None"),
+            ({"role": "user<|im_end|>", "content": "a"}, "not a role"),
+            ({"role": "user", "content": 3}, "neither text nor a list"),
+            ({"role": "user", "content": [3]}, "a part that is no object"),
+            ({"role": "user", "content": [{"type": "text"}]}, "a text part without text"),
+            ({"role": "user", "content": [{"type": "image"}]}, "type 'image'.*text only"),
+            ({"role": "user", "content": "\ud800"}, "cannot be written as JSON"),
+            ({"role": "assistant", "content": "", "tool_calls": [{}]}, "without a function"),
+            ({"role": "assistant", "content": "", "tool_calls": 3}, "tool_calls is not a list"),
+        ],
+    )
+    def test_what_no_template_takes_is_refused(self, message: Any, said: str) -> None:
+        with pytest.raises(RequestError, match=said):
+            ChatTemplate(CHATML, tokens={}).render([message])
+
+    def test_a_deep_message_is_refused(self) -> None:
+        deep: Any = "a"
+        for _ in range(100_000):
+            deep = {"a": deep}
+        with pytest.raises(RequestError, match="JSON"):
+            ChatTemplate(CHATML, tokens={}).render([{"role": "user", "content": "", "x": deep}])

@@ -1,0 +1,86 @@
+"""The process that renders chat templates."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tiny.chats import (
+    CHATML,
+    USER,
+)
+
+from ostro.core.chat import ChatTemplate, Renderer
+from ostro.core.errors import Overloaded, TemplateError
+
+
+class TestRenderer:
+    @pytest.fixture
+    def renderer(self) -> Iterator[Renderer]:
+        renderer = Renderer(timeout=0.3)
+        yield renderer
+        renderer.close()
+
+    def test_a_process_that_was_killed_is_replaced(self, renderer: Renderer) -> None:
+        assert renderer.render("a", {}, 10) == "a"
+        process = renderer._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        assert renderer.render("b", {}, 10) == "b"
+        assert renderer._process is not process
+
+    def test_a_process_that_hangs_is_no_fault_of_the_template(self) -> None:
+        renderer = Renderer(timeout=0.05)
+        assert renderer.render("a", {}, 10) == "a"
+        process = renderer._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(Overloaded, match="try again"):
+            renderer.render("b", {}, 10)
+        assert renderer.render("c", {}, 10) == "c"
+        renderer.close()
+        assert process.returncode is not None
+
+    def test_no_process_is_left(self, renderer: Renderer) -> None:
+        renderer.render("a", {}, 10)
+        process = renderer._process
+        assert process is not None
+        renderer.close()
+        assert process.returncode is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
+
+    def test_a_late_one_delays_no_other_for_long(self, renderer: Renderer) -> None:
+        late = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        said: list[str] = []
+
+        def work(source: str) -> None:
+            try:
+                said.append(renderer.render(source, {}, 10))
+            except TemplateError as error:
+                said.append(str(error))
+
+        threads = [threading.Thread(target=work, args=(source,)) for source in [late, *"abcdef"]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=20)
+        assert sorted(said) == [*"abcdef", "the chat template took longer than 0.3 s to render"]
+
+    def test_rendering_is_quick(self) -> None:
+        template = ChatTemplate(CHATML, tokens={})
+        template.render(USER)
+        start = time.perf_counter()
+        for _ in range(100):
+            template.render(USER)
+        assert time.perf_counter() - start < 2
+
+    def test_a_megabyte_passes(self) -> None:
+        content = "hello " * 200_000
+        text = ChatTemplate(CHATML, tokens={}).render([{"role": "user", "content": content}])
+        assert content in text

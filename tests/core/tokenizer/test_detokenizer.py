@@ -1,0 +1,50 @@
+"""Text that is streamed token by token."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tiny.vocabularies import bert_folder, pieces, scored
+
+from ostro.core.tokenizer import load_tokenizer
+
+
+class TestStreaming:
+    def test_half_a_character_is_held_back(self, folder: Path) -> None:
+        tokenizer = load_tokenizer(folder)
+        stream = tokenizer.detokenizer()
+        letters = [tokenizer.id(letter) for letter in "ðŁĻĤ"]  # the four bytes of U+1F642
+        assert [stream.add([id]) for id in letters] == ["", "", "", "🙂"]
+
+    def test_what_never_becomes_a_character_is_shown(self, folder: Path) -> None:
+        tokenizer = load_tokenizer(folder)
+        stream = tokenizer.detokenizer()
+        assert stream.add([tokenizer.id("ð"), tokenizer.id("a")]) == "\ufffda"
+        assert stream.add([tokenizer.id("ð")]) == ""
+        assert stream.finish() == "\ufffd"
+
+    def test_an_id_outside_the_vocabulary_has_no_text(self, folder: Path) -> None:
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer.decode([10**9, -1]) == ""
+
+    def test_the_first_space_belongs_to_a_continued_text_only(self) -> None:
+        tokenizer = scored("▁a", "▁b")
+        ids = [tokenizer.id("▁a"), tokenizer.id("▁b")]
+        assert pieces(tokenizer, ids) == "a b"
+        assert pieces(tokenizer, ids, prompt=[tokenizer.id("</s>")]) == "a b"
+        assert pieces(tokenizer, ids, prompt=ids) == " a b"
+
+    def test_wordpiece_streams_too(self, tmp_path: Path) -> None:
+        tokenizer = load_tokenizer(bert_folder(tmp_path))
+        ids = tokenizer.encode("Unaffable, unaffable!", special=False)
+        assert pieces(tokenizer, ids) == tokenizer.decode(ids) == "unaffable, unaffable!"
+
+    def test_the_time_per_token_does_not_grow(self, folder: Path) -> None:
+        tokenizer = load_tokenizer(folder)
+        ids = [tokenizer.id("ð")] * 100_000  # nothing ever completes
+        stream = tokenizer.detokenizer()
+        start = time.process_time()
+        for id in ids:
+            stream.add([id])
+        assert time.process_time() - start < 5

@@ -1,0 +1,94 @@
+"""Vocabularies in GGUF headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny.vocabularies import header
+
+from ostro.core.errors import TokenizerError
+from ostro.core.tokenizer import load_tokenizer, tokenizer_from_gguf
+from ostro.core.tokenizer.pretokenizers import RULES, find_words
+
+
+class TestGGUF:
+    def test_kinds_of_tokens(self) -> None:
+        tokenizer = tokenizer_from_gguf(header())
+        end, user = tokenizer.id("<|im_end|>"), tokenizer.id("<user>")
+        assert tokenizer.controls == {"<|im_end|>"}
+        assert tokenizer.eos_ids == {0, end}
+        assert end not in tokenizer.encode("ab<|im_end|>")
+        assert tokenizer.encode("ab<user> ab")[1:] == [user, tokenizer.id("Ġab")]
+        assert tokenizer.split("a<|im_end|>b") == ["a", end, "b"]
+
+    def test_only_the_dialogue_tokens_of_phi3_swallow_space(self) -> None:
+        words = ["▁", "<|user|>", "<|endoftext|>", "\n"]
+        metadata = {
+            "general.architecture": "phi3",
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *words],
+            "tokenizer.ggml.token_type": [2, 3, 3, 1, 3, 3, 1],
+        }
+        tokenizer = tokenizer_from_gguf(metadata)
+        assert tokenizer.encode("<|user|>\n", special=False, parse_special=True) == [4]
+        assert tokenizer.encode("<|endoftext|>\n", special=False, parse_special=True) == [5, 3, 6]
+        assert tokenizer.split("<|user|> \n<s> ") == [4, 1, " "]
+
+    def test_whole_lines_are_no_way_to_a_control_token(self) -> None:
+        tokenizer = tokenizer_from_gguf(header(pre="gemma4", merges=[]))
+        assert tokenizer.id("<|im_end|>") not in tokenizer.encode("<|im_end|>", special=False)
+
+    @pytest.mark.parametrize("names", RULES, ids=lambda names: names.split()[0])
+    def test_every_rule_keeps_the_text(self, names: str) -> None:
+        for pre in names.split():
+            tokenizer = tokenizer_from_gguf(header(pre=pre))
+            text = "It's ab, AB 1234567 don't\r\n\n  Ünï 日本 한국\u3000—!?  "
+            if find_words(pre, "").bytes:
+                assert tokenizer.decode(tokenizer.encode(text, special=False)) == text
+
+    @pytest.mark.parametrize(
+        ("pre", "words"),
+        [
+            ("gpt-2", ["ab", "12345", "'s", "DON", "'", "T"]),
+            ("llama-bpe", ["ab", "123", "45", "'s", "DON", "'T"]),
+            ("qwen2", ["ab", "1", "2", "3", "4", "5", "'s", "DON", "'T"]),
+            ("tekken", ["ab", "1", "2", "3", "4", "5", "'s", "DON", "'T"]),
+            ("gpt-4o", ["ab", "123", "45", "'s", "DON'T"]),
+            ("deepseek-v3", ["ab", "123", "45", "'sDON", "'T"]),
+        ],
+    )
+    def test_rules_cut_words(self, pre: str, words: list[str]) -> None:
+        cut = tokenizer_from_gguf(header(pre=pre)).backend.pre_tokenizer
+        assert [word for word, _ in cut.pre_tokenize_str("ab12345'sDON'T")] == words
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"model": "rwkv"}, "tokenizer.ggml.model = 'rwkv' are not supported"),
+            ({"model": None}, "tokenizer.ggml.model is missing"),
+            ({"model": 3}, "tokenizer.ggml.model is 3, not str"),
+            ({"pre": "qwen9"}, "unknown pre-tokenizer tokenizer.ggml.pre = 'qwen9'; nearest"),
+            ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
+            ({"tokens": "abc"}, "tokenizer.ggml.tokens is missing or no array"),
+            ({"tokens": [1, 2], "token_type": [1, 1]}, "token 1 is not text"),
+            ({"tokens": ["a", "b", "a"], "token_type": [1] * 3}, "'a' has two ids, 0 and 2"),
+            ({"tokens": ["a" * 5000], "token_type": [1]}, "5000 characters"),
+            ({"token_type": [1]}, "260 tokens, 260 scores and 1 token types"),
+            ({"merges": ["a q q"]}, "malformed gpt2 vocabulary: .*q q"),
+            ({"merges": ["ab"]}, "merge 'ab' is not a pair"),
+            ({"merges": None}, "tokenizer.ggml.merges is missing"),
+            ({"eos_token_id": 10**6}, "id 1000000, the vocabulary 260"),
+            ({"model": "t5", "precompiled_charsmap": [1, 2, 3]}, "malformed t5"),
+            ({"model": "t5", "scores": [float("nan")] * 260, "unknown_token_id": 999}, "unk_id"),
+        ],
+    )
+    def test_bad_headers_are_refused(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(TokenizerError, match=message):
+            tokenizer_from_gguf(header(**changes), source="bad.gguf")
+
+    def test_a_file_without_its_metadata_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "x.gguf").write_bytes(b"GGUF")
+        with pytest.raises(TokenizerError, match="metadata"):
+            load_tokenizer(tmp_path / "x.gguf")
