@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_loop import BLOCK, Room, cross, lora
-from tiny_sums import VOCAB, SumModel, runner_of, sum_pages
+from tiny.loop import BLOCK, Room, cross, lora
+from tiny.sums import VOCAB, SumModel, runner_of, sum_pages
 
 from ostro.core.adapters.pool import NOTHING
 from ostro.core.engine.blocks import BlockTable

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_loop import BLOCK, CPU, Loop, cross, image, pages, states, view
+from tiny.loop import BLOCK, CPU, Loop, cross, image, pages, states, view
 
 from ostro.core.engine.layout import into_memories, over_memories, over_pages
 from ostro.core.engine.scheduler import Chunk

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-
-sys.path.append(str(Path(__file__).parents[2] / "tiny"))
-
-from tiny_loop import BLOCK, Room, image, lora
-from tiny_sums import VOCAB, SumModel, engine_of, next_tokens, runner_of, sum_pages
+from tiny.loop import BLOCK, Room, image, lora
+from tiny.sums import VOCAB, SumModel, engine_of, next_tokens, runner_of, sum_pages
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.engine import Engine

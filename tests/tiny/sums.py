@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tiny_loop import BLOCK, CPU, Pages, Room, group
 from torch import Tensor
 
 from ostro.core.cache import CacheSpec
@@ -23,6 +22,7 @@ from ostro.core.engine.scheduler import Scheduler
 from ostro.core.ops import Target
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.step import Medium, Step
+from tiny.loop import BLOCK, CPU, Pages, Room, group
 
 VOCAB = 97
 TARGET = Target(device=CPU, dtype=torch.float32)
