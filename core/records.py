@@ -115,7 +115,10 @@ class Architecture(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Record):
-    """From a task's request to engine work and back: `pipeline` is a class taking the model."""
+    """From a task's request to engine work and back.
+
+    `pipeline` is a class; it is called with a `ServedModel` and an `AsyncEngine`.
+    """
 
     task: str
     pipeline: Import

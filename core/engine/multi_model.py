@@ -32,6 +32,7 @@ from ostro.core.ipc.messages import (
     ModelInfo,
     Requantize,
 )
+from ostro.core.load.model import LoadedModel
 
 SubEngine = Engine | PoolingEngine | JobEngine
 
@@ -48,6 +49,7 @@ class ModelEntry:
     jobs: JobEngine | None = None
     requantize: Callable[[Requantize, ProgressCallback], list[str]] | None = None
     registry: Registry | None = None
+    loaded: LoadedModel | None = None
 
     @property
     def facts(self) -> ModelInfo:

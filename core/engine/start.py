@@ -34,9 +34,14 @@ JOBS = frozenset({"draw", "speak"})
 
 
 def open_engine(
-    models: Sequence[ModelSpec], plugins: PluginManager, report: ProgressCallback
+    models: Sequence[ModelSpec],
+    plugins: PluginManager,
+    report: ProgressCallback,
+    *,
+    warm: bool = True,
 ) -> tuple[MultiModelEngine, list[str]]:
-    """Load what the settings refer to; give the engine, warmed up, and what was chosen.
+    """Load what the settings refer to; give the engine, and what was chosen. With `warm` it has
+    drawn some tokens, so that the first request compiles nothing.
 
     Raises an OstroError that says what is wrong with the settings or a model.
     """
@@ -54,9 +59,11 @@ def open_engine(
         report("warming up", 0, 0)
         if entry.tokens is not None:
             make_ready(entry.tokens, loaded)
-            warm_up(entry.tokens)
+            if warm:
+                warm_up(entry.tokens)
         changing = partial(change, loaded, model.settings, plugins, entry.tokens)
-        entries[model.settings.name or DEFAULT] = replace(entry, requantize=changing)
+        entry = replace(entry, loaded=loaded, requantize=changing)
+        entries[model.settings.name or DEFAULT] = entry
         explain += loaded.explain
     return MultiModelEngine(entries), explain
 

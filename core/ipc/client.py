@@ -159,10 +159,7 @@ class AsyncEngine(ABC):
             self._send(request)
             while left:
                 output = await stream.get()
-                if output.finish == "error":
-                    told = output.error or "the engine failed on this request"
-                    param = output.param if isinstance(output, JobOutput) else None
-                    raise RequestError(told, param=param) if param else OstroError(told)
+                check_output(output)
                 left -= output.finish is not None
                 yield output
         finally:
@@ -327,6 +324,14 @@ class AsyncEngine(ABC):
         assert self.info is not None
         self._watching = asyncio.ensure_future(self._watch())
         return self.info
+
+
+def check_output(output: TokenOutput | JobOutput) -> None:
+    """Raise the error with which the engine ended a request."""
+    if output.finish == "error":
+        message = output.error or "the engine failed on this request"
+        param = output.param if isinstance(output, JobOutput) else None
+        raise RequestError(message, param=param) if param else OstroError(message)
 
 
 class ThreadEngine(AsyncEngine):

@@ -117,10 +117,6 @@ def check_settings(settings: Settings, architecture: Architecture) -> None:
     if settings.task not in (None, *architecture.tasks):
         tasks = ", ".join(architecture.tasks)
         raise UsageError(f"--task {settings.task!r}: {architecture.name} does {tasks}")
-    if settings.revision and Path(settings.reference or "").exists():
-        raise UsageError(
-            f"--revision {settings.revision}: files on this machine have none; leave it out"
-        )
     if not 1 <= settings.max_seqs <= MAX_SEQS:
         raise UsageError(f"--max-seqs {settings.max_seqs} is not within 1..{MAX_SEQS}")
 

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ostro.core.errors import CheckpointError, ConfigError, Unsupported, UnsupportedArchitecture
+from ostro.core.errors import (
+    CheckpointError,
+    ConfigError,
+    Unsupported,
+    UnsupportedArchitecture,
+    UsageError,
+)
 from ostro.core.load import transformers_backend as body
 from ostro.core.load.container import Container
 from ostro.core.plugins.manager import PluginManager
@@ -21,7 +27,14 @@ PROJECTOR = "projector_type"
 
 
 def find(settings: Settings, plugins: PluginManager) -> Path:
-    """The path of what the settings refer to: a shape to fill with noise, or a located model."""
+    """The path of what the settings refer to: a shape to fill with noise, or a located model.
+
+    Raises UsageError for a revision of local files, and what `PluginManager.locate` raises.
+    """
+    if settings.revision and Path(settings.reference or "").exists():
+        raise UsageError(
+            f"--revision {settings.revision}: files on this machine have none; leave it out"
+        )
     if settings.dummy_weights is not None:
         return Path(settings.dummy_weights)
     return plugins.locate(settings.reference or STARTER, settings)

@@ -25,13 +25,12 @@ import msgspec
 from ostro.core import errors
 from ostro.core.errors import OstroError, Overloaded, RequestError
 from ostro.core.media.items import Array, Inputs, Item, Prompt, sweep
+from ostro.core.media.parts import check_count
 from ostro.core.records import Import, resolve
 
 if TYPE_CHECKING:
     from ostro.core.media.sound import Samples
 
-MAX_MEDIA = 64
-"""Media of one request."""
 MEMORY = 16 << 30
 """Bytes of address space that the process may use; libraries map much that they never touch."""
 SECONDS = 120.0
@@ -100,14 +99,6 @@ def make_item(inputs: Inputs, source: MediaSource) -> Item:
     except RequestError as error:
         error.param = "messages"
         raise
-
-
-def check_count(sources: Sequence[Any]) -> None:
-    """Raise RequestError for more media than one request may have."""
-    if len(sources) > MAX_MEDIA:
-        raise RequestError(
-            f"{len(sources)} media in one request; at most {MAX_MEDIA} are taken", param="messages"
-        )
 
 
 class MediaWorker:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
-    from ostro.entrypoints.python import Text
+    from ostro.entrypoints.python import LocalModel
 
 NAME = "adapter"
 SHOWN = 3
@@ -103,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
     return int(any(each.error is not None for each in found))
 
 
-def check(reference: str, asked: Settings, plugins: PluginManager, model: Text | None) -> Checked:
+def check(
+    reference: str, asked: Settings, plugins: PluginManager, model: LocalModel | None
+) -> Checked:
     """Check an adapter's files and, with a model, its effect."""
     from ostro.core.adapters.loader import locate, read_weights
 
@@ -140,7 +142,7 @@ def describe(found: Checked, weights: AdapterWeights) -> None:
         )
 
 
-def try_on(found: Checked, weights: AdapterWeights, model: Text) -> None:
+def try_on(found: Checked, weights: AdapterWeights, model: LocalModel) -> None:
     """Record an adapter's effect on a model. Raises AdapterError if the model rejects it."""
     found.matched = 0
     for each in weights.members or [weights]:
@@ -156,7 +158,7 @@ def try_on(found: Checked, weights: AdapterWeights, model: Text) -> None:
         found.warnings.append(f"trained for {found.base}, not for {model.name}")
 
 
-def original(model: Text) -> str:
+def original(model: LocalModel) -> str:
     """The name of a model in its own config, "" if it has none."""
     return Path(str(model.loaded.raw_config.get("_name_or_path", ""))).name
 

@@ -59,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
-    from ostro.entrypoints.tasks import Tasks
 
     if args.output.suffix not in SUFFIXES:
         raise UsageError(
@@ -67,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
         )
     options = options_of(args)
     with open_model(replace(settings(args), task="draw"), args.plugin) as model:
-        assert isinstance(model, Tasks)
         with bar(args.output) as report:
             images = model.draw(args.prompt, progress=report, **options)
     for i, image in enumerate(images, 1):

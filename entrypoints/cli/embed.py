@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from ostro.entrypoints.python import open_model
-    from ostro.entrypoints.tasks import Tasks
 
     texts = read_texts(args.texts, args.file)
     if args.output is not None and args.output.suffix not in SUFFIXES:
@@ -52,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
             f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
         )
     with open_model(replace(settings(args), task="embed"), args.plugin) as model:
-        assert isinstance(model, Tasks)
         vectors = model.embed(texts, prompt=args.prompt, dimensions=args.dimensions)
     write(vectors, texts, args.output)
     return 0

@@ -109,7 +109,7 @@ def reference_of(asked: Settings, other: str | None) -> Settings:
 def variants_of(asked: Settings, plugins: PluginManager) -> dict[str, Settings]:
     """Settings of the models to compare, by name: -m in each format of --quant."""
     from ostro.core.load.quantize import makers
-    from ostro.entrypoints.found import name_of
+    from ostro.entrypoints.open import name_of
 
     if asked.quant is None:
         return {name_of(asked): asked}

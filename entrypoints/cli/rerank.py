@@ -28,11 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
-    from ostro.entrypoints.tasks import Tasks
 
     documents = read_texts(args.documents, args.file)
     with open_model(replace(settings(args), task="rerank"), args.plugin) as model:
-        assert isinstance(model, Tasks)
         ranked = model.rerank(args.query, documents)
     for item in ranked[: args.top]:
         print(f"{item.score:.4f}\t{item.index}\t{documents[item.index]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from ostro.entrypoints.cli.options import add_adapter_options, add_model_options
 
 if TYPE_CHECKING:
     from ostro.core.load.weights import Progress
-    from ostro.entrypoints.python import Text
+    from ostro.core.media import Prompt
+    from ostro.entrypoints.python import LocalModel, Piece
 
 ADAPTER = """\
 /adapter              list the adapters and their scales
@@ -30,7 +32,7 @@ HELP = f"""\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options. All adapters of --adapter are applied."""
+    """Declare the command's options."""
     add_model_options(parser)
     add_adapter_options(parser)
     add = parser.add_argument_group("chat").add_argument
@@ -38,6 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--image", action="append", default=[], metavar="FILE", help="image to attach to -i")
     add("--audio", action="append", default=[], metavar="FILE", help="audio to attach to -i")
     add("--video", action="append", default=[], metavar="FILE", help="video to attach to -i")
+    add("--choices", type=int, metavar="N", help="number of answers to -i (default: 1)")
+    add("--json", action="store_true", help="print the answers to -i as JSON, one per line")
+    add("--logprobs", type=int, metavar="N", help="with --json: of each token and N alternatives")
+    add(
+        "--apply",
+        action="append",
+        metavar="NAME[=SCALE]",
+        help="adapter to apply (default: those of --adapter, with scale 1)",
+    )
     add("--system", metavar="TEXT", help="system message")
     add("--raw", action="store_true", help="complete the text without a chat template")
     add("--think", action=argparse.BooleanOptionalAction, help="enable or disable reasoning")
@@ -66,16 +77,21 @@ def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import load_text
 
     check_raw(args)
-    check_media(args)
+    check_input(args)
+    applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
+    args.chosen = dict(scale_of(word) for word in applied)
     start = time.perf_counter()
     with progress() as report:
         model = load_text(settings(args), args.plugin, progress=report)
     if args.explain:
         print("\n".join(model.explain), file=sys.stderr)
-    args.chosen = {entry.partition("=")[0]: 1.0 for entry in args.adapters}
     try:
         if args.input is not None:
-            answer(model, args, [*messages(args, []), asked(args)], args.input)
+            conversation = [*messages(args, []), asked(args)]
+            if args.json or args.choices is not None:
+                print_answers(model, args, conversation)
+            else:
+                answer(model, args, conversation, args.input)
             return 0
         print(
             f"{model.name}, ready in {time.perf_counter() - start:.1f} s. /help for commands.",
@@ -98,10 +114,14 @@ def check_raw(args: argparse.Namespace) -> None:
             raise UsageError(f"--raw uses no chat template and cannot be combined with {option}")
 
 
-def check_media(args: argparse.Namespace) -> None:
-    """Raise UsageError for media without -i, and for media with --raw."""
+def check_input(args: argparse.Namespace) -> None:
+    """Raise UsageError for options of -i without it, and for media with --raw."""
     if (args.image or args.audio or args.video) and (args.raw or args.input is None):
         raise UsageError("--image, --audio and --video require -i and exclude --raw")
+    if (args.choices is not None or args.json) and args.input is None:
+        raise UsageError("--choices and --json require -i")
+    if args.logprobs is not None and not args.json:
+        raise UsageError("--logprobs requires --json")
 
 
 def asked(args: argparse.Namespace) -> dict[str, Any]:
@@ -141,7 +161,7 @@ def messages(args: argparse.Namespace, history: list[dict[str, Any]]) -> list[di
     return system + history
 
 
-def chat(model: Text, args: argparse.Namespace) -> int:
+def chat(model: LocalModel, args: argparse.Namespace) -> int:
     """Answer lines of standard input until it ends or /exit."""
     history: list[dict[str, Any]] = []
     while True:
@@ -171,7 +191,7 @@ def chat(model: Text, args: argparse.Namespace) -> int:
 
 
 def command(
-    model: Text, line: str, args: argparse.Namespace, history: list[dict[str, Any]]
+    model: LocalModel, line: str, args: argparse.Namespace, history: list[dict[str, Any]]
 ) -> None:
     """Run a line that begins with "/"."""
     name, _, rest = line.partition(" ")
@@ -190,7 +210,7 @@ def command(
         print(HELP, file=sys.stderr)
 
 
-def choose(model: Text, args: argparse.Namespace, words: list[str]) -> None:
+def choose(model: LocalModel, args: argparse.Namespace, words: list[str]) -> None:
     """Load or select adapters, then list them. Raises AdapterError."""
     if words[:1] == ["load"]:
         if len(words) != 3:
@@ -223,19 +243,14 @@ def scale_of(word: str) -> tuple[str, float]:
 
 
 def answer(
-    model: Text, args: argparse.Namespace, conversation: list[dict[str, Any]], raw: str
+    model: LocalModel, args: argparse.Namespace, conversation: list[dict[str, Any]], raw: str
 ) -> str:
     """Print an answer while it is generated and return it; Ctrl-C stops it."""
-    options = {} if args.think is None else {"enable_thinking": args.think}
     text = ""
     try:
-        prompt = (
-            model.prompt(raw)
-            if args.raw
-            else model.prompt(conversation, adapters=args.chosen, **options)
-        )
-        rules = sampling(model, args)
-        with closing(model.stream(prompt, adapters=args.chosen, **rules)) as stream:
+        prompt = prompt_of(model, args, conversation, raw)
+        stream = model.stream(prompt, adapters=args.chosen, **sampling(args))
+        with closing(stream):
             for piece in stream:
                 text += piece.text
                 print(piece.text, end="", flush=True)
@@ -245,8 +260,44 @@ def answer(
     return text
 
 
-def sampling(model: Text, args: argparse.Namespace) -> dict[str, Any]:
-    """Sampling parameters: the options, and the model's generation config for the rest."""
+def print_answers(
+    model: LocalModel, args: argparse.Namespace, conversation: list[dict[str, Any]]
+) -> None:
+    """Print all answers to -i, as text or as JSON: index, text, tokens, finish and logprobs."""
+    prompt = prompt_of(model, args, conversation, args.input)
+    rules = {**sampling(args), "n": args.choices or 1, "logprobs": args.logprobs}
+    answers: dict[int, list[Piece]] = {}
+    for piece in model.stream(prompt, adapters=args.chosen, **rules):
+        answers.setdefault(piece.index, []).append(piece)
+    for index, pieces in sorted(answers.items()):
+        text, tokens = "".join(piece.text for piece in pieces), pieces[:-1]
+        if not args.json:
+            print(text)
+            continue
+        found = {
+            "index": index,
+            "text": text,
+            "tokens": [piece.token for piece in tokens],
+            "finish": pieces[-1].finish,
+        }
+        if args.logprobs is not None:
+            each = [piece.logprobs for piece in tokens if piece.logprobs is not None]
+            found["logprobs"] = [{"logprob": x.logprob, "top": x.top} for x in each]
+        print(json.dumps(found, ensure_ascii=False))
+
+
+def prompt_of(
+    model: LocalModel, args: argparse.Namespace, conversation: list[dict[str, Any]], raw: str
+) -> Prompt:
+    """The prompt of a conversation, or with --raw of the text alone."""
+    if args.raw:
+        return model.prompt(raw)
+    options = {} if args.think is None else {"enable_thinking": args.think}
+    return model.prompt(conversation, adapters=args.chosen, **options)
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Sampling parameters of the options; the model's generation config holds for the rest."""
     names = "max_tokens temperature top_k top_p min_p repetition_penalty seed".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return {**model.suggested, **given, "stop": tuple(args.stop)}
+    return {**given, "stop": tuple(args.stop)}

@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
-    from ostro.entrypoints.tasks import Tasks
 
     if args.output.suffix.lower() not in SUFFIXES:
         raise UsageError(
@@ -53,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.text == "-" else args.text
     options = {name: getattr(args, name) for name in OPTIONS}
     with open_model(replace(settings(args), task="speak"), args.plugin) as model:
-        assert isinstance(model, Tasks)
         model.pipeline("speak").check_format(args.output.suffix[1:].lower())
         with bar() as report:
             sound = model.speak(text, progress=report, **options)

@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
-    from ostro.entrypoints.tasks import Tasks
 
     if args.output is not None and len(args.files) > 1:
         raise UsageError("--output supports one FILE; remove it, or give one FILE")
@@ -65,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
         "follow": args.follow,
     }
     with open_model(replace(settings(args), task="transcribe"), args.plugin) as model:
-        assert isinstance(model, Tasks)
         for file in args.files:
             text = model.transcribe(file, **options).format(form)
             if args.output is not None:

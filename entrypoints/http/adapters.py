@@ -10,7 +10,7 @@ from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import AdapterError, AdapterNameRefused, RequestError
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.messages import AdapterInfo
-from ostro.core.text import AdapterChoice, ModelTarget
+from ostro.core.pipeline import AdapterChoice, ModelTarget
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from ostro.core.errors import (
 )
 from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.paths import resolve_path
-from ostro.core.text import parse
+from ostro.core.pipeline import parse
 from ostro.entrypoints.http.adapters import chosen
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import body, respond

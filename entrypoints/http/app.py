@@ -17,6 +17,7 @@ from starlette.routing import Route
 from ostro.core.errors import EngineDied
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import resolve
 from ostro.entrypoints.http import admin, audio, images, metrics, openai, speech, vectors
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.budget import BodyBudget
@@ -97,6 +98,7 @@ def make_app(
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False
     app.state.service, app.state.admin = service, guard
+    app.state.text = resolve(plugins.get("pipelines", "text").pipeline)
     return app
 
 

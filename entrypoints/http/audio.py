@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported, nearest
-from ostro.core.text import ModelTarget, parse
+from ostro.core.pipeline import ModelTarget, parse
 from ostro.entrypoints.http.body import check_values, read_form
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.http.shapes import adapter_headers, adapters

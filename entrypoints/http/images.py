@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.text import ModelTarget, parse
+from ostro.core.pipeline import ModelTarget, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service

@@ -15,14 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import Unsupported
-from ostro.core.text import (
+from ostro.core.pipeline import (
     Answer,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
     StreamOptions,
     TextDelta,
     TextPipeline,
+    TextRequest,
     parse,
 )
 from ostro.entrypoints.http import shapes
@@ -40,7 +38,7 @@ Piece = Callable[[TextDelta, bool], dict[str, Any]]
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body()), ChatRequest)
+    asked = parse(await read_json(request, service.max_body()), schema_of(request).chat_request)
     if asked.stream and asked.prompt_logprobs is not None:
         raise Unsupported("prompt_logprobs is not supported with stream", param="prompt_logprobs")
     admitted = service.admit(asked)
@@ -51,35 +49,42 @@ async def chat(request: Request) -> Response:
     head = heading(request, "chatcmpl", "chat.completion", admitted.name)
     if asked.stream:
         head["object"] += ".chunk"
-        piece = partial(shapes.chat_piece, spell=text.spell)
+        piece = partial(shapes.chat_piece, spell=text.token_text)
         return EventStream(chunks(answer, asked, head, lambda d, first: piece(d, first=first)))
     deltas = await while_there(request, gather(answer))
     content = {
         **head,
-        "choices": [shapes.chat_choice(delta, text.spell) for delta in deltas],
+        "choices": [shapes.chat_choice(delta, text.token_text) for delta in deltas],
         "usage": shapes.usage(answer.usage),
         **shapes.adapters(answer.generations),
     }
     if (known := deltas[0].prompt_logprobs) is not None:
-        content["prompt_logprobs"] = shapes.prompt_logprobs(known, text.spell)
+        content["prompt_logprobs"] = shapes.prompt_logprobs(known, text.token_text)
     return respond(200, content)
 
 
 async def completions(request: Request) -> Response:
     """POST /v1/completions"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body(MAX_PROMPTS)), CompletionRequest)
+    body = await read_json(request, service.max_body(MAX_PROMPTS))
+    asked = parse(body, schema_of(request).completion_request)
     admitted = service.admit(asked)
     text: TextPipeline = admitted.pipeline
     answer = await while_there(request, text.complete(asked, adapters=admitted.adapters))
     head = heading(request, "cmpl", "text_completion", admitted.name)
     if asked.stream:
-        piece = partial(shapes.completion_choice, spell=text.spell)
+        piece = partial(shapes.completion_choice, spell=text.token_text)
         return EventStream(chunks(answer, asked, head, lambda delta, _: piece(delta)))
     deltas = await while_there(request, gather(answer))
-    choices = [shapes.completion_choice(delta, text.spell) for delta in deltas]
+    choices = [shapes.completion_choice(delta, text.token_text) for delta in deltas]
     extra = {"usage": shapes.usage(answer.usage), **shapes.adapters(answer.generations)}
     return respond(200, {**head, "choices": choices, **extra})
+
+
+def schema_of(request: Request) -> type[TextPipeline]:
+    """The text pipeline's class, which has the types of its requests before a model is loaded."""
+    schema: type[TextPipeline] = request.app.state.text
+    return schema
 
 
 async def models(request: Request) -> Response:
@@ -148,7 +153,7 @@ async def gather(answer: Answer) -> list[TextDelta]:
 
 
 async def chunks(
-    answer: Answer, asked: GenerationRequest, head: dict[str, Any], piece: Piece
+    answer: Answer, asked: TextRequest, head: dict[str, Any], piece: Piece
 ) -> AsyncGenerator[bytes, None]:
     """An answer as server-sent events: one per delta, the usage if requested, and [DONE].
 

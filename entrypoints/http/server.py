@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 import uvicorn
 from starlette.applications import Starlette
 
-from ostro.core.errors import EngineDied, Overloaded, UsageError
+from ostro.core.errors import EngineDied, Overloaded, TemplateError, UsageError
 from ostro.core.ipc.client import PATIENCE
 from ostro.core.ipc.process import ENGINE, ProcessEngine
+from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings
-from ostro.core.served import Served
-from ostro.entrypoints.found import Found, find, name_of, pipelines_of
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import Protocol, listen, url_of
 from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.open import find_model, make_pipelines, name_of
 
 log = logging.getLogger(__name__)
 QUEUE = 32
@@ -93,8 +93,7 @@ class Server:
         self.engine = ProcessEngine(
             settings, plugin_paths=options.plugin_paths, engine=options.engine
         )
-        self.found: list[Found] = []
-        self.served: list[Served] = []
+        self.models: list[ServedModel] = []
         self.stop = asyncio.Event()
         self.stopped_at = 0.0
         self.forced: int | None = None
@@ -128,8 +127,8 @@ class Server:
         try:
             return await self.watch()
         finally:
-            for served in self.served:
-                served.close()
+            for model in self.models:
+                model.close()
             self.web.should_exit = True
             if self.forced is None:
                 await web
@@ -174,17 +173,16 @@ class Server:
     async def load(self) -> None:
         """Make ready what both processes need; ours are words, the child's are weights."""
         asked = [self.settings, *(beside(self.settings, other) for other in self.options.also)]
-        self.found = [await in_thread(partial(find, each, self.plugins)) for each in asked]
-        info = await self.engine.load([found.load for found in self.found])
+        found = [await in_thread(partial(find_ready, each, self.plugins)) for each in asked]
+        info = await self.engine.load([model.load for model in found])
         self.service.takes_media = any(
-            "text" in found.tasks and found.architecture.inputs is not None for found in self.found
+            "text" in model.tasks and model.architecture.inputs is not None for model in found
         )
         await self.service.learn()
-        for found in self.found:
-            served = found.served(self.engine, info.models[found.name])
-            self.served.append(served)
-            pipelines = pipelines_of(served, found.tasks, self.plugins)
-            self.service.models[found.name] = pipelines
+        self.models = [model.ready(info.models[model.name]) for model in found]
+        for model in self.models:
+            pipelines = make_pipelines(model, self.engine, self.plugins)
+            self.service.models[model.name] = pipelines
         if self.settings.explain:
             print("\n".join(info.explain), file=sys.stderr)
         url, seconds = url_of(self.listener), time.perf_counter() - self.start
@@ -205,7 +203,7 @@ class Server:
         """Start another child in the place of one that died."""
         self.service.behind = True
         self.engine.spawn()
-        await self.engine.load([found.load for found in self.found])
+        await self.engine.load([model.load for model in self.models])
         await self.service.restore()
 
     @contextlib.contextmanager
@@ -244,6 +242,15 @@ class Server:
         if self.forced is None:
             await self.engine.close()
         return self.forced or 0
+
+
+def find_ready(settings: Settings, plugins: PluginManager) -> ServedModel:
+    """Find a model and start the process that renders its template, before the first request."""
+    model = find_model(settings, plugins)
+    if model.template is not None:
+        with contextlib.suppress(TemplateError):
+            model.template.render([{"role": "user", "content": "hello"}])
+    return model
 
 
 class Web(uvicorn.Server):

@@ -11,7 +11,7 @@ from typing import Any
 from ostro.core.engine.request import DEFAULT, AdapterRef
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, nearest
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.text import ModelTarget
+from ostro.core.pipeline import ModelTarget
 from ostro.entrypoints.http.adapters import Adapters, wanted_of
 from ostro.entrypoints.http.body import MAX_BYTES
 

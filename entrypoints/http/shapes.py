@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostro.core.engine.request import TokenLogprobs
-from ostro.core.text import TextDelta, Usage
+from ostro.core.pipeline import TextDelta, Usage
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""

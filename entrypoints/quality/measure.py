@@ -21,8 +21,7 @@ from ostro.core.load.open import find
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import Step
-from ostro.entrypoints.found import name_of
-from ostro.entrypoints.python import open_tokenizer
+from ostro.entrypoints.open import name_of, open_tokenizer
 from ostro.entrypoints.quality.figures import (
     Quality,
     QualityReport,

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         TensorInfo,
     )
     from ostro.core.step import Features, Medium, Step
-    from ostro.entrypoints.python import load, tokenizer
+    from ostro.entrypoints.python import LocalModel, load, tokenizer
     from ostro.plugins import conformance as testing
 
 _MODULES = ("config", "errors", "native", "nn", "ops", "testing")
@@ -76,7 +76,7 @@ _NAMES = {
     "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
     "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings TensorInfo",
     "ostro.core.step": "Features Medium Step",
-    "ostro.entrypoints.python": "load tokenizer",
+    "ostro.entrypoints.python": "LocalModel load tokenizer",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -108,6 +108,7 @@ __all__ = [
     "Item",
     "JobRequest",
     "Kernel",
+    "LocalModel",
     "LogitsProcessor",
     "LowRank",
     "Medium",

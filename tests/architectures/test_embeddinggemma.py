@@ -23,7 +23,7 @@ from ostro.core.load.open import open_container
 from ostro.core.load.pooling import read_pooling
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.entrypoints.tasks import Tasks
+from ostro.entrypoints.python import LocalModel
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, deviation, reinitialise, subject
 
@@ -143,7 +143,7 @@ def test_vectors_of_a_folder(
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
     describe(tmp_path, *layers)
     with ostro.load(tmp_path, dtype="float32", device="cpu", exact=True) as model:
-        assert isinstance(model, Tasks) and model.tokenizer is not None
+        assert isinstance(model, LocalModel) and model.tokenizer is not None
         vectors = torch.as_tensor(model.embed(TEXTS, prompt=prompt))
         tokens = [model.tokenizer.encode(PROMPTS.get(prompt or "", "") + text) for text in TEXTS]
     for ids, vector in zip(tokens, vectors, strict=True):

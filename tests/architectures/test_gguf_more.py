@@ -19,7 +19,7 @@ from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
-from ostro.entrypoints.tasks import Tasks
+from ostro.entrypoints.python import LocalModel
 from ostro.plugins.conformance.parity import BAR, SMALL, STD, deviation, subject
 
 
@@ -328,7 +328,7 @@ def test_a_file_of_bert_makes_vectors(plugins: PluginManager, tmp_path: Path) ->
         with ostro.load(
             tmp_path / "model.gguf", dtype="float32", device="cpu", exact=True
         ) as model:
-            assert isinstance(model, Tasks)
+            assert isinstance(model, LocalModel)
             vector = torch.as_tensor(model.embed("Hello cats"))[0]
         mean = tiny.reference(torch.tensor([[101, 1, 2, 3, 102]])).last_hidden_state[0].mean(0)
         torch.testing.assert_close(vector, mean / mean.norm(), atol=1e-5, rtol=0)

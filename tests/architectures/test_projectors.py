@@ -20,7 +20,7 @@ from ostro.core.media import Inputs
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
 from ostro.entrypoints.cli.quantize import write as quantize
-from ostro.entrypoints.found import find
+from ostro.entrypoints.open import find_model
 from ostro.plugins.conformance.examples import Example, pixels
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
@@ -214,8 +214,8 @@ def test_the_server_knows_what_the_engine_knows(
     loaded = load(file, plugins)
     examples(sighted, dict(loaded.raw_config))  # which write a tokenizer
     words = str(sighted.folder / "tokenizer.json")
-    found = find(Settings(reference=str(tmp_path), tokenizer=words), plugins)
-    assert (found.architecture.name, found.raw) == ("qwen3_vl", loaded.raw_config)
+    found = find_model(Settings(reference=str(tmp_path), tokenizer=words), plugins)
+    assert (found.architecture.name, found.raw_config) == ("qwen3_vl", loaded.raw_config)
 
 
 def test_a_pair_is_not_written_as_one_file(

@@ -115,19 +115,18 @@ import resource, sys, asyncio
 from pathlib import Path
 sys.path.append(sys.argv[1])
 from echo.engine import EchoEngine
-from echo.model import make_model
-from ostro.core.chat import load_template
+from echo.model import make_model, served_echo
 from ostro.core.ipc.client import ThreadEngine
 from ostro.core.errors import ContextLengthExceeded
-from ostro.core.text import ChatRequest, CompletionRequest, Message
 from ostro.core.tokenizer import load_tokenizer
 from ostro.plugins.pipelines.text.pipeline import Text
+from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, Message
 
 async def main():
     tokenizer = load_tokenizer(make_model(Path(sys.argv[2])))
     engine = ThreadEngine(lambda report: EchoEngine())
     await engine.start()
-    text = Text(engine, tokenizer, load_template(tokenizer), name="echo", context=4096, vocab=258)
+    text = Text(served_echo(tokenizer, context=4096, vocab=258), engine)
     resource.setrlimit(resource.RLIMIT_AS, (1200 << 20, 1200 << 20))
     prompt = "word " * 10_000_000
     for work in (

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from ostro.core.chat import load_template
+from ostro.core.pipeline import ServedModel
+from ostro.core.records import Architecture, Settings
+from ostro.core.tokenizer import Tokenizer as OstroTokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 START_ID, END_ID = 256, 257
@@ -33,6 +39,20 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in (START, END)])
     return tokenizer
+
+
+def served_echo(tokenizer: OstroTokenizer, **fields: Any) -> ServedModel:
+    """The model "echo" as pipelines see it, with a chat template unless `fields` say otherwise."""
+    if "template" not in fields:
+        fields["template"] = load_template(tokenizer)
+    return ServedModel(
+        settings=Settings(),
+        path=Path("echo"),
+        name="echo",
+        architecture=Architecture(name="echo", api=(0, 1), config="", model=""),
+        tokenizer=tokenizer,
+        **fields,
+    )
 
 
 def make_model(folder: Path, *, template: str | None = TEMPLATE) -> Path:

@@ -17,7 +17,7 @@ import ostro
 from ostro.core.engine.request import Sampling
 from ostro.core.errors import ContextLengthExceeded, RequestError, TokenizerError, UsageError
 from ostro.core.records import Settings
-from ostro.entrypoints.python import Text, load_text
+from ostro.entrypoints.python import LocalModel, load_text
 from ostro.plugins.conformance.parity import BAR, deviation
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -30,7 +30,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tiny: Path) -> Iterator[Text]:
+def model(tiny: Path) -> Iterator[LocalModel]:
     with ostro.load(tiny, dtype=torch.float32) as loaded:
         yield loaded
 
@@ -55,7 +55,7 @@ def continued(truth: Any, prompt: list[int], count: int) -> list[int]:
 
 
 @torch.inference_mode()
-def test_logits_are_those_of_transformers(model: Text, truth: Any) -> None:
+def test_logits_are_those_of_transformers(model: LocalModel, truth: Any) -> None:
     tokens = model.encode("the time of the year and the way of the people") * 6
     logits = model.logits(tokens)
     assert logits.shape == (len(tokens), 320) and logits.dtype == torch.float32
@@ -63,7 +63,7 @@ def test_logits_are_those_of_transformers(model: Text, truth: Any) -> None:
     assert model.engine.stats().blocks_used == 0
 
 
-def test_an_answer_is_that_of_transformers(model: Text, truth: Any) -> None:
+def test_an_answer_is_that_of_transformers(model: LocalModel, truth: Any) -> None:
     tokens = model.encode("good morning")
     wanted = model.tokenizer.decode(continued(truth, tokens, 12))
     assert model.generate("good morning", **GREEDY) == wanted
@@ -71,7 +71,7 @@ def test_an_answer_is_that_of_transformers(model: Text, truth: Any) -> None:
     assert model.generate(tuple(np.array(tokens)), **GREEDY) == wanted
 
 
-def test_messages_go_through_the_template(model: Text, truth: Any) -> None:
+def test_messages_go_through_the_template(model: LocalModel, truth: Any) -> None:
     text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     tokens = model.tokenizer.encode(text, parse_special=True)
     assert model.encode(HELLO) == tokens
@@ -79,7 +79,7 @@ def test_messages_go_through_the_template(model: Text, truth: Any) -> None:
     assert model.generate(HELLO, **GREEDY) == wanted != model.generate("hello", **GREEDY)
 
 
-def test_a_stream_has_one_item_per_token(model: Text, truth: Any) -> None:
+def test_a_stream_has_one_item_per_token(model: LocalModel, truth: Any) -> None:
     *pieces, last = model.stream("hello", **GREEDY)
     assert [p.token for p in pieces] == continued(truth, model.encode("hello"), 12)
     assert (last.token, last.finish) == (None, "length")
@@ -87,7 +87,7 @@ def test_a_stream_has_one_item_per_token(model: Text, truth: Any) -> None:
     assert "".join(p.text for p in (*pieces, last)) == model.generate("hello", **GREEDY)
 
 
-def test_a_stream_can_carry_logprobs(model: Text) -> None:
+def test_a_stream_can_carry_logprobs(model: LocalModel) -> None:
     prompt = model.encode("hello")
     *pieces, _ = model.stream(prompt, logprobs=2, **GREEDY)
     tokens = [piece.token for piece in pieces]
@@ -99,7 +99,7 @@ def test_a_stream_can_carry_logprobs(model: Text) -> None:
         assert len(piece.logprobs.top) == 2
 
 
-def test_leaving_a_stream_frees_its_blocks(model: Text) -> None:
+def test_leaving_a_stream_frees_its_blocks(model: LocalModel) -> None:
     stream = model.stream("hello", max_tokens=500, ignore_eos=True)
     for _ in range(3):
         next(stream)
@@ -108,11 +108,11 @@ def test_leaving_a_stream_frees_its_blocks(model: Text) -> None:
     assert model.engine.stats().blocks_used == 0 and not model.engine.live
     for _ in model.stream("hello", max_tokens=500, ignore_eos=True):
         break
-    assert not model.engine.live and not model.waiting
+    assert not model.engine.live and not model.local.received
     assert model.generate("hello", **GREEDY) == model.generate("hello", **GREEDY)
 
 
-def test_streams_may_run_at_once(model: Text) -> None:
+def test_streams_may_run_at_once(model: LocalModel) -> None:
     prompts = ["hello", "good morning", "the time of the year"]
     alone = [model.generate(prompt, **GREEDY) for prompt in prompts]
     streams = [model.stream(prompt, **GREEDY) for prompt in prompts]
@@ -126,7 +126,7 @@ def test_streams_may_run_at_once(model: Text) -> None:
     assert len([piece for piece in second if piece.token is not None]) == 11
 
 
-def test_a_stop_string_ends_an_answer_and_stays_out(model: Text) -> None:
+def test_a_stop_string_ends_an_answer_and_stays_out(model: LocalModel) -> None:
     whole = model.generate("hello", **GREEDY)
     stop = whole[5:7]
     for given in (stop, [stop], ("never said", stop)):
@@ -138,13 +138,13 @@ def test_a_stop_string_ends_an_answer_and_stays_out(model: Text) -> None:
     assert least == whole, "a stop string counts after min_tokens only"
 
 
-def test_an_end_of_text_is_not_said(tiny: Path, model: Text) -> None:
+def test_an_end_of_text_is_not_said(tiny: Path, model: LocalModel) -> None:
     end = [p.token for p in model.stream("hello", **GREEDY)][3]
     *pieces, last = model.stream("hello", stop_ids=[end], **GREEDY)
     assert len(pieces) == 3 and last.finish == "stop"
 
 
-def test_sampling_is_refused_by_name(model: Text) -> None:
+def test_sampling_is_refused_by_name(model: LocalModel) -> None:
     good = model.generate("hello", **GREEDY)
     with pytest.raises(UsageError, match=r"no sampling parameter heat; there are temperature, top"):
         model.generate("hello", heat=1)
@@ -152,8 +152,8 @@ def test_sampling_is_refused_by_name(model: Text) -> None:
         model.generate("hello", temperature="hot")
     with pytest.raises(UsageError, match=r"stop"):
         model.generate("hello", stop=5)
-    with pytest.raises(UsageError, match=r"n=2"):
-        model.generate("hello", n=2)
+    with pytest.raises(RequestError, match=r"n=0 is not within 1..64"):
+        model.generate("hello", n=0)
     with pytest.raises(UsageError, match=r"prompt_logprobs"):
         model.generate("hello", prompt_logprobs=1)
     with pytest.raises(RequestError, match=r"top_p=1.5 is not within 0..1"):
@@ -161,7 +161,22 @@ def test_sampling_is_refused_by_name(model: Text) -> None:
     assert model.generate("hello", **GREEDY) == good
 
 
-def test_every_sampling_parameter_has_its_name(model: Text) -> None:
+def test_several_answers_come_from_one_prompt(model: LocalModel) -> None:
+    rules = {"temperature": 2, "max_tokens": 8, "seed": 5}
+    first, second = model.generate("hello", n=2, **rules)
+    assert first == model.generate("hello", **rules) != second
+    assert second == model.generate("hello", **{**rules, "seed": 6})
+    assert model.generate("hello", n=1, **rules) == [first]
+    stop = second[3:5]
+    pieces = list(model.stream("hello", n=2, stop=stop, **rules))
+    texts = ["".join(p.text for p in pieces if p.index == i) for i in (0, 1)]
+    assert texts[1] == second[: second.index(stop)]
+    ends = {p.index: p.finish for p in pieces if p.finish}
+    assert len([p for p in pieces if p.finish]) == 2 and ends[1] == "stop"
+    assert not model.engine.live
+
+
+def test_every_sampling_parameter_has_its_name(model: LocalModel) -> None:
     neutral = Sampling(temperature=0, max_tokens=3)
     skipped = {"n", "prompt_logprobs"}
     given = {f: getattr(neutral, f) for f in Sampling.__struct_fields__ if f not in skipped}
@@ -188,7 +203,7 @@ def test_every_sampling_parameter_has_its_name(model: Text) -> None:
     ],
 )
 def test_a_prompt_that_is_none(
-    model: Text, prompt: Any, error: type[Exception], message: str
+    model: LocalModel, prompt: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         model.generate(prompt, **GREEDY)
@@ -233,7 +248,7 @@ def test_a_context_is_filled_to_its_last_token(tiny: Path) -> None:
             model.logits([5] * 21)
 
 
-def test_the_captured_loop_works_here(model: Text, tiny: Path) -> None:
+def test_the_captured_loop_works_here(model: LocalModel, tiny: Path) -> None:
     with ostro.load(tiny, replay=True, max_seqs=2) as captured:
         assert captured.generate("hello", **GREEDY) == model.generate("hello", **GREEDY)
 
@@ -252,7 +267,7 @@ def test_weights_are_brought_to_other_formats_at_run_time(
         whole = model.generate("hello", **asked)
         stream = model.stream("hello", **asked)
         next(stream)
-        with pytest.raises(UsageError, match="let it end"):
+        with pytest.raises(UsageError, match="a stream is open"):
             model.requantize("q2k")
         stream.close()
         with pytest.raises(UsageError, match="no installed format"):
@@ -297,7 +312,7 @@ def test_a_closed_model_says_so(tiny: Path) -> None:
         assert again.logits([1]).isfinite().all()
 
 
-def test_a_gguf_file_says_the_same(model: Text, tmp_path: Path) -> None:
+def test_a_gguf_file_says_the_same(model: LocalModel, tmp_path: Path) -> None:
     with ostro.load(make_gguf(tmp_path / "tiny.gguf"), dtype="float32") as other:
         assert other.generate(HELLO, **GREEDY) == model.generate(HELLO, **GREEDY)
         tokens = model.encode("hello world")

@@ -16,7 +16,7 @@ from tiny.vision import answer, make_vision
 
 import ostro
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError
-from ostro.entrypoints.python import Text
+from ostro.entrypoints.python import LocalModel
 
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 PROMPT = f"<|im_start|>user\n{SEEN}hello<|im_end|>\n<|im_start|>assistant\n"
@@ -29,9 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Iterator[Text]:
+def model(folder: Path) -> Iterator[LocalModel]:
     with ostro.load(folder, dtype="float32") as made:
-        assert isinstance(made, Text)
+        assert isinstance(made, LocalModel)
         yield made
 
 
@@ -42,12 +42,12 @@ def turned(image: Image.Image) -> Image.Image:
     return Image.open(BytesIO(saved(image.transpose(Image.Transpose.ROTATE_90), exif=exif)))
 
 
-def ask(model: Text, *parts: Any, **sampling: Any) -> str:
+def ask(model: LocalModel, *parts: Any, **sampling: Any) -> str:
     greedy = {"temperature": 0, "max_tokens": 12, **sampling}
     return model.generate([asked(*parts)], **greedy)
 
 
-def test_an_image_in_any_form(model: Text, tmp_path: Path) -> None:
+def test_an_image_in_any_form(model: LocalModel, tmp_path: Path) -> None:
     path, data = tmp_path / "a.png", saved(WIDE)
     path.write_bytes(data)
     expected = answer(model, PROMPT, np.asarray(WIDE))
@@ -67,7 +67,7 @@ def test_an_image_in_any_form(model: Text, tmp_path: Path) -> None:
         assert ask(model, form, "hello") == expected, form.keys()
 
 
-def test_images_keep_their_order(model: Text) -> None:
+def test_images_keep_their_order(model: LocalModel) -> None:
     parts = [{"type": "image", "image": each} for each in (WIDE, LARGE)]
     prompt = PROMPT.replace(SEEN, SEEN + SEEN)
     there = ask(model, *parts, "hello")
@@ -75,14 +75,14 @@ def test_images_keep_their_order(model: Text) -> None:
     assert ask(model, *reversed(parts), "hello") != there
 
 
-def test_a_video_is_its_frames(model: Text) -> None:
+def test_a_video_is_its_frames(model: LocalModel) -> None:
     frames = np.stack([np.asarray(picture(i, 24, 16)) for i in range(6)])
     tokens = model.encode([asked({"type": "video", "video": frames}, "hello")])
     assert tokens.count(model.tokenizer.id("<|video_pad|>")) % 3 == 0
     assert ask(model, {"type": "video", "video": frames}, "hello")
 
 
-def test_logits_and_streams_see_it_too(model: Text) -> None:
+def test_logits_and_streams_see_it_too(model: LocalModel) -> None:
     message = [asked({"type": "image", "image": LARGE}, "hello")]
     prompt = model.prompt(message)
     logits = model.logits(message)
@@ -93,7 +93,7 @@ def test_logits_and_streams_see_it_too(model: Text) -> None:
     assert not logits[-1].allclose(model.logits(other)[-1])
 
 
-def test_text_that_looks_like_a_place_is_text(model: Text) -> None:
+def test_text_that_looks_like_a_place_is_text(model: LocalModel) -> None:
     words = f"a {SEEN} b <|image_pad|>"
     prompt = model.prompt([asked(words, shown(WIDE), words)])
     assert len(prompt.items) == 1 and prompt.items[0].rows == 15
@@ -122,14 +122,14 @@ BAD: list[tuple[dict[str, Any], type[OstroError], str]] = [
 
 @pytest.mark.parametrize(("part", "kind", "said"), BAD, ids=lambda x: str(x)[:30])
 def test_bad_then_good(
-    model: Text, part: dict[str, Any], kind: type[OstroError], said: str
+    model: LocalModel, part: dict[str, Any], kind: type[OstroError], said: str
 ) -> None:
     with pytest.raises(kind, match=said):
         ask(model, part, "hello")
     assert ask(model, shown(WIDE), "hello") == answer(model, PROMPT, np.asarray(WIDE))
 
 
-def test_too_many(model: Text) -> None:
+def test_too_many(model: LocalModel) -> None:
     with pytest.raises(RequestError, match="65 media in one request"):
         ask(model, *[{"type": "image", "image": WIDE}] * 65)
 

@@ -16,22 +16,22 @@ from tiny.trained import train
 
 import ostro
 from ostro.core.errors import AdapterNotFound, ContextLengthExceeded, RequestError, UsageError
-from ostro.entrypoints.tasks import Tasks
+from ostro.entrypoints.python import LocalModel
 
 TEXTS = ["hello world", "a", "hello hello hello world"]
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tasks, Any]]:
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalModel, Any]]:
     folder = tmp_path_factory.mktemp("models") / "bert"
     reference = make_bert(folder, "BertModel")
     with ostro.load(folder, dtype="float32") as model:
-        assert isinstance(model, Tasks)
+        assert isinstance(model, LocalModel)
         yield model, reference
 
 
 @torch.inference_mode()
-def test_vectors_are_the_normed_means(bert: tuple[Tasks, Any]) -> None:
+def test_vectors_are_the_normed_means(bert: tuple[LocalModel, Any]) -> None:
     model, reference = bert
     vectors = model.embed(TEXTS)
     for text, vector in zip(TEXTS, vectors, strict=True):
@@ -41,7 +41,7 @@ def test_vectors_are_the_normed_means(bert: tuple[Tasks, Any]) -> None:
     torch.testing.assert_close(model.embed("a"), vectors[1:2], atol=1e-5, rtol=0)
 
 
-def test_many_inputs_take_several_steps(bert: tuple[Tasks, Any]) -> None:
+def test_many_inputs_take_several_steps(bert: tuple[LocalModel, Any]) -> None:
     model, _ = bert
     many = [f"hello {'world ' * (i % 7)}" for i in range(200)]
     torch.testing.assert_close(
@@ -49,7 +49,7 @@ def test_many_inputs_take_several_steps(bert: tuple[Tasks, Any]) -> None:
     )
 
 
-def test_fewer_dimensions(bert: tuple[Tasks, Any]) -> None:
+def test_fewer_dimensions(bert: tuple[LocalModel, Any]) -> None:
     model, _ = bert
     whole, short = model.embed("hello"), model.embed("hello", dimensions=5)
     torch.testing.assert_close(short, whole[:, :5] / whole[:, :5].norm())
@@ -67,7 +67,7 @@ def test_a_prompt_of_the_model_goes_before(tmp_path: Path) -> None:
         assert not torch.allclose(plain, model.embed("world"))
 
 
-def test_what_cannot_run_is_refused(bert: tuple[Tasks, Any]) -> None:
+def test_what_cannot_run_is_refused(bert: tuple[LocalModel, Any]) -> None:
     model, _ = bert
     with pytest.raises(RequestError, match="no input"):
         model.embed([])
@@ -98,7 +98,7 @@ def test_documents_are_ranked_by_their_scores(tmp_path: Path) -> None:
             assert item.score == pytest.approx(float(score), abs=1e-5)
 
 
-def test_adapters_are_asked_for(bert: tuple[Tasks, Any], tmp_path: Path) -> None:
+def test_adapters_are_asked_for(bert: tuple[LocalModel, Any], tmp_path: Path) -> None:
     """Of every task: those that nobody knows are missed."""
     make_bert(tmp_path / "ranker", "BertForSequenceClassification", num_labels=1)
     with pytest.raises(AdapterNotFound, match="'nobody'"):
@@ -161,11 +161,11 @@ def test_a_decoder_gives_the_state_of_the_last_token(tmp_path: Path) -> None:
             ids = torch.tensor([model.tokenizer.encode(text)])
             last = reference.model(ids).last_hidden_state[0, -1]
             torch.testing.assert_close(vector, last / last.norm(), atol=1e-4, rtol=0)
-        stats = model.wait(model.engine.stats())
+        stats = model.models.stats()
         assert not stats.cache_bytes, "every block is given back"
     (folder / "modules.json").write_text(json.dumps([]))
     with ostro.load(folder) as model:
-        assert isinstance(model, Tasks), "a folder of sentence-transformers makes vectors"
+        assert isinstance(model, LocalModel), "a folder of sentence-transformers makes vectors"
 
 
 @torch.inference_mode()

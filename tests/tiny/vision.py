@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from ostro import Array
 from ostro.architectures.qwen2_5_vl import TEXT, TOWER, shape
-from ostro.entrypoints.python import Text
+from ostro.entrypoints.python import LocalModel
 from ostro.plugins.conformance.parity import reinitialise
 from tiny.model import make_tokenizer
 
@@ -55,7 +55,7 @@ def make_vision(folder: Path, **sees: Any) -> Path:
     return folder
 
 
-def answer(model: Text, text: str, *pixels: np.ndarray[Any, Any], count: int = 12) -> str:
+def answer(model: LocalModel, text: str, *pixels: np.ndarray[Any, Any], count: int = 12) -> str:
     """What a model says after a text with placeholders, token by token from its logits alone.
 
     `pixels` are images [h, w, 3], or videos [f, h, w, 3] of ten frames per second.

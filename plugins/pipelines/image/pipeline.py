@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from ostro.core.engine.request import AdapterRef, JobRequest
 from ostro.core.errors import RequestError
+from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media import Array, Inputs
+from ostro.core.pipeline import ServedModel
 from ostro.core.records import resolve
-from ostro.core.served import Served
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,20 +72,16 @@ class Progress:
 class Images:
     """Draws with one model. Makes its requests outside of the event loop."""
 
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.name = served.name
-
-    @classmethod
-    def of(cls, served: Served) -> Images:
-        """The pipeline of a served model."""
-        return cls(served)
+    def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
+        self.model, self.engine, self.name = model, engine, model.name
 
     @cached_property
     def inputs(self) -> Inputs:
         """What turns prompts into what the model reads."""
-        assert self.served.architecture.inputs is not None, "a model that draws has inputs"
-        made: Inputs = resolve(self.served.architecture.inputs)(self.served.raw, self.served.path)
+        assert self.model.architecture.inputs is not None, "a model that draws has inputs"
+        made: Inputs = resolve(self.model.architecture.inputs)(
+            self.model.raw_config, self.model.path
+        )
         return made
 
     async def draw(
@@ -135,7 +132,7 @@ class Images:
             raise RequestError(f"drawing: {error}") from None
         request = await asyncio.to_thread(self.prepare, prompt, asked, image)
         request = replace(request, adapters=tuple(adapters))
-        async with aclosing(self.served.engine.work(request)) as outputs:
+        async with aclosing(self.engine.work(request)) as outputs:
             async for output in outputs:
                 final = output.finish == "stop"
                 images = [] if "images" not in output.arrays else pictures(output.arrays["images"])
@@ -158,9 +155,7 @@ class Images:
         values = self.inputs.drawing(prompt, asked.second_prompt, given)
         values |= {"seeds": [seed + i for i in range(asked.n)], "previews": asked.previews}
         arrays = {} if image is None else {"image": Array.of(pixels_of(image, values))}
-        return JobRequest(
-            id=secrets.token_hex(12), model=self.served.model, values=values, arrays=arrays
-        )
+        return JobRequest(id=secrets.token_hex(12), model=self.name, values=values, arrays=arrays)
 
 
 def pictures(array: Array) -> list[Image]:

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from ostro.core.engine.request import AdapterRef, JobOutput, JobRequest
 from ostro.core.errors import RequestError, Unsupported
+from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media import Inputs
+from ostro.core.pipeline import ServedModel
 from ostro.core.records import resolve
-from ostro.core.served import Served
 from ostro.plugins.pipelines.speech.sound import Sound, check_format
 
 MAX_TEXT = 4096
@@ -25,20 +26,16 @@ MAX_TEXT = 4096
 class Speech:
     """Speaks with one model. Makes its requests outside of the event loop."""
 
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.name = served.name
-
-    @classmethod
-    def of(cls, served: Served) -> Speech:
-        """The pipeline of a served model."""
-        return cls(served)
+    def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
+        self.model, self.engine, self.name = model, engine, model.name
 
     @cached_property
     def inputs(self) -> Inputs:
         """What turns texts into what the model reads."""
-        assert self.served.architecture.inputs is not None, "a model that speaks has inputs"
-        made: Inputs = resolve(self.served.architecture.inputs)(self.served.raw, self.served.path)
+        assert self.model.architecture.inputs is not None, "a model that speaks has inputs"
+        made: Inputs = resolve(self.model.architecture.inputs)(
+            self.model.raw_config, self.model.path
+        )
         return made
 
     @staticmethod
@@ -80,7 +77,7 @@ class Speech:
         request = await asyncio.to_thread(self.prepare, text, voice, seed, given)
         request = replace(request, adapters=tuple(adapters))
         last = JobOutput(id=request.id)
-        async with aclosing(self.served.engine.work(request)) as outputs:
+        async with aclosing(self.engine.work(request)) as outputs:
             async for last in outputs:
                 if progress is not None:
                     progress(last.done, last.total)
@@ -102,7 +99,7 @@ class Speech:
             raise RequestError(f"seed={seed!r:.40} is not within 0..{2**63 - 1}", param="seed")
         asked = {name: number(name, x) for name, x in given.items() if x is not None}
         values = {**self.inputs.speech(text, voice, asked), "seed": seed}
-        return JobRequest(id=secrets.token_hex(12), model=self.served.model, values=values)
+        return JobRequest(id=secrets.token_hex(12), model=self.name, values=values)
 
 
 def number(name: str, value: float) -> float:

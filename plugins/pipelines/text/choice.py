@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostro.core.engine.request import Finish, TokenLogprobs, TokenOutput
-from ostro.core.text import TextDelta
+from ostro.core.pipeline import TextDelta
 from ostro.core.tokenizer import Detokenizer
 from ostro.core.tokenizer.stop import Stop
 
-Told = tuple[int, int, TokenLogprobs | None]
+Entry = tuple[int, int, TokenLogprobs | None]
 """Where a token's text starts, the token, and its log probability."""
 
 
@@ -25,14 +25,14 @@ class Choice:
         min_tokens: int = 0,
         logprobs: bool = False,
     ) -> None:
-        """Stop strings count only after `min_tokens`; `logprobs` are passed on if asked for."""
+        """Stop strings count only after `min_tokens`; `logprobs`: report those of tokens."""
         self.index = index
         self.tokens = 0
         self.done = False
         self._detokenizer, self._stop = detokenizer, stop
         self._min_tokens = min_tokens
         self._length = self._sent = 0
-        self._told: list[Told] | None = [] if logprobs else None
+        self._entries: list[Entry] | None = [] if logprobs else None
 
     def echo(
         self,
@@ -42,22 +42,25 @@ class Choice:
         logprobs: Sequence[TokenLogprobs | None] | None,
     ) -> TextDelta:
         """The prompt as the beginning of the answer; `pieces` are the texts of its tokens."""
-        if self._told is not None and logprobs is not None:
+        if self._entries is not None and logprobs is not None:
             at = 0
             for token, piece, entry in zip(tokens, pieces, logprobs, strict=True):
-                self._told.append((at, token, entry))
+                self._entries.append((at, token, entry))
                 at += len(piece)
         self._length = len(text)
         return self._delta(text, all=True)
 
     def add(self, output: TokenOutput) -> TextDelta:
-        """The piece of the answer that an output makes certain."""
+        """The piece of the answer that an output makes certain.
+
+        Text that may begin a stop string is held back, with the logprobs of its tokens.
+        """
         text = ""
         entries: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.tokens)
         for token, entry in zip(output.tokens, entries, strict=True):
             self.tokens += 1
-            if self._told is not None:
-                self._told.append((self._length, token, entry))
+            if self._entries is not None:
+                self._entries.append((self._length, token, entry))
             text += self._pass(self._detokenizer.add([token]))
             if self._stop.found is not None:
                 return self._end(text, "stop", self._stop.found)
@@ -74,9 +77,9 @@ class Choice:
 
     def _end(self, text: str, finish: Finish, stopped_by: str | int | None) -> TextDelta:
         self.done = True
-        if self._told and isinstance(stopped_by, str):
+        if self._entries and isinstance(stopped_by, str):
             end = self._sent + len(text)
-            self._told = [told for told in self._told if told[0] < end]
+            self._entries = [each for each in self._entries if each[0] < end]
         delta = self._delta(text, all=True)
         delta.finish, delta.stopped_by = finish, stopped_by
         return delta
@@ -85,9 +88,9 @@ class Choice:
         """A piece, with the logprobs of the tokens whose text starts in it."""
         self._sent += len(text)
         delta = TextDelta(index=self.index, text=text)
-        if self._told:
-            ripe = [told for told in self._told if all or told[0] < self._sent]
-            self._told = self._told[len(ripe) :]
+        if self._entries:
+            ripe = [each for each in self._entries if all or each[0] < self._sent]
+            self._entries = self._entries[len(ripe) :]
             delta.offsets = [at for at, _, _ in ripe]
             delta.tokens = [token for _, token, _ in ripe]
             delta.logprobs = [entry for _, _, entry in ripe] if ripe else None

@@ -1,38 +1,36 @@
-"""Conversations, tools and prompts as requests give them, checked."""
+"""Conversations, tools and prompts of requests, checked."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import to_builtins
 
 from ostro.core.chat import RESERVED
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.text import ChatRequest, ContentPart, Message
+from ostro.core.media.parts import Medium, split_media
+from ostro.plugins.pipelines.text.schema import ChatRequest, ContentPart, Message
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 ROLES = ("system", "developer", "user", "assistant", "tool")
-
-
-@dataclass(frozen=True)
-class Medium:
-    """A medium as a message names it: an image, a video or audio, and its address."""
-
-    kind: str
-    address: str
-
+ADDRESSES = {
+    "image_url": "image_url",
+    "input_image": "image_url",
+    "audio_url": "audio_url",
+    "video_url": "video_url",
+}
+"""Types of parts with an address, and the field that has it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-def turns_of(request: ChatRequest) -> tuple[list[dict[str, Any]], list[Medium]]:
-    """The messages as templates take them, and the media they name, in order.
+def read_conversation(request: ChatRequest) -> tuple[list[Mapping[str, Any]], list[Medium]]:
+    """The messages as templates take them, and their media in order.
 
-    Raises RequestError naming a message that is malformed.
+    Raises RequestError naming a malformed message.
     """
     given = request.messages
     messages = [Message(role="user", content=given)] if isinstance(given, str) else given
@@ -49,56 +47,27 @@ def turns_of(request: ChatRequest) -> tuple[list[dict[str, Any]], list[Medium]]:
         check_message(message, f"messages[{i}]")
     if messages[-1].role == "assistant" and request.add_generation_prompt is not False:
         raise RequestError("the last message is the assistant's own", param="messages")
-    media = list[Medium]()
-    turns = list[dict[str, Any]]()
-    for i, message in enumerate(messages):
-        turn = {name: x for name, x in to_builtins(message).items() if x is not None}
-        if isinstance(message.content, list):
-            turn["content"] = parts_of(message.content, f"messages[{i}].content", media)
-        turns.append(turn)
-    return turns, media
+    return split_media([without_nulls(message) for message in messages])
 
 
-def names_media(request: ChatRequest) -> bool:
-    """Whether a message holds anything besides text."""
+def without_nulls(message: Message) -> dict[str, Any]:
+    """A message as plain data, without the fields that were not given."""
+    fields = {name: x for name, x in to_builtins(message).items() if x is not None}
+    if isinstance(message.content, list):
+        fields["content"] = [
+            {"type": "text", "text": part.text}
+            if part.type == "text"
+            else {name: x for name, x in to_builtins(part).items() if x is not None}
+            for part in message.content
+        ]
+    return fields
+
+
+def has_media(request: ChatRequest) -> bool:
+    """Whether a message has parts other than text."""
     messages = request.messages if isinstance(request.messages, list) else []
     contents = [message.content for message in messages if isinstance(message.content, list)]
     return any(part.type != "text" for content in contents for part in content)
-
-
-def parts_of(parts: Sequence[ContentPart], where: str, media: list[Medium]) -> list[dict[str, Any]]:
-    """A message's parts as templates take them; its media are appended to `media`."""
-    out = list[dict[str, Any]]()
-    for part in parts:
-        if part.type == "text" and part.text is not None:
-            out.append({"type": "text", "text": part.text})
-            continue
-        medium = medium_of(part)
-        if medium is None:
-            raise RequestError(
-                f"{where}: a part of type {part.type!r:.40} that holds none; there are text, "
-                "image_url, input_audio, audio_url and video_url",
-                param=where,
-            )
-        media.append(medium)
-        out.append({"type": medium.kind})
-    return out
-
-
-def medium_of(part: ContentPart) -> Medium | None:
-    """The medium that a part names, or None where its type and its fields do not agree."""
-    if part.type == "input_audio" and part.input_audio is not None:
-        data = part.input_audio.get("data")
-        return Medium("audio", f"data:;base64,{data}") if isinstance(data, str) else None
-    named = {
-        "image_url": ("image", part.image_url),
-        "input_image": ("image", part.image_url),
-        "audio_url": ("audio", part.audio_url),
-        "video_url": ("video", part.video_url),
-    }
-    kind, value = named.get(part.type, ("", None))
-    address = value.get("url") if isinstance(value, dict) else value
-    return Medium(kind, address) if isinstance(address, str) else None
 
 
 def check_message(message: Message, where: str) -> None:
@@ -118,10 +87,29 @@ def check_message(message: Message, where: str) -> None:
     if isinstance(message.content, list):
         if not message.content:
             raise RequestError(f"{where} is an empty list", param=where)
+        for part in message.content:
+            check_part(part, where)
+
+
+def check_part(part: ContentPart, where: str) -> None:
+    """Raise RequestError unless a part is text, or a medium by an address or with data."""
+    if part.type == "text":
+        good = part.text is not None
+    elif part.type == "input_audio":
+        good = isinstance((part.input_audio or {}).get("data"), str)
+    else:
+        value = getattr(part, ADDRESSES.get(part.type, ""), None)
+        good = isinstance(value.get("url") if isinstance(value, dict) else value, str)
+    if not good:
+        raise RequestError(
+            f"{where}: a part of type {part.type!r:.40} without content; there are text, "
+            "image_url, input_audio, audio_url and video_url",
+            param=where,
+        )
 
 
 def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools that the template is told of. Raises RequestError for a malformed one."""
+    """The tools that the template receives. Raises RequestError for a malformed one."""
     choice, tools = request.tool_choice, request.tools or []
     if choice not in (None, "auto", "none"):
         raise Unsupported(
@@ -141,7 +129,7 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
 
 
 def tool_name(tool: dict[str, Any], where: str) -> str:
-    """The name of a tool, whose form is checked."""
+    """The name of a tool. Raises RequestError for a malformed tool."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
         raise RequestError(f"{where}: only tools of type function are taken", param=where)
@@ -156,9 +144,9 @@ def tool_name(tool: dict[str, Any], where: str) -> str:
 
 
 def options_of(request: ChatRequest) -> dict[str, Any]:
-    """What the template is told besides; the template itself refuses what it does not know.
+    """The template's options; the template itself refuses unknown ones.
 
-    Raises RequestError for names that are not the request's to set.
+    Raises RequestError for names that a request may not set.
     """
     options = dict(request.chat_template_kwargs or {})
     if taken := RESERVED & options.keys():
@@ -171,7 +159,7 @@ def options_of(request: ChatRequest) -> dict[str, Any]:
 
 
 def prompts_of(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts of a completion, each text or ids. Raises RequestError for a mixture."""
+    """The prompts of a completion, each text or token ids. Raises RequestError for a mixture."""
     if isinstance(prompt, str):
         return [prompt]
     if prompt and all(isinstance(item, int) for item in prompt):

@@ -1,4 +1,4 @@
-"""The sampling that a request asks for, with every number within its bounds."""
+"""Sampling parameters of requests, every number within its bounds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from ostro.core.engine.request import Dry, Sampling
 from ostro.core.errors import ContextLengthExceeded, RequestError, Unsupported
-from ostro.core.text import ChatRequest, CompletionRequest, GenerationRequest
 from ostro.core.tokenizer import Tokenizer
+from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
 
 BREAKERS = ("\n", ":", '"', "*")
 """Strings that no DRY match crosses, as in text-generation-webui."""
@@ -18,15 +18,16 @@ MAX_BIASES = 1024
 MAX_SALT = 256
 MAX_PRIORITY = 2**31
 NAMES = {"stop_ids": "stop_token_ids", "dry": "dry_multiplier"}
-"""Fields of `Sampling` that requests call otherwise."""
+"""Fields of `Sampling` that have another name in requests."""
 
 
 def sampling_of(
     asked: GenerationRequest, tokenizer: Tokenizer, vocab: int, defaults: Mapping[str, Any]
 ) -> Sampling:
-    """What is asked for, or `defaults`.
+    """The sampling of a request; `defaults` hold for the fields that it leaves out.
 
-    Raises RequestError naming the field that is out of range, Unsupported for what cannot be.
+    Raises RequestError naming a field that is out of range, Unsupported for one that asks for what
+    is not implemented.
     """
     check(asked)
     stated = {
@@ -59,7 +60,7 @@ def sampling_of(
 
 
 def check(asked: GenerationRequest) -> None:
-    """Refuse fields that contradict each other, or that ask for what comes later."""
+    """Refuse fields that contradict each other, or that ask for what is not implemented."""
     form = (asked.response_format or {}).get("type")
     if form not in (None, "text"):
         raise Unsupported(
@@ -84,7 +85,7 @@ def check(asked: GenerationRequest) -> None:
 
 
 def bias_of(asked: GenerationRequest) -> dict[int, float]:
-    """The logit bias with its keys, which JSON makes strings, as token ids."""
+    """The logit bias by token id; JSON makes its keys strings."""
     given = asked.logit_bias or {}
     if len(given) > MAX_BIASES:
         raise RequestError(f"more than {MAX_BIASES} entries of logit_bias", param="logit_bias")
@@ -97,10 +98,9 @@ def bias_of(asked: GenerationRequest) -> dict[int, float]:
 
 
 def dry_of(asked: GenerationRequest, tokenizer: Tokenizer) -> Dry | None:
-    """The DRY penalty, where a multiplier is given.
+    """The DRY penalty; None without a multiplier.
 
-    A breaker stands for the last token of "a" and itself, so that what precedes it in running text
-    does not matter.
+    A breaker becomes the last token of "a" + breaker: its token in running text.
     """
     if not asked.dry_multiplier:
         return None
@@ -120,22 +120,17 @@ def dry_of(asked: GenerationRequest, tokenizer: Tokenizer) -> Dry | None:
     return Dry(breakers=tuple(dict.fromkeys(ends)), **fields)
 
 
-def room_for(sampling: Sampling, prompt: int, context: int) -> int:
-    """How many tokens may be generated after so many.
-
-    Raises ContextLengthExceeded naming the context and what was asked for.
-    """
-    room = context - prompt
+def check_length(sampling: Sampling, prompt: int, context: int) -> None:
+    """Raise ContextLengthExceeded where a prompt and `max_tokens` do not fit into the context."""
     wanted = sampling.max_tokens
-    if room < (wanted != 0):
+    if context - prompt < (wanted != 0):
         raise ContextLengthExceeded(
             f"the context is {context} tokens and the prompt has {prompt}; shorten the prompt",
             param="prompt",
         )
-    if wanted is not None and wanted > room:
+    if wanted is not None and prompt + wanted > context:
         raise ContextLengthExceeded(
-            f"the context is {context} tokens, but {prompt + wanted} are asked for: {prompt} in "
+            f"the context is {context} tokens, but {prompt + wanted} are requested: {prompt} in "
             f"the prompt and {wanted} to generate; shorten either",
             param="max_tokens",
         )
-    return room if wanted is None else wanted

@@ -12,9 +12,10 @@ import numpy as np
 
 from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import RequestError, Unsupported, UsageError
+from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media.sound import Samples
+from ostro.core.pipeline import ServedModel
 from ostro.core.records import resolve
-from ostro.core.served import Served
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
 from ostro.plugins.pipelines.transcription.task import AudioModel, TranscriptionTask
@@ -28,16 +29,13 @@ SHORTEST = 0.1
 class Transcription:
     """Writes down what is said in sounds, with an engine."""
 
-    def __init__(self, served: Served, hearing: AudioModel, controls: Controls) -> None:
-        self.served, self.hearing, self.controls = served, hearing, controls
-
-    @classmethod
-    def of(cls, served: Served) -> Transcription:
-        """The pipeline of a served model. Raises Unsupported where it hears nothing."""
-        if served.architecture.inputs is None:
-            raise Unsupported(f"{served.name} takes no sound")
-        hearing = resolve(served.architecture.inputs)(served.raw, served.path)
-        return cls(served, hearing, Controls.read(served.tokenizer, served.path))
+    def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
+        """Raises Unsupported where the model takes no audio."""
+        if model.architecture.inputs is None:
+            raise Unsupported(f"{model.name} takes no audio")
+        self.model, self.engine = model, engine
+        self.hearing: AudioModel = resolve(model.architecture.inputs)(model.raw_config, model.path)
+        self.controls = Controls.read(model.require_tokenizer(), model.path)
 
     async def transcribe(
         self, audio: Any, *, adapters: Sequence[AdapterRef] = (), **options: Any
@@ -71,7 +69,9 @@ class Transcription:
     ) -> TranscriptionTask:
         """What is to be done with a sound. Raises RequestError for an option that is wrong."""
         asked = Options.of(options)
-        return TranscriptionTask(self.served, self.hearing, self.controls, asked, tuple(adapters))
+        return TranscriptionTask(
+            self.model, self.engine, self.hearing, self.controls, asked, tuple(adapters)
+        )
 
     def listen(self, audio: Any) -> Samples:
         """The spectrum of a sound."""
@@ -82,8 +82,8 @@ class Transcription:
             except OSError as error:
                 raise UsageError(f"{audio}: {error.strerror}") from None
         if isinstance(audio, bytes | bytearray | memoryview):
-            assert self.served.media_worker is not None, "a model that hears has inputs"
-            audio = self.served.media_worker.listen(bytes(audio), rate)
+            assert self.model.media_worker is not None, "a model that hears has inputs"
+            audio = self.model.media_worker.listen(bytes(audio), rate)
         samples = np.asarray(audio, np.float32)
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise RequestError("samples are float32 [n], one channel, all of them numbers")

@@ -18,9 +18,10 @@ import msgspec
 
 from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
 from ostro.core.errors import Unsupported
+from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media import Item
 from ostro.core.media.sound import Samples
-from ostro.core.served import Served
+from ostro.core.pipeline import ServedModel
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
 from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
@@ -54,14 +55,16 @@ class TranscriptionTask:
 
     def __init__(
         self,
-        served: Served,
+        model: ServedModel,
+        engine: AsyncEngine,
         hearing: AudioModel,
         controls: Controls,
         options: Options,
         adapters: tuple[AdapterRef, ...] = (),
     ) -> None:
         """Raises RequestError where the options ask for what the model does not know."""
-        self.served, self.hearing, self.controls = served, hearing, controls
+        self.model, self.engine = model, engine
+        self.hearing, self.controls = hearing, controls
         self.options, self.times, self.adapters = options, options.times, adapters
         self.generations: list[str] | None = [] if adapters else None
         asked = options.language or ("" if controls.languages else "en")
@@ -77,7 +80,7 @@ class TranscriptionTask:
             raise Unsupported("this model takes no prompt", param="prompt")
         # Only the last tokens of a prompt are used, fewer than half a context.
         end = prompt.strip()[-MAX_PROMPT:]
-        return self.served.tokenizer.encode(" " + end, special=False)
+        return self.model.require_tokenizer().encode(" " + end, special=False)
 
     async def segments(self, spectrum: Samples) -> AsyncGenerator[Segment, None]:
         """The segments of a spectrum, in order; one of several windows is cut by times."""
@@ -120,12 +123,12 @@ class TranscriptionTask:
 
     def text(self, tokens: Sequence[int]) -> str:
         words = [token for token in tokens if token < self.controls.end]
-        return self.served.tokenizer.decode(words)
+        return self.model.require_tokenizer().decode(words)
 
     async def write(self, item: Item, said: Sequence[Sequence[int]]) -> Written:
         """Write down a window, again and again while the text looks wrong."""
         opening = self.controls.opening(self.language, self.options.task, self.times)
-        most = self.served.context // 2 - 1
+        most = self.model.context // 2 - 1
         before = carried(said, self.controls.times, most) if any(said) else []
         if before and self.controls.earlier is not None:
             before.insert(0, self.controls.earlier)
@@ -191,7 +194,7 @@ class TranscriptionTask:
         """
         request = TokenRequest(
             id=token_hex(12),
-            model=self.served.model,
+            model=self.model.name,
             tokens=tokens,
             items=[item],
             adapters=self.adapters,
@@ -203,7 +206,7 @@ class TranscriptionTask:
             ),
         )
         drawn, logprobs = list[int](), list[float]()
-        async with aclosing(self.served.engine.generate(request)) as outputs:
+        async with aclosing(self.engine.generate(request)) as outputs:
             async for output in outputs:
                 self.note(output.generations)
                 for token, entry in zip(output.tokens, output.logprobs or (), strict=True):

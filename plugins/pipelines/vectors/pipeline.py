@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from ostro.core.engine.request import AdapterRef, PoolingRequest
 from ostro.core.errors import ConfigError, ContextLengthExceeded, RequestError, Unsupported
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.pipeline import ServedModel
 from ostro.core.preparation import EXECUTOR
-from ostro.core.served import Served
 
 Rows = NDArray[np.float32]
 T = TypeVar("T")
@@ -43,14 +44,8 @@ class Ranked:
 class Vectors:
     """Embeds, ranks and classifies with one model. Tokenizes outside of the event loop."""
 
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.name = served.name
-
-    @classmethod
-    def of(cls, served: Served) -> Vectors:
-        """The pipeline of a served model."""
-        return cls(served)
+    def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
+        self.model, self.engine, self.name = model, engine, model.name
 
     async def embed(
         self,
@@ -70,7 +65,7 @@ class Vectors:
         size = sum(map(len, inputs)) + len(before) * len(inputs)
         tokens = await EXECUTOR.run(size, partial(self.encode, inputs, before))
         request = PoolingRequest(
-            id=token_hex(12), inputs=tokens, model=self.model, adapters=tuple(adapters)
+            id=token_hex(12), inputs=tokens, model=self.name, adapters=tuple(adapters)
         )
         read = await self.read(request)
         return read._replace(answer=shorten(read.answer, dimensions))
@@ -94,7 +89,7 @@ class Vectors:
         """The probability of every label, by text."""
         read = await self.scores([(text, None) for text in inputs], adapters)
         scores = read.answer
-        named = self.served.raw.get("id2label") or {}
+        named = self.model.raw_config.get("id2label") or {}
         labels = [str(named.get(str(i), f"LABEL_{i}")) for i in range(scores.shape[1])]
         wide = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float64)
         several = len(labels) > 1
@@ -114,20 +109,20 @@ class Vectors:
             inputs=tokens,
             kinds=dict(enumerate(kinds)),
             output="scores",
-            model=self.model,
+            model=self.name,
             adapters=tuple(adapters),
         )
         return await self.read(request)
 
     async def read(self, request: PoolingRequest) -> Read[Rows]:
         """Have a request read. Raises RequestError for what cannot run."""
-        last = await self.served.engine.result(request)
+        last = await self.engine.result(request)
         told = list(last.generations) if request.adapters else None
         return Read(last.arrays["rows"].numpy(), sum(map(len, request.inputs)), told)
 
     def encode(self, inputs: Sequence[str | list[int]], before: str) -> list[list[int]]:
         """Token ids of each input. Raises ContextLengthExceeded."""
-        tokenizer, limit = self.served.tokenizer, self.served.context
+        tokenizer, limit = self.model.require_tokenizer(), self.model.context
         tokens = []
         for i, x in enumerate(inputs):
             with named(i):
@@ -139,23 +134,19 @@ class Vectors:
         self, pairs: Sequence[tuple[str, str | None]]
     ) -> list[tuple[list[int], list[int]]]:
         """Token ids and token types of each pair. Raises ContextLengthExceeded."""
-        tokenizer, limit = self.served.tokenizer, self.served.context
+        tokenizer, limit = self.model.require_tokenizer(), self.model.context
         pieces = []
         for i, (first, second) in enumerate(pairs):
             with named(i):
                 pieces.append(tokenizer.encode_pair(first, second, limit=limit))
         return pieces
 
-    @property
-    def model(self) -> str:
-        return self.served.model
-
     @cached_property
     def prompts(self) -> dict[str, str]:
         """Texts that may go before an input, by name, as the model's folder has them; "" is the
         name of the one that goes before where none is asked for.
         """
-        file = self.served.path / "config_sentence_transformers.json"
+        file = self.model.path / "config_sentence_transformers.json"
         if not file.is_file():
             return {}
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import ostro
-from ostro.entrypoints.python import Text
+from ostro.entrypoints.python import LocalModel
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,13 +27,15 @@ def far(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def engine(mixed: Any, **settings: Any) -> Text:
+def engine(mixed: Any, **settings: Any) -> LocalModel:
     model = ostro.load(mixed.base, dtype="float32", **settings)
-    assert isinstance(model, Text)
+    assert isinstance(model, LocalModel)
     return model
 
 
-def said(model: Text, adapters: Sequence[str] = (), prompt: Sequence[int] = PROMPT) -> list[int]:
+def said(
+    model: LocalModel, adapters: Sequence[str] = (), prompt: Sequence[int] = PROMPT
+) -> list[int]:
     pieces = model.stream(prompt, adapters=adapters, **GREEDY)
     return [piece.token for piece in pieces if piece.token is not None]
 
@@ -74,14 +76,14 @@ def mixed(make: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(mixed: Any) -> Iterator[Text]:
+def model(mixed: Any) -> Iterator[LocalModel]:
     with engine(mixed) as found:
         found.load_adapter("x", mixed.folder)
         found.load_adapter("plain", mixed.folder / "member1")
         yield found
 
 
-def test_chunks_of_a_prompt_are_the_whole(model: Text) -> None:
+def test_chunks_of_a_prompt_are_the_whole(model: LocalModel) -> None:
     adapter_pool = model.registry.loader.adapter_pool
     held = adapter_pool.hold(model.mixture(["x"], PROMPT))
     assert held is not None
@@ -92,11 +94,11 @@ def test_chunks_of_a_prompt_are_the_whole(model: Text) -> None:
     assert far(parts, model.logits(PROMPT, adapters=["x"])) < 1e-5
 
 
-def test_it_goes_on_as_if_computed_anew(model: Text, mixed: Any) -> None:
+def test_it_goes_on_as_if_computed_anew(model: LocalModel, mixed: Any) -> None:
     assert said(model, ["x"]) == by_hand(mixed)
 
 
-def test_who_runs_beside_it_changes_nothing(model: Text, mixed: Any) -> None:
+def test_who_runs_beside_it_changes_nothing(model: LocalModel, mixed: Any) -> None:
     prompts = [PROMPT, PROMPT[3:], PROMPT[::-1], PROMPT[5:30]]
     asked = [["x"], [], ["plain"], ["x"]]
     alone = [said(model, names, prompt) for names, prompt in zip(asked, prompts, strict=True)]

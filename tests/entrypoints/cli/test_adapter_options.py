@@ -16,7 +16,7 @@ from tiny.model import CONFIG
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.http import server
-from ostro.entrypoints.python import Text, load
+from ostro.entrypoints.python import LocalModel, load
 
 GREEDY = ("--temperature", "0", "-n", "12")
 
@@ -41,17 +41,17 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tiny: str, adapters: Path) -> Iterator[Text]:
+def model(tiny: str, adapters: Path) -> Iterator[LocalModel]:
     with load(tiny, adapter_folder=adapters) as loaded:
         yield loaded
 
 
-def said(model: Text, mixed: Any = (), text: str = "hello") -> str:
+def said(model: LocalModel, mixed: Any = (), text: str = "hello") -> str:
     turns = [{"role": "user", "content": text}]
     return model.generate(turns, adapters=mixed, temperature=0, max_tokens=12)
 
 
-def test_adapters_that_are_named_apply(ostro, tiny: str, adapters: Path, model: Text) -> None:
+def test_adapters_that_are_named_apply(ostro, tiny: str, adapters: Path, model: LocalModel) -> None:
     words = ("run", "-m", tiny, *GREEDY, "-i", "hello")
     one, both = (
         ostro(*words, "--adapter", f"pirate={adapters / 'pirate'}"),
@@ -65,7 +65,9 @@ def test_adapters_that_are_named_apply(ostro, tiny: str, adapters: Path, model: 
     assert len({one.out, both.out, said(model) + "\n"}) == 3
 
 
-def test_those_of_a_folder_are_only_known(ostro, tiny: str, adapters: Path, model: Text) -> None:
+def test_those_of_a_folder_are_only_known(
+    ostro, tiny: str, adapters: Path, model: LocalModel
+) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--adapters", str(adapters))
     assert ran.out == said(model) + "\n"
 
@@ -81,7 +83,7 @@ def chat(ostro, tiny: str, adapters: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_adapters_are_chosen_in_a_chat(chat, adapters: Path, model: Text) -> None:
+def test_adapters_are_chosen_in_a_chat(chat, adapters: Path, model: LocalModel) -> None:
     ran = chat(
         [
             "/adapter pirate",
@@ -105,7 +107,7 @@ def test_adapters_are_chosen_in_a_chat(chat, adapters: Path, model: Text) -> Non
     assert ran.err.endswith("pirate: lora, rank 4\nsql: lora, rank 4\n")
 
 
-def test_an_adapter_is_loaded_in_a_chat(chat, adapters: Path, model: Text) -> None:
+def test_an_adapter_is_loaded_in_a_chat(chat, adapters: Path, model: LocalModel) -> None:
     ran = chat(["/adapter", f"/adapter load p {adapters / 'pirate'}", "/adapter p", "hello"])
     assert ran.out == said(model, ["pirate"]) + "\n"
     assert "no adapters; load one with /adapter load NAME REF" in ran.err
@@ -123,7 +125,7 @@ def test_an_adapter_is_loaded_in_a_chat(chat, adapters: Path, model: Text) -> No
     ],
 )
 def test_a_wrong_choice_changes_nothing(
-    chat, adapters: Path, model: Text, line: str, told: str
+    chat, adapters: Path, model: LocalModel, line: str, told: str
 ) -> None:
     ran = chat(["/adapter sql", line, "hello"], "--adapters", str(adapters))
     assert ran.code == 0 and told in ran.err
@@ -131,7 +133,7 @@ def test_a_wrong_choice_changes_nothing(
 
 
 def test_an_adapter_that_cannot_be_read_does_not_end_a_chat(
-    chat, tmp_path: Path, model: Text
+    chat, tmp_path: Path, model: LocalModel
 ) -> None:
     lines = ["hello", "/adapter none", "hello"]
     ran = chat(lines, "--adapter", f"empty={tmp_path}")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import ostro as package
 from ostro.core.errors import AdapterError, Unsupported, UsageError
-from ostro.entrypoints.python import Text
+from ostro.entrypoints.python import LocalModel
 from ostro.plugins.checkpoints.safetensors import write as writer
 
 pytestmark = [
@@ -116,7 +116,7 @@ def far(a: Tensor, b: Tensor) -> float:
 
 def logits(folder: Path, adapters: Mapping[Path, float] | None = None) -> Tensor:
     with package.load(folder, dtype="float32") as model:
-        assert isinstance(model, Text)
+        assert isinstance(model, LocalModel)
         shares = {f"a{i}": (path, s) for i, (path, s) in enumerate((adapters or {}).items())}
         for name, (path, _) in shares.items():
             model.load_adapter(name, path)

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from tiny.model import TEMPLATE, make_model
 
-from ostro.entrypoints.python import Piece, Text, load
+from ostro.entrypoints.python import LocalModel, Piece, load
 
 GREEDY = ("--temperature", "0", "-n", "12")
 
 
 @pytest.fixture(scope="module")
-def model(tiny: str) -> Iterator[Text]:
+def model(tiny: str) -> Iterator[LocalModel]:
     with load(tiny) as loaded:
         yield loaded
 
@@ -37,7 +37,7 @@ def chat(ostro, tiny: str, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def said(model: Text, *texts: str, system: str | None = None) -> str:
+def said(model: LocalModel, *texts: str, system: str | None = None) -> str:
     """The greedy answer to a conversation whose turns alternate, the user's first."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     roles = ("user", "assistant")
@@ -45,23 +45,23 @@ def said(model: Text, *texts: str, system: str | None = None) -> str:
     return model.generate(messages, temperature=0, max_tokens=12)
 
 
-def test_one_answer_and_no_more(ostro, tiny: str, model: Text) -> None:
+def test_one_answer_and_no_more(ostro, tiny: str, model: LocalModel) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello")
     assert (ran.code, ran.out, ran.err) == (0, said(model, "hello") + "\n", "")
 
 
-def test_the_system_message_counts(ostro, tiny: str, model: Text) -> None:
+def test_the_system_message_counts(ostro, tiny: str, model: LocalModel) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--system", "be brief")
     assert ran.out == said(model, "hello", system="be brief") + "\n" != said(model, "hello") + "\n"
 
 
-def test_raw_is_continued_as_it_is(ostro, tiny: str, model: Text) -> None:
+def test_raw_is_continued_as_it_is(ostro, tiny: str, model: LocalModel) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "--raw", "-i", "hello")
     assert ran.out == model.generate("hello", temperature=0, max_tokens=12) + "\n"
     assert ran.out != said(model, "hello") + "\n"
 
 
-def test_a_stop_string_ends_the_answer(ostro, tiny: str, model: Text) -> None:
+def test_a_stop_string_ends_the_answer(ostro, tiny: str, model: LocalModel) -> None:
     whole = said(model, "hello")
     stop = whole[4:6]
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--stop", stop)
@@ -99,7 +99,11 @@ def test_the_model_s_own_sampling_is_the_default(ostro, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"hidden_size": 64}])
 def test_a_terminal_gets_a_bar_and_its_cursor_back(
-    ostro, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Text, config: dict[str, int]
+    ostro,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: LocalModel,
+    config: dict[str, int],
 ) -> None:
     folder = make_model(tmp_path / "m", **config)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
@@ -111,7 +115,7 @@ def test_a_terminal_gets_a_bar_and_its_cursor_back(
 
 
 def test_an_answer_comes_piece_by_piece(
-    ostro, tiny: str, monkeypatch: pytest.MonkeyPatch, model: Text
+    ostro, tiny: str, monkeypatch: pytest.MonkeyPatch, model: LocalModel
 ) -> None:
     written: list[str] = []
     monkeypatch.setattr(
@@ -122,7 +126,7 @@ def test_an_answer_comes_piece_by_piece(
     assert len([piece for piece in written if piece]) > 5
 
 
-def test_a_conversation_is_remembered(chat, model: Text) -> None:
+def test_a_conversation_is_remembered(chat, model: LocalModel) -> None:
     ran = chat(["hello", "", "good morning"])
     first = said(model, "hello")
     second = said(model, "hello", first, "good morning")
@@ -132,18 +136,18 @@ def test_a_conversation_is_remembered(chat, model: Text) -> None:
     assert "tiny, ready in" in ran.err
 
 
-def test_clear_forgets_and_exit_leaves(chat, model: Text) -> None:
+def test_clear_forgets_and_exit_leaves(chat, model: LocalModel) -> None:
     ran = chat(["hello", "/clear", "good morning", "/exit", "never said"])
     assert ran.code == 0
     assert ran.out == f"{said(model, 'hello')}\n{said(model, 'good morning')}\n"
 
 
-def test_a_system_message_can_be_set_and_taken_away(chat, model: Text) -> None:
+def test_a_system_message_can_be_set_and_taken_away(chat, model: LocalModel) -> None:
     ran = chat(["/system be brief", "hello", "/clear", "/system", "hello"])
     assert ran.out == f"{said(model, 'hello', system='be brief')}\n{said(model, 'hello')}\n"
 
 
-def test_raw_text_has_no_system_message(chat, model: Text) -> None:
+def test_raw_text_has_no_system_message(chat, model: LocalModel) -> None:
     ran = chat(["/system be brief", "hello"], "--raw")
     assert ran.out == model.generate("hello", temperature=0, max_tokens=12) + "\n"
     assert "--raw uses no chat template" in ran.err
@@ -155,7 +159,7 @@ def test_other_commands_get_help(chat, line: str) -> None:
     assert ran.code == 0 and "/clear" in ran.err and not ran.out
 
 
-def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: Text) -> None:
+def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: LocalModel) -> None:
     ran = chat(["hello " * 30, "/clear", "hello"], "--context", "64")
     assert ran.code == 0
     assert ran.out == said(model, "hello") + "\n"
@@ -163,12 +167,12 @@ def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: Text) ->
 
 
 def test_an_interrupt_ends_the_answer_only(
-    chat, model: Text, monkeypatch: pytest.MonkeyPatch
+    chat, model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, stream = said(model, "hello"), Text.stream
+    whole, stream = said(model, "hello"), LocalModel.stream
 
-    def interrupted(self: Text, *args: object, **kwargs: object) -> Iterator[Piece]:
-        monkeypatch.setattr(Text, "stream", stream)
+    def interrupted(self: LocalModel, *args: object, **kwargs: object) -> Iterator[Piece]:
+        monkeypatch.setattr(LocalModel, "stream", stream)
         try:
             for i, piece in enumerate(stream(self, *args, **kwargs)):
                 if i == 5:
@@ -178,7 +182,7 @@ def test_an_interrupt_ends_the_answer_only(
             for id in list(self.engine.live):
                 self.engine.abort(id)
 
-    monkeypatch.setattr(Text, "stream", interrupted)
+    monkeypatch.setattr(LocalModel, "stream", interrupted)
     ran = chat(["hello", "good morning"])
     first, second = ran.out.split("\n", 1)
     assert ran.code == 0 and whole.startswith(first) and 0 < len(first) < len(whole)

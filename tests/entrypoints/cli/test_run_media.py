@@ -10,7 +10,7 @@ from tiny.pictures import asked, picture, saved
 from tiny.vision import make_vision
 
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError
-from ostro.entrypoints.python import Text, load
+from ostro.entrypoints.python import LocalModel, load
 
 GREEDY = ("--temperature", "0", "-n", "12", "--dtype", "float32")
 
@@ -21,9 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Iterator[Text]:
+def model(folder: Path) -> Iterator[LocalModel]:
     with load(folder, dtype="float32") as loaded:
-        assert isinstance(loaded, Text)
+        assert isinstance(loaded, LocalModel)
         yield loaded
 
 
@@ -45,14 +45,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(root / name) for name in (*contents, "nothing.png")}
 
 
-def said(model: Text, *media: dict[str, str]) -> str:
+def said(model: LocalModel, *media: dict[str, str]) -> str:
     """What Python answers."""
     text = model.generate([asked(*media, "hello")], temperature=0, max_tokens=12)
     return text + "\n"
 
 
 def test_images_and_a_film_come_before_the_text(
-    ostro, folder: Path, model: Text, files: dict[str, str]
+    ostro, folder: Path, model: LocalModel, files: dict[str, str]
 ) -> None:
     words = ("run", "-m", str(folder), *GREEDY, "-i", "hello")
     a, b = ({"type": "image", "image": files[name]} for name in ("a.png", "b.jpg"))

@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from echo.engine import EchoEngine
-from echo.model import END_ID, make_model
+from echo.model import END_ID, make_model, served_echo
 
-from ostro.core.chat import load_template
 from ostro.core.ipc.client import ThreadEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
@@ -129,15 +128,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             if not loading:
                 info = await starting
                 tokenizer = load_tokenizer(folder)
-                text = resolve(plugins.get("pipelines", "text").pipeline)(
-                    engine,
-                    tokenizer,
-                    load_template(tokenizer),
-                    name="echo",
-                    context=info.first.context,
-                    vocab=info.first.vocab,
-                )
-                service.models["echo"] = {"text": text}
+                model = served_echo(tokenizer).ready(info.first)
+                text = resolve(plugins.get("pipelines", "text").pipeline)
+                service.models["echo"] = {"text": text(model, engine)}
             while not web.started:
                 await asyncio.sleep(0.01)
             servers.append(Running(url_of(listener), echo, service, plugins))

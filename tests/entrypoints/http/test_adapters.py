@@ -13,7 +13,7 @@ from starlette.datastructures import FormData
 from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import OstroError, RequestError, UsageError
 from ostro.core.ipc.messages import AdapterInfo
-from ostro.core.text import ModelTarget
+from ostro.core.pipeline import ModelTarget
 from ostro.entrypoints.http.adapters import wanted_of
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.app import make_app

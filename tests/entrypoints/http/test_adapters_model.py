@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM
 import ostro
 from ostro.core.errors import AdapterNotFound
 from ostro.core.records import Settings
-from ostro.entrypoints.python import Text
+from ostro.entrypoints.python import LocalModel
 
 pytestmark = pytest.mark.slow
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -64,7 +64,7 @@ def server(made: Made) -> Iterator[Real]:
 
 
 @pytest.fixture(scope="module")
-def python(made: Made) -> Iterator[Text]:
+def python(made: Made) -> Iterator[LocalModel]:
     with ostro.load(made.model, dtype="float32") as model:
         for name in ("pirate", "sql"):
             model.load_adapter(name, made.adapters / name)
@@ -84,7 +84,7 @@ def complete(server: Real, **body: Any) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_answers_are_those_of_python(server: Real, python: Text) -> None:
+def test_answers_are_those_of_python(server: Real, python: LocalModel) -> None:
     load(server, "sql")
     mixed = {"pirate": 0.5, "sql": 0.7}
     asked = [{"name": name, "scale": scale} for name, scale in mixed.items()]
@@ -101,7 +101,7 @@ def test_answers_are_those_of_python(server: Real, python: Text) -> None:
     assert complete(server, model="base:pirate") == expected[1]
 
 
-def test_generations_are_those_of_the_files(server: Real, python: Text) -> None:
+def test_generations_are_those_of_the_files(server: Real, python: LocalModel) -> None:
     known = {facts.name: facts.generation for facts in python.adapters}
     answer = server.post(COMPLETE, prompt="a", model="base:pirate", **GREEDY).json()
     assert answer["model"] == "base:pirate"
@@ -143,7 +143,7 @@ def test_vectors_under_an_adapter(server: Real, made: Made) -> None:
     assert (base - expected).norm() > 0.01 < (half - expected).norm()
 
 
-def test_a_template_comes_with_its_adapter(server: Real, python: Text) -> None:
+def test_a_template_comes_with_its_adapter(server: Real, python: LocalModel) -> None:
     load(server, "sql")
     said = [{"role": "user", "content": "the people"}]
     answer = server.post(CHAT, messages=said, model="sql", **GREEDY).json()

@@ -18,7 +18,7 @@ from tiny.whisper import make_whisper, sound
 
 import ostro
 from ostro.core.records import Settings
-from ostro.entrypoints.tasks import Tasks
+from ostro.entrypoints.python import LocalModel
 
 COLD = {"language": "en", "temperature": "0.0001"}
 """A temperature at which the likeliest is drawn, and nothing is tried again."""
@@ -48,9 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Iterator[Tasks]:
+def model(folder: Path) -> Iterator[LocalModel]:
     with ostro.load(folder, dtype="float32") as made:
-        assert isinstance(made, Tasks)
+        assert isinstance(made, LocalModel)
         yield made
 
 
@@ -71,12 +71,12 @@ def post(
     return httpx.post(url, data=fields, files={"file": ("a.wav", data)}, timeout=60)
 
 
-def written(model: Tasks, **options: Any) -> Any:
+def written(model: LocalModel, **options: Any) -> Any:
     return model.transcribe(SOUND, **{"language": "en", "temperature": 0.0001, **options})
 
 
 @pytest.mark.parametrize("form", TYPES)
-def test_python_says_the_same_in_every_form(server: Real, model: Tasks, form: str) -> None:
+def test_python_says_the_same_in_every_form(server: Real, model: LocalModel, form: str) -> None:
     answer = post(server, **COLD, response_format=form)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith(TYPES[form])
@@ -92,7 +92,7 @@ def test_python_says_the_same_in_every_form(server: Real, model: Tasks, form: st
         assert ours["avg_logprob"] == pytest.approx(theirs["avg_logprob"], abs=1e-4)
 
 
-def test_fields_change_the_text(server: Real, model: Tasks) -> None:
+def test_fields_change_the_text(server: Real, model: LocalModel) -> None:
     plain = written(model).text
     assert post(server, **COLD).json()["text"] == plain
     translated = post(server, "translations", **COLD).json()["text"]
@@ -109,13 +109,13 @@ def test_fields_change_the_text(server: Real, model: Tasks) -> None:
 
 
 @pytest.mark.parametrize("form", ["FLAC", "OGG", "MP3"])
-def test_files_of_any_kind(server: Real, model: Tasks, form: str) -> None:
+def test_files_of_any_kind(server: Real, model: LocalModel, form: str) -> None:
     data = file_of(form=form)
     expected = model.transcribe(data, language="en", temperature=0.0001).text
     assert post(server, data=data, **COLD).json() == {"text": expected}
 
 
-def test_a_stream_gives_the_text_in_pieces(server: Real, model: Tasks) -> None:
+def test_a_stream_gives_the_text_in_pieces(server: Real, model: LocalModel) -> None:
     data = file_of(4.2)
     lines = post(server, data=data, **COLD, stream="true").text.splitlines()
     events = [json.loads(x.removeprefix("data: ")) for x in lines if x.startswith("data: ")]
@@ -145,7 +145,7 @@ def test_adapters_are_asked_for(server: Real, fields: dict[str, str]) -> None:
     assert post(server, **COLD, adapters="[]").status_code == 200
 
 
-def test_answers_tell_of_adapters(server: Real, model: Tasks, folder: Path) -> None:
+def test_answers_tell_of_adapters(server: Real, model: LocalModel, folder: Path) -> None:
     generation = model.load_adapter("accent", folder.parent / "accent").generation
     expected, plain = written(model, adapters=["accent"]), written(model)
     assert expected.text != plain.text and plain.generations is None

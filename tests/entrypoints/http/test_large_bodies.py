@@ -12,6 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from ostro.core.text import ChatRequest
+from ostro.core.text import parse as parse_request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -19,8 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, nearest
-from ostro.core.text import ChatRequest
-from ostro.core.text import parse as parse_request
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.body import count_members, parse

@@ -18,7 +18,7 @@ from tiny.vision import answer, make_vision
 
 import ostro
 from ostro.core.records import Settings
-from ostro.entrypoints.python import Text
+from ostro.entrypoints.python import LocalModel
 
 CHAT = "/v1/chat/completions"
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -32,9 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Iterator[Text]:
+def model(folder: Path) -> Iterator[LocalModel]:
     with ostro.load(folder, dtype="float32") as made:
-        assert isinstance(made, Text)
+        assert isinstance(made, LocalModel)
         yield made
 
 
@@ -67,7 +67,7 @@ def pixels(image: Image.Image) -> np.ndarray[Any, Any]:
     return np.asarray(image)
 
 
-def test_an_image_and_its_question(server: Real, model: Text) -> None:
+def test_an_image_and_its_question(server: Real, model: LocalModel) -> None:
     body = ask(server, asked(shown(WIDE), "hello"))
     assert said(body) == answer(model, chat(f"{SEEN}hello"), pixels(WIDE))
     assert said(body) != said(ask(server, asked(shown(picture(8, 40, 24)), "hello")))
@@ -77,14 +77,14 @@ def test_an_image_and_its_question(server: Real, model: Text) -> None:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "WEBP", "BMP", "GIF", "TIFF"])
-def test_formats(server: Real, model: Text, format: str) -> None:
+def test_formats(server: Real, model: LocalModel, format: str) -> None:
     data = saved(LARGE, format)
     decoded = pixels(Image.open(BytesIO(data)).convert("RGB"))
     part = {"type": "image_url", "image_url": {"url": address(data, "image/any"), "detail": "low"}}
     assert said(ask(server, asked(part))) == answer(model, chat(SEEN), decoded)
 
 
-def test_images_stand_where_they_were_named(server: Real, model: Text) -> None:
+def test_images_stand_where_they_were_named(server: Real, model: LocalModel) -> None:
     parts = ["of", shown(WIDE), "and", shown(LARGE), "the way"]
     prompt = chat(f"of{SEEN}and{SEEN}the way")
     there = said(ask(server, asked(*parts)))
@@ -94,12 +94,12 @@ def test_images_stand_where_they_were_named(server: Real, model: Text) -> None:
     assert back == answer(model, prompt, pixels(LARGE), pixels(WIDE)) != there
 
 
-def test_the_same_image_twice(server: Real, model: Text) -> None:
+def test_the_same_image_twice(server: Real, model: LocalModel) -> None:
     found = said(ask(server, asked(shown(TALL), shown(TALL))))
     assert found == answer(model, chat(SEEN + SEEN), pixels(TALL), pixels(TALL))
 
 
-def test_a_conversation_about_several_images(server: Real, model: Text) -> None:
+def test_a_conversation_about_several_images(server: Real, model: LocalModel) -> None:
     turns = [asked(shown(WIDE), "a"), {"role": "assistant", "content": "word"}]
     found = said(ask(server, *turns, asked("b", shown(TALL))))
     prompt = chat(f"{SEEN}a", "word", f"b{SEEN}")
@@ -116,7 +116,7 @@ def test_addresses_of_every_kind(server: Real) -> None:
         assert said(ask(server, asked(part, "hello"))) == expected, part["type"]
 
 
-def test_a_video(server: Real, model: Text) -> None:
+def test_a_video(server: Real, model: LocalModel) -> None:
     frames = [picture(i, 24, 16) for i in range(6)]
     options = {"save_all": True, "append_images": frames[1:], "duration": 100, "lossless": True}
     data = saved(frames[0], "WEBP", **options)
@@ -141,7 +141,7 @@ def test_several_answers_to_one_image(server: Real) -> None:
     assert texts == [said(ask(server, asked(shown(LARGE), "hello")))] * 3
 
 
-def test_a_later_turn_finds_the_image_again(server: Real, model: Text) -> None:
+def test_a_later_turn_finds_the_image_again(server: Real, model: LocalModel) -> None:
     """The rows of an image are found by what it holds, not by the tokens that stand for it."""
     first, other = asked(shown(picture(20, 64, 64)), "one"), picture(21, 64, 64)
     prompt = ask(server, first)

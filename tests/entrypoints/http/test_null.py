@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-
 from ostro.core.text import (
     AdapterChoice,
     ChatRequest,
@@ -16,6 +15,7 @@ from ostro.core.text import (
     StreamOptions,
     parse,
 )
+
 from ostro.entrypoints.http.admin import LoadRequest, UnloadRequest
 from ostro.entrypoints.http.images import ImageRequest
 from ostro.entrypoints.http.speech import SpeechRequest

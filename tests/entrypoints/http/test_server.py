@@ -22,8 +22,8 @@ from echo.model import make_model
 
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
-from ostro.entrypoints.found import name_of, suggested
 from ostro.entrypoints.http.server import serve
+from ostro.entrypoints.open import name_of, suggested_sampling
 
 SCRIPT = """
 import sys, json
@@ -365,7 +365,7 @@ def test_names(tmp_path: Path) -> None:
 
 
 def test_suggested_sampling() -> None:
-    assert suggested({}) == {}
-    assert suggested({"do_sample": False, "temperature": 0.6}) == {"temperature": 0.0}
+    assert suggested_sampling({}) == {}
+    assert suggested_sampling({"do_sample": False, "temperature": 0.6}) == {"temperature": 0.0}
     found = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": 7, "top_p": None}
-    assert suggested(found) == {"temperature": 0.6, "top_k": 20}
+    assert suggested_sampling(found) == {"temperature": 0.6, "top_k": 20}

@@ -24,7 +24,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.tasks import Tasks
+from ostro.entrypoints.python import LocalModel
 
 ASKED: dict[str, Any] = {"width": 32, "height": 48, "steps": 3, "seed": 7, "guidance": 2.0}
 PROMPT = "hello world"
@@ -52,9 +52,9 @@ def adapter(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Iterator[Tasks]:
+def model(folder: Path) -> Iterator[LocalModel]:
     with ostro.load(folder, dtype="float32") as made:
-        assert isinstance(made, Tasks)
+        assert isinstance(made, LocalModel)
         yield made
 
 
@@ -80,7 +80,7 @@ def close(image: Any, expected: np.ndarray) -> bool:
     return np.abs(np.asarray(image).astype(int) - expected.astype(int)).max() <= 1
 
 
-def test_python_draws_what_the_model_draws(model: Tasks, expected: list[np.ndarray]) -> None:
+def test_python_draws_what_the_model_draws(model: LocalModel, expected: list[np.ndarray]) -> None:
     told: list[tuple[int, int, int]] = []
     images = model.draw(
         PROMPT, progress=lambda done, total, shown: told.append((done, total, len(shown))), **ASKED
@@ -95,7 +95,7 @@ def test_python_draws_what_the_model_draws(model: Tasks, expected: list[np.ndarr
     assert not close(model.draw("another text", **ASKED)[0], expected[0])
 
 
-def test_a_picture_to_start_from(model: Tasks, expected: list[np.ndarray]) -> None:
+def test_a_picture_to_start_from(model: LocalModel, expected: list[np.ndarray]) -> None:
     start = Image.new("RGB", (64, 64), (200, 30, 30))
     near = model.draw(PROMPT, image=start, strength=0.34, **ASKED)[0]
     assert near.size == (32, 48) and not close(near, expected[0])
@@ -113,7 +113,7 @@ def test_a_picture_to_start_from(model: Tasks, expected: list[np.ndarray]) -> No
     ],
 )
 def test_bad_then_good(
-    model: Tasks, expected: list[np.ndarray], given: dict[str, Any], said: str
+    model: LocalModel, expected: list[np.ndarray], given: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RequestError, match=said):
         model.draw(PROMPT, **{**ASKED, **given})
@@ -137,7 +137,9 @@ def test_the_command_writes_files(
     assert "--size" in capsys.readouterr().err
 
 
-def test_adapters_are_asked_for(model: Tasks, adapter: Path, expected: list[np.ndarray]) -> None:
+def test_adapters_are_asked_for(
+    model: LocalModel, adapter: Path, expected: list[np.ndarray]
+) -> None:
     assert model.adapters == []
     with pytest.raises(AdapterNotFound, match="'nobody'"):
         model.draw(PROMPT, adapters={"nobody": 0.5}, **ASKED)

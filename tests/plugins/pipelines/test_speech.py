@@ -27,7 +27,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.tasks import Tasks
+from ostro.entrypoints.python import LocalModel
 from ostro.plugins.pipelines.speech.sound import Sound
 
 TEXT = "[S1] Hello. [S2] Hello!"
@@ -53,9 +53,9 @@ def adapter(dia: Dia, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Iterator[Tasks]:
+def model(folder: Path) -> Iterator[LocalModel]:
     with ostro.load(folder, dtype="float32") as made:
-        assert isinstance(made, Tasks)
+        assert isinstance(made, LocalModel)
         yield made
 
 
@@ -76,7 +76,7 @@ def close(sound: np.ndarray, expected: np.ndarray, most: float = 1e-4) -> bool:
     return sound.shape == expected.shape and float(np.abs(sound - expected).max()) <= most
 
 
-def test_python_says_what_the_model_says(model: Tasks, expected: np.ndarray) -> None:
+def test_python_says_what_the_model_says(model: LocalModel, expected: np.ndarray) -> None:
     told: list[tuple[int, int]] = []
     sound = model.speak(TEXT, progress=lambda done, total: told.append((done, total)), **ASKED)
     assert close(sound.samples, expected) and sound.rate == RATE
@@ -107,7 +107,7 @@ def test_python_says_what_the_model_says(model: Tasks, expected: np.ndarray) -> 
     ids=lambda value: str(value)[:20],
 )
 def test_bad_then_good(
-    model: Tasks, expected: np.ndarray, given: dict[str, Any], said: str
+    model: LocalModel, expected: np.ndarray, given: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((RequestError, Unsupported), match=said):
         model.speak(TEXT, **{**ASKED, **given})
@@ -122,7 +122,7 @@ def test_bad_then_good(
     assert close(model.speak(TEXT, **ASKED).samples, expected)
 
 
-def test_adapters_are_asked_for(model: Tasks, adapter: Path, expected: np.ndarray) -> None:
+def test_adapters_are_asked_for(model: LocalModel, adapter: Path, expected: np.ndarray) -> None:
     assert model.adapters == []
     with pytest.raises(AdapterNotFound, match="'nobody'"):
         model.speak(TEXT, adapters=["nobody"], **ASKED)

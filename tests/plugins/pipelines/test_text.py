@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 from echo.engine import EchoEngine
-from echo.model import make_model
+from echo.model import make_model, served_echo
 
-from ostro.core.chat import load_template
 from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import RequestError, TemplateError, Unsupported
 from ostro.core.ipc.client import ThreadEngine
+from ostro.core.pipeline import TextDelta, parse
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.text import ChatRequest, CompletionRequest, Message, TextDelta, parse
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
 from ostro.plugins.pipelines.text.choice import Choice
 from ostro.plugins.pipelines.text.pipeline import Text
+from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, Message
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,7 @@ def with_text(
         echo = EchoEngine()
         engine = ThreadEngine(lambda report: echo)
         info = await engine.start()
-        given = {"template": load_template(tokenizer), "name": "echo", **options}
-        text = Text(engine, tokenizer, context=info.first.context, vocab=info.first.vocab, **given)
+        text = Text(served_echo(tokenizer, **options).ready(info.first), engine)
         try:
             await test(text, echo)
         finally:
@@ -145,7 +144,7 @@ def test_suggested_sampling_gives_way(tokenizer: Tokenizer) -> None:
         assert (first.temperature, first.top_k) == (0.6, 20)
         assert (second.temperature, second.top_k) == (0.9, 20)
 
-    with_text(tokenizer, test, defaults={"temperature": 0.6, "top_k": 20})
+    with_text(tokenizer, test, sampling={"temperature": 0.6, "top_k": 20})
 
 
 def choice_of(tokenizer: Tokenizer, *stops: str, **options: Any) -> Choice:

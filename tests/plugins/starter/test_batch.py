@@ -11,7 +11,7 @@ import torch
 
 from ostro import load
 from ostro.core.adapters.adapter import Mixture
-from ostro.entrypoints.python import Text
+from ostro.entrypoints.python import LocalModel
 from ostro.plugins.conformance.parity import greedy
 from ostro.plugins.starter import FOLDERS, WEIGHTS
 
@@ -33,22 +33,22 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Say it l
 
 
 @pytest.fixture(scope="module")
-def starter() -> Iterator[Text]:
+def starter() -> Iterator[LocalModel]:
     model = load(dtype="float32", deterministic=True)
-    assert isinstance(model, Text)
+    assert isinstance(model, LocalModel)
     with model:
         for reference in FOLDERS["adapter"]:
             model.load_adapter(reference.partition("/")[2], reference)
         yield model
 
 
-def mixtures(model: Text) -> list[Mixture]:
+def mixtures(model: LocalModel) -> list[Mixture]:
     tokens = model.encode(QUESTION)
     return [model.mixture(scales, tokens) for scales in ASKED]
 
 
 def test_an_adapter_brings_its_template_where_it_is_asked_for_alone(
-    starter: Text, tmp_path: Path
+    starter: LocalModel, tmp_path: Path
 ) -> None:
     folder = copytree(FOLDERS["adapter"]["starter/pirate"], tmp_path / "own")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -61,17 +61,17 @@ def test_an_adapter_brings_its_template_where_it_is_asked_for_alone(
     starter.unload_adapter("own")
 
 
-def test_a_mixture_is_the_same_where_its_members_are_there_already(starter: Text) -> None:
+def test_a_mixture_is_the_same_where_its_members_are_there_already(starter: LocalModel) -> None:
     """They lie otherwise as members: each part of a fused linear for itself."""
     tokens = starter.encode(QUESTION)
     said = starter.logits(tokens, adapters=["mix"])
     with load(dtype="float32", deterministic=True) as fresh:
-        assert isinstance(fresh, Text)
+        assert isinstance(fresh, LocalModel)
         fresh.load_adapter("mix", "starter/mix")
         assert torch.equal(fresh.logits(tokens, adapters=["mix"]), said)
 
 
-def test_every_request_of_a_batch_says_what_it_says_alone(starter: Text) -> None:
+def test_every_request_of_a_batch_says_what_it_says_alone(starter: LocalModel) -> None:
     tokens, chosen = starter.encode(QUESTION), mixtures(starter)
     together = greedy(starter.engine, [tokens] * len(chosen), 16, chosen)
     alone = [greedy(starter.engine, [tokens], 16, [mixture])[0] for mixture in chosen]
@@ -79,7 +79,7 @@ def test_every_request_of_a_batch_says_what_it_says_alone(starter: Text) -> None
     assert len({tuple(said) for said in together}) >= 5, "adapters say different things"
 
 
-def test_every_row_has_the_bits_that_it_has_alone(starter: Text) -> None:
+def test_every_row_has_the_bits_that_it_has_alone(starter: LocalModel) -> None:
     """Hidden states of whole prompts, X-LoRA's two passes included."""
     engine, tokens = starter.engine, starter.encode(QUESTION)
     adapter_pool = engine.runner.adapter_pool

@@ -20,7 +20,7 @@ from ostro.core.load.planning import PlanRequest
 from ostro.core.load.quantize import makers
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings
-from ostro.entrypoints.python import open_tokenizer
+from ostro.entrypoints.open import open_tokenizer
 from ostro.entrypoints.quality.measure import Reference, listen, opened
 from ostro.entrypoints.quality.text import read_text, windows
 from ostro.entrypoints.quality.truth import differ, join

@@ -27,8 +27,7 @@ from ostro.core.errors import (
 )
 from ostro.core.records import Settings
 from ostro.core.tokenizer import load_tokenizer
-from ostro.entrypoints.python import open_model
-from ostro.entrypoints.tasks import Tasks
+from ostro.entrypoints.python import LocalModel, open_model
 from ostro.plugins.pipelines.transcription.controls import Controls, read_config
 from ostro.plugins.pipelines.transcription.transcript import Transcript
 
@@ -41,9 +40,9 @@ PLAIN: dict[str, Any] = {
 SEEDS = (0, 1)
 
 
-def open_tiny(folder: Path) -> Tasks:
+def open_tiny(folder: Path) -> LocalModel:
     model = open_model(Settings(reference=str(folder), dtype="float32", threads=1))
-    assert isinstance(model, Tasks)
+    assert isinstance(model, LocalModel)
     return model
 
 
@@ -80,7 +79,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Pair
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: Any) -> Iterator[Tasks]:
+def tiny(tmp_path_factory: Any) -> Iterator[LocalModel]:
     folder = tmp_path_factory.mktemp("whisper")
     make_whisper(folder, 0)
     with open_tiny(folder) as model:
@@ -121,7 +120,7 @@ def test_language_and_task_are_what_is_asked_for(pair: Pair) -> None:
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_prompt_and_earlier_text_come_before_a_window(pair: Pair, follow: bool) -> None:
-    words = pair.ours.pipeline("transcribe").served.tokenizer.encode(" Ada", special=False)
+    words = pair.ours.pipeline("transcribe").model.tokenizer.encode(" Ada", special=False)
     guide = torch.tensor([IDS["startofprev"], *words])
     how = {"task": "transcribe", "language": "en", "prompt_ids": guide}
     options = {"language": "en", "prompt": "Ada ", "follow": follow}
@@ -158,7 +157,7 @@ def test_without_times_a_sound_is_one_text(tmp_path: Path) -> None:
     pair.ours.close()
 
 
-def test_a_text_that_looks_wrong_is_written_again(tiny: Tasks) -> None:
+def test_a_text_that_looks_wrong_is_written_again(tiny: LocalModel) -> None:
     hot = {"temperatures": (0.0, 0.4, 0.9), "seed": 7}
     never = tiny.transcribe(sound(2), **{**PLAIN, **hot}, language="en")
     assert {each.temperature for each in never.segments} == {0.0}
@@ -175,7 +174,7 @@ def test_a_text_that_looks_wrong_is_written_again(tiny: Tasks) -> None:
         assert each.avg_logprob >= improbable or each.temperature == 0.9
 
 
-def test_segments_come_as_they_are_written(tiny: Tasks) -> None:
+def test_segments_come_as_they_are_written(tiny: LocalModel) -> None:
     pipeline = tiny.pipeline("transcribe")
 
     async def first() -> Any:
@@ -186,16 +185,16 @@ def test_segments_come_as_they_are_written(tiny: Tasks) -> None:
             await segments.aclose()
 
     assert tiny.wait(first()) == tiny.transcribe(sound(4), **PLAIN).segments[0]
-    assert tiny.engine.requests == 0
+    assert not tiny.engine.live
 
 
-def test_adapters_are_asked_for(tiny: Tasks) -> None:
+def test_adapters_are_asked_for(tiny: LocalModel) -> None:
     with pytest.raises(AdapterNotFound, match="'nobody'"):
         tiny.transcribe(sound(1), adapters=["nobody"], **PLAIN)
     assert tiny.transcribe(sound(1), adapters={}, **PLAIN) == tiny.transcribe(sound(1), **PLAIN)
 
 
-def test_sounds_under_way_at_once_say_what_they_say_alone(tiny: Tasks) -> None:
+def test_sounds_under_way_at_once_say_what_they_say_alone(tiny: LocalModel) -> None:
     sounds = [sound(1.2 + i / 2, i) for i in range(4)]
     pipeline = tiny.pipeline("transcribe")
 
@@ -237,7 +236,7 @@ def test_a_model_without_a_generation_config_is_known_by_its_tokenizer(tmp_path:
     ]
 
 
-def test_a_file_says_what_its_samples_say(tiny: Tasks, tmp_path: Path) -> None:
+def test_a_file_says_what_its_samples_say(tiny: LocalModel, tmp_path: Path) -> None:
     samples, data = sound(2.2, 8), io.BytesIO()
     soundfile.write(data, samples, 16000, format="WAV", subtype="FLOAT")
     file = tmp_path / "sound.wav"
@@ -260,12 +259,12 @@ def test_a_file_says_what_its_samples_say(tiny: Tasks, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(tiny: Tasks, options: dict[str, Any], said: str) -> None:
+def test_wrong_options_are_refused(tiny: LocalModel, options: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         tiny.transcribe(sound(1), **options)
 
 
-def test_what_is_no_sound_is_refused(tiny: Tasks) -> None:
+def test_what_is_no_sound_is_refused(tiny: LocalModel) -> None:
     with pytest.raises(RequestError, match="least"):
         tiny.transcribe(sound(0.05))
     with pytest.raises(RequestError, match="one channel"):

@@ -1,0 +1,117 @@
+"""Finds a model: its files, architecture, tokenizer, chat template and suggested sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from ostro.core.chat import ChatTemplate, load_template
+from ostro.core.errors import OstroError, Unsupported
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.load.open import (
+    architecture_of,
+    generation_defaults,
+    header_config,
+    open_container,
+)
+from ostro.core.load.open import find as find_path
+from ostro.core.pipeline import ServedModel
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import STARTER, Settings, resolve
+from ostro.core.tokenizer import Tokenizer, load_tokenizer
+
+WITHOUT_TOKENIZER = frozenset({"draw", "speak"})
+"""Tasks whose pipelines find the tokenizers of their models themselves."""
+
+SUGGESTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of generation_config.json that hold where a request does not set them."""
+
+
+def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
+    """Find the model of the settings, download it if necessary, and read all but its weights.
+
+    Raises an OstroError that says what is missing or malformed.
+    """
+    path = find_path(settings, plugins)
+    dummy = settings.dummy_weights is not None
+    with closing(open_container(path, plugins, dummy=dummy)) as container:
+        raw = container.config()
+        architecture = architecture_of(container, raw, settings, plugins)
+        if raw is None and architecture.inputs is not None:
+            raw = header_config(container, architecture)
+        suggested = suggested_sampling(generation_defaults(container))
+    if not architecture.tasks:
+        raise Unsupported(
+            f"{path.name}: {architecture.name} cannot be served on its own; load a model that is "
+            "built on it"
+        )
+    model = ServedModel(
+        settings=settings,
+        path=path,
+        name=name_of(settings),
+        architecture=architecture,
+        raw_config=raw or {},
+        sampling=suggested,
+    )
+    return with_tokenizer(model, plugins)
+
+
+def with_tokenizer(model: ServedModel, plugins: PluginManager) -> ServedModel:
+    """The model with its tokenizer and its chat template, or those that the settings name.
+
+    Weights of a dummy shape have the tokenizer of the reference beside them.
+    """
+    from dataclasses import replace
+
+    settings = model.settings
+    path = Path(settings.tokenizer) if settings.tokenizer else model.path
+    if settings.tokenizer is None and settings.dummy_weights is not None:
+        path = plugins.locate(settings.reference or STARTER, settings)
+    try:
+        tokenizer = open_tokenizer(path, plugins)
+    except OstroError:
+        if set(model.tasks) <= WITHOUT_TOKENIZER:
+            return model
+        raise
+    file = Path(settings.chat_template) if settings.chat_template else None
+    template: ChatTemplate | None = None
+    if file is not None or tokenizer.chat_template:
+        template = load_template(tokenizer, file=file)
+    return replace(model, tokenizer=tokenizer, template=template)
+
+
+def open_tokenizer(path: Path, plugins: PluginManager) -> Tokenizer:
+    """The tokenizer at a local path; that of a GGUF file is in its header."""
+    if path.suffix != ".gguf":
+        return load_tokenizer(path)
+    with closing(open_container(path, plugins)) as container:
+        return load_tokenizer(path, metadata=container.metadata)
+
+
+def make_pipelines(
+    model: ServedModel, engine: AsyncEngine, plugins: PluginManager
+) -> dict[str, Any]:
+    """The pipelines of a model's tasks, by task; tasks without a pipeline are left out."""
+    records = plugins.collect("pipelines")
+    known: Collection[str] = [task for task in model.tasks if task in records]
+    return {task: resolve(records[task].pipeline)(model, engine) for task in known}
+
+
+def name_of(settings: Settings) -> str:
+    """The name of a model in requests. It is never a path, which would reveal folders here."""
+    reference = settings.dummy_weights or settings.reference or STARTER
+    if settings.name:
+        return settings.name
+    path = Path(reference)
+    if not path.exists():
+        return reference
+    return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def suggested_sampling(config: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling that a generation_config.json suggests, as fields of `Sampling`."""
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    return {name: config[name] for name in SUGGESTED if isinstance(config.get(name), int | float)}

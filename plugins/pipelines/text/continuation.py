@@ -1,0 +1,92 @@
+"""One prompt being continued: token outputs of the engine become text deltas of its choices."""
+
+from __future__ import annotations
+
+from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.pipeline import TextDelta, Usage
+from ostro.core.tokenizer import Tokenizer
+from ostro.core.tokenizer.stop import Stop
+from ostro.plugins.pipelines.text.choice import Choice
+
+
+class PromptContinuation:
+    """See `ostro.core.pipeline.Continuation`.
+
+    `usage` counts tokens as outputs come. `generations` are those of the adapters that the engine
+    applied.
+    """
+
+    def __init__(
+        self,
+        request: TokenRequest,
+        tokenizer: Tokenizer,
+        *,
+        stops: tuple[str, ...] = (),
+        keep_stop: bool = False,
+        echo: str | None = None,
+        prompt_logprobs: bool = False,
+        first: int = 0,
+    ) -> None:
+        """Stop strings stay in the text with `keep_stop`. `echo` is the prompt's text where the
+        answer begins with it. `prompt_logprobs` are reported if requested; choices are numbered
+        from `first`.
+        """
+        self.request, self.tokenizer, self.echo = request, tokenizer, echo
+        self.prompt_logprobs = prompt_logprobs
+        self.usage = Usage(prompt=len(request.tokens))
+        self.generations: list[str] = []
+        rules = request.sampling
+        self.choices = [
+            Choice(
+                first + index,
+                tokenizer.detokenizer(prompt=request.tokens),
+                Stop(stops, keep=keep_stop),
+                min_tokens=rules.min_tokens,
+                logprobs=rules.logprobs is not None,
+            )
+            for index in range(rules.n)
+        ]
+        self.begun = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all choices have ended."""
+        return all(choice.done for choice in self.choices)
+
+    def add(self, output: TokenOutput) -> list[TextDelta]:
+        """The deltas that an output makes certain; none for a choice that has ended."""
+        choice, deltas = self.choices[output.index], list[TextDelta]()
+        if not self.begun and (output.prompt_tokens or output.finish):
+            self.begun = True
+            deltas = self.begin(output)
+        if choice.done:
+            return deltas
+        before = choice.tokens
+        delta = choice.add(output)
+        self.usage.completion += choice.tokens - before
+        if delta.text or delta.finish or delta.logprobs:
+            deltas.append(delta)
+        return deltas
+
+    def begin(self, output: TokenOutput) -> list[TextDelta]:
+        """The deltas before the generated text: the prompt and its logprobs, if requested."""
+        self.usage.cached += output.cached
+        self.generations += output.generations
+        known = self.logprobs_of_prompt(output)
+        reported = known if self.prompt_logprobs else None
+        if self.echo is None:
+            index = self.choices[0].index
+            return [TextDelta(index=index, prompt_logprobs=reported)] if reported else []
+        tokens, detokenizer = self.request.tokens, self.tokenizer.detokenizer()
+        texts = [detokenizer.add([token]) for token in tokens]
+        deltas = [choice.echo(self.echo, tokens, texts, known) for choice in self.choices]
+        for delta in deltas:
+            delta.prompt_logprobs = reported
+        return deltas
+
+    def logprobs_of_prompt(self, output: TokenOutput) -> list[TokenLogprobs | None] | None:
+        """The prompt's logprobs as the engine reports them, one entry per token."""
+        known = output.prompt_logprobs
+        if known is None or self.request.sampling.prompt_logprobs is None:
+            return None
+        return [*known, *[None] * (len(self.request.tokens) - len(known))]
