@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.engine.request import AdapterRef, Sampling, TokenLogprobs, TokenOutput, TokenRequest
-from ostro.core.errors import Overloaded, UsageError
+from ostro.core.engine.request import AdapterRef, TokenLogprobs, TokenOutput
+from ostro.core.errors import UsageError
 from ostro.core.ipc.local import LocalClient, LocalEngine
 from ostro.core.ipc.messages import AdapterInfo, Requantize
 from ostro.core.media import Inputs, Prompt
@@ -234,26 +234,7 @@ class LocalModel:
         """Logits [T, vocab] float32 of every position of a prompt, under `adapters`."""
         self.check_open()
         prompt = self.prompt(x, adapters=adapters)
-        nothing = Sampling(max_tokens=0, prompt_logprobs=0)
-        self.engine.check(TokenRequest(id="logits", tokens=prompt.tokens, sampling=nothing))
-        from ostro.core.engine.engine import media_under
-
-        mixture, adapter_pool = (
-            self.mixture(adapters, prompt.tokens),
-            self.registry.loader.adapter_pool,
-        )
-        held = adapter_pool.hold(mixture)
-        if held is None:
-            raise Overloaded("there is no room on the device for these adapters now")
-        try:
-            return self.engine.runner.logits(
-                prompt.tokens,
-                items=media_under(prompt.items, mixture),
-                positions=prompt.positions,
-                held=held,
-            )
-        finally:
-            adapter_pool.let_go(held)
+        return self.engine.logits(prompt, self.mixture(adapters, prompt.tokens))
 
     @property
     def text(self) -> TextPipeline:

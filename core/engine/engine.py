@@ -15,15 +15,23 @@ import torch
 from msgspec.structs import replace
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
+from ostro.core.adapters.pool import NOTHING
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.blocks import BlockManager, next_key, seed_key
-from ostro.core.engine.request import Finish, Stats, TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.engine.request import (
+    Finish,
+    Sampling,
+    Stats,
+    TokenLogprobs,
+    TokenOutput,
+    TokenRequest,
+)
 from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.sampler import SamplerOutput
 from ostro.core.engine.scheduler import Scheduler
 from ostro.core.engine.sequence import Sequence
-from ostro.core.errors import ContextLengthExceeded, RequestError
-from ostro.core.media import Item
+from ostro.core.errors import ContextLengthExceeded, Overloaded, RequestError
+from ostro.core.media import Item, Prompt
 
 
 class Engine:
@@ -169,6 +177,29 @@ class Engine:
                 "ones, or load with a larger --context",
                 param="messages",
             )
+
+    def logits(self, prompt: Prompt, mixture: Mixture = EMPTY) -> torch.Tensor:
+        """Logits [T, vocab] float32 of every position of a prompt, on the host, under adapters.
+
+        Raises RequestError for a prompt that can never run, Overloaded where the device has no room
+        for the adapters now.
+        """
+        nothing = Sampling(max_tokens=0, prompt_logprobs=0)
+        request = TokenRequest(id="logits", tokens=prompt.tokens, sampling=nothing)
+        self.check(request)
+        self.check_length(request, mixture)
+        pool = self.runner.adapter_pool
+        held = NOTHING if pool is None else pool.hold(mixture)
+        if held is None:
+            raise Overloaded("the device has no room for these adapters now; try again")
+        try:
+            items = media_under(prompt.items, mixture)
+            return self.runner.logits(
+                prompt.tokens, items=items, positions=prompt.positions, held=held
+            )
+        finally:
+            if pool is not None:
+                pool.let_go(held)
 
     def abort(self, id: str, index: int | None = None) -> list[TokenOutput]:
         """Drop a request, or one choice of it; gives the last output of each choice dropped.
