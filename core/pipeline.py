@@ -151,7 +151,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def parse(body: Mapping[str, Any], kind: type[R]) -> R:
-    """Read a request from parsed JSON. A field that is null counts as absent. `kind` may have `ignored` and `unsupported` fields.
+    """Read a request from parsed JSON. A field that is null counts as absent.
+
+    `kind` may have `ignored` and `unsupported` fields, as `ModelTarget` has.
 
     Raises RequestError naming an unknown or mistyped field, so that a misspelled one is not dropped
     silently, and Unsupported for a field that asks for what is not implemented.

@@ -6,20 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from ostro.core.text import (
-    AdapterChoice,
-    ChatRequest,
-    CompletionRequest,
-    ContentPart,
-    Message,
-    StreamOptions,
-    parse,
-)
 
+from ostro.core.pipeline import AdapterChoice, StreamOptions, parse
 from ostro.entrypoints.http.admin import LoadRequest, UnloadRequest
 from ostro.entrypoints.http.images import ImageRequest
 from ostro.entrypoints.http.speech import SpeechRequest
 from ostro.entrypoints.http.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest
+from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, ContentPart, Message
 
 REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     ChatRequest: {"messages": "hi"},
