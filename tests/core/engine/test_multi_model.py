@@ -1,0 +1,449 @@
+"""The multi-model engine over engines that record calls: routing, adapters, abort, counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ostro.core.adapters.adapter import EMPTY, LoadedAdapter, Mixture, WeightedAdapter
+from ostro.core.engine import multi_model
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.jobs import JobEngine
+from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
+from ostro.core.engine.pooling import PoolingEngine
+from ostro.core.engine.request import (
+    DEFAULT,
+    AdapterRef,
+    JobOutput,
+    JobRequest,
+    PoolingRequest,
+    Request,
+    Stats,
+    TokenOutput,
+    TokenRequest,
+)
+from ostro.core.errors import (
+    AdapterConflict,
+    AdapterError,
+    AdapterNotFound,
+    NotFound,
+    OstroError,
+    Overloaded,
+    RequestError,
+    Unsupported,
+    UsageError,
+)
+from ostro.core.ipc.messages import AdapterCommand, AdapterInfo, AdapterResult, Failed, Requantize
+
+
+class Recorded:
+    """An engine that records its calls in `log` and finishes one request in each step."""
+
+    def __init__(self, name: str, log: list[tuple[str, str]], kind: type, counted: Stats) -> None:
+        self.name, self.log, self.kind, self.counted = name, log, kind, counted
+        self.live: dict[str, Mixture] = {}
+        self.refuses: OstroError | None = None
+        self.context, self.vocab, self.eos_ids = 10, 20, frozenset({3, 1})
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.live)
+
+    def submit(self, request: Request, mixture: Mixture = EMPTY) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.live[request.id] = mixture
+
+    def abort(self, id: str, index: int | None = None) -> list[Any]:
+        self.log.append((self.name, f"abort {id} {index}"))
+        return [self.kind(id=id, finish="abort")] if self.live.pop(id, None) is not None else []
+
+    def step(self) -> list[Any]:
+        self.log.append((self.name, "step"))
+        return [self.kind(id=self.live.popitem()[0], finish="stop")]
+
+    def stats(self) -> Stats:
+        return self.counted
+
+    def close(self) -> None:
+        self.log.append((self.name, "close"))
+
+
+class Tokens(Recorded, Engine):  # type: ignore[misc]
+    """The engine of a model that generates tokens."""
+
+
+class Pooling(Recorded, PoolingEngine):  # type: ignore[misc]
+    """The engine of a model that reads whole inputs."""
+
+    def abort(self, id: str) -> list[Any]:  # type: ignore[override]
+        return super().abort(id)
+
+
+class Jobs(Recorded, JobEngine):  # type: ignore[misc]
+    """The engine of a model that does jobs."""
+
+    def abort(self, id: str) -> list[Any]:  # type: ignore[override]
+        return super().abort(id)
+
+
+class Adapters:
+    """A registry whose adapters are read when the test says so."""
+
+    def __init__(self, name: str, log: list[tuple[str, str]], *known: str) -> None:
+        self.name, self.log, self.known = name, log, set(known)
+        self.loaded = set[str]()
+        self.waiting: list[tuple[str, Callable[[], None], Callable[[OstroError], None]]] = []
+        self.done: Callable[[OstroError | None], None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting)
+
+    def ask(
+        self,
+        wanted: Sequence[AdapterRef],
+        go: Callable[[], None],
+        fail: Callable[[OstroError], None],
+    ) -> Any:
+        [name] = [each.name for each in wanted]
+        if name not in self.known:
+            raise AdapterNotFound(f"no adapter {name}")
+        if name in self.loaded:
+            go()
+            return None
+        self.waiting.append((name, go, fail))
+        return self.waiting[-1]
+
+    def read(self, name: str, error: OstroError | None = None) -> None:
+        """Reading of an adapter ends."""
+        self.loaded.add(name)
+        ready = [each for each in self.waiting if each[0] == name]
+        self.waiting = [each for each in self.waiting if each[0] != name]
+        for _, go, fail in ready:
+            go() if error is None else fail(error)
+
+    def forget(self, waiting: Any) -> None:
+        self.waiting.remove(waiting)
+
+    def mixture(self, wanted: Sequence[AdapterRef], tokens: Sequence[int] = ()) -> Mixture:
+        [each] = wanted
+        self.log.append((self.name, f"mixture {each.name} {list(tokens)}"))
+        adapter = LoadedAdapter(generation=each.name, kind="lora", rank=1, pages=1)
+        return Mixture((WeightedAdapter(adapter, each.scale),))
+
+    def load(self, name: str, reference: str, done: Any, **fields: Any) -> None:
+        self.log.append((self.name, f"load {name} {reference} {fields}"))
+        self.done = done
+
+    def unload(self, name: str, expected: str | None = None) -> None:
+        if name not in self.known:
+            raise AdapterNotFound(f"no adapter {name}")
+        self.log.append((self.name, f"unload {name} {expected}"))
+
+    def register(self, name: str, reference: str, **fields: Any) -> None:
+        self.log.append((self.name, f"register {name} {reference} {fields}"))
+
+    def facts(self) -> list[AdapterInfo]:
+        return [AdapterInfo(name=name, reference="r") for name in sorted(self.known)]
+
+    def poll(self) -> None:
+        self.log.append((self.name, "poll"))
+
+    def close(self) -> None:
+        self.log.append((self.name, "close"))
+
+
+class ThreeModels:
+    """Model "chat" generates tokens and makes vectors, "draw" does jobs, "other" makes tokens."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, str]] = []
+        self.chat = Tokens("chat", self.log, TokenOutput, Stats(steps=3, running=1))
+        self.vectors = Pooling("vectors", self.log, JobOutput, Stats(waiting=5))
+        self.draw = Jobs("draw", self.log, JobOutput, Stats())
+        self.other = Tokens("other", self.log, TokenOutput, Stats(steps=4, waiting=2))
+        self.adapters: Any = Adapters("adapters", self.log, "x", "y")
+        self.engine = MultiModelEngine(
+            {
+                "chat": ModelEntry(self.chat, self.vectors, registry=self.adapters),
+                "draw": ModelEntry(jobs=self.draw),
+                "other": ModelEntry(self.other),
+            }
+        )
+
+
+@pytest.fixture
+def made() -> ThreeModels:
+    return ThreeModels()
+
+
+def tokens(id: str = "a", model: str = DEFAULT, adapter: str = "") -> TokenRequest:
+    adapters = (AdapterRef(name=adapter, scale=0.5),) if adapter else ()
+    return TokenRequest(id=id, tokens=[7, 8], model=model, adapters=adapters)
+
+
+# Routing
+
+
+def test_a_request_goes_to_the_model_it_names(made: ThreeModels) -> None:
+    for request in (
+        tokens("a", "chat"),
+        tokens("b", "other"),
+        PoolingRequest(id="c", inputs=[[1]], model="chat"),
+        JobRequest(id="d", model="draw"),
+    ):
+        made.engine.submit(request)
+    parts = (made.chat, made.other, made.vectors, made.draw)
+    assert [list(part.live) for part in parts] == [["a"], ["b"], ["c"], ["d"]]
+    assert made.chat.live["a"] is EMPTY
+
+
+def test_the_default_name_is_that_of_the_first_model(made: ThreeModels) -> None:
+    made.engine.submit(tokens("a"))
+    made.engine.submit(PoolingRequest(id="b", inputs=[[1]]))
+    assert "a" in made.chat.live and "b" in made.vectors.live
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones(made: ThreeModels) -> None:
+    with pytest.raises(NotFound, match="there is no model 'nope'; there are chat, draw, other"):
+        made.engine.submit(tokens("a", "nope"))
+    with pytest.raises(NotFound):
+        made.engine.requantize(Requantize(id="q", model="nope"), lambda *_: None)
+    with pytest.raises(NotFound):
+        made.engine.adapt(AdapterCommand(id="q", do="list", model="nope"))
+    assert not made.engine.busy
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        tokens("a", "draw"),
+        PoolingRequest(id="a", inputs=[[1]], model="other"),
+        JobRequest(id="a", model="chat"),
+    ],
+)
+def test_a_task_that_a_model_does_not_do_is_refused(made: ThreeModels, request_: Request) -> None:
+    with pytest.raises(Unsupported, match=f"{request_.model} does no {type(request_).__name__}"):
+        made.engine.submit(request_)
+
+
+def test_a_request_that_its_engine_refuses_raises(made: ThreeModels) -> None:
+    made.chat.refuses = RequestError("the prompt is empty", param="prompt")
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        made.engine.submit(tokens("a"))
+
+
+def test_facts_are_those_of_tokens_then_of_vectors(made: ThreeModels) -> None:
+    only = MultiModelEngine({"vectors": ModelEntry(reader=made.vectors)})
+    chat, draw = made.engine.facts["chat"], made.engine.facts["draw"]
+    assert (chat.context, chat.vocab, chat.eos_ids) == (10, 20, [1, 3])
+    assert (draw.context, draw.vocab, draw.eos_ids) == (0, 0, [])
+    assert (only.facts["vectors"].context, only.facts["vectors"].eos_ids) == (10, [])
+    assert list(made.engine.facts) == ["chat", "draw", "other"]
+
+
+# Turns
+
+
+def test_each_engine_with_work_runs_one_step_in_a_pass(made: ThreeModels) -> None:
+    for request in (tokens("a"), tokens("b"), JobRequest(id="c", model="draw")):
+        made.engine.submit(request)
+    assert [output.id for output in made.engine.step()] == ["b", "c"]
+    assert made.log == [("adapters", "poll"), ("chat", "step"), ("draw", "step")]
+    assert made.engine.busy
+    assert [output.id for output in made.engine.step()] == ["a"]
+    assert not made.engine.busy
+
+
+def test_a_pass_sleeps_only_while_adapters_alone_are_read(
+    made: ThreeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = list[float]()
+    monkeypatch.setattr(time, "sleep", slept.append)
+    made.engine.submit(tokens("a", adapter="x"))
+    assert made.engine.busy and made.engine.step() == []
+    assert slept == [multi_model.PAUSE]
+    made.engine.submit(tokens("b"))
+    made.engine.step()
+    assert slept == [multi_model.PAUSE]
+
+
+def test_counters_of_all_models_are_summed(made: ThreeModels) -> None:
+    stats = made.engine.stats()
+    assert (stats.steps, stats.running, stats.waiting) == (7, 1, 2)
+    alone = MultiModelEngine({"chat": ModelEntry(made.chat)}).stats()
+    assert alone is made.chat.counted
+
+
+def test_close_closes_all_engines_and_registries(made: ThreeModels) -> None:
+    made.engine.close()
+    assert made.log == [
+        (name, "close") for name in ("chat", "vectors", "draw", "other", "adapters")
+    ]
+
+
+# Adapters
+
+
+def test_a_request_waits_until_its_adapter_is_read(made: ThreeModels) -> None:
+    made.engine.submit(tokens("a", adapter="x"))
+    assert not made.chat.live and made.engine.busy
+    made.adapters.read("y")
+    assert not made.chat.live
+    made.adapters.read("x")
+    assert made.chat.live["a"].generations == ("x",) and not made.engine.waiting
+    assert made.log == [("adapters", "mixture x [7, 8]")]
+    made.engine.submit(tokens("b", adapter="x"))
+    assert "b" in made.chat.live, "a known adapter is not waited for"
+
+
+def test_a_pooling_request_may_have_adapters(made: ThreeModels) -> None:
+    adapters = (AdapterRef(name="x"),)
+    made.engine.submit(PoolingRequest(id="a", inputs=[[1]], adapters=adapters))
+    made.adapters.read("x")
+    assert made.vectors.live["a"].generations == ("x",)
+    assert made.log == [("adapters", "mixture x []")], "invocations are looked for in prompts alone"
+
+
+def test_adapters_of_a_model_that_takes_none_are_refused(made: ThreeModels) -> None:
+    with pytest.raises(AdapterNotFound, match="other takes no adapters"):
+        made.engine.submit(tokens("a", "other", adapter="x"))
+    with pytest.raises(AdapterNotFound, match="other takes no adapters"):
+        made.engine.adapt(AdapterCommand(id="q", do="list", model="other"))
+    with pytest.raises(AdapterNotFound, match="no adapter z"):
+        made.engine.submit(tokens("a", adapter="z"))
+    assert not made.engine.waiting
+
+
+def test_a_request_whose_adapter_cannot_be_read_fails_alone(made: ThreeModels) -> None:
+    made.engine.submit(tokens("a", adapter="x"))
+    made.engine.submit(tokens("b", adapter="y"))
+    made.adapters.read("x", AdapterError("it is damaged"))
+    [failed] = made.engine.events()
+    assert isinstance(failed, Failed) and (failed.id, failed.message) == ("a", "it is damaged")
+    assert isinstance(failed.error(), AdapterError)
+    assert list(made.engine.waiting) == ["b"] and made.engine.events() == []
+
+
+def test_a_request_that_is_refused_once_its_adapter_is_read_fails_alone(made: ThreeModels) -> None:
+    made.engine.submit(tokens("a", adapter="x"))
+    made.chat.refuses = Overloaded("there is no room")
+    made.adapters.read("x")
+    [failed] = made.engine.events()
+    assert isinstance(failed, Failed) and failed.id == "a"
+    assert isinstance(failed.error(), Overloaded) and not made.engine.waiting
+
+
+def test_a_request_that_is_refused_with_a_known_adapter_raises(made: ThreeModels) -> None:
+    made.adapters.read("x")
+    made.chat.refuses = Overloaded("there is no room")
+    with pytest.raises(Overloaded):
+        made.engine.submit(tokens("a", adapter="x"))
+    assert made.engine.events() == []
+
+
+# Abort
+
+
+def test_abort_reaches_the_engine_that_has_the_request(made: ThreeModels) -> None:
+    made.engine.submit(tokens("a"))
+    made.engine.submit(JobRequest(id="b", model="draw"))
+    assert [type(output) for output in made.engine.abort("a", 2)] == [TokenOutput]
+    assert made.log == [
+        ("chat", "abort a 2"),
+        ("vectors", "abort a None"),
+        ("draw", "abort a None"),
+        ("other", "abort a 2"),
+    ]
+    assert [type(output) for output in made.engine.abort("b")] == [JobOutput]
+    assert made.engine.abort("unknown") == [] and not made.engine.busy
+
+
+def test_a_request_that_is_aborted_while_it_waits_is_not_submitted(made: ThreeModels) -> None:
+    made.engine.submit(tokens("a", adapter="x"))
+    made.engine.submit(tokens("b", adapter="x"))
+    assert made.engine.abort("a") == []
+    made.adapters.read("x")
+    assert list(made.chat.live) == ["b"] and not made.engine.waiting
+
+
+# Commands
+
+
+def test_requantize_is_done_by_the_model_that_is_named(made: ThreeModels) -> None:
+    asked = list[Requantize]()
+
+    def requantize(message: Requantize, report: Any) -> list[str]:
+        asked.append(message)
+        report("reading weights", 1, 2)
+        return ["told"]
+
+    engine = MultiModelEngine(
+        {"chat": ModelEntry(made.chat), "other": ModelEntry(made.other, requantize=requantize)}
+    )
+    message, progress = Requantize(id="q", model="other", quant="q4_0"), list[tuple[Any, ...]]()
+    assert engine.requantize(message, lambda *news: progress.append(news)) == ["told"]
+    assert asked == [message] and progress == [("reading weights", 1, 2)]
+
+
+def test_an_error_of_requantize_reaches_the_caller(made: ThreeModels) -> None:
+    def refuse(message: Requantize, report: Any) -> list[str]:
+        raise UsageError("no such format")
+
+    engine = MultiModelEngine({"chat": ModelEntry(made.chat, requantize=refuse)})
+    with pytest.raises(UsageError, match="no such format"):
+        engine.requantize(Requantize(id="q"), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("command", "noted"),
+    [
+        ({"do": "list"}, []),
+        ({"do": "unload", "name": "x", "expected": "g"}, ["unload x g"]),
+        (
+            {"do": "register", "name": "z", "reference": "r", "pinned": True},
+            ["register z r {'generation': None, 'pinned': True}"],
+        ),
+    ],
+)
+def test_commands_on_adapters_are_answered_with_all_of_them(
+    made: ThreeModels, command: dict[str, Any], noted: list[str]
+) -> None:
+    made.engine.adapt(AdapterCommand(id="q", **command))
+    [answer] = made.engine.events()
+    assert isinstance(answer, AdapterResult) and answer.id == "q"
+    assert [each.name for each in answer.adapters] == ["x", "y"]
+    assert [what for _, what in made.log] == noted
+
+
+def test_a_load_is_answered_when_it_has_ended(made: ThreeModels) -> None:
+    for error in (None, AdapterConflict("the name is taken")):
+        made.engine.adapt(AdapterCommand(id="q", do="load", name="z", reference="r", inplace=True))
+        assert made.engine.events() == []
+        made.adapters.done(error)
+        [answer] = made.engine.events()
+        assert isinstance(answer, Failed if error else AdapterResult) and answer.id == "q"
+    asked = "load z r {'inplace': True, 'expected': None, 'pinned': False}"
+    assert made.log == [("adapters", asked)] * 2
+
+
+def test_a_read_is_answered_when_the_adapter_is_read(made: ThreeModels) -> None:
+    made.engine.adapt(AdapterCommand(id="q", do="read", name="x"))
+    assert made.engine.events() == []
+    made.adapters.read("x")
+    [answer] = made.engine.events()
+    assert isinstance(answer, AdapterResult)
+    made.engine.adapt(AdapterCommand(id="q", do="read", name="y"))
+    made.adapters.read("y", AdapterError("it is damaged"))
+    [answer] = made.engine.events()
+    assert isinstance(answer, Failed) and answer.message == "it is damaged"
+
+
+def test_an_error_of_a_command_reaches_the_caller(made: ThreeModels) -> None:
+    with pytest.raises(AdapterNotFound):
+        made.engine.adapt(AdapterCommand(id="q", do="unload", name="z"))
+    assert made.engine.events() == []
