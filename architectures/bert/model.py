@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Step, nn
-from ostro.core.config import TextConfig
-from ostro.core.errors import ConfigError
+from ostro.config import TextConfig
+from ostro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Names, Pair, Step, nn
-from ostro.core.config import TextConfig
-from ostro.core.errors import ConfigError
-from ostro.core.ops import Op, varlen_attention
+from ostro.config import TextConfig
+from ostro.errors import ConfigError
+from ostro.ops import Op, varlen_attention
 
 LEGACY_EOS = 2
 """Configs older than transformers 4.31 name this id; the text then ends at its highest id."""

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.clip.model import Encoder, check_activation
-from ostro.core.config import LIMIT, ModelConfig
-from ostro.core.errors import ConfigError, RequestError
+from ostro.config import MAX_SIZE as LIMIT
+from ostro.config import ModelConfig
+from ostro.errors import ConfigError, RequestError
 
 
 @dataclass(frozen=True, kw_only=True)

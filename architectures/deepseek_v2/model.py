@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.llama import model as llama
-from ostro.core.errors import ConfigError
-from ostro.core.ops import Op
-from ostro.core.ops import moe_route as route
-from ostro.core.ops.moe_route import RoutingRule
+from ostro.errors import ConfigError
+from ostro.ops import Op, RoutingRule
+from ostro.ops import moe_route as route
 
 
 @dataclass(frozen=True, kw_only=True)

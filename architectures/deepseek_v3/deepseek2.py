@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ostro.architectures.deepseek_v2 import model as v2
 from ostro.architectures.deepseek_v3 import model as v3
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

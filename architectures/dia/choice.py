@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ostro import nn
 from ostro.architectures.dia.request import Speech
-from ostro.core.ops import Op
-from ostro.core.ops import sample as draw
+from ostro.ops import Op
+from ostro.ops import sample as draw
 
 
 @dataclass

@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from math import prod
 from typing import Any, Self
 
-from ostro.core.config import ModelConfig, TextConfig, check_sizes
-from ostro.core.errors import ConfigError
+from ostro.config import ModelConfig, TextConfig, check_sizes
+from ostro.errors import ConfigError
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 TRAINING = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ostro.core.errors import CheckpointError
+from ostro.errors import CheckpointError
 
 BESIDE = "codec"
 """A folder within Dia's that is taken before any other."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ostro import Inputs as Base
 from ostro.architectures.dia.folder import read
-from ostro.core.errors import RequestError
+from ostro.errors import RequestError
 
 SPEAKERS = {"S1": 1, "S2": 2}
 TAG = re.compile(r"(\[S[12]\])")

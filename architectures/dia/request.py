@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ostro.core.errors import RequestError
+from ostro.errors import RequestError
 
 if TYPE_CHECKING:
     from ostro.architectures.dia.config import Config

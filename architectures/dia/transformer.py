@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.dia.config import Config, DecoderConfig, EncoderConfig
-from ostro.core.ops import Op, varlen_attention
+from ostro.ops import Op, varlen_attention
 
 QKV = ("q_proj", "k_proj", "v_proj")
 SCALE = 1.0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.gemma3 import model as gemma3
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

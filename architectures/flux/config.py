@@ -8,8 +8,8 @@ from typing import Any
 
 from ostro.architectures.clip import model as clip
 from ostro.architectures.t5 import model as t5
-from ostro.core.config import ModelConfig, check_sizes
-from ostro.core.errors import ConfigError
+from ostro.config import ModelConfig, check_sizes
+from ostro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ostro import Inputs as Base
-from ostro.core.tokenizer import Tokenizer, load_tokenizer
+from ostro.pipelines import Tokenizer, load_tokenizer
 
 CLIP_LENGTH = 77
 DEV, SCHNELL = 512, 256

@@ -17,7 +17,7 @@ from ostro.architectures.clip import model as clip
 from ostro.architectures.flux.config import Config, TransformerConfig, VAEConfig
 from ostro.architectures.flux.transformer import MLP_RATIO
 from ostro.architectures.t5 import names as t5
-from ostro.core.errors import CheckpointError
+from ostro.errors import CheckpointError
 
 TRANSFORMER = ("transformer.", "", "model.diffusion_model.")
 AUTOENCODER = ("vae.", "", "first_stage_model.")

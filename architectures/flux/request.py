@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import RequestError
+from ostro.errors import RequestError
 
 if TYPE_CHECKING:
     from ostro.architectures.flux.config import Config

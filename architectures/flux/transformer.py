@@ -16,7 +16,7 @@ from ostro import Step, nn
 from ostro.architectures.flux.batch import Batch
 from ostro.architectures.flux.config import TransformerConfig
 from ostro.architectures.flux.naive import GATE_ADD, GATE_MODULATE, MODULATE
-from ostro.core.ops import Op, varlen_attention
+from ostro.ops import Op, varlen_attention
 
 EPS = 1e-6
 THETA = 10000.0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ostro import Fused, Step, nn
 from ostro.architectures.gemma2.naive import KERNELS
-from ostro.core.config import WindowConfig
+from ostro.config import WindowConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ostro import Kernel
-from ostro.core.ops.rms_norm.naive import rms_norm
+from ostro.ops import naive_rms_norm as rms_norm
 
 KERNELS = (
     Kernel(

@@ -11,7 +11,7 @@ from ostro import Item, Prompt
 from ostro.architectures.llava import inputs as llava
 from ostro.architectures.siglip import pixels
 from ostro.architectures.siglip.pixels import Pixels
-from ostro.core.errors import TokenizerError
+from ostro.errors import TokenizerError
 
 
 class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):

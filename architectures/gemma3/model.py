@@ -8,7 +8,7 @@ from typing import Any
 
 from ostro import nn
 from ostro.architectures.gemma2 import model as gemma2
-from ostro.core.config import check_sizes
+from ostro.config import check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)

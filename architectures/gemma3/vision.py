@@ -21,7 +21,7 @@ from ostro.architectures.gemma3 import model as gemma3
 from ostro.architectures.llava.config import SightedConfig
 from ostro.architectures.llava.model import TEXT, TOWERS, place
 from ostro.architectures.siglip import model as siglip
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ostro import nn
 from ostro.architectures.llama import model as llama
 from ostro.architectures.mixtral import model as mixtral
-from ostro.core.config import WindowConfig
+from ostro.config import WindowConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from ostro import Mutant, nn
 from ostro.architectures.gemma2.mutants import windows_shifted
 from ostro.architectures.gpt_oss.model import Experts
 from ostro.architectures.mixtral.mutants import experts
-from ostro.core.nn.experts import Router, Stack
+from ostro.nn import ExpertLinear as Stack
+from ostro.nn import Router
 from ostro.testing import each, no_bias, retable
 
 

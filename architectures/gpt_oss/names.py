@@ -11,7 +11,7 @@ from ostro import Container, ExpertNames, Pair
 from ostro.architectures.gpt_oss.model import Config
 from ostro.architectures.llama import names as llama
 from ostro.architectures.mixtral import names as mixtral
-from ostro.core.errors import CheckpointError
+from ostro.errors import CheckpointError
 
 LAYER = "model.layers.{i}"
 EXPERTS = f"{LAYER}.mlp.experts"

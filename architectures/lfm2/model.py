@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ostro import CacheSpec, Step, nn
-from ostro.core.config import TextConfig
-from ostro.core.errors import ConfigError
-from ostro.core.ops import Op, causal_conv
+from ostro.config import TextConfig
+from ostro.errors import ConfigError
+from ostro.ops import Op, causal_conv
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ostro import Step, nn
-from ostro.core.config import TextConfig
+from ostro.config import TextConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ostro import Container, Names, Pair, TensorInfo, Unpermute
 from ostro.architectures.llama.model import Config
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 Get = Callable[..., Any]
 

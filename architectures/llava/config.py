@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
-from ostro.core.config import ModelConfig, TextConfig, reference_defaults
-from ostro.core.errors import ConfigError
+from ostro.config import ModelConfig, TextConfig, reference_defaults
+from ostro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

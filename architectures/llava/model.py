@@ -17,7 +17,7 @@ from ostro import Features, Medium, Names, Pair, Step, nn
 from ostro.architectures.clip.vision import VisionConfig, VisionTower
 from ostro.architectures.llama import model as llama
 from ostro.architectures.llava.config import SightedConfig
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

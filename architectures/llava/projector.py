@@ -13,7 +13,7 @@ from typing import Any
 from ostro import Container, Names, Pair
 from ostro.architectures.llama import names as llama
 from ostro.architectures.llava import model as llava
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 BLOCK = {
     "ln1": "layer_norm1",

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ostro import CacheSpec, Step, nn
 from ostro.architectures.mamba2 import scan
-from ostro.core.config import TextConfig
-from ostro.core.errors import ConfigError
-from ostro.core.ops import Op, causal_conv
+from ostro.config import TextConfig
+from ostro.errors import ConfigError
+from ostro.ops import Op, causal_conv
 
 
 @dataclass(frozen=True, kw_only=True)

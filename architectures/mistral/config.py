@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostro.architectures.llama import model as llama
-from ostro.core.config import WindowConfig
+from ostro.config import WindowConfig
 
 
 @dataclass(frozen=True, kw_only=True)

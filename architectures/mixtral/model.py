@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.llama import model as llama
-from ostro.core.config import TextConfig, WindowConfig
-from ostro.core.errors import ConfigError
+from ostro.config import TextConfig, WindowConfig
+from ostro.errors import ConfigError
 
 MOST = 4096
 

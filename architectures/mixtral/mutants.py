@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from ostro import Mutant, nn
-from ostro.core.nn.experts import Router
+from ostro.nn import Router
 from ostro.testing import each
 
 Choice = tuple[Tensor, Tensor]

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from ostro.architectures.llama import model as llama
 from ostro.architectures.llava.config import SightedConfig
-from ostro.core.config import LIMIT, ModelConfig
-from ostro.core.errors import ConfigError
+from ostro.config import MAX_SIZE as LIMIT
+from ostro.config import ModelConfig
+from ostro.errors import ConfigError
 
 EXTRA = 8
 """Tokens that may stand in a prompt and are never said: rows of the embedding behind the head's."""

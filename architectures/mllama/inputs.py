@@ -17,7 +17,7 @@ from ostro import Array, Item, Prompt, content_key
 from ostro.architectures.llava import inputs as llava
 from ostro.architectures.siglip import pixels
 from ostro.architectures.siglip.pixels import Floats, Pixels, find, resize
-from ostro.core.errors import ConfigError, RequestError
+from ostro.errors import ConfigError, RequestError
 
 GROUP = 8
 """The rows of a tile are padded to a multiple of so many."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ostro import Names, nn
 from ostro.architectures.llama import model as llama
 from ostro.architectures.llama.names import GGUF
-from ostro.core.config import WindowConfig
+from ostro.config import WindowConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
 from ostro.architectures.qwen2 import model as qwen2
-from ostro.core.config import ModelConfig, TextConfig, check_sizes
-from ostro.core.errors import ConfigError
+from ostro.config import ModelConfig, TextConfig, check_sizes
+from ostro.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

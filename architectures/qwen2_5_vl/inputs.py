@@ -20,7 +20,7 @@ from ostro.architectures.qwen2_5_vl.pixels import (
     read,
     settings_of,
 )
-from ostro.core.errors import RequestError, Unsupported
+from ostro.errors import RequestError, Unsupported
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -18,7 +18,7 @@ from ostro.architectures.qwen2_5_vl.config import Config as Config
 from ostro.architectures.qwen2_5_vl.config import Text
 from ostro.architectures.qwen2_5_vl.grid import Grid
 from ostro.architectures.qwen2_5_vl.vision import Tower
-from ostro.core.errors import CheckpointError
+from ostro.errors import CheckpointError
 
 
 class Sighted(llama.Model):

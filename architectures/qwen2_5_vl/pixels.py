@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from ostro.architectures.qwen2_5_vl.grid import SIDE, Grid
-from ostro.core.errors import ConfigError, RequestError
+from ostro.errors import ConfigError, RequestError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]

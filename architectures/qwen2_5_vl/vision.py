@@ -16,8 +16,8 @@ from torch import Tensor
 from ostro import Step, nn
 from ostro.architectures.qwen2_5_vl import config as configs
 from ostro.architectures.qwen2_5_vl.grid import SIDE, Grid, frames, places, windows
-from ostro.core.ops import Op, varlen_attention
-from ostro.core.ops.rope.scaling import table
+from ostro.ops import Op, varlen_attention
+from ostro.ops import rope_table as table
 
 EPS = 1e-6
 

@@ -11,7 +11,7 @@ import numpy as np
 from ostro import Array, Item, content_key
 from ostro import Inputs as Base
 from ostro.architectures.whisper.spectrum import Mel, read_mel
-from ostro.core.errors import RequestError
+from ostro.errors import RequestError
 
 SILENCE = 800
 """Samples of silence behind a sound: more than any of its rows sees."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from ostro import Medium, Names, Pair, Step, nn
 from ostro.architectures.qwen2 import model as qwen2
 from ostro.architectures.whisper.encoder import Encoder, EncoderConfig, layer_pairs
-from ostro.core.config import ModelConfig
-from ostro.core.errors import ConfigError
+from ostro.config import ModelConfig
+from ostro.errors import ConfigError
 
 QWEN2 = {
     "vocab_size": 151936,

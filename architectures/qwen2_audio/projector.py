@@ -12,7 +12,7 @@ from ostro.architectures.llama import names as llama
 from ostro.architectures.llava import projector as llava
 from ostro.architectures.qwen2_audio import model as qwen2_audio
 from ostro.architectures.whisper.spectrum import Mel
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 BLOCK = {
     "ln1": "self_attn_layer_norm",

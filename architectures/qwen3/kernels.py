@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.errors import Unsupported
+from ostro.errors import Unsupported
 
 
 def norm_rope_write(

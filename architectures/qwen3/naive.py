@@ -16,10 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ostro import Kernel, native
-from ostro.core.ops.kv_write.naive import kv_write
-from ostro.core.ops.rms_norm.naive import rms_norm
-from ostro.core.ops.rope.naive import rope
+from ostro import Kernel
+from ostro.ops import naive_kv_write as kv_write
+from ostro.ops import naive_rms_norm as rms_norm
+from ostro.ops import naive_rope as rope
+from ostro.ops import native
 
 
 def rotates_whole_heads(facts: Mapping[str, Any]) -> bool:

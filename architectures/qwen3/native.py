@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro import native
 from ostro.architectures.qwen3 import naive
+from ostro.ops import native
 
 P, N, F = native.ADDRESS, native.INT, native.FLOAT
 KINDS = (P, P, P, N, N, N, N, N, N, N, P, P, F, P, P, P, N, P, P, P)

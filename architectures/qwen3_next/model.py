@@ -14,8 +14,8 @@ from ostro import CacheSpec, Step, nn
 from ostro.architectures.llama import model as llama
 from ostro.architectures.mixtral import model as mixtral
 from ostro.architectures.qwen3_next import delta
-from ostro.core.errors import ConfigError
-from ostro.core.ops import Op, causal_conv
+from ostro.errors import ConfigError
+from ostro.ops import Op, causal_conv
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ostro.architectures.qwen2_5_vl import config as qwen2_5_vl
 from ostro.architectures.qwen3 import model as qwen3
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 APPROXIMATE = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
 """What a tower's hidden_act may be, and which of the two it is."""

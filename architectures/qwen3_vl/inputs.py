@@ -13,7 +13,7 @@ from ostro.architectures.qwen2_5_vl import inputs as qwen2_5_vl
 from ostro.architectures.qwen2_5_vl.grid import Grid, Ints
 from ostro.architectures.qwen2_5_vl.inputs import FPS, Seconds
 from ostro.architectures.qwen2_5_vl.pixels import fit
-from ostro.core.errors import TokenizerError
+from ostro.errors import TokenizerError
 
 
 class Inputs(qwen2_5_vl.Inputs):

@@ -12,7 +12,7 @@ from ostro.architectures.qwen2_5_vl.projector import BLOCK as BLOCK_2_5
 from ostro.architectures.qwen2_5_vl.projector import sighted_config, tower_pairs
 from ostro.architectures.qwen3_vl import names as qwen3_vl
 from ostro.architectures.qwen3_vl.config import Config
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 BLOCK = {**BLOCK_2_5, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 MERGER = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ostro import Medium, Names, Pair, Step, nn
 from ostro.architectures.clip import vision as clip
-from ostro.core.errors import Unsupported
+from ostro.errors import Unsupported
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Step, nn
-from ostro.core.config import ModelConfig, check_sizes
-from ostro.core.errors import ConfigError
-from ostro.core.ops.varlen_attention.sdpa import runs
+from ostro.config import ModelConfig, check_sizes
+from ostro.errors import ConfigError
+from ostro.ops import equal_length_runs as runs
 
 GATED = {"gated-gelu": "gelu_new"}
 PLAIN = {"relu": "relu"}

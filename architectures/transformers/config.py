@@ -11,10 +11,9 @@ import transformers
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
-from ostro import Architecture, Names, config
-from ostro.core.errors import ConfigError, Unsupported, UnsupportedArchitecture
-from ostro.core.load.names import Named
-from ostro.core.records import resolve
+from ostro import Architecture, Names, config, resolve
+from ostro.checkpoints import Named
+from ostro.errors import ConfigError, Unsupported, UnsupportedArchitecture
 
 BATCHWIDE = ("dynamic", "longrope")
 """Rope rules by which transformers rotates every row as the longest text of the batch asks."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ostro import CacheSpec, Step, nn
-from ostro.core.errors import Unsupported
-from ostro.core.ops import Op, attention, kv_write
+from ostro.errors import Unsupported
+from ostro.ops import Op, attention, kv_write
 
 
 class Call:

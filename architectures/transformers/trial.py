@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ostro import CacheSpec, nn
 from ostro.architectures.transformers.config import no_body
 from ostro.architectures.transformers.modules import attend
-from ostro.core.errors import Unsupported
+from ostro.errors import Unsupported
 
 BODY, TRIAL = "ostro", "ostro_trial"
 """Our names for attention in transformers' registry. Only the trial's makes masks."""

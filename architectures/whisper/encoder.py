@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Pair, Step, nn
-from ostro.core.config import LIMIT, ModelConfig
-from ostro.core.errors import ConfigError
+from ostro.config import MAX_SIZE as LIMIT
+from ostro.config import ModelConfig
+from ostro.errors import ConfigError
 
 EPS = 1e-5
 STRIDE = 2

@@ -11,7 +11,7 @@ import numpy as np
 from ostro import Array, Item, content_key
 from ostro import Inputs as Base
 from ostro.architectures.whisper.spectrum import read_mel
-from ostro.core.errors import ConfigError, RequestError
+from ostro.errors import ConfigError, RequestError
 
 Samples = np.ndarray[Any, Any]
 

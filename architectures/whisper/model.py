@@ -17,8 +17,9 @@ from ostro.architectures.whisper.encoder import (
     layer_pairs,
     projections,
 )
-from ostro.core.config import TextConfig, typed
-from ostro.core.errors import RequestError
+from ostro.config import TextConfig
+from ostro.config import check_type as typed
+from ostro.errors import RequestError
 
 GENERATION = (
     "decoder_layerdrop suppress_tokens begin_suppress_tokens forced_decoder_ids median_filter_width"

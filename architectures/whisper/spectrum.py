@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
 

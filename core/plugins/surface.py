@@ -1,4 +1,4 @@
-"""The public surface: what of ostro a plugin may import, and what to write instead of the rest.
+"""The public surface: the names that a plugin may import, and what to write instead of others.
 
 Sources are parsed and never run, and nothing here imports torch.
 """
@@ -9,15 +9,29 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from ostro.core.plugins.discovery import built_in
 
-MODULES = ("config", "errors", "native", "nn", "ops", "testing")
-"""The modules of the core that ostro exports as they are."""
+MODULES = (
+    "caches",
+    "checkpoints",
+    "config",
+    "errors",
+    "nn",
+    "ops",
+    "pipelines",
+    "testing",
+)
+"""The public modules beside `ostro` itself and `ostro.trunks`: the names in their `__all__`."""
 
-PAGE = "docs/hooks.md lists what it does"
+PROVISIONAL = ("caches", "checkpoints", "ops", "pipelines", "trunks")
+"""Public modules whose names may still change in a minor version; all others are stable."""
+
+PAGE = "docs/api.md lists the public names"
 
 
 class Import(NamedTuple):
@@ -45,37 +59,53 @@ def imports(nodes: Iterable[ast.AST], package: Sequence[str]) -> Iterator[Import
 
 
 def breach(imported: Import, plugin: str = "") -> tuple[str, str] | None:
-    """Why an import by a plugin may break any day, and what to write; None if it may not.
+    """Why a plugin may not import something of ostro, and what to write; None if it may.
 
-    Public are ostro's own names, the modules of the core that it exports, and trunks. `plugin` is
-    the name of the plugin's module, where that is one of ours.
+    Public are the names that `ostro` exports, those in `__all__` of its public `MODULES`, and
+    trunks. `plugin` is the module of the importing plugin, where it is a built-in one.
     """
     room, *rest = imported.full.split(".")
     if room != "ostro" or (plugin and f"{imported.full}.".startswith(f"{plugin}.")):
         return None
-    names = exported()
     if imported.module == "ostro":
-        known = not imported.name or imported.name in names
+        known = not imported.name or imported.name in exported() or imported.name == "trunks"
         return None if known else (f"ostro exports no {imported.name!r}", PAGE)
-    match rest:
-        case ["testing", *_]:
-            return None
-        case ["core", module, *_] if module in MODULES:
-            return None
-        case ["trunks" | "architectures" | "quant", trunk, *_]:
-            todo = f"build on one of {', '.join(sorted(trunks()))}, or on ostro.nn"
-            return None if trunk in trunks() else (f"{trunk} is no trunk", todo)
-    instead = next((part for part in (imported.name, rest[0]) if part in names), None)
+    if rest[0] in MODULES:
+        names = public_names(rest[0])
+        known = len(rest) == 1 or (len(rest) == 2 and rest[1] in names)
+        return None if known else (f"ostro.{rest[0]} exports no {'.'.join(rest[1:])!r}", PAGE)
+    if rest[0] in ("trunks", "architectures", "quant") and len(rest) > 1:
+        todo = f"build on one of {', '.join(sorted(trunks()))}, or on ostro.nn"
+        return None if rest[1] in trunks() else (f"{rest[1]} is no trunk", todo)
     return (
         f"{imported.full} is not part of ostro's public surface and may change any day",
-        f"write `from ostro import {instead}`" if instead else PAGE,
+        replacement(imported.name or rest[-1]) or PAGE,
     )
+
+
+def replacement(name: str) -> str | None:
+    """The import of a public name, as source; None where no public module exports the name."""
+    if name in exported():
+        return f"write `from ostro import {name}`"
+    found = next((module for module in MODULES if name in public_names(module)), None)
+    return None if found is None else f"write `from ostro.{found} import {name}`"
 
 
 def exported() -> frozenset[str]:
     """The names that `from ostro import` finds, deprecated ones included."""
     ostro = import_module("ostro")
     return frozenset({*ostro.__all__, *ostro.DEPRECATED, "__version__"})
+
+
+@cache
+def public_names(module: str) -> frozenset[str]:
+    """`__all__` of one of `MODULES`, read from its source."""
+    spec = find_spec("ostro.plugins.conformance" if module == "testing" else f"ostro.{module}")
+    assert spec is not None and spec.origin is not None, f"ostro has a module {module}"
+    for node in ast.parse(Path(spec.origin).read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    raise AssertionError(f"ostro.{module} has no __all__")
 
 
 @cache

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from ostro.core.errors import UsageError
+from ostro.errors import UsageError
 
 BEGIN, END = "<!-- blocks -->\n", "<!-- /blocks -->\n"
 SHOWN = 4

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from ostro.core.errors import UsageError
+from ostro.errors import UsageError
 
 HELP = {
     "new": "write a project with a plugin in it: it builds a wheel and passes its test",

@@ -9,10 +9,10 @@ from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 
 from ostro.core import hooks
-from ostro.core.errors import nearest
 from ostro.core.plugins.manager import HOOKS
 from ostro.core.plugins.validation import FORMS, speaks
 from ostro.core.records import API, KINDS, Architecture, Record
+from ostro.errors import nearest
 from ostro.plugins.authoring.finding import Finding, error, warning
 from ostro.plugins.authoring.package import Package
 

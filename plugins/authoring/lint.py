@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from ostro.core.errors import PluginError
 from ostro.core.plugins.discovery import GROUP, refusal
 from ostro.core.records import API
+from ostro.errors import PluginError
 from ostro.plugins.authoring.contract import Source, check_module
 from ostro.plugins.authoring.finding import Finding, error, warning
 from ostro.plugins.authoring.imports import heavy, outside

@@ -12,8 +12,8 @@ from importlib.metadata import Distribution, EntryPoint, PathDistribution
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ostro.core.errors import PluginError, UsageError
 from ostro.core.plugins.discovery import GROUP
+from ostro.errors import PluginError, UsageError
 from ostro.plugins.authoring.source import LARGEST
 
 

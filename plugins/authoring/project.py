@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from ostro.core.errors import UsageError
 from ostro.core.records import API
+from ostro.errors import UsageError
 
 TEMPLATES = Path(__file__).parent / "templates"
 ENDING = ".tmpl"

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ostro.core.errors import ModelNotFound, nearest
+from ostro.errors import ModelNotFound, nearest
 from ostro.plugins.authoring.source import Field, is_name, parse, read, stated
 
 LIBRARY = "transformers"

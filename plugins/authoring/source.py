@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from pathlib import Path
 
-from ostro.core.errors import ConfigError
+from ostro.errors import ConfigError
 
 LARGEST = 1 << 22
 """Bytes that are read of one file; more is no source."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ostro.core.errors import ModelNotFound, PickleRefused, nearest
+from ostro.errors import ModelNotFound, PickleRefused, nearest
 
 CONFIGS = ("config.json", "model_index.json", "params.json")
 """What a model folder has at least one of, unless it holds a GGUF file."""

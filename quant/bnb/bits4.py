@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored
-from ostro.core.nn import Dequantized
+from ostro.nn import Dequantized
 from ostro.quant.bnb import STATE, naive
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 

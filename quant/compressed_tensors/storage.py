@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored, errors
-from ostro.core.nn import Dequantized
-from ostro.core.ops import Target
+from ostro.nn import Dequantized
+from ostro.ops import Target
 from ostro.quant.compressed_tensors import checkpoint, naive
 from ostro.quant.compressed_tensors.checkpoint import INDEX, SCALE, SHAPE, UNUSED, ZERO, Weight
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes

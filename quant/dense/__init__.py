@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ostro.core.hooks import hookimpl
-from ostro.core.records import Quantizer, TensorInfo
+from ostro import Quantizer, TensorInfo, hookimpl
 
 FORMATS = frozenset({"F64", "F32", "F16", "BF16"})
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.nn.storage import Storage, Stored
-from ostro.core.ops import Op, Target
-from ostro.core.ops import grouped_matmul as grouped
+from ostro import Storage, Stored
+from ostro.ops import Op, Target
+from ostro.ops import grouped_matmul as grouped
 from ostro.quant.dense import cpu
 
 TILE = 32  # rows that a reproducible matmul always multiplies, whatever the batch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored
-from ostro.core.nn import Dequantized
+from ostro.nn import Dequantized
 from ostro.quant.f8q8 import naive
 from ostro.quant.f8q8.naive import BLOCK, NBYTES
 from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored, errors
-from ostro.core.nn import Dequantized
-from ostro.core.ops import Target
+from ostro.nn import Dequantized
+from ostro.ops import Target
 from ostro.quant.fp8 import SCALES, UNUSED, UQFF, naive
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ostro.core.hooks import hookimpl
-from ostro.core.records import Format, Quantizer, TensorInfo
+from ostro import Format, Quantizer, TensorInfo, hookimpl
 
 FORMATS = frozenset(
     "Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ1_S IQ1_M IQ2_XXS "

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ostro.core.errors import Unsupported
-from ostro.core.load.ggml import BY_NAME
+from ostro.checkpoints import GGML_BY_NAME as BY_NAME
+from ostro.errors import Unsupported
 from ostro.quant.gguf import naive_grids
 from ostro.quant.gguf.fields import Parts, codes, half, minus, numbers, weights
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ostro.core.load.ggml import BY_NAME
+from ostro.checkpoints import GGML_BY_NAME as BY_NAME
 from ostro.quant.gguf.fields import Parts, field, minus, raw
 from ostro.quant.gguf.naive import take_apart
 from ostro.quant.planes.storage import Planes, pack_codes, unpack_codes

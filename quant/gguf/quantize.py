@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError, Unsupported
-from ostro.core.load.ggml import BY_NAME
+from ostro.checkpoints import GGML_BY_NAME as BY_NAME
+from ostro.errors import CheckpointError, Unsupported
 from ostro.quant.gguf import blocks
 from ostro.quant.gguf.schemes import FORMATS
 from ostro.quant.gguf.search import search

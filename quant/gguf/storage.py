@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored
-from ostro.core.load.ggml import BY_NAME
+from ostro.checkpoints import GGML_BY_NAME as BY_NAME
 from ostro.quant.gguf.planes import FIELDS, pack, unpack
 from ostro.quant.gguf.quantize import quantize
 from ostro.quant.gguf.schemes import FORMATS

@@ -8,7 +8,7 @@ from typing import Self
 from torch import Tensor
 
 from ostro import Storage, Stored
-from ostro.core.nn import Dequantized
+from ostro.nn import Dequantized
 from ostro.quant.gptq import checkpoint, naive
 from ostro.quant.gptq.checkpoint import Form
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored
-from ostro.core.nn import Dequantized
+from ostro.nn import Dequantized
 from ostro.quant.hqq import GROUP, checkpoint, naive, solver
 from ostro.quant.hqq.checkpoint import Form
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes

@@ -33,7 +33,7 @@ def is_budget(text: str) -> bool:
 
 def read_budget(text: str) -> Budget:
     """The budget that `--quant` names. Raises UsageError for a number out of range."""
-    from ostro.core.device import parse_size  # imports torch
+    from ostro.checkpoints import parse_size
 
     text = text.strip()
     if (found := BITS.fullmatch(text)) is None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ostro.core.load.planning import PlanRequest, Weight
-from ostro.core.load.quantize import Maker
-from ostro.core.load.sizes import Shape
+from ostro.checkpoints import Maker, PlanRequest
+from ostro.checkpoints import PlannedWeight as Weight
+from ostro.checkpoints import WeightShape as Shape
 
 ROWS, EXPERTS = 32, 4
 """Rows of a weight that are quantized to measure a format, and the experts that they are taken

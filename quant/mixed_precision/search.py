@@ -20,10 +20,11 @@ from statistics import median
 
 from torch import Tensor
 
-from ostro.core.device import format_bytes
-from ostro.core.errors import UsageError
-from ostro.core.load.planning import Planned, PlanRequest, Probe, Weight
-from ostro.core.load.quantize import FLOAT, Maker
+from ostro.checkpoints import FLOAT_FORMAT as FLOAT
+from ostro.checkpoints import Maker, PlanRequest, Probe, format_bytes
+from ostro.checkpoints import PlannedFormats as Planned
+from ostro.checkpoints import PlannedWeight as Weight
+from ostro.errors import UsageError
 from ostro.quant.mixed_precision.budget import Budget, read_budget
 from ostro.quant.mixed_precision.errors import TINY, FormatErrors
 from ostro.quant.mixed_precision.knapsack import Knapsack, Option, hull, joined

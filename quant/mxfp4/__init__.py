@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ostro.core.hooks import hookimpl
-from ostro.core.records import Format, Quantizer, TensorInfo
+from ostro import Format, Quantizer, TensorInfo, hookimpl
 
 HUB = {"blocks": "U8", "scales": "U8"}
 GGUF = {"weight": "MXFP4"}

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.attention.tiles import target_family
-from ostro.core.ops.grouped_matmul.triton import Tile
+from ostro.ops import GroupedTile as Tile
+from ostro.ops import target_family
 
 FEW = Tile(rows=16, columns=32, depth=256, starts=1, warps=4, stages=4)
 MANY = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=2)

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.native import DTYPES
-from ostro.core.ops import Kernel
+from ostro import Kernel
+from ostro.ops import native
 
 BLOCK = 32
 RUN = 2**17  # blocks quantized at a time, so that the floats of a large weight are never all there
@@ -33,26 +33,33 @@ DEQUANTIZE = (
         name="native",
         call=f"{__package__}.native:dequantize",
         devices=("cpu",),
-        dtypes=DTYPES,
+        dtypes=native.DTYPES,
         deterministic=True,
     ),
     Kernel(name="naive", call=f"{__name__}:dequantize", deterministic=True),
 )
 GROUPED = (
-    Kernel(name="triton", call=f"{__package__}.kernels:grouped", devices=("cuda",), dtypes=DTYPES),
+    Kernel(
+        name="triton",
+        call=f"{__package__}.kernels:grouped",
+        devices=("cuda",),
+        dtypes=native.DTYPES,
+    ),
     Kernel(
         name="triton_fixed",
         call=f"{__package__}.kernels:grouped_fixed",
         devices=("cuda",),
-        dtypes=DTYPES,
+        dtypes=native.DTYPES,
         deterministic=True,
     ),
-    Kernel(name="native", call=f"{__package__}.native:grouped", devices=("cpu",), dtypes=DTYPES),
+    Kernel(
+        name="native", call=f"{__package__}.native:grouped", devices=("cpu",), dtypes=native.DTYPES
+    ),
     Kernel(
         name="native_fixed",
         call=f"{__package__}.native:grouped_fixed",
         devices=("cpu",),
-        dtypes=DTYPES,
+        dtypes=native.DTYPES,
         deterministic=True,
     ),
     Kernel(name="naive", call=f"{__name__}:grouped", deterministic=True),

@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.ops import native
 
-LIBRARY = load(Path(__file__).with_suffix(".cpp"))
+LIBRARY = native.load(Path(__file__).with_suffix(".cpp"))
+ADDRESS, INT = native.ADDRESS, native.INT
 KINDS = (ADDRESS, ADDRESS, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS)
-GROUPED = functions(LIBRARY, "mxfp4_grouped", *KINDS)
-DEQUANTIZE = functions(LIBRARY, "mxfp4_dequantize", ADDRESS, ADDRESS, INT, ADDRESS)
+GROUPED = native.functions(LIBRARY, "mxfp4_grouped", *KINDS)
+DEQUANTIZE = native.functions(LIBRARY, "mxfp4_dequantize", ADDRESS, ADDRESS, INT, ADDRESS)
 MANY = 12  # mean rows per expert from which floats are written out, as was measured for Q8_0
 
 

@@ -8,8 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ostro.core.nn.storage import Storage, Stored
-from ostro.core.ops import Op, Target
+from ostro import Storage, Stored
+from ostro.ops import Op, Target
 from ostro.quant.mxfp4 import naive
 from ostro.quant.mxfp4.naive import BLOCK
 

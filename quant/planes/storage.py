@@ -10,9 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ostro.core.nn.storage import Storage
-from ostro.core.ops import Op, Target
-from ostro.core.records import resolve
+from ostro import Storage, resolve
+from ostro.ops import Op, Target
 from ostro.quant.planes import quant_matmul
 from ostro.quant.planes.planes import CELL, Planes, pack_codes, unpack_codes
 

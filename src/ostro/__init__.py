@@ -1,7 +1,9 @@
 """A model zoo made of plugins, and the engine that serves it.
 
-What this module exports is the public surface: the names a plugin may use, under the promise of
-the plugin API. Each is imported when it is first asked for, so that `import ostro` stays light.
+The public surface of the plugin API is what this module exports, the names in `__all__` of
+`ostro.caches`, `checkpoints`, `config`, `errors`, `nn`, `ops`, `pipelines` and `testing`, and
+`ostro.trunks`; docs/api.md lists them. Names are imported on first use, so that `import ostro` is
+light.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -25,7 +28,7 @@ if os.path.isfile(os.path.join(os.path.dirname(__file__), "core")):
 
 if TYPE_CHECKING:
     from ostro import architectures as trunks
-    from ostro.core import config, errors, native, nn, ops
+    from ostro import caches, checkpoints, config, errors, nn, ops, pipelines, testing
     from ostro.core.adapters.weights import AdapterSource, AdapterWeights, LowRank, Mixer
     from ostro.core.cache import CacheKind, CacheSpec
     from ostro.core.engine.jobs import Slice
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from ostro.core.load.experts import ExpertNames, RowPart
     from ostro.core.load.names import Add, HeadRows, Names, Pair, Unpermute
     from ostro.core.media import Array, Inputs, Item, Prompt, content_key
-    from ostro.core.nn import Model, Storage, Stored
+    from ostro.core.nn import Storage, Stored
     from ostro.core.ops.choose import Fused, Kernel
     from ostro.core.records import (
         Adapter,
@@ -55,12 +58,12 @@ if TYPE_CHECKING:
         Route,
         Settings,
         TensorInfo,
+        resolve,
     )
     from ostro.core.step import Features, Medium, Step
     from ostro.entrypoints.python import LocalModel, load, tokenizer
-    from ostro.plugins import conformance as testing
 
-_MODULES = ("config", "errors", "native", "nn", "ops", "testing")
+_MODULES = ("caches", "checkpoints", "config", "errors", "nn", "ops", "pipelines", "testing")
 _NAMES = {
     "ostro.core.adapters.weights": "AdapterSource AdapterWeights LowRank Mixer",
     "ostro.core.cache": "CacheKind CacheSpec",
@@ -71,19 +74,25 @@ _NAMES = {
     "ostro.core.load.experts": "ExpertNames RowPart",
     "ostro.core.load.names": "Add HeadRows Names Pair Unpermute",
     "ostro.core.media": "Array Inputs Item Prompt content_key",
-    "ostro.core.nn": "Model Storage Stored",
+    "ostro.core.nn": "Storage Stored",
     "ostro.core.ops.choose": "Fused Kernel",
     "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
-    "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings TensorInfo",
+    "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings TensorInfo "
+    "resolve",
     "ostro.core.step": "Features Medium Step",
     "ostro.entrypoints.python": "LocalModel load tokenizer",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 DEPRECATED = {
-    name: f"trunks.planes.{name}" for name in ("Packed", "Planes", "pack_codes", "unpack_codes")
+    **{
+        name: f"trunks.planes.{name}" for name in ("Packed", "Planes", "pack_codes", "unpack_codes")
+    },
+    "Model": "nn.TokenModel",
+    "Part": "RowPart",
+    "native": "ops.native",
 }
-"""Former exports, which still work and warn, and what to use in their place."""
+"""Exports of API (0, 1) that still work and warn, and their replacements."""
 
 __all__ = [
     "Adapter",
@@ -113,7 +122,6 @@ __all__ = [
     "LowRank",
     "Medium",
     "Mixer",
-    "Model",
     "Mutant",
     "Names",
     "Pair",
@@ -132,14 +140,17 @@ __all__ = [
     "Stored",
     "TensorInfo",
     "Unpermute",
+    "caches",
+    "checkpoints",
     "config",
     "content_key",
     "errors",
     "hookimpl",
     "load",
-    "native",
     "nn",
     "ops",
+    "pipelines",
+    "resolve",
     "testing",
     "tokenizer",
     "trunks",
@@ -152,7 +163,7 @@ def __getattr__(name: str) -> Any:
     if name in DEPRECATED:
         return _deprecated(name)
     if name in _MODULES:
-        found: Any = import_module(f"ostro.core.{name}")
+        found: Any = import_module(f"ostro.{name}")
     elif name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
     else:
@@ -164,10 +175,9 @@ def __getattr__(name: str) -> Any:
 def _deprecated(name: str) -> Any:
     from ostro.core.deprecated import RemovedInOstro1
 
-    use = f"ostro.{DEPRECATED[name]}"
-    warnings.warn(f"ostro.{name} is deprecated: use {use}", RemovedInOstro1, stacklevel=3)
-    module, _, attribute = use.rpartition(".")
-    return getattr(getattr(sys.modules["ostro.trunks"], module.rpartition(".")[2]), attribute)
+    use = DEPRECATED[name]
+    warnings.warn(f"ostro.{name} is deprecated: use ostro.{use}", RemovedInOstro1, stacklevel=3)
+    return reduce(getattr, use.split("."), sys.modules["ostro"])
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,11 @@
 pytest --ostro-arch NAME --pyargs ostro.testing
 """
 
+from ostro.plugins import conformance
 from ostro.plugins.conformance import *  # noqa: F403
 from ostro.plugins.conformance import ArchitectureTests
+
+__all__ = conformance.__all__
 
 
 class TestNamed(ArchitectureTests):

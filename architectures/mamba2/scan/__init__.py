@@ -17,7 +17,7 @@ y is rounded once to x's type; rows of a sequence without a new block give zeros
 """
 
 from ostro import Kernel
-from ostro.core.native import DTYPES
+from ostro.ops import native
 
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.kernels:scan", devices=("cuda",)),
@@ -31,7 +31,7 @@ KERNELS = (
         name="native",
         call=f"{__name__}.native:scan",
         devices=("cpu",),
-        dtypes=DTYPES,
+        dtypes=native.DTYPES,
         deterministic=True,
     ),
     Kernel(name="naive", call=f"{__name__}.naive:scan", deterministic=True),

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro import native
-from ostro.core.ops.state_layout import StateLayout
+from ostro.ops import StateLayout, native
 
 P, N, F = native.ADDRESS, native.INT, native.FLOAT
 KINDS = (P, P, P, P, N, N, N, N, N, N, N, N, P, P, P, F, F, P, N, P, P, P, P)

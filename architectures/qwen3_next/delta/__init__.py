@@ -18,7 +18,7 @@ y is rounded once to v's type; rows of a sequence without a new block give zeros
 """
 
 from ostro import Kernel
-from ostro.core.native import DTYPES
+from ostro.ops import native
 
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.kernels:delta_rule", devices=("cuda",)),
@@ -32,7 +32,7 @@ KERNELS = (
         name="native",
         call=f"{__name__}.native:delta_rule",
         devices=("cpu",),
-        dtypes=DTYPES,
+        dtypes=native.DTYPES,
         deterministic=True,
     ),
     Kernel(name="naive", call=f"{__name__}.naive:delta_rule", deterministic=True),

@@ -13,16 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.attention.triton import locate
-from ostro.core.ops.chunked_scan.triton import (
-    SHORT,
-    Chunks,
-    advance,
-    choose_chunks,
-    decays,
-    softplus,
-)
-from ostro.core.ops.state_layout import StateLayout
+from ostro.ops import SHORT_SEQUENCE as SHORT
+from ostro.ops import Chunks, StateLayout, choose_chunks, decays, softplus
+from ostro.ops import advance_chunks as advance
+from ostro.ops import locate_sequence as locate
 
 ELEMENTS = 2048  # of a state, per program that goes row by row
 

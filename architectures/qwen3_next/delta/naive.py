@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.ops.state_layout import StateLayout
+from ostro.ops import StateLayout
 
 
 def delta_rule(

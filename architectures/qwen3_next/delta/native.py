@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro import native
-from ostro.core.ops.state_layout import StateLayout
+from ostro.ops import StateLayout, native
 
 P, N = native.ADDRESS, native.INT
 KINDS = (*[P] * 5, *[N] * 9, P, P, P, N, P, P, P, P)

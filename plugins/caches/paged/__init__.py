@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro.core.hooks import hookimpl
-from ostro.core.records import Cache
+from ostro import Cache, hookimpl
 
 
 @hookimpl

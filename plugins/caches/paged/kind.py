@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostro.core.cache import CacheKind, CacheSpec
-from ostro.core.ops.attention import AttentionMetadata
-from ostro.core.ops.kv_write.scaled import LIMITS, Scaled
+from ostro import CacheKind, CacheSpec
+from ostro.ops import SCALED_LIMITS as LIMITS
+from ostro.ops import AttentionMetadata, Scaled
 
 SCALE = torch.float32
 

@@ -14,9 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ostro.core.cache import CacheKind
-from ostro.core.ops.attention import AttentionMetadata
-from ostro.core.ops.state_layout import StateLayout
+from ostro import CacheKind
+from ostro.ops import AttentionMetadata, StateLayout
 
 
 @dataclass(slots=True)

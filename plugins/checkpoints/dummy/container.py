@@ -13,12 +13,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError, UsageError, nearest
-from ostro.core.load.container import read_config
-from ostro.core.load.names import Names, Transform
-from ostro.core.load.weights import slots
-from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import TensorInfo, resolve
+from ostro import Names, TensorInfo, resolve
+from ostro.checkpoints import PluginManager, Transform, read_config
+from ostro.checkpoints import weight_slots as slots
+from ostro.errors import CheckpointError, UsageError, nearest
 
 SHAPES = Path(__file__).parent / "shapes"
 STD = 0.02

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ostro.core.hooks import hookimpl
-from ostro.core.records import Checkpoint
+from ostro import Checkpoint, hookimpl
 
 MAGIC = b"GGUF"
 

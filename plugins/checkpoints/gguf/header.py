@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ostro.core.errors import CheckpointError
-from ostro.core.load.container import MAX_NAME, MappedFile, TensorLocation, tensor_fault
-from ostro.core.load.ggml import TYPES, WITHDRAWN, GgmlType
-from ostro.core.records import TensorInfo
+from ostro import TensorInfo
+from ostro.checkpoints import GGML_TYPES as TYPES
+from ostro.checkpoints import GGML_WITHDRAWN as WITHDRAWN
+from ostro.checkpoints import MAX_NAME, GgmlType, MappedFile, TensorLocation, tensor_fault
+from ostro.errors import CheckpointError
 from ostro.plugins.checkpoints.gguf import MAGIC
 
 # The largest header in use, a vocabulary of 262 thousand and its merges, has 14 MB and 0.8 million

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import CheckpointError
-from ostro.core.load.container import MappedContainer, MappedFile, TensorLocation
-from ostro.core.load.open import PROJECTOR
-from ostro.core.records import TensorInfo
+from ostro import TensorInfo
+from ostro.checkpoints import PROJECTOR, MappedContainer, MappedFile, TensorLocation
+from ostro.errors import CheckpointError
 from ostro.plugins.checkpoints.gguf.header import Header
 
 if TYPE_CHECKING:

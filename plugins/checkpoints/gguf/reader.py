@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ostro.core.errors import CheckpointError, ModelNotFound
-from ostro.core.load.components import JoinedContainer
-from ostro.core.load.container import Container, MappedContainer, MappedFile, TensorLocation
+from ostro import Container
+from ostro.checkpoints import JoinedContainer, MappedContainer, MappedFile, TensorLocation
+from ostro.errors import CheckpointError, ModelNotFound
 from ostro.plugins.checkpoints.gguf.header import Header
 from ostro.plugins.checkpoints.gguf.projector import Projector, is_projector
 

@@ -15,12 +15,12 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError, Unsupported, UsageError
-from ostro.core.load.components import JoinedContainer
-from ostro.core.load.container import Container, MappedFile
-from ostro.core.load.ggml import BY_NAME
-from ostro.core.load.quantize import Maker
-from ostro.core.load.saving import Saving, Told, refuse_existing, whole
+from ostro import Container
+from ostro.checkpoints import GGML_BY_NAME as BY_NAME
+from ostro.checkpoints import JoinedContainer, Maker, MappedFile, Saving, refuse_existing
+from ostro.checkpoints import SavingProgress as Told
+from ostro.checkpoints import atomic_path as whole
+from ostro.errors import CheckpointError, Unsupported, UsageError
 from ostro.plugins.checkpoints.gguf import MAGIC
 from ostro.plugins.checkpoints.gguf.header import U32, Header
 from ostro.plugins.checkpoints.gguf.reader import SPLIT

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ostro.core.hooks import hookimpl
-from ostro.core.records import Checkpoint
+from ostro import Checkpoint, hookimpl
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Suffixes of weight files that can run code when they are opened."""

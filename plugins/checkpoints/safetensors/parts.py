@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ostro.core.errors import CheckpointError
-from ostro.core.load.container import MappedContainer, TensorLocation, read_config
+from ostro.checkpoints import MappedContainer, TensorLocation, read_config
+from ostro.errors import CheckpointError
 from ostro.plugins.checkpoints.safetensors import PARTS
 from ostro.plugins.checkpoints.safetensors.reader import INDEX, open_shards
 

@@ -14,16 +14,16 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ostro.core.errors import CheckpointError, ModelNotFound, PickleRefused
-from ostro.core.load.container import (
+from ostro import TensorInfo
+from ostro.checkpoints import (
     DTYPES,
     MappedContainer,
     MappedFile,
     TensorLocation,
+    resolve_path,
     tensor_fault,
 )
-from ostro.core.paths import resolve_path
-from ostro.core.records import TensorInfo
+from ostro.errors import CheckpointError, ModelNotFound, PickleRefused
 from ostro.plugins.checkpoints.safetensors import PICKLES
 
 MAX_HEADER = 100_000_000

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError, Unsupported
-from ostro.core.load.container import DTYPES
-from ostro.core.load.saving import Saving, Told, refuse_existing, whole
-from ostro.core.records import TensorInfo
+from ostro import TensorInfo
+from ostro.checkpoints import DTYPES, Saving, refuse_existing
+from ostro.checkpoints import SavingProgress as Told
+from ostro.checkpoints import atomic_path as whole
+from ostro.errors import CheckpointError, Unsupported
 from ostro.plugins.checkpoints.safetensors.reader import INDEX, SINGLE
 
 LIMIT = 5_000_000_000

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from ostro.core.errors import CheckpointError
-from ostro.core.load.container import TensorLocation
-from ostro.core.load.ggml import TYPES, GgmlType
+from ostro.checkpoints import GGML_TYPES as TYPES
+from ostro.checkpoints import GgmlType, TensorLocation
+from ostro.errors import CheckpointError
 
 Places = Mapping[str, TensorLocation]
 """The tensors of a layer, by suffix: "weight", "weight.format"..."""

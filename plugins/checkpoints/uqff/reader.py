@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import CheckpointError, ModelNotFound
-from ostro.core.load.container import MappedContainer, MappedFile, TensorLocation, read_config
+from ostro.checkpoints import MappedContainer, MappedFile, TensorLocation, read_config
+from ostro.errors import CheckpointError, ModelNotFound
 from ostro.plugins.checkpoints.safetensors.reader import read_header
 from ostro.plugins.checkpoints.uqff import RESIDUAL, SUFFIX, rotation
 from ostro.plugins.checkpoints.uqff.families import WORD, check, fault, number, show
@@ -53,7 +53,7 @@ class UqffContainer(MappedContainer):
         tensor = super().read(name)
         if name not in self._interleaved:
             return tensor
-        from ostro.core.load.names import Unpermute
+        from ostro import Unpermute
 
         return Unpermute(self._interleaved[name]).read(tensor).contiguous()
 

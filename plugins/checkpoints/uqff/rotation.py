@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ostro.core.errors import ConfigError, Unsupported
-from ostro.core.load.container import TensorLocation
+from ostro.checkpoints import TensorLocation
+from ostro.errors import ConfigError, Unsupported
 from ostro.plugins.checkpoints.uqff.families import fault
 
 PRIVATE = "_mistralrs_"

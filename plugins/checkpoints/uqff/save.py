@@ -8,10 +8,11 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
-from ostro.core.errors import CheckpointError, Unsupported
-from ostro.core.load.saving import Saving, Told
-from ostro.core.nn.linear import Slot
-from ostro.core.nn.storage import Storage
+from ostro import Storage
+from ostro.checkpoints import Saving
+from ostro.checkpoints import SavingProgress as Told
+from ostro.checkpoints import WeightSlot as Slot
+from ostro.errors import CheckpointError, Unsupported
 from ostro.plugins.checkpoints.uqff.write import Entry, write
 
 ASSETS = (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ostro.core.errors import Unsupported
-from ostro.core.nn.storage import Storage
+from ostro import Storage
+from ostro.errors import Unsupported
 from ostro.plugins.checkpoints.uqff.families import FAMILIES, FORMAT, GGML
 
 Tensors = Mapping[str, Tensor]

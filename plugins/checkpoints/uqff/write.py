@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro import __version__
-from ostro.core.errors import CheckpointError, OstroError, UsageError
-from ostro.core.load.container import DTYPES, read_config
-from ostro.core.nn.storage import Storage
+from ostro import Storage, __version__
+from ostro.checkpoints import DTYPES, read_config
+from ostro.errors import CheckpointError, OstroError, UsageError
 from ostro.plugins.checkpoints.uqff import RESIDUAL, SUFFIX
 from ostro.plugins.checkpoints.uqff.reader import REPORT, VERSION, VERSION_KEYS
 from ostro.plugins.checkpoints.uqff.storages import stored_name, tensors, word

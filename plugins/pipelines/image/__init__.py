@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ostro.core.hooks import hookimpl
-from ostro.core.records import Pipeline
+from ostro import Pipeline, hookimpl
 
 
 @hookimpl

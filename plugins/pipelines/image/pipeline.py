@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.engine.request import AdapterRef, JobRequest
-from ostro.core.errors import RequestError
-from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media import Array, Inputs
-from ostro.core.pipeline import ServedModel
-from ostro.core.records import resolve
+from ostro import Array, Inputs, JobRequest, resolve
+from ostro.errors import RequestError
+from ostro.pipelines import AdapterRef, AsyncEngine, ServedModel
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,12 +11,9 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from ostro.core.engine.request import AdapterRef, JobOutput, JobRequest
-from ostro.core.errors import RequestError, Unsupported
-from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media import Inputs
-from ostro.core.pipeline import ServedModel
-from ostro.core.records import resolve
+from ostro import Inputs, JobRequest, resolve
+from ostro.errors import RequestError, Unsupported
+from ostro.pipelines import AdapterRef, AsyncEngine, JobOutput, ServedModel
 from ostro.plugins.pipelines.speech.sound import Sound, check_format
 
 MAX_TEXT = 4096

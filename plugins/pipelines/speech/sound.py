@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostro.core.errors import RequestError, Unsupported, UsageError
+from ostro.errors import RequestError, Unsupported, UsageError
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "wav": ("WAV", "PCM_16"),
@@ -72,7 +72,7 @@ class Sound:
 
     def at(self, rate: int) -> Sound:
         """The same at another rate."""
-        from ostro.core.media.sound import resample
+        from ostro.pipelines import resample
 
         return self if rate == self.rate else Sound(resample(self.samples, self.rate, rate), rate)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ostro.core.engine.request import Finish, TokenLogprobs, TokenOutput
-from ostro.core.pipeline import TextDelta
-from ostro.core.tokenizer import Detokenizer
-from ostro.core.tokenizer.stop import Stop
+from ostro.pipelines import Detokenizer, Finish, Stop, TextDelta, TokenLogprobs, TokenOutput
 
 Entry = tuple[int, int, TokenLogprobs | None]
 """Where a token's text starts, the token, and its log probability."""

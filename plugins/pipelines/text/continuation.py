@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
-from ostro.core.pipeline import TextDelta, Usage
-from ostro.core.tokenizer import Tokenizer
-from ostro.core.tokenizer.stop import Stop
+from ostro.pipelines import (
+    Stop,
+    TextDelta,
+    Tokenizer,
+    TokenLogprobs,
+    TokenOutput,
+    TokenRequest,
+    Usage,
+)
 from ostro.plugins.pipelines.text.choice import Choice
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from ostro.core.chat import RESERVED
-from ostro.core.errors import RequestError, Unsupported
-from ostro.core.media.parts import Medium, split_media
+from ostro.errors import RequestError, Unsupported
+from ostro.pipelines import RESERVED_TEMPLATE_VARIABLES as RESERVED
+from ostro.pipelines import RequestMedium as Medium
+from ostro.pipelines import split_media
 from ostro.plugins.pipelines.text.schema import ChatRequest, ContentPart, Message
 
 MAX_MESSAGES = 10_000

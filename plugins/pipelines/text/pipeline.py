@@ -9,14 +9,18 @@ from functools import partial
 
 import msgspec
 
-from ostro.core.engine.request import AdapterRef
-from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media import Prompt
-from ostro.core.media.fetch import fetch_all
-from ostro.core.media.parts import Medium
-from ostro.core.media.worker import MediaSource
-from ostro.core.pipeline import ServedModel, TextDelta, Usage
-from ostro.core.preparation import EXECUTOR
+from ostro import Prompt
+from ostro.pipelines import PREPARATION_EXECUTOR as EXECUTOR
+from ostro.pipelines import (
+    AdapterRef,
+    AsyncEngine,
+    MediaSource,
+    ServedModel,
+    TextDelta,
+    Usage,
+    fetch_all,
+)
+from ostro.pipelines import RequestMedium as Medium
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import has_media
 from ostro.plugins.pipelines.text.prepare import Preparer

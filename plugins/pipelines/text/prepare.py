@@ -10,12 +10,17 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.chat import ChatTemplate, prompt_tokens
-from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
-from ostro.core.errors import RequestError, Unsupported, UsageError
-from ostro.core.media import Prompt
-from ostro.core.media.parts import Medium
-from ostro.core.pipeline import ServedModel
+from ostro import Prompt
+from ostro.errors import RequestError, Unsupported, UsageError
+from ostro.pipelines import (
+    AdapterRef,
+    ChatTemplate,
+    Sampling,
+    ServedModel,
+    TokenRequest,
+    prompt_tokens,
+)
+from ostro.pipelines import RequestMedium as Medium
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import (
     options_of,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ostro.core.engine.request import Dry, Sampling
-from ostro.core.errors import ContextLengthExceeded, RequestError, Unsupported
-from ostro.core.tokenizer import Tokenizer
+from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
+from ostro.pipelines import Dry, Sampling, Tokenizer
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
 
 BREAKERS = ("\n", ":", '"', "*")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from ostro.core.pipeline import ModelTarget, TextRequest
+from ostro.pipelines import ModelTarget, TextRequest
 
 IGNORED = ModelTarget.ignored | frozenset(
     ("parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "verbosity")

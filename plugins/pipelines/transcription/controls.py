@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ostro.core.errors import ConfigError, RequestError, TokenizerError, nearest
-from ostro.core.tokenizer import Tokenizer
+from ostro.errors import ConfigError, RequestError, TokenizerError, nearest
+from ostro.pipelines import Tokenizer
 from ostro.plugins.pipelines.transcription.languages import code_of, name_of
 from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
 

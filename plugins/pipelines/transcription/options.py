@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ostro.core.errors import RequestError, nearest
+from ostro.errors import RequestError, nearest
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

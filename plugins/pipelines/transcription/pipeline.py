@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ostro.core.engine.request import AdapterRef
-from ostro.core.errors import RequestError, Unsupported, UsageError
-from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media.sound import Samples
-from ostro.core.pipeline import ServedModel
-from ostro.core.records import resolve
+from ostro import resolve
+from ostro.errors import RequestError, Unsupported, UsageError
+from ostro.pipelines import AdapterRef, AsyncEngine, Samples, ServedModel
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
 from ostro.plugins.pipelines.transcription.task import AudioModel, TranscriptionTask

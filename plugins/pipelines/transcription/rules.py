@@ -13,9 +13,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ostro.core.device import to_device
-from ostro.core.engine.processors import AddedRequest
-from ostro.core.errors import RequestError
+from ostro.errors import RequestError
+from ostro.ops import to_device
+from ostro.pipelines import AddedRequest
 from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
 
 BAN = float("-inf")

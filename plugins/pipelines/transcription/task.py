@@ -16,12 +16,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
-from ostro.core.errors import Unsupported
-from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media import Item
-from ostro.core.media.sound import Samples
-from ostro.core.pipeline import ServedModel
+from ostro import Item
+from ostro.errors import Unsupported
+from ostro.pipelines import AdapterRef, AsyncEngine, Samples, Sampling, ServedModel, TokenRequest
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
 from ostro.plugins.pipelines.transcription.request import TranscriptionRequest

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from ostro.core.errors import RequestError
+from ostro.errors import RequestError
 from ostro.plugins.pipelines.transcription.languages import name_of
 
 

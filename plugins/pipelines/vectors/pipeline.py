@@ -13,11 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ostro.core.engine.request import AdapterRef, PoolingRequest
-from ostro.core.errors import ConfigError, ContextLengthExceeded, RequestError, Unsupported
-from ostro.core.ipc.client import AsyncEngine
-from ostro.core.pipeline import ServedModel
-from ostro.core.preparation import EXECUTOR
+from ostro.errors import ConfigError, ContextLengthExceeded, RequestError, Unsupported
+from ostro.pipelines import PREPARATION_EXECUTOR as EXECUTOR
+from ostro.pipelines import AdapterRef, AsyncEngine, PoolingRequest, ServedModel
 
 Rows = NDArray[np.float32]
 T = TypeVar("T")

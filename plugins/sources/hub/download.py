@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from ostro import Settings
-from ostro.core.errors import ModelNotFound, OstroError, UsageError
+from ostro.errors import ModelNotFound, OstroError, UsageError
 from ostro.plugins.sources.files import Selection, listed, missing, select
 from ostro.plugins.sources.hub import Reference
 

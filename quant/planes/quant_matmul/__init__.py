@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ostro.core.ops.choose import Kernel
+from ostro import Kernel
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 

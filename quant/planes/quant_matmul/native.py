@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.ops import native
 from ostro.quant.planes.planes import Planes
 from ostro.quant.planes.quant_matmul.interleaved import Strips
 
@@ -61,11 +61,11 @@ class Told(Structure):
     )
 
 
-LIBRARY = load(Path(__file__).with_suffix(".cpp"))
-CALL = (POINTER(Told), ADDRESS, INT, ADDRESS, INT, ADDRESS)
-ROUNDED = functions(LIBRARY, "product", *CALL)
-EXACT = functions(LIBRARY, "product_exact", *CALL)
-DEQUANTIZE = functions(LIBRARY, "dequantize", POINTER(Told), ADDRESS)
+LIBRARY = native.load(Path(__file__).with_suffix(".cpp"))
+CALL = (POINTER(Told), native.ADDRESS, native.INT, native.ADDRESS, native.INT, native.ADDRESS)
+ROUNDED = native.functions(LIBRARY, "product", *CALL)
+EXACT = native.functions(LIBRARY, "product_exact", *CALL)
+DEQUANTIZE = native.functions(LIBRARY, "dequantize", POINTER(Told), native.ADDRESS)
 
 
 class Weight(Strips):

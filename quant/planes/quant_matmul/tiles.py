@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from ostro.core.ops.attention.tiles import target_family
+from ostro.ops import target_family
 from ostro.quant.planes.quant_matmul.weight import Weight
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -89,9 +89,9 @@ def folder(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def logits(folder: Path) -> Tensor:
+    from ostro.checkpoints import PluginManager
     from ostro.core.engine.build import build_engine
     from ostro.core.load.model import load_model
-    from ostro.core.plugins.manager import PluginManager
 
     settings, plugins = ostro.Settings(dtype="float32"), PluginManager()
     plugins.load(settings)

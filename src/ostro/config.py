@@ -1,0 +1,27 @@
+"""Configs of architectures: the base classes, and checks of their fields."""
+
+from __future__ import annotations
+
+from ostro.core.config import LIMIT as MAX_SIZE
+from ostro.core.config import (
+    ModelConfig,
+    TextConfig,
+    WindowConfig,
+    check_sizes,
+    decode_floats,
+    reference_defaults,
+    rope_parameters,
+)
+from ostro.core.config import typed as check_type
+
+__all__ = [
+    "MAX_SIZE",
+    "ModelConfig",
+    "TextConfig",
+    "WindowConfig",
+    "check_sizes",
+    "check_type",
+    "decode_floats",
+    "reference_defaults",
+    "rope_parameters",
+]

@@ -1,0 +1,100 @@
+"""Pipelines: requests of a task, the engine they use, tokenizers, templates and media."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ostro.core.chat import RESERVED as RESERVED_TEMPLATE_VARIABLES
+from ostro.core.chat import ChatTemplate, prompt_tokens
+from ostro.core.engine.request import DEFAULT as DEFAULT_MODEL
+from ostro.core.engine.request import (
+    AdapterRef,
+    Dry,
+    Finish,
+    JobOutput,
+    PoolingRequest,
+    Sampling,
+    TokenLogprobs,
+    TokenOutput,
+    TokenRequest,
+)
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.media.fetch import fetch_all
+from ostro.core.media.parts import Medium as RequestMedium
+from ostro.core.media.parts import check_count, split_media
+from ostro.core.media.sound import Samples, resample
+from ostro.core.media.worker import MediaSource, MediaWorker
+from ostro.core.pipeline import (
+    AdapterChoice,
+    Answer,
+    Continuation,
+    ModelTarget,
+    ServedModel,
+    StreamOptions,
+    TextDelta,
+    TextPipeline,
+    TextRequest,
+    Usage,
+)
+from ostro.core.pipeline import parse as parse_request
+from ostro.core.preparation import EXECUTOR as PREPARATION_EXECUTOR
+from ostro.core.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from ostro.core.tokenizer.stop import Stop
+
+if TYPE_CHECKING:
+    from ostro.core.engine.processors import AddedRequest
+
+_LAZY = {
+    "AddedRequest": ("ostro.core.engine.processors", "AddedRequest"),
+}
+"""Imported on first use: these modules need torch or Triton."""
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "PREPARATION_EXECUTOR",
+    "RESERVED_TEMPLATE_VARIABLES",
+    "AdapterChoice",
+    "AdapterRef",
+    "AddedRequest",
+    "Answer",
+    "AsyncEngine",
+    "ChatTemplate",
+    "Continuation",
+    "Detokenizer",
+    "Dry",
+    "Finish",
+    "JobOutput",
+    "MediaSource",
+    "MediaWorker",
+    "ModelTarget",
+    "PoolingRequest",
+    "RequestMedium",
+    "Samples",
+    "Sampling",
+    "ServedModel",
+    "Stop",
+    "StreamOptions",
+    "TextDelta",
+    "TextPipeline",
+    "TextRequest",
+    "TokenLogprobs",
+    "TokenOutput",
+    "TokenRequest",
+    "Tokenizer",
+    "Usage",
+    "check_count",
+    "fetch_all",
+    "load_tokenizer",
+    "parse_request",
+    "prompt_tokens",
+    "resample",
+    "split_media",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    return getattr(import_module(module), attribute)
