@@ -1,4 +1,4 @@
-"""Chat templates: from messages to a prompt, in a bounded sandbox, with text kept text."""
+"""Chat templates: messages to prompts, in a sandbox, with control tokens in messages escaped."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ from ostro.core.tokenizer.limit import too_long
 __all__ = ["ChatTemplate", "Renderer", "load_template", "prompt_tokens"]
 
 SOURCE_LIMIT = 256 << 10
-"""Characters a template may have; the longest in use have about 20 000."""
+"""Limit on the length of a template, in characters; the longest in use have about 20 000."""
 
 OUTPUT_LIMIT = 1 << 20
-"""Characters a template may write beyond four times the bytes of what it is given."""
+"""Limit on the length of a prompt in characters, in addition to four times its input's bytes."""
 
 COMMON = frozenset(
     "enable_thinking thinking reasoning_effort documents date_string builtin_tools custom_tools "
     "tools_in_user_message model_identity add_vision_id clear_thinking preserve_thinking "
     "thinking_budget".split()
 )
-"""Options that clients send to any model; a template that does not read one ignores it."""
+"""Options that clients send to all models; templates that do not read them ignore them."""
 
 RESERVED = frozenset(
     "messages tools tokenize add_generation_prompt continue_final_message chat_template "
     "return_dict return_tensors padding truncation max_length".split()
 )
-"""Names that are no options: what this module itself fills in, or what transformers would do."""
+"""Names that are not options: variables set by this module, and arguments of transformers."""
 
 
 class ChatTemplate:
-    """A chat template: `source` in Jinja, `tokens` the special tokens by role ("bos_token").
+    """A chat template. source: Jinja. tokens: special tokens by role, such as "bos_token".
 
-    Raises TemplateError for a source that is too long or no template. What only shows when it
-    is run, `render` says.
+    Raises TemplateError for a source that is too long or has syntax errors.
     """
 
     def __init__(
@@ -51,15 +50,15 @@ class ChatTemplate:
     ) -> None:
         if len(source) > SOURCE_LIMIT:
             raise TemplateError(
-                f"the chat template has {len(source)} characters; {SOURCE_LIMIT} are allowed"
+                f"the chat template has {len(source)} characters; the limit is {SOURCE_LIMIT}"
             )
         try:
-            self.wishes = TemplateFeatures.read(ENVIRONMENT.parse(source))
+            self.features = TemplateFeatures.read(ENVIRONMENT.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
         except RecursionError:
             raise TemplateError("the chat template is nested too deeply") from None
-        except ValueError as error:  # a literal that Python does not take
+        except ValueError as error:  # a literal that Python rejects
             raise TemplateError(f"chat template: {error}") from error
         self.source = source
         self.tokens = dict(tokens)
@@ -73,10 +72,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Write the prompt of a conversation.
+        """Render the prompt of a conversation.
 
-        `kwargs` are the template's own options. Raises TemplateError where the template fails or
-        refuses, and RequestError for messages or options that are none.
+        `kwargs` are options of the template. Raises TemplateError if the template fails or rejects
+        the conversation, RequestError for malformed messages and unknown options.
         """
         context = self.context(messages, tools, kwargs)
         return self.fill(context, add_generation_prompt)
@@ -87,9 +86,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Check what comes from outside, and bring it into the form the template wants."""
+        """Check the messages and options, and convert them to the template's variables."""
         self._check_options(options)
-        arranged = arrange(messages, self.wishes)
+        arranged = arrange(messages, self.features)
         try:
             listed = [tool_fields(tool) for tool in tools or ()] or None
             given = {**options, "messages": arranged, "tools": listed}
@@ -99,18 +98,18 @@ class ChatTemplate:
             raise RequestError(f"the messages cannot be written as JSON: {error}") from error
 
     def fill(self, context: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
-        """Render with a context that `context` made."""
+        """Render with the variables that `context` returned."""
         size = len(msgspec.json.encode(context))
         own = {**self.tokens, "add_generation_prompt": add_generation_prompt}
         return self._renderer.render(self.source, {**context, **own}, OUTPUT_LIMIT + 4 * size)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         ours = RESERVED | self.tokens.keys() | ENVIRONMENT.globals.keys()
-        known = (COMMON | self.wishes.variables) - ours
+        known = (COMMON | self.features.variables) - ours
         for name in options:
             if name not in known:
                 raise RequestError(
-                    f"{name!r} is no option of this model's chat template{nearest(name, known)}",
+                    f"{name!r} is not an option of this chat template{nearest(name, known)}",
                     param="chat_template_kwargs",
                 )
 
@@ -118,9 +117,9 @@ class ChatTemplate:
 def load_template(
     tokenizer: Tokenizer, *, file: Path | None = None, name: str = "default"
 ) -> ChatTemplate:
-    """Give a model's chat template, or the one in `file` in its place.
+    """Load a model's chat template, or the one in `file` instead.
 
-    `name` chooses among several ("tool_use"). Raises TemplateError where there is none.
+    `name` selects one of several templates, such as "tool_use". Raises TemplateError without one.
     """
     source = tokenizer.chat_template if file is None else _read(file)
     if isinstance(source, dict):
@@ -139,8 +138,8 @@ def _read(file: Path) -> str:
 
 def _no_template(tokenizer: Tokenizer) -> TemplateError:
     return TemplateError(
-        f"{tokenizer.source}: this model has no chat template; give one with --chat-template "
-        "FILE, or send plain text to /v1/completions"
+        f"{tokenizer.source}: this model has no chat template; set --chat-template FILE, or send "
+        "plain text to /v1/completions"
     )
 
 
@@ -153,19 +152,18 @@ def prompt_tokens(
     kwargs: Mapping[str, Any] | None = None,
     limit: int | None = None,
 ) -> list[int]:
-    """Turn a conversation into ids: control tokens come from the template alone.
+    """Convert a conversation to token ids. Only the template can produce control tokens.
 
-    The same strings inside messages, tools and options are encoded as the text they are. A
-    conversation without them gives exactly the ids of the rendered text. `limit` is the context of
-    the model in tokens. Raises what `ChatTemplate.render` and `Tokenizer.encode` raise, and
-    TemplateError where there is no template.
+    Control tokens in messages, tools and options are encoded as plain text. Without any, the ids
+    are exactly those of the rendered text. `limit` is the context of the model in tokens. Raises
+    what `ChatTemplate.render` and `Tokenizer.encode` raise, and TemplateError without a template.
     """
     if template is None:
         raise _no_template(tokenizer)
     context = template.context(messages, tools, kwargs or {})
-    escaper = ControlTokenEscaper(tokenizer.controls, template.wishes.constants, context)
-    text = template.fill(escaper.hide(context), add_generation_prompt)
-    shown = escaper.reveal(text)
+    escaper = ControlTokenEscaper(tokenizer.controls, template.features.constants, context)
+    text = template.fill(escaper.escape(context), add_generation_prompt)
+    shown = escaper.restore(text)
     if shown == text:
         return tokenizer.encode(text, special=False, parse_special=True, limit=limit)
     ids: list[int] = []
@@ -173,7 +171,7 @@ def prompt_tokens(
         if isinstance(part, int):
             ids.append(part)
         else:
-            ids += tokenizer.encode(escaper.reveal(part), special=False, start=i == 0, limit=limit)
+            ids += tokenizer.encode(escaper.restore(part), special=False, start=i == 0, limit=limit)
         if limit is not None and len(ids) > limit:
             raise too_long(limit)
     return ids

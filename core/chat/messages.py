@@ -1,4 +1,4 @@
-"""Messages as a template wants them: what is looked up in its source, and the small conversions."""
+"""Conversion of messages to the form that a chat template expects, as found in its source."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from ostro.core.errors import RequestError
 ROLE = re.compile(r"\w[\w .:-]{0,63}")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The names a message's reasoning goes by, the standard one first (as in transformers)."""
+"""Names of the field for reasoning, the standard one first, as in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateFeatures:
-    """What a template does with its messages, read from its syntax tree.
+    """Properties of a template, read from its syntax tree.
 
-    `parts`: it walks through the parts of a content; `text`: it takes a plain string too.
-    `none`: it looks for null content. `text_arguments`: it joins tool arguments to text as they
-    are. `developer`: it knows that role. `variables`: the names it reads. `constants`: all its
-    string literals. The tree is only walked: jinja2's own analysis (`jinja2.meta`) would compute
-    constant expressions, and so run a hostile template right here.
+    parts: it iterates over the parts of a content. text: it accepts a string as content. none: it
+    tests for null content. text_arguments: it concatenates tool arguments to text. developer: it
+    knows this role. variables: the names it reads. constants: its string literals.
+
+    The tree is walked only. jinja2's own analysis (`jinja2.meta`) would evaluate constant
+    expressions, that is, run a hostile template in this process.
     """
 
     parts: bool
@@ -39,7 +40,7 @@ class TemplateFeatures:
 
     @classmethod
     def read(cls, tree: nodes.Template) -> TemplateFeatures:
-        """Look through the syntax tree of a template."""
+        """Read the properties of a template from its syntax tree."""
         tests = [(test.name, test.node) for test in tree.find_all(nodes.Test)]
         content = _aliases(tree, "content")
         walks = any(
@@ -60,11 +61,11 @@ class TemplateFeatures:
 
 
 def arrange(
-    messages: Sequence[Mapping[str, Any]], wishes: TemplateFeatures
+    messages: Sequence[Mapping[str, Any]], features: TemplateFeatures
 ) -> list[dict[str, Any]]:
-    """Bring messages into the form a template wants.
+    """Convert messages to the form that a template expects.
 
-    Raises RequestError naming the message and the field that no template could take.
+    Raises RequestError with the message and the field that is malformed.
     """
     arranged = []
     for i, message in enumerate(messages):
@@ -73,29 +74,29 @@ def arrange(
             raise RequestError(f"{place} is not an object", param="messages")
         role = message.get("role")
         if not (isinstance(role, str) and ROLE.fullmatch(role)):
-            raise RequestError(f"{place}.role is {role!r:.60}, not a role", param="messages")
+            raise RequestError(f"{place}.role {role!r:.60} is not a valid role", param="messages")
         fields = {k: x for k, x in message.items() if x is not None or k == "content"}
-        if role == "developer" and not wishes.developer:
+        if role == "developer" and not features.developer:
             fields["role"] = "system"
         calls = fields.get("tool_calls")
         if "content" in fields:
-            # Clients send "" and null alike beside tool calls; templates that tell them apart
-            # write the calls for null only.
+            # Beside tool calls clients send either "" or null. Some templates write the calls for
+            # null only.
             content = None if calls and fields["content"] in ("", []) else fields["content"]
-            fields["content"] = _content(content, wishes, place)
+            fields["content"] = _content(content, features, place)
         reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
         if reasoning is not None:
             fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
         if calls:
             if not isinstance(calls, list):
                 raise RequestError(f"{place}.tool_calls is not a list", param="messages")
-            fields["tool_calls"] = [_call(call, wishes, place) for call in calls]
+            fields["tool_calls"] = [_call(call, features, place) for call in calls]
         arranged.append(fields)
     return arranged
 
 
 def tool_fields(tool: Any) -> dict[str, Any]:
-    """A tool, and its function, without fields that are null. Raises RequestError for no object."""
+    """A tool and its function without null fields. Raises RequestError unless it is an object."""
     if not isinstance(tool, Mapping):
         raise RequestError("tools has an entry that is not an object", param="tools")
     fields = present(tool)
@@ -104,51 +105,53 @@ def tool_fields(tool: Any) -> dict[str, Any]:
 
 
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are not null. Null means absent, and templates would write it out."""
+    """The fields that are not null. Null means absent, but templates would render it."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _content(content: Any, wishes: TemplateFeatures, place: str) -> Any:
+def _content(content: Any, features: TemplateFeatures, place: str) -> Any:
     if content is None:
-        return None if wishes.none else [] if not wishes.text else ""
+        return None if features.none else [] if not features.text else ""
     if isinstance(content, str):
-        return content if wishes.text else [{"type": "text", "text": content}]
+        return content if features.text else [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        raise RequestError(f"{place}.content is neither text nor a list", param="messages")
+        raise RequestError(f"{place}.content is not a string or a list", param="messages")
     parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     for part in parts:
         if not isinstance(part, Mapping):
-            raise RequestError(f"{place}.content has a part that is no object", param="messages")
+            raise RequestError(
+                f"{place}.content has a part that is not an object", param="messages"
+            )
         if part.get("type") in TEXT_PARTS and not isinstance(part.get("text"), str):
             raise RequestError(f"{place}.content has a text part without text", param="messages")
-    if wishes.parts:
+    if features.parts:
         return [{**p, "type": "text"} if p.get("type") in TEXT_PARTS else dict(p) for p in parts]
     for part in parts:
         if part.get("type") not in TEXT_PARTS:
             raise RequestError(
                 f"{place}.content has a part of type {part.get('type')!r}; this model's chat "
-                "template takes text only",
+                "template supports text only",
                 param="messages",
             )
     return "\n".join(part["text"] for part in parts)
 
 
-def _call(call: Any, wishes: TemplateFeatures, place: str) -> dict[str, Any]:
-    """Give a tool call's arguments as an object, or as text where the template joins them."""
+def _call(call: Any, features: TemplateFeatures, place: str) -> dict[str, Any]:
+    """Convert a tool call's arguments to an object, or to text if the template expects it."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}.tool_calls has an entry without a function", param="messages")
     function = present(function)
     arguments = function.get("arguments")
-    if isinstance(arguments, str) and not wishes.text_arguments:
+    if isinstance(arguments, str) and not features.text_arguments:
         function["arguments"] = _parse(arguments)
-    elif isinstance(arguments, Mapping) and wishes.text_arguments:
+    elif isinstance(arguments, Mapping) and features.text_arguments:
         function["arguments"] = json.dumps(arguments, ensure_ascii=False)
     return {**present(call), "function": function} if "function" in call else function
 
 
 def _parse(arguments: str) -> Any:
-    """Read arguments written as JSON; what is no JSON object is left as it is."""
+    """Parse arguments; text that is not a JSON object is returned unchanged."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -157,7 +160,7 @@ def _parse(arguments: str) -> Any:
 
 
 def _aliases(tree: nodes.Template, field: str) -> set[str]:
-    """Names that hold a field, or something made from it."""
+    """The names of variables that are assigned a field or a value computed from it."""
     names = {field}
     pairs = [(a.target, a.node) for a in tree.find_all(nodes.Assign)]
     for _ in range(3):
@@ -168,7 +171,7 @@ def _aliases(tree: nodes.Template, field: str) -> set[str]:
 
 
 def _mentions(node: nodes.Node, names: set[str]) -> bool:
-    """Say whether an expression is about a field: by name, attribute, item or get()."""
+    """Whether an expression reads one of the fields: by name, attribute, item or get()."""
     if isinstance(node, nodes.Name):
         return node.name in names
     if isinstance(node, nodes.Getattr):
@@ -192,7 +195,7 @@ def _is_split(node: nodes.Node) -> bool:
 
 
 def _joins_arguments(tree: nodes.Template, tests: Sequence[tuple[str, nodes.Node]]) -> bool:
-    """Say whether a tool call's arguments are written out as they are, with no look at the type."""
+    """Whether a template writes a tool call's arguments without testing their type."""
     if any(name in ("string", "mapping") and _is_arguments(node) for name, node in tests):
         return False
     written: list[nodes.Node] = []

@@ -1,4 +1,4 @@
-"""The parent's side of rendering: a process that is kept, and killed when it is late."""
+"""Client of the process that renders chat templates."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ import msgspec
 from ostro.core.errors import Overloaded, TemplateError
 
 TIMEOUT = 1.0
-"""Seconds of processor time one rendering may take."""
+"""Limit on the processor time of one rendering, in seconds."""
 
 PATIENCE = 15
-"""How much longer it may take by the clock, on a machine that is busy with other things."""
+"""Limit on the wall-clock time of one rendering, as a multiple of `timeout`."""
 
 START = 30.0
-"""Seconds the process may take to begin, on a machine that is busy."""
+"""Time limit for the start of the process, in seconds."""
 
 LATE = getattr(signal, "SIGPROF", 0)
-"""What a process dies of that has used up its time."""
+"""The signal that ends a process which exceeds its processor time; 0 on systems without it."""
 
 WORKER = Path(__file__).with_name("worker.py")
 
 
 class Renderer:
-    """Renders templates in a process of its own, one at a time; safe to use from many threads.
+    """Renders templates in a worker process, one at a time. Methods are thread-safe.
 
-    The process starts with the first rendering and stays. A rendering that takes more than
-    `timeout` seconds of processor time kills it; the next one starts another.
+    The process starts with the first rendering. A rendering that takes more than `timeout` seconds
+    of processor time ends it; the next rendering starts another.
     """
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
@@ -52,8 +52,9 @@ class Renderer:
     def render(self, source: str, context: dict[str, Any], limit: int) -> str:
         """Render `source` to at most `limit` characters.
 
-        Raises TemplateError with the line where the template fails, with its own words where it
-        refuses the conversation, and when it takes too long or too much memory.
+        Raises TemplateError with the template's own message if it rejects the conversation, with
+        the line if it fails, and if it exceeds its time or memory. Raises Overloaded if the process
+        does not start or does not answer.
         """
         request = {"template": source, "context": context, "limit": limit}
         request["seconds"] = self.timeout
@@ -73,7 +74,7 @@ class Renderer:
             self._stop()
 
     def _exchange(self, data: bytes) -> dict[str, Any]:
-        """Send a request and wait for its reply; a process that has died is replaced once."""
+        """Send a request and return its reply; a process that has died is replaced once."""
         message = struct.pack(">I", len(data)) + data
         for _ in range(2):
             process = self._start()
@@ -87,7 +88,7 @@ class Renderer:
                 return reply
             except TimeoutError:
                 self._stop()
-                if LATE:  # the limit on processor time has not ended it: it waits or is stopped
+                if LATE:  # within its processor time: the process is stopped or starved
                     raise Overloaded(
                         "the process that renders chat templates did not answer within "
                         f"{self.timeout * PATIENCE:g} s; try again"
@@ -100,7 +101,7 @@ class Renderer:
                 raise TemplateError(
                     f"the chat template took longer than {self.timeout:g} s to render"
                 )
-        raise TemplateError("the process that renders chat templates dies on this template")
+        raise TemplateError("the chat template crashes the process that renders it")
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._owner == os.getpid():
@@ -131,7 +132,7 @@ class Renderer:
 
 
 def _kill(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a process that this one started; a fork's copy of it is left alone."""
+    """End a process; in a fork of its parent, do nothing."""
     if os.getpid() != owner:
         return
     process.kill()
@@ -143,7 +144,7 @@ def _kill(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _read(pipe: int, timeout: float) -> bytes:
-    """Read one message. Raises TimeoutError when it is late, EOFError when the writer is gone."""
+    """Read one message. Raises TimeoutError, and EOFError if the writer has ended."""
     deadline = time.monotonic() + timeout
     (size,) = struct.unpack(">I", _read_exactly(pipe, 4, deadline))
     return _read_exactly(pipe, size, deadline)
@@ -165,4 +166,4 @@ def _read_exactly(pipe: int, size: int, deadline: float) -> bytes:
 
 
 RENDERER = Renderer()
-"""The one all templates of this process share."""
+"""The renderer that all templates of this process share."""

@@ -1,7 +1,7 @@
-"""The process that renders chat templates: sandboxed, with little memory, killed when it is late.
+"""The process that renders chat templates: sandboxed, with limits on memory and processor time.
 
-It is run as a script with the parent's import path as its argument, and imports jinja2 alone.
-Requests and replies are JSON behind a length of four bytes, on stdin and stdout.
+It runs as a script with the parent's import path as its argument and imports jinja2 only. Requests
+and replies on stdin and stdout are JSON after a length of four bytes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MEMORY = 512 << 20
-"""Bytes of address space the process may use."""
+"""Limit on the address space of the process, in bytes."""
 
 MESSAGE = 500
-"""Characters of an error message that are kept."""
+"""Limit on the length of an error message, in characters."""
 
 
 class Generation(Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it changes nothing."""
+    """`{% generation %}` marks the assistant's turns for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Give the body of the block in its place."""
+        """Replace the block by its body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -50,28 +50,28 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as chat templates expect it: as it is, not escaped for HTML."""
+    """Serialize to JSON without HTML escapes, as transformers does."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 class Raised(jinja2.TemplateError):
-    """What a template says through `raise_exception`."""
+    """The error of a template's `raise_exception`."""
 
 
 def raise_exception(message: Any) -> None:
-    """Let a template refuse a conversation."""
+    """Reject a conversation; a function of templates."""
     raise Raised(str(message)[:MESSAGE])
 
 
 def strftime_now(format: str) -> str:
-    """Write the local time."""
+    """Format the local time; a function of templates."""
     return datetime.now().strftime(format)
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Build the environment of chat templates, the same that transformers has."""
+    """Build the environment of chat templates, equal to that of transformers."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -85,25 +85,25 @@ ENVIRONMENT = environment()
 
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a template; jinja2 computes its constant expressions here already."""
+    """Compile a template. jinja2 evaluates constant expressions here."""
     return ENVIRONMENT.from_string(source)
 
 
 def render(source: str, context: dict[str, Any], limit: int) -> str:
-    """Render to at most `limit` characters."""
+    """Render a template. Raises Raised beyond `limit` characters."""
     chunks, size = [], 0
     for chunk in compile_template(source).generate(context):
         size += len(chunk)
         if size > limit:
-            raise Raised(f"the chat template writes more than {limit} characters")
+            raise Raised(f"the chat template renders more than {limit} characters")
         chunks.append(chunk)
     return "".join(chunks)
 
 
 def answer(data: bytes) -> dict[str, Any]:
-    """Render what a request asks for, or say what went wrong and in which line.
+    """Handle one request; errors become a reply with the line of the template.
 
-    A request that takes more processor time than it may ends this process.
+    The process ends if the request exceeds its processor time.
     """
     try:
         request = json.loads(data)
@@ -114,29 +114,29 @@ def answer(data: bytes) -> dict[str, Any]:
     except jinja2.TemplateSyntaxError as error:
         return {"error": error.message, "line": error.lineno}
     except MemoryError:
-        return {"error": f"it needs more than {MEMORY >> 20} MiB of memory", "line": None}
+        return {"error": f"rendering exceeds {MEMORY >> 20} MiB of memory", "line": None}
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
-        said = str(error) or type(error).__name__
-        return {"error": said[:MESSAGE], "line": lines[-1] if lines else None}
+        message = str(error) or type(error).__name__
+        return {"error": message[:MESSAGE], "line": lines[-1] if lines else None}
 
 
 def limit_time(seconds: float) -> None:
-    """Die of SIGPROF after so much processor time from now; 0 takes the limit away.
+    """End this process by SIGPROF after this much processor time from now; 0 removes the limit.
 
-    Processor time, because a busy machine is no fault of a template; and the signal's own action,
-    because Python's handlers wait for a long computation to end.
+    A limit on wall-clock time would fail on a busy machine. A Python signal handler would only run
+    after a long computation in C has ended.
     """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def limit_resources() -> None:
-    """Take away what rendering does not need: memory beyond a limit, and writing files."""
+    """Limit the memory of this process, and disable writing files and core dumps."""
     try:
         import resource
-    except ImportError:  # not a Unix: the parent's deadline is the only limit
+    except ImportError:  # not Unix: the time limit of the parent remains
         return
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -144,7 +144,7 @@ def limit_resources() -> None:
 
 
 def serve() -> None:
-    """Say that we are ready, then answer until stdin ends, as it does when the parent is gone."""
+    """Send an empty reply once ready, then handle requests until stdin ends with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_resources()
     requests, replies = sys.stdin.buffer, sys.stdout.buffer

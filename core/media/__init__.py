@@ -1,4 +1,4 @@
-"""Media on their way to a model: fetched, decoded, prepared, and handed on as plain data."""
+"""Media of prompts: fetch, decode, prepare, and pass to the engine as plain data."""
 
 from ostro.core.media.items import Array, Inputs, Item, Prompt, content_key
 

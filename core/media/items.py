@@ -1,9 +1,8 @@
-"""Media on their way to a model: arrays as plain data, items, and an architecture's inputs.
+"""Media of prompts as plain data: arrays, items, and an architecture's media processor.
 
-A pipeline turns an image, a video or a sound into an `Item`: the arrays that the model's `encode`
-reads, a key that is the hash of their contents, and where its rows belong in the prompt. How many
-rows those are is known before anything is encoded, so prompts are planned, hashed and refused
-without a look at the device.
+An `Item` is one image, video or audio: the arrays that the model's `encode` reads, a hash of their
+contents, and the rows that its features take in the prompt. The number of rows is known before
+anything is encoded, so that prompts are planned, hashed and rejected without the device.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 SHARED = Path("/dev/shm")
-"""Where arrays lie between two processes; memory on Linux."""
+"""The folder of files that processes share; in memory on Linux."""
 
 SMALL = 1 << 16
-"""Bytes of an array that may as well go in a message."""
+"""Arrays of at most this many bytes are sent inside messages."""
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
-    """An array as plain data: its bytes here, or in a file of shared memory that is read once.
+    """An array as plain data: bytes, or a file in shared memory that is read once.
 
-    `digest` (blake2b, 16 bytes) says what the file must hold when it is read.
+    dtype: numpy's name, such as "<f4". digest: blake2b of the file's contents, 16 bytes.
     """
 
     dtype: str
@@ -45,15 +44,15 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
 
     @classmethod
     def of(cls, values: np.ndarray[Any, Any]) -> Array:
-        """The array of these values. Raises TypeError for what is not numbers."""
+        """Convert a numpy array. Raises TypeError for dtypes that are not numeric."""
         if values.dtype.kind not in "fiub":
-            raise TypeError(f"an array of {values.dtype} cannot cross")
+            raise TypeError(f"expected a numeric array, got {values.dtype}")
         return cls(dtype=values.dtype.str, shape=values.shape, data=values.tobytes())
 
     def share(self) -> Array:
-        """The same array in a file of shared memory that only this user may read, if it is large.
+        """Move a large array to a file in shared memory that only this user may read.
 
-        A small one goes as it is. Raises InsufficientMemory where there is no room.
+        A small array is returned unchanged. Raises InsufficientMemory if shared memory is full.
         """
         if self.file or len(self.data) <= SMALL:
             return self
@@ -65,14 +64,14 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
         except OSError as error:
             path.unlink(missing_ok=True)
             raise InsufficientMemory(
-                f"{SHARED} has no room for {len(self.data) >> 10} KiB ({error.strerror}); send "
-                "smaller media, or give it more (docker run --shm-size)"
+                f"{SHARED} cannot store {len(self.data) >> 10} KiB ({error.strerror}); send "
+                "smaller media, or enlarge it (docker run --shm-size)"
             ) from None
         digest = hashlib.blake2b(self.data, digest_size=16).digest()
         return replace(self, data=b"", file=str(path), digest=digest)
 
     def take(self) -> Array:
-        """The same array in a file of this process, which is gone with the array at the latest."""
+        """Take over the file of another process; it is removed with the array at the latest."""
         if not self.file:
             return self
         path = name_file()
@@ -82,27 +81,27 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
         return taken
 
     def drop(self) -> None:
-        """Remove the file if nobody has read it yet."""
+        """Remove the file of an array that was not read."""
         if self.file:
             Path(self.file).unlink(missing_ok=True)
 
     def read(self) -> Array:
-        """The same array with its bytes here; its file is gone afterwards.
+        """Read the array from its file and remove the file.
 
-        Raises EngineDied where the file does not hold what was sent.
+        Raises EngineDied if the file is missing or has other contents than were written.
         """
         if not self.file:
             return self
         path = Path(self.file)
         if path.parent != SHARED or not path.name.startswith("ostro-"):
-            raise EngineDied(f"{path} is no shared array")
+            raise EngineDied(f"{path} is not the file of a shared array")
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise EngineDied(f"a shared array is gone: {error}") from None
+            raise EngineDied(f"a shared array cannot be read: {error}") from None
         path.unlink(missing_ok=True)
         if hashlib.blake2b(data, digest_size=16).digest() != self.digest:
-            raise EngineDied(f"the shared array {path.name} does not hold what was sent")
+            raise EngineDied(f"the shared array {path.name} has other contents than were written")
         return replace(self, data=data, file="", digest=b"")
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -113,26 +112,26 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
 
 
 def name_file() -> Path:
-    """A new name in shared memory, which tells whose file it is."""
+    """A new path in shared memory that contains the id of this process."""
     return SHARED / f"ostro-{os.getpid()}-{secrets.token_hex(12)}"
 
 
 def sweep(process: int) -> None:
-    """Remove what a process has left in shared memory, and nobody has taken."""
+    """Remove the files that a process has left in shared memory."""
     for path in SHARED.glob(f"ostro-{process}-*"):
         path.unlink(missing_ok=True)
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One medium of a prompt, ready to be encoded.
+    """One image, video or audio of a prompt, ready to be encoded.
 
-    key: hash of all that its features depend on. arrays: what the model's `encode` reads.
-    Inline media have `spans`, (start, count) in tokens: the rows of the prompt whose embeddings its
+    key: hash of everything that its features depend on. arrays: the inputs of the model's `encode`.
+    spans, of inline media: (start, count) in tokens, the rows of the prompt whose embeddings the
     features replace, in order; a step never begins or ends within a span of an `atomic` item.
-    Media that layers look at through a cross cache have `since`, the first token that sees them
-    (until the next such item), and `length`, their rows in the cache. cost: rows of the encoder,
-    which bound what one step encodes. tokens: what stands in the prompt for it, with `pad` where
-    its rows go; only until it is placed.
+    since, of media in a cross cache: the first token that attends to the item, until the next such
+    item; `length` is the number of its rows in the cache. cost: rows of the encoder, which limit
+    the items that one step encodes. tokens: the tokens that replace its placeholder, with `pad` at
+    its rows; used by `Inputs.place` only.
     """
 
     kind: str
@@ -153,15 +152,15 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """How many rows its features have in the prompt."""
+        """The number of rows that its features have in the prompt."""
         return sum(count for _, count in self.spans)
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt with its media in place.
+    """A prompt with its media.
 
-    positions [axes, T] int32, where they do not just count; those of generated tokens go on from
-    the largest of them.
+    positions: [axes, T] int32, None for 0, 1, 2, ...; the positions of generated tokens continue
+    from the largest.
     """
 
     tokens: list[int]
@@ -169,7 +168,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     positions: Array | None = None
 
     def change(self, change: Callable[[Array], Array]) -> Prompt:
-        """The same prompt with the arrays of its items changed."""
+        """The prompt with `change` applied to the arrays of its items."""
         items = [
             replace(item, arrays={name: change(array) for name, array in item.arrays.items()})
             for item in self.items
@@ -177,14 +176,14 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, items=items)
 
     def drop(self) -> None:
-        """Remove what its arrays have left in shared memory: nobody will read it now."""
+        """Remove the files of its arrays."""
         for item in self.items:
             for array in item.arrays.values():
                 array.drop()
 
 
 def content_key(*facts: object) -> bytes:
-    """The hash of what an item is made of: arrays, and whatever else its features depend on."""
+    """The hash of an item's arrays and of the other values that its features depend on."""
     import numpy as np
 
     state = hashlib.blake2b(digest_size=16)
@@ -198,54 +197,53 @@ def content_key(*facts: object) -> bytes:
 
 
 class Inputs:
-    """What an architecture makes of media: derive, and answer for the kinds it takes.
+    """The media processor of an architecture: a subclass overrides the kinds that it supports.
 
-    It lives in a worker process, away from the server and the engine, and imports no torch. `raw`
-    is the parsed config.json, `folder` where the model's files lie. `placeholders` name, per kind,
-    the token that a chat template writes for one medium.
+    It runs in a worker process apart from the server and the engine, and imports no torch. raw: the
+    parsed config.json. folder: the folder of the model.
     """
 
     rate: ClassVar[int] = 16000
-    """Samples per second of the sound that `audio` takes."""
+    """Sample rate of `audio`, in Hz."""
 
     def __init__(self, raw: Mapping[str, Any], folder: Path) -> None:
         self.raw, self.folder = raw, folder
 
     @property
     def placeholders(self) -> Mapping[str, int]:
-        """Per kind of medium it takes, the token id that stands for one in a prompt."""
+        """For each supported kind the token id that a chat template writes for one item."""
         return {}
 
     def image(self, pixels: np.ndarray[Any, Any]) -> Item:
-        """An item of one image, uint8 [height, width, 3] in RGB."""
-        raise Unsupported("this model takes no images", param="messages")
+        """Make an item of one image, uint8 [height, width, 3] in RGB."""
+        raise Unsupported("this model does not support images", param="messages")
 
     def video(self, frames: np.ndarray[Any, Any], fps: float) -> Item:
-        """An item of one video, uint8 [frames, height, width, 3], `fps` of them per second."""
-        raise Unsupported("this model takes no video", param="messages")
+        """Make an item of one video, uint8 [frames, height, width, 3] at `fps` per second."""
+        raise Unsupported("this model does not support video", param="messages")
 
     def audio(self, samples: np.ndarray[Any, Any]) -> Item:
-        """An item of one sound, float32 [n] in -1..1 at `rate` samples per second."""
-        raise Unsupported("this model takes no sound", param="messages")
+        """Make an item of one audio, float32 [n] in -1..1 at `rate` Hz."""
+        raise Unsupported("this model does not support audio", param="messages")
 
     def drawing(self, prompt: str, second: str | None, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What a model that draws is asked for a prompt: its tokens, and width, height and the like
-        as asked for or as the model was made for; `second` is another prompt for a second encoder.
+        """The engine request for an image: the prompt's tokens, width, height and further options,
+        as requested or as the model's defaults. `second` is the prompt of a second text encoder.
         """
-        raise Unsupported("this model draws nothing")
+        raise Unsupported("this model does not generate images")
 
     def speech(self, text: str, voice: str | None, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What a model that speaks is asked for a text: what it reads of it, and max_seconds,
-        temperature, top_p and guidance as asked for or as the model was made for.
+        """The engine request for speech: the text's tokens, max_seconds, temperature, top_p and
+        guidance, as requested or as the model's defaults.
 
-        Raises RequestError for a voice that there is not.
+        Raises RequestError for an unknown voice.
         """
-        raise Unsupported("this model says nothing")
+        raise Unsupported("this model does not synthesize speech")
 
     def place(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
-        """Put items in the place of their placeholders, in order.
+        """Replace the placeholders in a prompt by the tokens of items, in order.
 
-        Raises RequestError where the prompt has more or fewer placeholders than there are items.
+        Raises RequestError if the number of placeholders differs from the number of items.
         """
         kinds = {token: kind for kind, token in self.placeholders.items()}
         out, placed, left = list[int](), list[Item](), list(items)
@@ -254,9 +252,9 @@ class Inputs:
                 out.append(token)
             elif not left or kinds[token] not in (left[0].kind, "media"):
                 raise RequestError(
-                    f"the prompt has a place for {kinds[token]} number {len(placed) + 1}, and "
-                    f"{'nothing' if not left else left[0].kind} comes with it; send media in the "
-                    "order in which the text speaks of them",
+                    f"item {len(placed) + 1} of the prompt is {kinds[token]}, got "
+                    f"{'nothing' if not left else left[0].kind}; send media in the order of their "
+                    "placeholders",
                     param="messages",
                 )
             else:
@@ -264,20 +262,20 @@ class Inputs:
                 out += placed[-1].tokens
         if left:
             raise RequestError(
-                f"{len(left)} of {len(items)} media have no place in the prompt; this model's chat "
-                "template writes none for them",
+                f"{len(left)} of {len(items)} media have no placeholder in the prompt; the model's "
+                "chat template does not write one for them",
                 param="messages",
             )
         placed = [replace(item, tokens=(), pad=-1) for item in placed]
         return Prompt(tokens=out, items=placed, positions=self.positions(out, placed))
 
     def positions(self, tokens: Sequence[int], items: Sequence[Item]) -> Array | None:
-        """Positions [axes, T] int32 of a prompt, where they do not just count."""
+        """Positions [axes, T] int32 of a prompt, None for 0, 1, 2, ..."""
         return None
 
 
 def settle(item: Item, start: int) -> Item:
-    """The item with the spans of its pads, its tokens starting at `start`."""
+    """Set the spans of an item whose tokens begin at `start`."""
     spans = list[tuple[int, int]]()
     for i, token in enumerate(item.tokens, start):
         if token != item.pad:

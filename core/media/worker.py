@@ -1,7 +1,7 @@
-"""Where media become items: decoded and prepared here, or in a process that is kept for it.
+"""Preparation of media in a worker process with limits on memory and time.
 
-A hostile file is met by a process of its own, with bounded memory and time, which is killed when it
-takes too long; the server's own process never opens it.
+Files may be hostile: the server's own process never decodes them, and a worker that takes too long
+is killed.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
     from ostro.core.media.sound import Samples
 
 MEMORY = 16 << 30
-"""Bytes of address space that the process may use; libraries map much that they never touch."""
+"""Limit on the worker's address space in bytes; libraries map more than they use."""
 SECONDS = 120.0
-"""How long one request's media may take."""
+"""Time limit for the media of one request, in seconds."""
 GONE = "the server is shutting down"
 THREADS = 2
-"""Threads that wait for media, so that nobody else waits: one fetches while the other prepares."""
+"""Threads that fetch media and wait for the worker; one can fetch while the other waits."""
 
 
 class MediaSource(msgspec.Struct, frozen=True):
-    """A medium as a request gives it: its kind, and the bytes of its file."""
+    """One image, video or audio of a request: its kind and the contents of its file."""
 
     kind: str
     data: bytes
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the process is asked: sources to prepare, and the prompt to put them in."""
+    """A request to the worker: prepare media and place them in a prompt."""
 
     tokens: list[int]
     sources: list[MediaSource]
 
 
 class AudioRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What else it is asked: the samples of a sound file, `rate` of them per second."""
+    """A request to the worker: decode an audio file to samples at `rate` Hz."""
 
     data: bytes
     rate: int
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why it cannot."""
+    """A reply of the worker: an OstroError by class name."""
 
     kind: str
     message: str
@@ -70,19 +70,19 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PrepareReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prompt, its arrays in shared memory."""
+    """A reply of the worker: the prompt, with its arrays in shared memory."""
 
     prompt: Prompt
 
 
 class AudioReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The samples, float32 [n], in shared memory."""
+    """A reply of the worker: the samples, float32 [n], in shared memory."""
 
     samples: Array
 
 
 def prepare(inputs: Inputs, tokens: Sequence[int], sources: Sequence[MediaSource]) -> Prompt:
-    """Decode media and put them into a prompt. Raises RequestError or Unsupported."""
+    """Decode media and place them in a prompt. Raises RequestError or Unsupported."""
     return inputs.place(tokens, [make_item(inputs, source) for source in sources])
 
 
@@ -102,13 +102,14 @@ def make_item(inputs: Inputs, source: MediaSource) -> Item:
 
 
 class MediaWorker:
-    """The process that prepares media for one model: started with the first, replaced when dead.
+    """The worker process that prepares media for one model.
 
-    Safe to use from many threads, one at a time. `threads` are for who would wait for it.
+    It starts with the first request and is replaced when it dies. Methods are thread-safe; requests
+    run one at a time. `threads` is an executor for callers that must not block.
     """
 
     def __init__(self, inputs: Import, raw: Mapping[str, Any], folder: Path) -> None:
-        """`inputs` is what an architecture's record names; `Inputs` says what the others are."""
+        """`inputs` is the import string of an `Inputs` class, `raw` and `folder` its arguments."""
         self.inputs, self.raw, self.folder = inputs, raw, folder
         self.closed = False
         self.threads = ThreadPoolExecutor(THREADS, "ostro-media")
@@ -118,14 +119,14 @@ class MediaWorker:
 
     @property
     def pid(self) -> int | None:
-        """The process' id, None before it is started."""
+        """The id of the process, None before it starts."""
         return None if self._process is None else self._process.pid
 
     def prepare(self, tokens: Sequence[int], sources: Sequence[MediaSource]) -> Prompt:
-        """Put media into a prompt; large arrays stay in shared memory.
+        """Place media in a prompt; large arrays stay in shared memory.
 
-        Raises RequestError for media that cannot be read, Unsupported for kinds that the model
-        does not take.
+        Raises RequestError for media that cannot be decoded, Unsupported for kinds that the model
+        does not support.
         """
         check_count(sources)
         reply = self._ask(PrepareRequest(tokens=list(tokens), sources=list(sources)))
@@ -133,18 +134,18 @@ class MediaWorker:
         return reply.prompt
 
     def listen(self, data: bytes, rate: int) -> Samples:
-        """The samples of a sound file; see `read_sound`."""
+        """Decode an audio file; see `read_sound`."""
         reply = self._ask(AudioRequest(data=data, rate=rate))
         assert isinstance(reply, AudioReply)
         return reply.samples.numpy()
 
-    def _ask(self, asked: PrepareRequest | AudioRequest) -> PrepareReply | AudioReply:
-        """Have something done. Raises what it is refused with."""
-        order = msgspec.msgpack.encode(asked)
+    def _ask(self, request: PrepareRequest | AudioRequest) -> PrepareReply | AudioReply:
+        """Send a request and return its reply. Raises the error of an ErrorReply."""
+        data = msgspec.msgpack.encode(request)
         with self._lock:
             try:
                 reply = msgspec.msgpack.decode(
-                    self._exchange(order), type=PrepareReply | AudioReply | ErrorReply
+                    self._exchange(data), type=PrepareReply | AudioReply | ErrorReply
                 )
                 if isinstance(reply, PrepareReply):
                     return PrepareReply(prompt=reply.prompt.change(Array.take))
@@ -155,24 +156,24 @@ class MediaWorker:
                 if self.closed:
                     raise Overloaded(GONE) from None
                 late = isinstance(error, TimeoutError)
-                why = f"took longer than {SECONDS:.0f} s" if late else "ended the process"
+                why = f"took longer than {SECONDS:.0f} s" if late else "crashed the worker"
                 raise RequestError(
-                    f"preparing these media {why}; send smaller ones", param="messages"
+                    f"preparing the media {why}; send smaller ones", param="messages"
                 ) from None
         kind = getattr(errors, reply.kind, OstroError)
         raise kind(reply.message, param=reply.param)
 
     def close(self) -> None:
-        """End the process for good; who waits for it is refused."""
+        """End the process. Requests that run or wait fail with Overloaded."""
         self.closed = True
         if self._process is not None:
-            self._process.kill()  # lets go of the lock whoever waits for a reply
+            self._process.kill()  # the thread that waits for a reply fails and releases the lock
         with self._lock:
             self._stop()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
-    def _exchange(self, order: bytes) -> bytes:
-        """Send an order and wait for its reply. Raises EOFError, OSError or TimeoutError."""
+    def _exchange(self, data: bytes) -> bytes:
+        """Send an encoded request, return the reply. Raises EOFError, OSError or TimeoutError."""
         deadline = time.monotonic() + SECONDS
         if self.closed:
             raise Overloaded(GONE)
@@ -180,7 +181,7 @@ class MediaWorker:
             self._start()
             setup = msgspec.msgpack.encode([self.inputs, self.raw, str(self.folder)])
             self._write(setup, deadline)
-        self._write(order, deadline)
+        self._write(data, deadline)
         size = int.from_bytes(self._read(8, deadline), "little")
         return self._read(size, deadline)
 
@@ -199,7 +200,7 @@ class MediaWorker:
         self._end = weakref.finalize(self, end, self._process)
 
     def _write(self, data: bytes, deadline: float) -> None:
-        """Write a frame: its length, and the data."""
+        """Write a frame: the length and the data."""
         assert self._process is not None and self._process.stdin is not None
         pipe, left = self._process.stdin.fileno(), memoryview(frame(data))
         while left:
@@ -233,7 +234,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for(pipe: int, event: int, deadline: float) -> None:
-    """Return when a pipe can be read or written. Raises TimeoutError."""
+    """Wait until a pipe can be read or written. Raises TimeoutError."""
     poll = select.poll()
     poll.register(pipe, event)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -244,55 +245,57 @@ def frame(data: bytes) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
-# The process
+# The worker process
 
 
 def answer(make: Callable[[], Inputs], data: bytes) -> PrepareReply | AudioReply | ErrorReply:
-    """Do what is asked, or say why not."""
+    """Handle one request. Errors become an ErrorReply."""
     try:
-        order = msgspec.msgpack.decode(data, type=PrepareRequest | AudioRequest)
-        if isinstance(order, AudioRequest):
+        request = msgspec.msgpack.decode(data, type=PrepareRequest | AudioRequest)
+        if isinstance(request, AudioRequest):
             from ostro.core.media.sound import read_sound
 
-            return AudioReply(samples=Array.of(read_sound(order.data, order.rate)).share())
-        return PrepareReply(prompt=prepare(make(), order.tokens, order.sources).change(Array.share))
+            samples = read_sound(request.data, request.rate)
+            return AudioReply(samples=Array.of(samples).share())
+        prompt = prepare(make(), request.tokens, request.sources)
+        return PrepareReply(prompt=prompt.change(Array.share))
     except OstroError as error:
-        refusal = ErrorReply(kind=type(error).__name__, message=str(error), param=error.param)
+        reply = ErrorReply(kind=type(error).__name__, message=str(error), param=error.param)
     except MemoryError:
-        told = "these media need too much memory; send smaller ones"
-        refusal = ErrorReply(kind="RequestError", message=told, param="messages")
+        message = "preparing the media exceeds the memory limit; send smaller ones"
+        reply = ErrorReply(kind="RequestError", message=message, param="messages")
     except Exception:
         traceback.print_exc()
-        told = "these media could not be prepared; the server's log says why"
-        refusal = ErrorReply(kind="OstroError", message=told, param="messages")
+        message = "the media could not be prepared; see the server's log"
+        reply = ErrorReply(kind="OstroError", message=message, param="messages")
     sweep(os.getpid())
-    return refusal
+    return reply
 
 
 def limit_resources() -> None:
-    """Take away what preparing does not need: memory beyond a limit, and core dumps."""
+    """Limit the memory of this process and disable core dumps."""
     try:
         import resource
-    except ImportError:  # not a Unix: the parent's deadline is the only limit
+    except ImportError:  # not Unix: the time limit of the parent remains
         return
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def main() -> None:
-    """Answer orders until stdin ends, as it does when the parent is gone."""
+    """Handle requests until stdin ends, which it does when the parent ends."""
     limit_resources()
-    orders, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not stand among replies
-    reference, raw, folder = msgspec.msgpack.decode(read_frame(orders))
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # output of libraries must not mix with replies
+    reference, raw, folder = msgspec.msgpack.decode(read_frame(requests))
     make = cache(lambda: resolve(reference)(raw, Path(folder)))
-    while data := read_frame(orders):
+    while data := read_frame(requests):
         replies.write(frame(msgspec.msgpack.encode(answer(make, data))))
         replies.flush()
 
 
 def read_frame(file: BinaryIO) -> bytes:
-    """The next frame, or nothing where there is no other."""
+    """The next frame, b"" at the end."""
     return file.read(int.from_bytes(file.read(8), "little"))
 
 

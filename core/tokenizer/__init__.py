@@ -1,6 +1,6 @@
-"""Tokenizers: from a model folder, a tokenizer.json, a SentencePiece model or a GGUF header.
+"""Tokenizers of model folders, tokenizer.json files, SentencePiece models and GGUF headers.
 
-Everything is built on the `tokenizers` library; torch and transformers are never imported.
+All are built on the `tokenizers` library; torch and transformers are not imported.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["Detokenizer", "Tokenizer", "load_tokenizer", "tokenizer_from_gguf"]
 def load_tokenizer(path: Path, *, metadata: Mapping[str, Any] | None = None) -> Tokenizer:
     """Load the tokenizer at `path`: a model folder, tokenizer.json, *.model or *.gguf.
 
-    `metadata` is the header of a GGUF file, as its checkpoint plugin reads it: core opens no
-    containers itself. Raises TokenizerError where nothing usable is there, or it is malformed.
+    `metadata` is the header of a GGUF file, read by its checkpoint plugin, since the core does not
+    open containers. Raises TokenizerError if the tokenizer is missing or malformed.
     """
     path = Path(path)
     if metadata is not None:
@@ -37,7 +37,7 @@ def load_tokenizer(path: Path, *, metadata: Mapping[str, Any] | None = None) -> 
     if path.suffix == ".model":
         return read_sentencepiece(path)
     if path.suffix == ".gguf":
-        raise TokenizerError(f"{path.name}: a GGUF tokenizer is built from the file's metadata")
+        raise TokenizerError(f"{path.name}: a GGUF tokenizer requires the file's metadata")
     raise TokenizerError(
-        f"{path.name}: not a tokenizer; give a model folder, tokenizer.json, *.model or *.gguf"
+        f"{path.name}: not a tokenizer; expected a model folder, tokenizer.json, *.model or *.gguf"
     )

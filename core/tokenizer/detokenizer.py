@@ -1,4 +1,4 @@
-"""From ids to text, piece by piece: complete characters only, no space lost."""
+"""Incremental detokenization: complete characters only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Which byte each letter of byte-level BPE stands for (GPT-2's `bytes_to_unicode`)."""
+    """The byte of each character of byte-level BPE (the inverse of GPT-2's `bytes_to_unicode`)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -26,9 +26,9 @@ ALPHABET = byte_alphabet()
 
 
 class Spelling:
-    """How tokens spell bytes, where this holds token by token; `find` gives None where not.
+    """The bytes of each token, for decoders that decode every token alone.
 
-    `leading_space` says that the decoder drops one space at the start of a text.
+    leading_space: the decoder removes one space at the start of a text.
     """
 
     def __init__(self, spell: Callable[[str], bytes], leading_space: bool) -> None:
@@ -37,7 +37,7 @@ class Spelling:
 
     @classmethod
     def find(cls, backend: tokenizers.Tokenizer) -> Spelling | None:
-        """Read the backend's decoder: byte level, SentencePiece, or something else (None)."""
+        """Read the backend's decoder; None unless it is byte-level or SentencePiece's."""
         if backend.decoder is None:
             return None
         state = json.loads(backend.decoder.__getstate__())
@@ -86,10 +86,10 @@ def _spell_byte_level(token: str) -> bytes:
 
 
 class Detokenizer:
-    """Turns a stream of ids into text, in constant time per token.
+    """Converts a stream of ids to text, in constant time per token.
 
-    Bytes of a character that is not complete yet are held back; what can never become one is
-    shown as U+FFFD. The pieces joined are what `Tokenizer.decode` gives for all the ids.
+    The bytes of an incomplete character are held back; invalid bytes become U+FFFD. The joined
+    pieces equal `Tokenizer.decode` of all ids.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Detokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, ids: Iterable[int]) -> str:
-        """Take more ids; give the text that is complete by now, often ""."""
+        """Add ids and return the text that is complete now, possibly ""."""
         decode, piece, skip = self._utf8.decode, self._piece, self._skip
         return self._begin("".join(decode(piece(id)) for id in ids if id not in skip))
 
     def finish(self) -> str:
-        """Give what was held back; nothing may be added afterwards."""
+        """Return the text held back. Nothing may be added afterwards."""
         return self._begin(self._utf8.decode(b"", final=True))
 
     def _begin(self, text: str) -> str:
@@ -117,7 +117,7 @@ class Detokenizer:
 
 
 class WindowDetokenizer(Detokenizer):
-    """The same for decoders that look across tokens (WordPiece, suffixes): a sliding window."""
+    """A Detokenizer for decoders that combine tokens, such as WordPiece's: a sliding window."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_special: bool) -> None:
         self._backend = backend
@@ -127,7 +127,7 @@ class WindowDetokenizer(Detokenizer):
         self._shown = 0
 
     def add(self, ids: Iterable[int]) -> str:
-        """Take more ids; give the text that is complete by now."""
+        """Add ids and return the text that is complete now."""
         pieces = []
         for id in ids:
             self._ids.append(id)
@@ -137,6 +137,6 @@ class WindowDetokenizer(Detokenizer):
         return text
 
     def finish(self) -> str:
-        """Give what was held back; nothing may be added afterwards."""
+        """Return the text held back. Nothing may be added afterwards."""
         whole = self._backend.decode(self._ids, skip_special_tokens=self._skip_special)
         return whole[self._shown :]

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer: tokenizer.json, or the older files, with the configs around it."""
+"""The tokenizer of a model folder: tokenizer.json or older files, and the configs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ostro.core.tokenizer.vocabulary import build_merges, build_wordpiece, read_
 ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 PLAIN_SENTENCEPIECE = ("Llama", "CodeLlama", "Gemma", "T5", "")
-"""Tokenizer classes whose ids are the model file's own; others shift them."""
+"""Tokenizer classes that use the ids of the SentencePiece file; others shift them."""
 
 
 def read_json_file(path: Path) -> Tokenizer:
-    """Read a tokenizer.json with the configs that lie beside it."""
+    """Read a tokenizer.json and the configs in its folder."""
     return read_folder(path.parent, path.name)
 
 
@@ -69,7 +69,7 @@ def _build(root: Path, file: str) -> Tokenizer:
 def _backend(
     root: Path, file: str, config: Mapping[str, Any]
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Build the vocabulary from the best file there is."""
+    """Build the backend from the first supported file of the folder."""
     kind = (config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
     if (root / file).is_file():
         return read_backend(root / file), {}
@@ -77,8 +77,8 @@ def _backend(
         if (root / name).is_file():
             if kind not in PLAIN_SENTENCEPIECE:
                 raise TokenizerError(
-                    f"{root.name}/{name}: a {kind}Tokenizer numbers its tokens in its own way; "
-                    "save it once with transformers to get a tokenizer.json"
+                    f"{root.name}/{name}: {kind}Tokenizer assigns ids of its own; save the "
+                    "tokenizer with transformers to get a tokenizer.json"
                 )
             return build_sentencepiece(root / name, legacy=config.get("legacy", True) is not False)
     if (root / "vocab.json").is_file() and (root / "merges.txt").is_file():
@@ -87,13 +87,13 @@ def _backend(
         return build_wordpiece(root, kind, config)
     found = ", ".join(sorted(path.name for path in root.iterdir())[:20]) or "nothing"
     raise TokenizerError(
-        f"{root.name}: no tokenizer: neither tokenizer.json, tokenizer.model, vocab.json with "
-        f"merges.txt nor vocab.txt (found: {found}); name another with --tokenizer"
+        f"{root.name}: no tokenizer; expected tokenizer.json, tokenizer.model, vocab.json with "
+        f"merges.txt, or vocab.txt (found: {found}); set --tokenizer"
     )
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, root: Path, config: Mapping[str, Any]) -> None:
-    """Add the tokens that only the configs know, at the ids they state."""
+    """Add the tokens that only the configs contain, with the ids that they state."""
     stated: dict[int, AddedToken] = {}
     for content, id in _read(root / "added_tokens.json").items():
         stated[id] = AddedToken(content, normalized=False)
@@ -105,14 +105,14 @@ def _add_tokens(backend: tokenizers.Tokenizer, root: Path, config: Mapping[str, 
             backend.add_tokens([token])
         if (actual := backend.token_to_id(token.content)) != id:
             raise TokenizerError(
-                f"{root.name}: token {token.content!r} should have id {id} and would get {actual}; "
-                f"the vocabulary has {backend.get_vocab_size()} tokens: the files do not belong "
-                "together"
+                f"{root.name}: token {token.content!r} is declared with id {id} and would get "
+                f"{actual}; the vocabulary has {backend.get_vocab_size()} tokens; the files are of "
+                "different tokenizers"
             )
 
 
 def _named(root: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Give the special tokens by role, the tokenizer's config last."""
+    """Yield the special tokens by role; those of tokenizer_config.json come last."""
     for source in (_read(root / "special_tokens_map.json"), config):
         for role in ROLES:
             value = source.get(role)
@@ -127,16 +127,16 @@ def _around(
     config: Mapping[str, Any],
     ids: Mapping[str, int],
 ) -> tuple[list[int], list[int]]:
-    """Find what goes before and after a text.
+    """The special ids before and after a text.
 
-    A tokenizer.json says it itself; for older files the config's flags do, both together, and
-    only without them the habit of the format (as in transformers 5).
+    tokenizer.json contains them. For older files the config's flags decide, and without any flag
+    the default of the format, as in transformers 5.
     """
     if rules and ("add_bos_token" in config or "add_eos_token" in config):
         ends = []
         for flag, role in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
             if config.get(flag) and role not in ids:
-                raise TokenizerError(f"tokenizer_config.json: {flag} is set, but {role} is not")
+                raise TokenizerError(f"tokenizer_config.json: {flag} is set without {role}")
             ends.append([ids[role]] if config.get(flag) else [])
         return ends[0], ends[1]
     if rules:
@@ -149,7 +149,7 @@ def _around(
 
 
 def _ends(root: Path, eos: int | None) -> set[int]:
-    """Collect the ids that end a generation: the tokenizer's eos, and the model's list."""
+    """The ids that end a generation: the tokenizer's eos, and those of the model's config."""
     model = _read(root / "config.json")
     ends: Any = _read(root / "generation_config.json").get("eos_token_id")
     if ends is None:
@@ -159,7 +159,7 @@ def _ends(root: Path, eos: int | None) -> set[int]:
 
 
 def _templates(root: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """Find the chat template, or the several named ones."""
+    """The chat template, or several by name."""
     if (file := root / "chat_template.jinja").is_file():
         main = file.read_text(encoding="utf-8")
         named = {
@@ -174,7 +174,7 @@ def _templates(root: Path, config: Mapping[str, Any]) -> str | dict[str, str] | 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object, {} where there is no file. Raises TokenizerError if it is malformed."""
+    """Read a JSON object, {} without a file. Raises TokenizerError if it is malformed."""
     if not path.is_file():
         return {}
     try:

@@ -24,7 +24,7 @@ ENDS = (
     "<end_of_utterance>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "[e~[",
 )  # fmt: skip
-"""Control tokens that end a turn, by their text: most files name only one of a model's ends."""
+"""Texts of control tokens that end a turn; most files state only one of several."""
 
 ROLES = {
     "bos_token": "bos_token_id",
@@ -35,13 +35,13 @@ ROLES = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
-"""Our names of special tokens and GGUF's (its spelling)."""
+"""Keys of special tokens in GGUF, with its spelling."""
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") -> Tokenizer:
-    """Build the tokenizer that a GGUF header describes; vocabulary-only files have one too.
+    """Build the tokenizer of a GGUF header.
 
-    Raises TokenizerError naming the key that is missing, malformed or of an unknown kind.
+    Raises TokenizerError with the key that is missing, malformed or not supported.
     """
     header = _Header(metadata, source)
     kind = header.get("model", str)
@@ -51,20 +51,20 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") ->
     }  # fmt: skip
     if kind not in builders:
         raise TokenizerError(
-            f"{source}: tokenizers of the kind tokenizer.ggml.model = {kind!r} are not supported "
-            f"(supported: {', '.join(builders)})"
+            f"{source}: tokenizer.ggml.model = {kind!r} is not supported; expected one of "
+            f"{', '.join(builders)}"
         )
     pieces = header.pieces()
     with guard(f"{source}: malformed {kind} vocabulary"):
         backend, rules = builders[kind](header, pieces)
-    # GGUF does not say that a token swallows the space after it; only Phi-3's dialogue tokens do.
+    # GGUF does not state whether a token strips the space after it; only Phi-3's tokens do.
     phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"
     added = pieces.added(keep_space=("<unk>", "<s>", "<|endoftext|>") if phi3 else None)
     backend.add_tokens(added)
     special = {role: text for role in ROLES if (text := pieces.token(rules.get(role)))}
     ends = {token.content for token in added if token.special and token.content in ENDS}
     if "<|return|>" in ends or "<|flush|>" in ends:
-        ends.discard("<|end|>")  # in these dialogues it ends a message, not the turn
+        ends.discard("<|end|>")  # in these formats it ends a message, not the turn
     eos = [rules.get("eos_token"), header.id("eot_token_id"), header.id("eom_token_id")]
     return Tokenizer(
         backend,
@@ -78,7 +78,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") ->
 
 
 class _Header:
-    """The tokenizer's keys of a GGUF header, checked as they are read."""
+    """The tokenizer's keys of a GGUF header, with checks."""
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self.metadata = metadata
@@ -98,33 +98,33 @@ class _Header:
         return value
 
     def array(self, key: str, default: list[Any] | None = None) -> list[Any]:
-        """Read an array, of whatever sequence type the reader gives."""
+        """Read an array, of any sequence type. Raises TokenizerError if it is missing."""
         value = self.metadata.get(f"tokenizer.ggml.{key}", default)
         if value is None or isinstance(value, str | bytes | int | float):
-            raise TokenizerError(f"{self.source}: tokenizer.ggml.{key} is missing or no array")
+            raise TokenizerError(f"{self.source}: tokenizer.ggml.{key} is missing or not an array")
         return value.tolist() if hasattr(value, "tolist") else list(value)
 
     def id(self, key: str, default: int | None = None) -> int | None:
-        """Read an id, None where there is none."""
+        """Read an id, None without one."""
         value: int | None = self.get(key, int, default)
         return value
 
     def pieces(self) -> Pieces:
-        """Read the vocabulary. Raises TokenizerError for sizes that differ, or a text twice."""
+        """Read the vocabulary. Raises TokenizerError for different sizes and duplicate texts."""
         texts = [text or f"[EMPTY_{id}]" for id, text in enumerate(self.array("tokens"))]
         scores = self.array("scores", [0.0] * len(texts))
         kinds = self.array("token_type", [Kind.NORMAL] * len(texts))
         return Pieces(texts=texts, scores=scores, kinds=kinds, source=self.source)
 
     def rules(self, *, bos: bool, eos: bool = False, **defaults: int) -> dict[str, Any]:
-        """Read which ids are special, and which of them go around a text."""
+        """Read the special ids, and the ids before and after a text."""
         ids = {role: self.id(key, defaults.get(role)) for role, key in ROLES.items()}
         before = ids["bos_token"] if self.get("add_bos_token", bool, bos) else None
         after = ids["eos_token"] if self.get("add_eos_token", bool, eos) else None
         return {**ids, "before": before, "after": after}
 
     def templates(self) -> str | dict[str, str] | None:
-        """Read the chat template, or the several named ones."""
+        """Read the chat template, or several by name."""
         main = self.metadata.get("tokenizer.chat_template")
         start = "tokenizer.chat_template."
         named = {k.removeprefix(start): v for k, v in self.metadata.items() if k.startswith(start)}
@@ -132,7 +132,7 @@ class _Header:
 
 
 def _build_words(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Byte-level BPE, merged by rank inside words."""
+    """Build byte-level BPE."""
     default = "gemma4" if header.get("model", str) == "gemma4" else "default"
     words = find_words(header.get("pre", str, default), header.source)
     merges = []
@@ -159,14 +159,14 @@ def _build_words(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer,
 
 
 def _build_llama(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """SentencePiece's BPE."""
+    """Build SentencePiece's BPE."""
     rules = header.rules(bos=True, bos_token=1, eos_token=2, unk_token=0)
     prefix = "always" if header.get("add_space_prefix", bool, True) else "never"
     return build_bpe(pieces, unk=pieces.token(rules["unk_token"]), prefix=prefix), rules
 
 
 def _build_t5(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """SentencePiece's unigram model."""
+    """Build SentencePiece's unigram model."""
     rules = header.rules(bos=False, eos=True, eos_token=1, unk_token=2, pad_token=0)
     charsmap = header.array("precompiled_charsmap", [])
     backend = build_unigram(
@@ -180,7 +180,7 @@ def _build_t5(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, di
 
 
 def _build_bert(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """WordPiece; GGUF marks the beginnings of words, where BERT's vocabulary marks the rest."""
+    """Build WordPiece. GGUF marks beginnings of words, BERT's vocabulary continuations."""
     ids = {}
     for id, (text, kind) in enumerate(zip(pieces.texts, pieces.kinds, strict=True)):
         bracketed = text.startswith("[") and text.endswith("]") and len(text) > 2

@@ -1,4 +1,4 @@
-"""Vocabularies of scored pieces, as SentencePiece trains them and GGUF keeps them."""
+"""Vocabularies of pieces with scores, of SentencePiece models and GGUF files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from ostro.core.errors import TokenizerError
 
 LONGEST = 1024
-"""Characters a piece may have: pairs are looked for at every place inside it."""
+"""Limit on the length of a piece in characters, since each cut of it is tried as a merge."""
 
 SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's character for a space."""
 
 
 class Kind(IntEnum):
-    """What a piece is; the numbers are the same in SentencePiece and in GGUF."""
+    """Kinds of pieces, with the numbers of SentencePiece and GGUF."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -43,19 +43,19 @@ class Pieces:
         if not len(self.texts) == len(self.scores) == len(self.kinds):
             raise TokenizerError(
                 f"{self.source}: {len(self.texts)} tokens, {len(self.scores)} scores and "
-                f"{len(self.kinds)} token types; the three must agree"
+                f"{len(self.kinds)} token types; the numbers must be equal"
             )
         wrong = next((text for text in self.texts if not isinstance(text, str)), None)
         if wrong is not None:
-            raise TokenizerError(f"{self.source}: token {wrong!r:.40} is not text")
+            raise TokenizerError(f"{self.source}: token {wrong!r:.40} is not a string")
         if len(longest := max(self.texts, key=len, default="")) > LONGEST:
             raise TokenizerError(
-                f"{self.source}: a token has {len(longest)} characters, {LONGEST} are allowed"
+                f"{self.source}: a token has {len(longest)} characters; the limit is {LONGEST}"
             )
         self.ids()
 
     def ids(self) -> dict[str, int]:
-        """Map texts to ids. Raises TokenizerError where two ids have one text."""
+        """Ids by text. Raises TokenizerError for duplicate texts."""
         ids = {text: id for id, text in enumerate(self.texts)}
         if len(ids) < len(self.texts):
             id, text = next((i, text) for i, text in enumerate(self.texts) if ids[text] != i)
@@ -63,7 +63,7 @@ class Pieces:
         return ids
 
     def merges(self) -> list[tuple[str, str]]:
-        """List the pairs that join into a piece, best score first (SentencePiece's BPE)."""
+        """The merges of SentencePiece's BPE, best score first."""
         ids = {
             text: id
             for id, text in enumerate(self.texts)
@@ -83,9 +83,9 @@ class Pieces:
     def added(
         self, *, keep_space: Collection[str] | None = None, normalized: bool = False
     ) -> list[AddedToken]:
-        """List what is found in a text before anything else: control and user-defined tokens.
+        """The tokens that are matched before all others: control and user-defined tokens.
 
-        They swallow the space after them, but for those in `keep_space`, if it is given.
+        If `keep_space` is given, tokens strip the space after them, except those in `keep_space`.
         """
         tokens = []
         for text, kind in zip(self.texts, self.kinds, strict=True):
@@ -97,12 +97,12 @@ class Pieces:
         return tokens
 
     def token(self, id: int | None) -> str | None:
-        """Give the text of an id, None for none. Raises TokenizerError beyond the vocabulary."""
+        """The text of an id, None for None. Raises TokenizerError beyond the vocabulary."""
         if id is None or id < 0:
             return None
         if id >= len(self.texts):
             raise TokenizerError(
-                f"{self.source}: a special token has id {id}, the vocabulary {len(self.texts)} ids"
+                f"{self.source}: special token id {id} exceeds the vocabulary of {len(self.texts)}"
             )
         return self.texts[id]
 
@@ -110,8 +110,8 @@ class Pieces:
 def build_bpe(pieces: Pieces, *, unk: str | None, prefix: str) -> tokenizers.Tokenizer:
     """Build SentencePiece's BPE: merges by score, unknown characters as bytes.
 
-    `prefix` says where a space is put in front: "always" (every text between control tokens),
-    "first" (the first text only) or "never".
+    `prefix` selects the texts that get a leading space: "always" (every text between control
+    tokens), "first" (the first text only) or "never".
     """
     ids = pieces.ids()
     model = models.BPE(ids, pieces.merges(), unk_token=unk, fuse_unk=True)

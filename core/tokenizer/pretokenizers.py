@@ -1,9 +1,9 @@
-r"""How GGUF's byte-level vocabularies cut text into words before merging.
+r"""Pre-tokenizers of GGUF's byte-level vocabularies: the words within which BPE merges.
 
-`tokenizer.ggml.pre` only names the rule. The names and what each of them stands for are those of
-llama.cpp (src/llama-vocab.cpp, 2026); where its expressions are adaptations to its own engine, the
-ones of the models' tokenizer.json files stand here. Each expression in turn cuts the pieces that
-the ones before it left: matches and what lies between them are pieces of their own.
+`tokenizer.ggml.pre` is the name of a rule. Names and rules are those of llama.cpp
+(src/llama-vocab.cpp, 2026); where it adapts an expression to its own engine, the expression of the
+model's tokenizer.json is used instead. Expressions apply in order, each to the pieces of the
+previous one: matches and the text between matches are separate pieces.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from ostro.core.errors import TokenizerError, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """A rule for words.
+    """A pre-tokenizer.
 
-    `whole` looks a word up before it is merged, `bos` begins a prompt with bos where the file does
-    not say, `bytes` is False where the vocabulary is UTF-8 with <0xXX> tokens (spaces as U+2581).
+    whole: a word that is in the vocabulary is not split (`ignore_merges`). bos: a prompt begins
+    with bos if the file does not state it. bytes: byte-level; False for a vocabulary in UTF-8 with
+    <0xXX> tokens and U+2581 for spaces.
     """
 
     patterns: tuple[str, ...]
@@ -38,13 +39,13 @@ SENTENCE_MARKS = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 
 def _tiktoken(digits: str, spaces: str = SPACES, contraction: str = CONTRACTION + "|") -> str:
-    """The expression of cl100k and its kin, which differ in how many digits make a word."""
+    """The expression of cl100k and its variants, which differ in the digits of a word."""
     letters = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     return rf"{contraction}{letters}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{spaces}"
 
 
 def _cased(digits: str, contraction: str = "", without: str = "", marks: str = r"[\r\n/]*") -> str:
-    """The expression of o200k and its kin, which tell words with capitals apart."""
+    """The expression of o200k and its variants, which split words at capitals."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]"
@@ -64,7 +65,7 @@ SPARK = (
 )
 HALVINGS = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
 
-# The cased letters of Unicode, spelled out because that is how the model's file has them.
+# The cased letters of Unicode, listed as in the model's file.
 DEEPSEEK_LETTERS = (
     r"[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
     r"\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-"
@@ -163,11 +164,11 @@ RULES: dict[str, Words] = {
 
 
 def find_words(name: str, source: str) -> Words:
-    """Give the rule of that name. Raises TokenizerError for one we do not know."""
+    """The rule of this name. Raises TokenizerError for an unknown name."""
     names = {key: rule for keys, rule in RULES.items() for key in keys.split()}
     if name not in names:
         raise TokenizerError(
             f"{source}: unknown pre-tokenizer tokenizer.ggml.pre = {name!r}{nearest(name, names)}; "
-            "give the model's own tokenizer with --tokenizer FOLDER"
+            "set --tokenizer FOLDER to the model's own tokenizer"
         )
     return names[name]

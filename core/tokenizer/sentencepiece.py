@@ -1,4 +1,4 @@
-"""SentencePiece model files, read without the sentencepiece package.
+"""SentencePiece model files, without the sentencepiece package.
 
 Source of the format: sentencepiece_model.proto (google/sentencepiece), a protobuf message.
 """
@@ -22,10 +22,10 @@ from ostro.core.tokenizer.tokenizer import Tokenizer
 def build_sentencepiece(
     path: Path, *, legacy: bool = True
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Read a SentencePiece model file (BPE or unigram): a backend, and `Tokenizer`'s arguments.
+    """Read a SentencePiece model file (BPE or unigram): a backend and arguments of `Tokenizer`.
 
-    `legacy` puts llama's space before every text between control tokens, not only before the
-    first. Raises TokenizerError for other model types and for malformed files.
+    `legacy` adds a leading space to every text between control tokens, not only to the first.
+    Raises TokenizerError for other model types and malformed files.
     """
     with guard(f"{path.name}: not a SentencePiece model"):
         model = _Model.parse(path.read_bytes(), path.name)
@@ -45,12 +45,12 @@ def build_sentencepiece(
     named = {"unk_token": model.unk, "bos_token": model.bos, "eos_token": model.eos}
     special = {role: text for role, id in named.items() if (text := pieces.token(id))}
     rules: dict[str, Any] = {"special_tokens": special, "eos_ids": eos, "source": path.name}
-    # T5 ends its inputs, every other user of the format begins them.
+    # T5 appends eos to its inputs; all other models of this format prepend bos.
     return backend, rules | ({"prefix": bos} if model.type == "BPE" else {"suffix": eos})
 
 
 def read_sentencepiece(path: Path) -> Tokenizer:
-    """Read a lone SentencePiece model file; see `build_sentencepiece`."""
+    """Read a SentencePiece model file without configs; see `build_sentencepiece`."""
     backend, rules = build_sentencepiece(path)
     return Tokenizer(backend, **rules)
 
@@ -80,7 +80,7 @@ class _Model:
             elif field == 3:
                 normalizer = dict(_fields(value))
         if not rows:
-            raise ValueError("it has no pieces")
+            raise ValueError("no pieces")
         types = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
         type = types.get(trainer.get(3, 1), "unknown")
         if type not in ("unigram", "BPE"):
@@ -99,12 +99,12 @@ class _Model:
 
 
 def _signed(value: int) -> int | None:
-    """Read a protobuf int32, in which -1 (no such token) is written in 64 bits."""
+    """Convert a protobuf int32; None for -1 (no such token), which is encoded in 64 bits."""
     return None if value >= 1 << 31 else value
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Walk a protobuf message: field numbers, with ints, floats and bytes as values."""
+    """The fields of a protobuf message: numbers, with ints, floats and bytes as values."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -136,4 +136,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise ValueError(f"a number at byte {at} does not end")
+    raise ValueError(f"truncated number at byte {at}")

@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces."""
+"""Stop strings in streamed text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 
 class Stop:
-    """Passes text on up to the first stop string; holds back what may be the beginning of one.
+    """Cuts streamed text at the first stop string.
 
-    `found` is the stop string that has come, else None. With `keep` it stays in the text.
+    Text that may be the beginning of a stop string is held back. found: the stop string, None until
+    it occurs. keep: include the stop string in the text.
     """
 
     def __init__(self, strings: Sequence[str], *, keep: bool = False) -> None:
@@ -18,7 +19,7 @@ class Stop:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """Take a piece in and give what is certain to belong to the answer."""
+        """Add a piece and return the text that is certain to precede any stop string."""
         if self.found is not None:
             return ""
         text, self._held = self._held + text, ""
@@ -32,13 +33,13 @@ class Stop:
         return text[:cut]
 
     def rest(self) -> str:
-        """Give what is still held back: the answer has ended without a stop string."""
+        """Return the text held back, after the answer has ended without a stop string."""
         text, self._held = self._held, ""
         return text
 
     @staticmethod
     def _overlap(text: str, string: str) -> int:
-        """Length of the longest end of `text` that is a proper beginning of `string`."""
+        """Length of the longest suffix of `text` that is a proper prefix of `string`."""
         at = text.find(string[0], max(0, len(text) - len(string) + 1))
         while at >= 0:
             if string.startswith(text[at:]):

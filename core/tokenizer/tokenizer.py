@@ -1,4 +1,4 @@
-"""The tokenizer: text to ids and back, with control tokens kept apart from text."""
+"""The tokenizer: text to ids and back. Control tokens in text are encoded as text."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from ostro.core.tokenizer.limit import check_length, too_long
 
 
 class Tokenizer:
-    """A vocabulary with the model's own rules around it.
+    """A tokenizer with the model's special tokens and chat template.
 
-    `special_tokens` maps roles ("bos_token", "eos_token", ...) to token texts, `eos_ids` are the
-    ids that end a generation, `control_ids` and `controls` the ids and texts of all control
-    tokens. `chat_template` is its
-    source, or a mapping of names to sources, or None. `prefix` and `suffix` are the ids that
-    `encode(special=True)` puts around a text.
+    special_tokens: token texts by role ("bos_token", "eos_token", ...). eos_ids: the ids that end a
+    generation. control_ids, controls: the ids and texts of all control tokens. chat_template: its
+    source, several sources by name, or None. prefix, suffix: the ids that `encode(special=True)`
+    adds around a text.
     """
 
     def __init__(
@@ -65,12 +64,12 @@ class Tokenizer:
         start: bool = True,
         limit: int | None = None,
     ) -> list[int]:
-        """Turn text into ids.
+        """Convert text to ids.
 
-        `special` adds bos and eos as the model's own rules say. With `parse_special` control
-        tokens written in the text become their ids; without, they stay text, whatever the
-        vocabulary holds. `start=False` says that the text continues a prompt. `limit` is the
-        context of the model in tokens; a text far beyond it is refused before it is tokenized.
+        `special` adds the model's `prefix` and `suffix`. With `parse_special` control tokens in the
+        text become their ids, otherwise they are encoded as text. `start=False`: the text continues
+        a prompt. `limit` is the context of the model in tokens; a text far beyond it is rejected
+        before it is tokenized.
         Raises RequestError for text that is not Unicode (a lone surrogate) and
         ContextLengthExceeded for more than `limit` tokens.
         """
@@ -89,10 +88,10 @@ class Tokenizer:
     def encode_pair(
         self, first: str, second: str | None = None, *, limit: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """Turn a text, or two that belong together, into ids and the kind of text of each.
+        """Convert a text or a pair of texts to ids and token type ids.
 
-        Special tokens go around them as the model's own rules say; those written in the texts are
-        text. `limit` is that of `encode`, for both texts together. Raises RequestError for text
+        The model's special tokens are added; those in the texts are encoded as text. `limit` is
+        that of `encode`, for both texts together. Raises RequestError for text
         that is not Unicode and ContextLengthExceeded for more than `limit` tokens.
         """
         texts = [first] if second is None else [first, second]
@@ -110,7 +109,7 @@ class Tokenizer:
         return list(whole.ids), list(whole.type_ids)
 
     def split(self, text: str) -> list[str | int]:
-        """Cut text at the control tokens written in it: their ids, and the texts between."""
+        """Split text at its control tokens: their ids, and the texts between them."""
         parts: list[str | int] = []
         end = 0
         for match in self._controls.finditer(text) if self._controls else ():
@@ -126,17 +125,17 @@ class Tokenizer:
         return [*parts, text[end:]] if end < len(text) else parts
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Turn ids into text, without control tokens unless `skip_special` is False."""
+        """Convert ids to text, without control tokens unless `skip_special` is False."""
         if self._spelling is None:
             return self.backend.decode(list(ids), skip_special_tokens=skip_special)
         whole = self.detokenizer(skip_special=skip_special)
         return whole.add(ids) + whole.finish()
 
     def detokenizer(self, *, skip_special: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
-        """Give a fresh incremental decoder.
+        """A new incremental decoder.
 
-        `prompt` is what the ids continue: after ordinary text the first space is part of the
-        answer, while at the start, and after a control token, SentencePiece drops it.
+        `prompt` are the ids before the first: SentencePiece removes the first space at the start
+        of a text and after a control token, but not after ordinary text.
         """
         if self._spelling is None:
             return WindowDetokenizer(self.backend, skip_special)
@@ -146,19 +145,19 @@ class Tokenizer:
         return Detokenizer(self._piece, skip, strip)
 
     def token(self, id: int) -> str:
-        """Give the vocabulary entry of an id; "" for an id outside it."""
+        """The vocabulary entry of an id, "" beyond the vocabulary."""
         return self.backend.id_to_token(id) or "" if id >= 0 else ""
 
     def id(self, token: str) -> int | None:
-        """Give the id of a vocabulary entry, or None."""
+        """The id of a vocabulary entry, or None."""
         return self.backend.token_to_id(token)
 
     def check(self, vocab_size: int) -> None:
-        """Refuse a vocabulary that does not fit an embedding of `vocab_size` rows."""
+        """Raise TokenizerError for ids beyond an embedding of `vocab_size` rows."""
         if self.vocab_size > vocab_size:
             raise TokenizerError(
                 f"{self.source}: the tokenizer has {self.vocab_size} ids, the model's embedding "
-                f"only {vocab_size} rows; this is another model's tokenizer (see --tokenizer)"
+                f"only {vocab_size} rows; set --tokenizer to the model's own tokenizer"
             )
 
     def _named(self, role: str) -> int | None:
@@ -177,8 +176,8 @@ class Tokenizer:
         if self._forbidden.isdisjoint(found):
             return found
         encoding = view.encode_batch([text], add_special_tokens=False)[0]
-        # The model itself can spell a control token (unigram pieces, whole-word look-up): cut
-        # the text inside each of them, so that it is spelled by other pieces.
+        # The vocabulary can match a control token as text (unigram pieces, whole words). Cutting
+        # the text inside of it makes other tokens match.
         ids: list[int] = []
         end = 0
         for id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -190,7 +189,7 @@ class Tokenizer:
 
 
 def _ids(view: tokenizers.Tokenizer, text: str) -> list[int]:
-    # Only the batch methods release the GIL; the fast one leaves out the offsets.
+    # Only the batch methods release the GIL; the fast one omits offsets.
     return view.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
@@ -202,7 +201,7 @@ def _check_unicode(text: str) -> None:
 
 
 def _view(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A second face of one vocabulary in which control tokens are ordinary text."""
+    """A backend with the same vocabulary that encodes control tokens as text."""
     view = tokenizers.Tokenizer(backend.model)
     view.normalizer = backend.normalizer
     view.pre_tokenizer = backend.pre_tokenizer
@@ -214,7 +213,7 @@ def _view(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _without_prefix(view: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The view for text inside a prompt, where "first" schemes put no space in front."""
+    """A backend for text inside a prompt: no leading space under the "first" scheme."""
     if view.pre_tokenizer is None:
         return view
     state = view.pre_tokenizer.__getstate__().decode()
@@ -229,7 +228,7 @@ def _without_prefix(view: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _pattern(tokens: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
-    """An expression that finds control tokens as the backend does: the longest first."""
+    """An expression that matches control tokens as the backend does: the longest first."""
     branches = []
     for token in sorted(tokens, key=lambda token: -len(token.content)):
         text = re.escape(token.content)

@@ -1,4 +1,4 @@
-"""Vocabularies in files of their own: tokenizer.json, vocab.json with merges.txt, vocab.txt."""
+"""Vocabulary files: tokenizer.json, vocab.json with merges.txt, and vocab.txt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostro.core.tokenizer.guard import guard
 from ostro.core.tokenizer.pretokenizers import find_words
 
 WORDS = {"GPT2": "gpt-2", "Roberta": "gpt-2", "Bart": "gpt-2", "Whisper": "gpt-2", "Qwen2": "qwen2"}
-"""Which rule for words the classes use whose tokenizers are vocab.json and merges.txt."""
+"""Pre-tokenizers of the tokenizer classes with vocab.json and merges.txt."""
 
 CLIP_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
@@ -35,10 +35,10 @@ class _Stated(msgspec.Struct):
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
-    """Read a tokenizer.json, whose tokens must get the ids that it states.
+    """Read a tokenizer.json. Truncation and padding are disabled.
 
-    Truncation and padding that a file may carry are switched off. Raises TokenizerError for
-    malformed files and for colliding ids.
+    Raises TokenizerError for malformed files, colliding ids, and tokens that do not get the ids
+    that the file states.
     """
     with guard(f"{path.name}: not a valid tokenizer"):
         data = path.read_bytes()
@@ -61,22 +61,22 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def build_merges(root: Path, kind: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Build byte-level BPE from vocab.json and merges.txt, as the class `kind` uses it.
+    """Build byte-level BPE from vocab.json and merges.txt for the tokenizer class `kind`.
 
-    Raises TokenizerError for malformed files, and for classes whose rules we do not know.
+    Raises TokenizerError for malformed files and unknown classes.
     """
     if kind != "CLIP" and kind not in WORDS:
         raise TokenizerError(
-            f"{root.name}: no tokenizer.json, and the rules of {kind or 'an unnamed '}Tokenizer "
-            f"are not known for vocab.json with merges.txt (known: CLIP, {', '.join(WORDS)}); "
-            "save it once with transformers to get a tokenizer.json"
+            f"{root.name}: no tokenizer.json, and vocab.json with merges.txt of "
+            f"{kind or 'an unnamed '}Tokenizer is not supported (supported: CLIP, "
+            f"{', '.join(WORDS)}); save the tokenizer with transformers to get a tokenizer.json"
         )
     with guard(f"{root.name}: vocab.json or merges.txt"):
         model = models.BPE.from_file(str(root / "vocab.json"), str(root / "merges.txt"))
     backend = tokenizers.Tokenizer(model)
     backend.decoder = decoders.ByteLevel()
     if kind == "CLIP":
-        return _dress_clip(backend)
+        return _build_clip(backend)
     words = find_words(WORDS[kind], root.name)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in words.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -88,8 +88,8 @@ def build_merges(root: Path, kind: str) -> tuple[tokenizers.Tokenizer, dict[str,
     return backend, {"source": "vocab.json"}
 
 
-def _dress_clip(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """CLIP's rules: lower case, words closed by </w>, both ends marked."""
+def _build_clip(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Add CLIP's rules: lower case, </w> after words, tokens before and after a text."""
     backend.model.end_of_word_suffix = "</w>"
     backend.model.unk_token = "<|endoftext|>"
     backend.normalizer = normalizers.Sequence(
@@ -107,12 +107,12 @@ def build_wordpiece(
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Build BERT's WordPiece from vocab.txt.
 
-    Raises TokenizerError for classes that use the file in another way.
+    Raises TokenizerError for other tokenizer classes.
     """
     if kind not in ("Bert", "DistilBert", "Electra", ""):
         raise TokenizerError(
-            f"{root.name}: the rules of {kind}Tokenizer are not known for vocab.txt; save it once "
-            "with transformers to get a tokenizer.json"
+            f"{root.name}: vocab.txt of {kind}Tokenizer is not supported; save the tokenizer with "
+            "transformers to get a tokenizer.json"
         )
     lines = (root / "vocab.txt").read_text(encoding="utf-8").split("\n")
     ids = {line.rstrip("\r"): id for id, line in enumerate(lines) if line}
@@ -132,7 +132,7 @@ def build_wordpiece(
 
 
 def _rules(backend: tokenizers.Tokenizer, first: str, last: str) -> dict[str, Any]:
-    """Mark both ends of a text. Raises TokenizerError where the vocabulary lacks the marks."""
+    """Arguments of `Tokenizer` with ids around a text. Raises TokenizerError for missing tokens."""
     ids = [backend.token_to_id(first), backend.token_to_id(last)]
     if None in ids:
         raise TokenizerError(

@@ -139,7 +139,7 @@ BAD: dict[str, tuple[list[Any], int, str, str | None]] = {
     "film-of-text": ([video(b"no film")], 400, "video", "messages"),
     "hundreds": ([shown(WIDE)] * 65, 400, "65 media in one request", "messages"),
     "a-thousand": ([at("data:,a")] * 1000, 400, "1000 media in one request", "messages"),
-    "sound": ([{"type": "input_audio", "input_audio": {"data": "AAAA"}}], 400, "sound", "messages"),
+    "sound": ([{"type": "input_audio", "input_audio": {"data": "AAAA"}}], 400, "audio", "messages"),
     "no-url": ([{"type": "image_url", "image_url": {}}], 400, "'image_url'", CONTENT),
     "null": ([{"type": "image_url", "image_url": None}], 400, "'image_url'", CONTENT),
     "missing": ([{"type": "image_url"}], 400, "'image_url'", CONTENT),
@@ -223,9 +223,9 @@ def shop_of(server: Real) -> MediaWorker:
 @pytest.mark.parametrize(
     ("deed", "status", "told"),
     [
-        ("leave", 400, "ended the process"),
-        ("swell", 400, "need too much memory"),
-        ("fail", 500, "the server's log says why"),
+        ("leave", 400, "crashed the worker"),
+        ("swell", 400, "exceeds the memory limit"),
+        ("fail", 500, "see the server's log"),
         ("sleep", 400, "took longer than 1 s"),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_process_that_is_killed_mid_request(server: Real, expected: str) -> No
         asking = thread.submit(ask, server, image(hostile("sleep")), "hello")
         time.sleep(0.5)
         os.kill(first, signal.SIGKILL)
-        refused(asking.result(20), 400, "ended the process", "messages")
+        refused(asking.result(20), 400, "crashed the worker", "messages")
     assert said(ask(server, shown(LARGE), "hello")) == expected
     assert shop_of(server).pid != first
 

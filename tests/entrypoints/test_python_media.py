@@ -116,7 +116,7 @@ BAD: list[tuple[dict[str, Any], type[OstroError], str]] = [
     ({"type": "video", "video": np.zeros((0, 8, 8, 3), np.uint8)}, RequestError, "frames, height"),
     ({"type": "audio", "audio": np.zeros((2, 8))}, RequestError, r"float32 \[n\]"),
     ({"type": "audio", "audio": np.zeros(8, np.int16)}, RequestError, "not int16"),
-    ({"type": "audio", "audio": np.zeros(8, np.float32)}, Unsupported, "takes no sound"),
+    ({"type": "audio", "audio": np.zeros(8, np.float32)}, Unsupported, "does not support audio"),
 ]
 
 

@@ -34,7 +34,7 @@ ERRORS = {
     "digits": ("{{ " + "1" * 9999 + " }}", "4300 digits"),
     "sum": ("{{ a" + " + a" * 50_000 + " }}", "nested too deeply"),
     "nested": ("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", "nested too deeply"),
-    "long": ("a" * 300_000, "300000 characters; 262144 are allowed"),
+    "long": ("a" * 300_000, "300000 characters; the limit is 262144"),
 }
 HARMLESS = {
     "attr": ("{{ ''|attr('__class__')|attr('__mro__') }}", ""),

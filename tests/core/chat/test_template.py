@@ -44,11 +44,11 @@ class TestTemplates:
         ours, theirs = {}, {}
         for name, (messages, how) in CONVERSATIONS.items():
             ours[name] = attempt(template, messages, **how)
-            if name == "called" and template.wishes.none:
+            if name == "called" and template.features.none:
                 messages = silent(messages)
             theirs[name] = reference(source, messages, **how)
         # A template that joins arguments as text fails on the objects transformers passes.
-        if template.wishes.text_arguments:
+        if template.features.text_arguments:
             assert theirs.pop("called") is None
             assert json.dumps(CALL["arguments"], ensure_ascii=False) in (ours.pop("called") or "")
         assert ours == theirs
@@ -80,7 +80,7 @@ class TestOptions:
     def test_a_template_gets_what_it_reads(self) -> None:
         template = ChatTemplate("{{ mood }}", tokens={})
         assert template.render(USER, mood="calm") == "calm"
-        with pytest.raises(RequestError, match=r"'moods' is no option.*nearest: mood"):
+        with pytest.raises(RequestError, match=r"'moods' is not an option.*nearest: mood"):
             template.render(USER, moods="calm")
 
     def test_common_options_are_let_pass(self) -> None:
@@ -90,7 +90,7 @@ class TestOptions:
     def test_what_is_not_the_callers_is_refused(self, name: str) -> None:
         source = "{{ tokenize }}{{ messages }}{{ bos_token }}{{ range }}"
         template = ChatTemplate(source, tokens=TOKENS)
-        with pytest.raises(RequestError, match=f"'{name}' is no option"):
+        with pytest.raises(RequestError, match=f"'{name}' is not an option"):
             prompt_tokens(template, small(), USER, kwargs={name: True})
 
     def test_the_environment_is_that_of_chat_templates(self) -> None:

@@ -84,7 +84,7 @@ def test_a_file_at_another_rate_is_resampled() -> None:
 @pytest.mark.parametrize("share", [0.99, 0.6, 0.3])
 def test_a_file_that_is_cut_off_is_refused(form: str, kind: str, near: float, share: float) -> None:
     data = written(tone(440, seconds=3), form=form, kind=kind)
-    with pytest.raises(RequestError, match=r"cut off|damaged"):
+    with pytest.raises(RequestError, match=r"truncated|cannot be read"):
         read_sound(data[: int(len(data) * share)])
 
 
@@ -98,7 +98,7 @@ def test_a_wav_whose_length_was_not_known_is_read(size: int) -> None:
     if size:
         assert len(read_sound(bytes(data))) == 24000
     else:
-        with pytest.raises(RequestError, match="holds no sound"):
+        with pytest.raises(RequestError, match="is empty"):
             read_sound(bytes(data))
 
 
@@ -107,14 +107,14 @@ def test_what_is_no_sound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RequestError, match=said):
             read_sound(data)
 
-    refused(b"", "damaged")
-    refused(b"<html>not found</html>", "damaged")
-    refused(written(tone(440), form="AIFF"), "AIFF is not read; send WAV")
-    refused(written(np.zeros(0, np.float32)), "holds no sound")
+    refused(b"", "cannot be read")
+    refused(b"<html>not found</html>", "cannot be read")
+    refused(written(tone(440), form="AIFF"), "AIFF audio is not supported; send WAV")
+    refused(written(np.zeros(0, np.float32)), "is empty")
     broken = tone(440)
     broken[50] = np.nan
-    refused(written(broken, kind="FLOAT"), "no number")
-    refused(written(tone(440, 2000), 2000), "2000 samples per second")
+    refused(written(broken, kind="FLOAT"), "NaN or Inf")
+    refused(written(tone(440, 2000), 2000), "sample rate 2000 Hz")
     monkeypatch.setattr(module, "SECONDS", 60)
     assert len(read_sound(written(tone(440, 4000, 59), 4000))) == 59 * 16000
     refused(written(tone(440, 4000, 61), 4000), "longer than 1 minutes")
@@ -138,7 +138,7 @@ def test_the_last_byte_counts(form: str, kind: str) -> None:
     found = read_sound(data)
     assert np.abs(found - tone(440))[4000:-4000].max() < 0.05
     for lost in (1, 40):
-        with pytest.raises(RequestError, match=r"cut off|damaged"):
+        with pytest.raises(RequestError, match=r"truncated|cannot be read"):
             read_sound(data[:-lost])
     assert np.array_equal(read_sound(data), found)
 
@@ -191,5 +191,5 @@ def test_a_flac_that_says_it_is_endless() -> None:
     data = bytearray(written(tone(440), form="FLAC"))
     data[21] |= 15
     data[22:26] = b"\xff" * 4
-    with pytest.raises(RequestError, match=r"cut off|damaged"):
+    with pytest.raises(RequestError, match=r"truncated|cannot be read"):
         read_sound(bytes(data))

@@ -150,9 +150,9 @@ def test_closing_does_not_wait(make: Make) -> None:
 @pytest.mark.parametrize(
     ("deed", "kind", "said", "survives"),
     [
-        ("leave", RequestError, "ended the process; send smaller ones", False),
-        ("swell", RequestError, "need too much memory", True),
-        ("fail", OstroError, "the server's log says why", True),
+        ("leave", RequestError, "crashed the worker; send smaller ones", False),
+        ("swell", RequestError, "exceeds the memory limit", True),
+        ("fail", OstroError, "see the server's log", True),
     ],
 )
 def test_bad_then_good(
@@ -228,10 +228,10 @@ def test_a_config_of_any_size_reaches_the_process(make: Make) -> None:
 def test_refusals_keep_their_kind(make: Make, folder: Path, raw: dict[str, Any]) -> None:
     shop = make()
     for sources, kind, said in (
-        ([MediaSource("audio", wav())], Unsupported, "takes no sound"),
+        ([MediaSource("audio", wav())], Unsupported, "does not support audio"),
         ([MediaSource("image", b"GIF89a")], RequestError, "the image cannot be read"),
-        ([MediaSource("image", SMALL)] * 2, RequestError, "1 of 2 media have no place"),
-        ([], RequestError, "a place for image number 1, and nothing comes with it"),
+        ([MediaSource("image", SMALL)] * 2, RequestError, "1 of 2 media have no placeholder"),
+        ([], RequestError, "item 1 of the prompt is image, got nothing"),
         ([MediaSource("image", SMALL)] * 65, RequestError, "65 media in one request"),
     ):
         with pytest.raises(kind, match=said):
@@ -251,7 +251,7 @@ def test_room_that_is_not_there(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))
     try:
-        with pytest.raises(InsufficientMemory, match=r"/dev/shm has no room for 1024 KiB"):
+        with pytest.raises(InsufficientMemory, match=r"/dev/shm cannot store 1024 KiB"):
             array.share()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -70,7 +70,7 @@ BAD: list[tuple[tuple[str, str], type[OstroError], str]] = [
     (("--image", "note.txt"), RequestError, "the image cannot be read"),
     (("--image", "cut.png"), RequestError, "the image cannot be read"),
     (("--video", "note.txt"), Unsupported, "PyAV"),
-    (("--audio", "a.png"), RequestError, "no sound that can be read"),
+    (("--audio", "a.png"), RequestError, "audio file cannot be read"),
     (("--image", "http://127.0.0.1/a.png"), RequestError, "not a public address"),
 ]
 

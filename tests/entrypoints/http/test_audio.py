@@ -210,13 +210,13 @@ def refused(answer: httpx.Response, status: int, said: str, param: str | None) -
 
 
 FILES = {
-    "empty": (b"", "no sound that can be read"),
-    "text": (b"hello, this is no sound", "no sound that can be read"),
-    "truncated": (SOUND[: len(SOUND) // 2], "cut off"),
-    "header": (SOUND[:44], "cut off"),
-    "truncated-flac": (file_of(form="FLAC")[:5000], "damaged"),
+    "empty": (b"", "audio file cannot be read"),
+    "text": (b"hello, this is no sound", "audio file cannot be read"),
+    "truncated": (SOUND[: len(SOUND) // 2], "truncated"),
+    "header": (SOUND[:44], "truncated"),
+    "truncated-flac": (file_of(form="FLAC")[:5000], "cannot be read"),
     "short": (file_of(0.05), "0.1 s are the least"),
-    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "no sound that can be read"),
+    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "audio file cannot be read"),
 }
 
 

@@ -216,7 +216,7 @@ def test_the_official_client(server: Real) -> None:
         assert done.text == text == "".join(piece.delta for piece in pieces).strip()
         with pytest.raises(openai.BadRequestError, match="takes text only, no image"):
             client.chat.completions.create(model="text", messages=[message])
-        with pytest.raises(openai.BadRequestError, match="no sound that can be read"):
+        with pytest.raises(openai.BadRequestError, match="audio file cannot be read"):
             sounds.create(model="whisper", file=("a.wav", b"none"))
         with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
             client.embeddings.create(model="gpt-9", input="a")
