@@ -231,11 +231,12 @@ class AdapterDelta:
                 self.a[rows], self.b[rows] = 0, 0
             self.dirty.difference_update(pages)
             return
+        # Before the copies: where one of them fails, the pages are wiped for their next adapter.
+        self.dirty.update(pages)
         for page, a, b in zip(pages, *filled, strict=True):
             rows = slice(page * self.experts, (page + 1) * self.experts)
             self.a[rows].copy_(a, non_blocking=True)
             self.b[rows].copy_(b, non_blocking=True)
-        self.dirty.update(pages)
 
     def columns(self, part: str) -> slice:
         """Which columns of y belong to a part."""
@@ -274,9 +275,10 @@ class AdapterDelta:
     def gain(self, slot: int, gains: Tensor) -> None:
         """Put an adapter's gains in their slot."""
         if self.gains is None or self.lengths is None:
-            self.gains = torch.zeros(self.slots, 5, self.n, device=self.device)
-            self.lengths = torch.cat(
-                [storage.row_norms_sq().to(self.device) for storage in self.module.held]
+            lengths = [storage.row_norms_sq().to(self.device) for storage in self.module.held]
+            self.gains, self.lengths = (
+                torch.zeros(self.slots, 5, self.n, device=self.device),
+                torch.cat(lengths),
             )
         self.gains[slot] = gains
 

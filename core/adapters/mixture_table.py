@@ -62,9 +62,12 @@ class MixtureTable:
     def double(self) -> None:
         """Room for twice as many pages in a row."""
         blank = torch.full_like(self.pages, -1)
-        self.pages = torch.cat((self.pages, blank), -1)
-        self.owners = torch.cat((self.owners, blank), -1)
-        self.scales = torch.cat((self.scales, torch.zeros_like(self.scales)), -1)
+        # All three or, where memory runs out, none: they are one table.
+        self.pages, self.owners, self.scales = (
+            torch.cat((self.pages, blank), -1),
+            torch.cat((self.owners, blank), -1),
+            torch.cat((self.scales, torch.zeros_like(self.scales)), -1),
+        )
 
     def widen(self, tables: int, more: int) -> None:
         """Scales of its own for each table, and so many more rows."""
@@ -73,10 +76,14 @@ class MixtureTable:
             blank = torch.full((more, *tensor.shape[1:]), fill, device=self.device)
             return torch.cat((tensor, blank.to(tensor.dtype)))
 
-        self.pages, self.owners = longer(self.pages, -1), longer(self.owners, -1)
-        self.slots, self.strengths = longer(self.slots, -1), longer(self.strengths, 0)
         known = [longer(scales, 0) for scales in self.scales]
-        self.scales = torch.stack(known + [known[0]] * (tables - len(known)))
+        self.pages, self.owners, self.slots, self.strengths, self.scales = (
+            longer(self.pages, -1),
+            longer(self.owners, -1),
+            longer(self.slots, -1),
+            longer(self.strengths, 0),
+            torch.stack(known + [known[0]] * (tables - len(known))),
+        )
 
     def of(self, table: int) -> Tensor:
         """The scales [M, width] of a table."""
@@ -133,11 +140,11 @@ class MixtureTables:
 
     def reach(self, pages: int) -> bool:
         """Room for so many pages in a row; whether there was less."""
-        before = self.home.width
-        while self.home.width < pages:
-            for sheet in self.sheets.values():
+        narrow = [sheet for sheet in self.sheets.values() if sheet.width < pages]
+        for sheet in narrow:
+            while sheet.width < pages:
                 sheet.double()
-        return self.home.width > before
+        return bool(narrow)
 
     def write(self, row: int, entries: Sequence[MixtureEntry]) -> None:
         """Say what a row holds from now on."""

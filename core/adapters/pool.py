@@ -127,21 +127,25 @@ class AdapterPool:
         """Bring a mixture's adapters to the device, for one user; None where there is no room."""
         if not mixture.shares:
             return NOTHING
-        taken: list[tuple[int, MixtureRow]] = []
-        for start in mixture.starts:
-            lane = self.lane(mixture.at(start))
-            if lane is None:
-                self.let_go(MixtureLease(taken))
-                return None
-            lane.users += 1
-            taken.append((start, lane))
-        share = mixture.shares[0]
-        if share.adapter.mixer is None:
-            return MixtureLease(taken)
-        self.widen()
-        return MixtureLease(
-            taken, Scaling(share, taken[0][1].adapter_pool, len(self.tables), self.target.device)
-        )
+        held, share = MixtureLease([]), mixture.shares[0]
+        try:
+            for start in mixture.starts:
+                lane = self.lane(mixture.at(start))
+                if lane is None:
+                    self.let_go(held)
+                    return None
+                lane.users += 1
+                held.lanes = [*held.lanes, (start, lane)]
+            if share.adapter.mixer is not None:
+                self.widen()
+                adapter_pool = held.lanes[0][1].adapter_pool
+                held.scaling = Scaling(share, adapter_pool, len(self.tables), self.target.device)
+        except Exception:
+            # A table may have been replaced before the error came: what is captured is outdated.
+            self.changes += 1
+            self.let_go(held)
+            raise
+        return held
 
     def widen(self) -> None:
         """Scales of its own for each table, and rows for the tokens of a step."""
@@ -169,20 +173,23 @@ class AdapterPool:
         if mixed:
             key = (("row", float(free[-1])),)  # its scales are one sequence's own
         adapter_pool: list[PooledAdapter] = []
-        for share in shares:
-            for adapter in share.adapter.members or (share.adapter,):
-                resident = self.resident(adapter)
-                if resident is None:
-                    for taken in adapter_pool:
-                        taken.users -= 1
-                    return None
-                resident.users += 1
-                adapter_pool.append(resident)
-        lane = MixtureRow(free.pop(), key, adapter_pool)
-        self.changes += self.mixtures.reach(sum(len(r.pages) for r in adapter_pool))
-        self.mixtures.write(lane.row, entries_of(shares, adapter_pool))
-        self.lanes[key] = lane
-        return lane
+        lane = None
+        try:
+            for share in shares:
+                for adapter in share.adapter.members or (share.adapter,):
+                    resident = self.resident(adapter)
+                    if resident is None:
+                        return None
+                    resident.users += 1
+                    adapter_pool.append(resident)
+            self.changes += self.mixtures.reach(sum(len(r.pages) for r in adapter_pool))
+            self.mixtures.write(free[-1], entries_of(shares, adapter_pool))
+            lane = self.lanes[key] = MixtureRow(free.pop(), key, adapter_pool)
+            return lane
+        finally:
+            if lane is None:
+                for resident in adapter_pool:
+                    resident.users -= 1
 
     def resident(self, adapter: LoadedAdapter) -> PooledAdapter | None:
         """The adapter on the device, brought there if it is not; None where there is no room."""
@@ -193,9 +200,12 @@ class AdapterPool:
             return None
         pages = [self.free.pop() for _ in range(adapter.pages)]
         slot = self.slots.pop() if adapter.special else None
-        self.swap_in(adapter, pages, slot)
-        resident = PooledAdapter(adapter, pages, slot)
-        self.here[adapter.generation] = resident
+        resident = self.here[adapter.generation] = PooledAdapter(adapter, pages, slot)
+        try:
+            self.swap_in(adapter, pages, slot)
+        except Exception:
+            self.send_away(resident)
+            raise
         self.swaps += 1
         return resident
 
@@ -220,8 +230,7 @@ class AdapterPool:
         if resident.slot is not None:
             self.slots.append(resident.slot)
             for table in resident.adapter.whole:
-                del table.whole[resident.slot]
-                self.changes += 1
+                self.changes += table.whole.pop(resident.slot, None) is not None
 
     def forget(self, generation: str) -> None:
         """Free an adapter's room at once, if nobody uses it."""

@@ -12,6 +12,7 @@ from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.engine.adapters import build_adapter_pool, build_registry, reserve
 from ostro.core.engine.blocks import BlockManager, BlockPool, CacheGroup
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.failure import Failures
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.memory import BLOCK, budget, largest_context, plan_blocks
 from ostro.core.engine.request import Sampling, TokenRequest
@@ -101,6 +102,7 @@ def build_engine(
         identity=key_root(loaded, settings),
         prefix_cache=prefix_cache,
         registry=build_registry(loaded, settings, plugins, adapter_pool, runner),
+        failures=Failures(plugins.explain, device),
     )
 
 

@@ -18,6 +18,7 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.blocks import BlockManager, next_key, seed_key
+from ostro.core.engine.failure import PLAIN, Failures
 from ostro.core.engine.request import (
     Finish,
     Sampling,
@@ -28,9 +29,9 @@ from ostro.core.engine.request import (
 )
 from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.sampler import SamplerOutput
-from ostro.core.engine.scheduler import Scheduler
+from ostro.core.engine.scheduler import Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence
-from ostro.core.errors import ContextLengthExceeded, Overloaded, RequestError
+from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
 from ostro.core.media import Item, Prompt
 
 
@@ -49,14 +50,15 @@ class Engine:
         identity: str = "",
         prefix_cache: bool = True,
         registry: Registry | None = None,
+        failures: Failures = PLAIN,
     ) -> None:
         """`identity` names the weights and the K/V type; it roots every block key. `registry` is
-        told which adapters are in use.
+        told which adapters are in use. `failures` makes the errors that end requests.
         """
         self.runner, self.scheduler = runner, scheduler
         self.vocab, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
         self.lag, self.identity, self.prefix_cache = lag, identity, prefix_cache
-        self.registry = registry
+        self.registry, self.failures = registry, failures
         self.flight: deque[LaunchedStep] = deque()
         self.live: dict[str, list[Sequence]] = {}
         self.counters = Stats()
@@ -75,7 +77,12 @@ class Engine:
         it can never run.
         """
         rules, processors = request.sampling.checked(self.vocab), self.runner.sampler.processors
-        processors.check(rules)
+        try:
+            processors.check(rules)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise self.failures.of(error) from error
         if request.id in self.live:
             raise RequestError(f"a request with id {request.id!r} is running", param="id")
         self.check(request)
@@ -87,11 +94,8 @@ class Engine:
         if not self.prefix_cache:
             root = secrets.token_bytes(16)
         seed = secrets.randbits(62) if rules.seed is None else rules.seed
-        self.live[request.id] = []
-        if self.registry is not None:
-            self.registry.lease(mixture)
         request = replace(request, items=media_under(request.items, mixture))
-        leader = None
+        choices, leader = list[Sequence](), None
         for index in range(rules.n):
             sequence = Sequence(
                 request,
@@ -109,7 +113,12 @@ class Engine:
             leader = leader or sequence
             if rules.prompt_logprobs is not None and index == 0:
                 sequence.prompt_logprobs = [None]
-            self.live[request.id].append(sequence)
+            choices.append(sequence)
+        # From here on nothing is refused: what is taken is given back when the last choice ends.
+        self.live[request.id] = choices
+        if self.registry is not None:
+            self.registry.lease(mixture)
+        for sequence in choices:
             self.scheduler.add(sequence)
         self.arrivals += 1
         self.counters.prompt_tokens += len(request.tokens)
@@ -206,14 +215,25 @@ class Engine:
 
         Its blocks are free when this returns. What is unknown or has finished is ignored.
         """
-        outputs = []
-        for sequence in self.live.get(id, ()):
-            if sequence.finish is None and index in (None, sequence.index):
-                sequence.finish = "abort"
-                self.scheduler.remove(sequence)
-                outputs.append(TokenOutput(id=id, index=sequence.index, finish="abort"))
+        return self.drop(id, "abort", index=index)
+
+    def fail(self, sequences: Iterable[Sequence], error: Exception) -> list[TokenOutput]:
+        """End the requests of sequences with an error; gives the last output of each choice."""
+        text = str(self.failures.of(error))
+        ids = dict.fromkeys(sequence.request.id for sequence in sequences)
+        return [output for id in ids for output in self.drop(id, "error", text)]
+
+    def drop(
+        self, id: str, finish: Finish, error: str | None = None, index: int | None = None
+    ) -> list[TokenOutput]:
+        """Finish a request, or one choice of it, from outside; what it holds is free then."""
+        running = [s for s in self.live.get(id, ()) if s.finish is None]
+        dropped = [s for s in running if index in (None, s.index)]
+        for sequence in dropped:
+            sequence.finish = finish
+            self.scheduler.remove(sequence)
         self.forget(id)
-        return outputs
+        return [TokenOutput(id=id, index=s.index, finish=finish, error=error) for s in dropped]
 
     def forget(self, id: str) -> None:
         """Let go of a request once all its choices have finished."""
@@ -224,34 +244,70 @@ class Engine:
                 self.registry.release(sequences[0].mixture)
 
     def step(self) -> list[TokenOutput]:
-        """One pass of the loop: launch a step if there is one, read the oldest if it is due."""
+        """One pass of the loop: launch a step if there is one, read the oldest if it is due.
+
+        An error in what a step computes (models, encoders, processors, adapters, memory that runs
+        out) ends requests: those whose fault it is where that is known, else all of the step. An
+        error in what the loop keeps (scheduler, blocks, registry) is raised and ends the engine, as
+        nothing says any more which blocks and rows are free. So is that of a device which does not
+        answer after a failure.
+        """
         plan = self.scheduler.plan()
-        if plan.chunks:
+        launched = self.launch(plan) if plan.chunks or plan.started else False
+        outputs = [output for failed in plan.failed for output in self.fail(*failed)]
+        plan.failed = []  # the tracebacks of errors hold tensors
+        if self.flight and (len(self.flight) > self.lag or not launched):
+            outputs += self.read(self.flight.popleft())
+        return outputs
+
+    def launch(self, plan: StepPlan) -> bool:
+        """Launch a planned step; False where nothing of it runs: it failed with all its sequences,
+        or has none with rows.
+        """
+        try:
             launched = self.runner.run(plan)
-            self.scheduler.launched(plan)
-            self.flight.append(launched)
-            self.counters.steps += 1
-        if self.flight and (len(self.flight) > self.lag or not plan.chunks):
-            return self.read(self.flight.popleft())
-        return []
+        except Exception as error:
+            # The step's rows are not counted as computed, so no block of theirs was published. A
+            # step before it that is still under way drops its tokens of sequences that have ended.
+            planned = [chunk.sequence for chunk in plan.chunks]
+            plan.failed.append((planned, error))
+            for sequence in [s for s in plan.started if s not in planned]:
+                self.scheduler.preempt(sequence, plan)  # the sampler may not have its rules
+            return False
+        self.scheduler.launched(plan)
+        if not plan.chunks:
+            return False
+        self.flight.append(launched)
+        self.counters.steps += 1
+        return True
 
     def drain(self) -> list[TokenOutput]:
-        """Run until nothing is left to do."""
-        outputs = []
+        """Run until nothing is left to do. Raises OstroError where a request fails."""
+        outputs = list[TokenOutput]()
         while self.busy:
-            outputs += self.step()
+            found = self.step()
+            for output in found:
+                if output.error is not None:
+                    raise OstroError(output.error)
+            outputs += found
         return outputs
 
     def read(self, launched: LaunchedStep) -> list[TokenOutput]:
         """Wait for a step's tokens and hand them to their sequences."""
+        outputs = list[TokenOutput]()
         for chunk, logits in launched.prompt_logits:
-            self.note_prompt(chunk.sequence, chunk.start, logits)
+            try:
+                self.note_prompt(chunk.sequence, chunk.start, logits)
+            except Exception as error:
+                outputs += self.fail([chunk.sequence], error)
         drawing = [chunk.sequence for chunk in launched.plan.chunks if chunk.draws]
         if launched.drawn is None:
-            return []
-        drawn = SamplerOutput(*launched.drawn.wait())
-        logprobs = read_logprobs(drawn, drawing)
-        outputs = []
+            return outputs
+        try:
+            drawn = SamplerOutput(*launched.drawn.wait())
+            logprobs = read_logprobs(drawn, drawing)
+        except Exception as error:
+            return outputs + self.fail(drawing, error)
         for i, (sequence, token) in enumerate(zip(drawing, drawn.tokens, strict=True)):
             sequence.pending = max(0, sequence.pending - 1)
             if sequence.finish is None:

@@ -32,8 +32,8 @@ class FeatureStore:
         return self.held[key]
 
     def put(self, key: bytes, encoded: Encoded) -> None:
+        self.nbytes += size_of(encoded) - size_of(self.held.pop(key, ()))
         self.held[key] = encoded
-        self.nbytes += size_of(encoded)
 
     def trim(self) -> None:
         """Give up what exceeds the limit."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import MixtureLease
 from ostro.core.adapters.registry import Registry
+from ostro.core.engine.failure import PLAIN, Failures
 from ostro.core.engine.request import JobOutput, JobRequest
 from ostro.core.errors import OstroError, Overloaded
 from ostro.core.media import Array
@@ -48,9 +49,13 @@ class Worker(Protocol):
 class JobEngine:
     """The jobs of one model, in turn."""
 
-    def __init__(self, worker: Worker, registry: Registry | None = None) -> None:
-        """`registry` is told which adapters are in use, and brings them to the device."""
-        self.worker, self.registry = worker, registry
+    def __init__(
+        self, worker: Worker, registry: Registry | None = None, failures: Failures = PLAIN
+    ) -> None:
+        """`registry` is told which adapters are in use, and brings them to the device. `failures`
+        makes the errors that end jobs.
+        """
+        self.worker, self.registry, self.failures = worker, registry, failures
         self.turns: deque[tuple[str, Iterator[Slice]]] = deque()
         self.held: dict[str, tuple[Mixture, MixtureLease]] = {}
 
@@ -59,7 +64,9 @@ class JobEngine:
         return bool(self.turns)
 
     def submit(self, request: JobRequest, mixture: Mixture = EMPTY) -> None:
-        """Take a job in. Raises Overloaded where there is no room for its adapters."""
+        """Take a job in. Raises Overloaded where there is no room for its adapters, and OstroError
+        for a job that the model does not begin.
+        """
         step = ROWS
         if mixture.shares and self.registry is not None:
             held = self.registry.loader.adapter_pool.hold(mixture)
@@ -69,7 +76,12 @@ class JobEngine:
             self.held[request.id] = mixture, held
             row = torch.tensor([held.row(0)], dtype=torch.int32)
             step = replace(ROWS, mixture=row.to(self.registry.loader.adapter_pool.target.device))
-        self.turns.append((request.id, self.worker.work(request, step)))
+        try:
+            slices = self.worker.work(request, step)
+        except Exception as error:
+            self.let_go(request.id)
+            raise self.failures.of(error) from error
+        self.turns.append((request.id, slices))
 
     def let_go(self, id: str) -> None:
         """A job has ended: its adapters may leave the device."""
@@ -88,23 +100,23 @@ class JobEngine:
 
     @torch.inference_mode()
     def step(self) -> list[JobOutput]:
-        """One slice of the job whose turn it is."""
+        """One slice of the job whose turn it is. An error ends the job."""
         id, slices = self.turns.popleft()
         try:
             done = next(slices, None)
-        except OstroError as error:
+            if done is None:
+                raise OstroError("the job ended without a result")
+            arrays = {name: Array.of(x.cpu().numpy()) for name, x in done.arrays.items()}
+        except Exception as error:
             self.let_go(id)
-            return [JobOutput(id=id, finish="error", error=str(error), param=error.param)]
-        if done is None:
-            self.let_go(id)
-            return [JobOutput(id=id, finish="error", error="the job ended without a result")]
+            told = self.failures.of(error)
+            return [JobOutput(id=id, finish="error", error=str(told), param=told.param)]
         last = done.done >= done.total
         mixture = self.held[id][0] if id in self.held else EMPTY
         if last:
             self.let_go(id)
         else:
             self.turns.append((id, slices))
-        arrays = {name: Array.of(x.cpu().numpy()) for name, x in done.arrays.items()}
         return [
             JobOutput(
                 id=id,

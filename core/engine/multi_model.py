@@ -121,7 +121,7 @@ class MultiModelEngine:
         if entry.registry is None:
             raise AdapterNotFound(f"{request.model} takes no adapters", param="adapters")
 
-        def fail(error: OstroError) -> None:
+        def fail(error: Exception) -> None:
             self.waiting.pop(request.id, None)
             self.unsent.append(Failed.of(error, request.id))
 
@@ -131,7 +131,7 @@ class MultiModelEngine:
                 return
             try:
                 submit()
-            except OstroError as error:
+            except Exception as error:
                 fail(error)
 
         waiting = entry.registry.ask(request.adapters, go, fail)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.adapters.registry import Registry
-from ostro.core.engine.request import JobOutput, PoolingRequest, Stats
+from ostro.core.engine.failure import PLAIN, Failures
+from ostro.core.engine.request import Finish, JobOutput, PoolingRequest, Stats
 from ostro.core.engine.runner import ModelRunner
-from ostro.core.errors import ContextLengthExceeded, RequestError
+from ostro.core.errors import ContextLengthExceeded, OstroError, RequestError
 from ostro.core.media import Array
 
 Pool = Callable[[Tensor, Sequence[int]], Tensor]
@@ -42,10 +43,14 @@ class PoolingEngine:
         context: int,
         max_rows: int,
         registry: Registry | None = None,
+        failures: Failures = PLAIN,
     ) -> None:
-        """`registry` is told which adapters are in use, and brings them to the device."""
+        """`registry` is told which adapters are in use, and brings them to the device. `failures`
+        makes the errors that end requests.
+        """
         self.runner, self.pool, self.registry = runner, pool, registry
         self.vocab, self.context, self.max_rows = vocab, context, max_rows
+        self.failures = failures
         self.queue: deque[tuple[str, int]] = deque()
         self.live: dict[str, PoolingTask] = {}
 
@@ -77,17 +82,31 @@ class PoolingEngine:
 
     def abort(self, id: str) -> list[JobOutput]:
         """Drop a request; unknown ones are ignored."""
+        return self.drop(id, "abort")
+
+    def fail(self, ids: Iterable[str], error: Exception) -> list[JobOutput]:
+        """End requests with an error."""
+        told = self.failures.of(error)
+        return [output for id in dict.fromkeys(ids) for output in self.drop(id, "error", told)]
+
+    def drop(self, id: str, finish: Finish, error: OstroError | None = None) -> list[JobOutput]:
+        """Finish a request from outside; unknown ones are ignored."""
         reading = self.live.pop(id, None)
         if reading is None:
             return []
         if self.registry is not None:
             self.registry.release(reading.mixture)
         self.queue = deque(entry for entry in self.queue if entry[0] != id)
-        return [JobOutput(id=id, finish="abort")]
+        if error is None:
+            return [JobOutput(id=id, finish=finish)]
+        return [JobOutput(id=id, finish=finish, error=str(error), param=error.param)]
 
     def step(self) -> list[JobOutput]:
-        """Read the next inputs that fit into one step together."""
-        batch, helds = self.next_batch()
+        """Read the next inputs that fit into one step together. An error ends their requests."""
+        try:
+            batch, helds = self.next_batch()
+        except Exception as error:
+            return self.fail([self.queue[0][0]], error)
         if not batch:
             return []
         first = self.live[batch[0][0]].request
@@ -97,6 +116,8 @@ class PoolingEngine:
         try:
             untold = None if all(k is None for k in kinds) else told
             answers = self.read(inputs, untold, first.output, helds)
+        except Exception as error:
+            return self.fail([id for id, _ in batch], error)
         finally:
             self.let_go(helds)
         for (id, i), row in zip(batch, answers, strict=True):
@@ -105,7 +126,8 @@ class PoolingEngine:
 
     def next_batch(self) -> tuple[list[tuple[str, int]], list[MixtureLease]]:
         """Inputs in their order, of requests for the same kind of answer, and the adapters of each
-        on the device; none while there is no room for those of the first.
+        on the device; none while there is no room for those of the first. Raises what keeps those
+        of the first from the device.
         """
         batch, helds, rows = list[tuple[str, int]](), list[MixtureLease](), 0
         kind = self.live[self.queue[0][0]].request.output
@@ -114,7 +136,12 @@ class PoolingEngine:
             other = self.live[entry[0]].request.output != kind
             if other or (batch and rows + self.size(entry) > self.max_rows):
                 break
-            held = self.hold(self.live[entry[0]].mixture)
+            try:
+                held = self.hold(self.live[entry[0]].mixture)
+            except Exception:
+                if batch:
+                    break  # it is raised again when this input is the first
+                raise
             if held is None:
                 break
             rows += self.size(entry)

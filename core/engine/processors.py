@@ -7,6 +7,7 @@ preemption the sequence is added anew, with all it has said.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from torch import Tensor
 
 from ostro.core.device import to_device
 from ostro.core.engine.request import Sampling
-from ostro.core.engine.sequence import Sequence
+from ostro.core.engine.sequence import Failure, Sequence
 from ostro.core.errors import RequestError, nearest
 from ostro.core.records import LogitsProcessor, resolve
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,49 +66,95 @@ class Processors:
         self.records = {record.name: record for record in sorted(records, key=lambda r: r.order)}
         self.sizes, self.vocab, self.device = (rows, vocab, device), vocab, device
         self.made: dict[str, Processor] = {}
-        self.users: dict[str, set[int]] = {name: set() for name in self.records}
+        self.users: dict[str, dict[int, Sequence]] = {name: {} for name in self.records}
+        self.failed: list[Failure] = []
 
     def check(self, rules: Sampling) -> None:
-        """Raise RequestError for a processor that nobody has, or what it cannot do."""
+        """Raise RequestError for a processor that no plugin has, or for what it cannot do. Any
+        other error of a processor is raised with a note that names it.
+        """
         for name, asked in rules.processors.items():
             if name not in self.records:
                 near = nearest(name, self.records)
                 raise RequestError(f"no logits processor {name!r:.40}{near}", param=name[:40])
-            resolve(self.records[name].processor).check(asked, self.vocab)
+            try:
+                resolve(self.records[name].processor).check(asked, self.vocab)
+            except RequestError:
+                raise
+            except Exception as error:
+                error.add_note(f"check of the logits processor {name!r}")
+                raise
 
     def waits(self, rules: Sampling) -> bool:
         """Whether a sequence's next rows wait until its last token is on the host."""
         return any(self.records[name].host_ids for name in rules.processors)
 
     def place(self, sequence: Sequence) -> None:
-        """A sequence got its row; whoever had it before has given it up."""
-        row, asked = sequence.row, sequence.request.sampling.processors if self.records else {}
-        for name, record in self.records.items():
-            users = self.users[name]
-            added, removed = list[AddedRequest](), [row] if row in users else []
-            users.discard(row)
-            if name in asked:
-                users.add(row)
-                tokens, prompt = sequence.tokens, sequence.prompt
-                added.append(AddedRequest(row, asked[name], tokens[:prompt], tokens[prompt:]))
-                if name not in self.made:
-                    self.made[name] = resolve(record.processor)(*self.sizes)
-            if added or removed:
-                self.made[name].update(added, removed, ())
+        """Tell processors that a sequence got its row, which the one before it has given up.
+
+        Where a processor raises, the sequence is among `failed` if it asks for that processor.
+        """
+        asked = sequence.request.sampling.processors if self.records else {}
+        for name in self.records:
+            gone = self.users[name].pop(sequence.row, None) is not None
+            if not gone and name not in asked:
+                continue
+            try:
+                self.update(name, sequence, [sequence.row] if gone else [])
+            except Exception as error:
+                # Only this row is in doubt. It has no user until a sequence is added to it.
+                error.add_note(f"update of the logits processor {name!r}")
+                if name in asked:
+                    self.failed.append(([sequence], error))
+                else:
+                    log.warning("a logits processor raised", exc_info=error)
+
+    def update(self, name: str, sequence: Sequence, removed: Rows[int]) -> None:
+        """Add a sequence to a processor if it asks for that, and remove rows from it."""
+        asked = sequence.request.sampling.processors
+        tokens, prompt, added = sequence.tokens, sequence.prompt, list[AddedRequest]()
+        if name not in self.made:
+            self.made[name] = resolve(self.records[name].processor)(*self.sizes)
+        if name in asked:
+            added.append(AddedRequest(sequence.row, asked[name], tokens[:prompt], tokens[prompt:]))
+        self.made[name].update(added, removed, ())
+        if added:
+            self.users[name][sequence.row] = sequence
 
     def __call__(self, logits: Tensor, sequences: Rows[Sequence], last: Tensor) -> Tensor:
         """logits [W, V] of these sequences as their processors leave them.
 
-        last [rows]: the last token of each row of the sampler.
+        last [rows]: the last token of each row of the sampler. Where a processor raises, the logits
+        stay as they are and the sequences that use it are among `failed`.
         """
         for name, users in self.users.items():
             mine = [i for i, sequence in enumerate(sequences) if sequence.row in users]
             if not mine:
                 continue
-            index = to_device(mine, torch.int64, self.device)
-            rows = to_device([sequences[i].row for i in mine], torch.int64, self.device)
-            host = self.records[name].host_ids
-            ids = [sequences[i].tokens[-1] for i in mine] if host else last[rows]
-            changed = self.made[name].apply(logits[index], rows, ids)
-            logits = logits.index_copy(0, index, changed)
+            try:
+                logits = self.apply(name, logits, [sequences[i] for i in mine], mine, last)
+            except Exception as error:
+                error.add_note(f"apply of the logits processor {name!r}")
+                self.discard(name, error)
         return logits
+
+    def apply(
+        self, name: str, logits: Tensor, users: Rows[Sequence], at: Rows[int], last: Tensor
+    ) -> Tensor:
+        """The logits, those of `users` in the rows `at` as one processor leaves them."""
+        index = to_device(at, torch.int64, self.device)
+        rows = to_device([sequence.row for sequence in users], torch.int64, self.device)
+        host = self.records[name].host_ids
+        ids = [sequence.tokens[-1] for sequence in users] if host else last[rows]
+        changed = self.made[name].apply(logits[index], rows, ids)
+        return logits.index_copy(0, index, changed)
+
+    def discard(self, name: str, error: Exception) -> None:
+        """Drop a processor that raised among rows it knew: what it holds of them cannot be trusted.
+        All its sequences fail; the next request that asks for it has it made anew.
+        """
+        del self.made[name]
+        # Rows that were given up stay listed until they are placed again.
+        users = [sequence for row, sequence in self.users[name].items() if sequence.row == row]
+        self.failed.append((users, error))
+        self.users[name] = {}

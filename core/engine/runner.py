@@ -111,28 +111,70 @@ class ModelRunner:
         if not mixed or self.adapter_pool is None or not self.sizes:
             return self.buckets
         if not self.mixed_buckets or self.seen != self.adapter_pool.changes:
-            self.seen = self.adapter_pool.changes
+            # Buckets of another program must never run: none are left where capturing fails.
+            self.mixed_buckets = {}
             self.mixed_buckets = self.capture_all(mixed=True)
+            self.seen = self.adapter_pool.changes
         return self.mixed_buckets
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> LaunchedStep:
-        """Launch a step. Nothing here waits for the device."""
-        for sequence in plan.started:
-            self.sampler.place(sequence)
+        """Launch a step. Nothing here waits for the device.
+
+        An error ends the whole step, and is raised. Where it is known whose fault it is, that of a
+        medium or a logits processor, the step runs without: `plan.failed` has the sequences.
+        """
+        processors = self.sampler.processors
         launched = LaunchedStep(plan)
-        self.compute_scalings(plan.chunks)
+        try:
+            for sequence in plan.started:
+                self.sampler.place(sequence)
+            self.encode_planned(plan)
+            self.compute_scalings(plan.chunks)
+            drawing = [chunk.sequence for chunk in plan.chunks if chunk.draws]
+            if plan.chunks:
+                bucket = self.bucket(plan)
+                logits = bucket.run(plan.chunks) if bucket else self.mixed(plan.chunks, launched)
+            if drawing:
+                launched.drawn = self.sampler(logits, drawing)
+        finally:
+            plan.failed += processors.failed
+            processors.failed = []
+            self.features.trim()
+        return launched
+
+    def encode_planned(self, plan: StepPlan) -> None:
+        """Encode the media of a step. Sequences leave it whose media cannot be encoded."""
+        failed: dict[bytes, Exception] = {}
         for row in sorted({0, *plan.mixed.values()}):
             items = [i for key, i in plan.encodes.items() if plan.mixed.get(key, 0) == row]
             memories = [m for m in plan.memories if plan.mixed.get(m.item.key, 0) == row]
-            self.encode(items, memories, self.under(row))
-        drawing = [chunk.sequence for chunk in plan.chunks if chunk.draws]
-        bucket = self.bucket(plan)
-        logits = bucket.run(plan.chunks) if bucket else self.mixed(plan.chunks, launched)
-        if drawing:
-            launched.drawn = self.sampler(logits, drawing)
-        self.features.trim()
-        return launched
+            step = self.under(row)
+            try:
+                self.encode(items, memories, step)
+            except Exception:
+                # Encoders take media in batches; which one is at fault shows when each is alone.
+                for item in items:
+                    failed |= self.encode_alone(item, [item], [], step)
+                for memory in memories:
+                    failed |= self.encode_alone(memory.item, [], [memory], step)
+        planned = [chunk.sequence for chunk in plan.chunks]
+        for key, error in failed.items():
+            users = [s for s in planned if any(item.key == key for item in s.request.items)]
+            plan.failed.append((users, error))
+            for sequence in users:
+                plan.drop(sequence)
+
+    def encode_alone(
+        self, item: Item, items: Sequence[Item], memories: Sequence[EncoderBlocks], step: Step
+    ) -> dict[bytes, Exception]:
+        """The error by the key of a medium that cannot be encoded; nothing for one that can."""
+        try:
+            self.encode(items, memories, step)
+        except Exception as error:
+            error.add_note(f"encoding of {item.kind}")
+            return {item.key: error}
+        return {}
 
     def under(self, row: int) -> Step:
         """A step all of whose rows are under one row of the mixture table."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ostro.core.adapters.pool import NOTHING, AdapterPool
 from ostro.core.engine.blocks import BlockManager, EncoderBlocks
-from ostro.core.engine.sequence import Sequence
+from ostro.core.engine.sequence import Failure, Sequence
 from ostro.core.media import Item
 
 LOGPROB_ROWS = 64  # rows of one chunk whose logits are all wanted: they are wide
@@ -43,7 +43,7 @@ class StepPlan:
 
     Before its rows run, the media of `encodes` are encoded and those of `memories` are written to
     the cross cache, under the row of the mixture table that `mixed` has for their keys; `cost` is
-    what that takes, in rows of encoders.
+    what that takes, in rows of encoders. `failed` sequences turn out not to be able to run.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -52,6 +52,19 @@ class StepPlan:
     memories: list[EncoderBlocks] = field(default_factory=list)
     mixed: dict[bytes, int] = field(default_factory=dict)
     cost: int = 0
+    failed: list[Failure] = field(default_factory=list)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Leave a sequence out of the step."""
+        self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
+        self.started = [each for each in self.started if each is not sequence]
+        self.memories = [memory for memory in self.memories if memory not in sequence.memories]
+        # Of media encode those alone whose sequences have rows, under adapters of these.
+        users = {i.key: (i, c.sequence.held) for c in self.chunks for i in c.sequence.request.items}
+        self.encodes = {key: item for key, item in self.encodes.items() if key in users}
+        self.mixed = {
+            key: held.row(item.first) for key, (item, held) in users.items() if key in self.mixed
+        }
 
     @property
     def rows(self) -> int:
@@ -136,8 +149,8 @@ class Scheduler:
 
     def admit(self, plan: StepPlan, budget: int) -> int:
         """Start the first waiting sequence that can; rows planned for it, 0 where none can."""
-        sequence = self.next() if self.rows else None
-        if sequence is None or not self.start(sequence):
+        sequence = self.next(plan) if self.rows else None
+        if sequence is None or not self.start(sequence, plan):
             return 0
         plan.started.append(sequence)
         count = self.share(sequence, plan, budget)
@@ -146,15 +159,15 @@ class Scheduler:
         self.append(plan, sequence, count)
         return count
 
-    def next(self) -> Sequence | None:
+    def next(self, plan: StepPlan) -> Sequence | None:
         """Who is to be started: the first in line. While there is no room on the device for the
         adapters of somebody, those without any pass.
         """
         full = False
-        for sequence in self.waiting:
+        for sequence in list(self.waiting):
             if not sequence.startable or (full and sequence.mixture.shares):
                 continue
-            if self.hold_adapters(sequence):
+            if self.hold_adapters(sequence, plan):
                 return sequence
             full = True
         return None
@@ -162,21 +175,21 @@ class Scheduler:
     def make_way(self, plan: StepPlan) -> None:
         """Start waiting sequences of a better priority in the place of the last in line."""
         for sequence in [s for s in self.waiting if s.startable]:
-            while self.running:
+            while self.running and sequence in self.waiting:
                 victim = max(self.running, key=lambda s: s.order)
                 if victim.request.priority <= sequence.request.priority:
                     return
-                if self.start(sequence):
+                if self.start(sequence, plan):
                     plan.started.append(sequence)
-                    break
-                self.preempt(victim, plan)
+                elif sequence in self.waiting:
+                    self.preempt(victim, plan)
 
-    def start(self, sequence: Sequence) -> bool:
+    def start(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Give it a row and what the prefix tree has of it, if all its tokens have room.
 
         At least one token is left to compute: its logits are what the sequence came for.
         """
-        if not self.rows or not self.hold_adapters(sequence):
+        if not self.rows or not self.hold_adapters(sequence, plan):
             self.let_go(sequence)
             return False
         found = self.adopt(sequence) if sequence.reads_prefix else 0
@@ -194,12 +207,20 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def hold_adapters(self, sequence: Sequence) -> bool:
-        """Bring its adapters to the device, or False where there is no room."""
+    def hold_adapters(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Bring its adapters to the device, or False where there is no room. A sequence whose
+        adapters raise an error leaves the queue and is among the plan's `failed`.
+        """
         if not sequence.mixture.shares or sequence.held is not NOTHING:
             return True
         assert self.adapter_pool is not None, f"{sequence.request.id = } has adapters"
-        held = self.adapter_pool.hold(sequence.mixture)
+        try:
+            held = self.adapter_pool.hold(sequence.mixture)
+        except Exception as error:
+            error.add_note("bringing adapters to the device")
+            plan.failed.append(([sequence], error))
+            self.waiting.remove(sequence)
+            return False
         sequence.held = held or NOTHING
         return held is not None
 
@@ -294,23 +315,12 @@ class Scheduler:
 
     def preempt(self, victim: Sequence, plan: StepPlan) -> None:
         """Take a running sequence's blocks; it waits to be computed again."""
-        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not victim]
-        plan.started = [sequence for sequence in plan.started if sequence is not victim]
-        plan.memories = [memory for memory in plan.memories if memory not in victim.memories]
-        self.keep_needed(plan)
+        plan.drop(victim)
         self.running.remove(victim)
         self.give_back(victim)
         victim.tables = self.blocks.tables(victim.passes)
         insort(self.waiting, victim, key=lambda s: s.order)
         self.preemptions += 1
-
-    def keep_needed(self, plan: StepPlan) -> None:
-        """Encode only media of sequences that have rows in the plan, under adapters of these."""
-        users = {i.key: (i, c.sequence.held) for c in plan.chunks for i in c.sequence.request.items}
-        plan.encodes = {key: item for key, item in plan.encodes.items() if key in users}
-        plan.mixed = {
-            key: held.row(item.first) for key, (item, held) in users.items() if key in plan.mixed
-        }
 
     def launched(self, plan: StepPlan) -> None:
         """The step is on its way: its rows count as computed, its draws as pending."""

@@ -10,6 +10,9 @@ from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.engine.blocks import BlockTable, EncoderBlocks, Key, next_key
 from ostro.core.engine.request import Finish, TokenLogprobs, TokenRequest
 
+Failure = tuple[list["Sequence"], Exception]
+"""Sequences, and the error that ends them."""
+
 
 @dataclass(eq=False)
 class Sequence:

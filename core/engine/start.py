@@ -11,6 +11,7 @@ from ostro.core.engine.adapters import build_adapter_pool, build_registry
 from ostro.core.engine.build import build_engine, make_ready, renew, set_threads, warm_up
 from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.failure import Failures
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
@@ -118,7 +119,8 @@ def take_in(
         adapter_pool = build_adapter_pool(loaded, settings, rows=1)
         registry = build_registry(loaded, settings, plugins, adapter_pool)
         job_model = face(loaded, JobModel)  # type: ignore[type-abstract]
-        jobs = JobEngine(job_model, registry)
+        failures = Failures(plugins.explain, loaded.device)
+        jobs = JobEngine(job_model, registry, failures)
         return ModelEntry(jobs=jobs, registry=registry)
     face(loaded, TokenModel if tasks & TOKENS else EncoderModel)  # type: ignore[type-abstract]
     engine = build_engine(loaded, settings, plugins, eos_ids, share=share)
@@ -141,4 +143,5 @@ def reader_of(loaded: LoadedModel, engine: Engine) -> PoolingEngine:
         context=engine.context,
         max_rows=rows,
         registry=engine.registry,
+        failures=engine.failures,
     )

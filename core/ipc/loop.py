@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ from ostro.core.ipc.messages import (
     Requantized,
     ToEngine,
 )
+
+log = logging.getLogger(__name__)
 
 Receive = Callable[[bool], list[ToEngine]]
 """Gives the messages that have come in; waits for the first one if its argument is true."""
@@ -80,7 +83,8 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
     if isinstance(message, TokenRequest | PoolingRequest | JobRequest):
         try:
             engine.submit(message)
-        except OstroError as error:
+        except Exception as error:
+            log_unknown(error)
             send(Failed.of(error, message.id))
     elif isinstance(message, Abort):
         if outputs := engine.abort(message.id, message.index):
@@ -90,10 +94,17 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
     elif isinstance(message, AdapterCommand):
         try:
             engine.adapt(message)
-        except OstroError as error:
+        except Exception as error:
+            log_unknown(error)
             send(Failed.of(error, message.id))
     elif isinstance(message, Requantize):
         requantize(engine, message, send)
+
+
+def log_unknown(error: Exception) -> None:
+    """Log an error that no OstroError says: its traceback does not leave this process."""
+    if not isinstance(error, OstroError):
+        log.error("a request is refused with an error", exc_info=error)
 
 
 def requantize(engine: DrivenEngine, message: Requantize, send: Send) -> None:

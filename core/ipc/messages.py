@@ -95,7 +95,8 @@ class Failed(msgspec.Struct, kw_only=True, tag=True):
 
     def error(self) -> OstroError:
         """The same error on this side."""
-        kind = getattr(errors, self.kind, None) if self.kind else EngineDied
+        unknown = EngineDied if self.id is None else OstroError
+        kind = getattr(errors, self.kind, None) if self.kind else unknown
         if not (isinstance(kind, type) and issubclass(kind, OstroError)):
             kind = OstroError
         return kind(self.message, param=self.param)

@@ -60,12 +60,17 @@ def checked(hook: str, answer: object) -> object:
     return answer
 
 
+def message_of(error: BaseException) -> str:
+    """An error's message on one line, cut to a length that a log can hold."""
+    try:
+        return " ".join(str(error).split())[:400]
+    except Exception:
+        return "an error that cannot be printed"
+
+
 def reason(error: BaseException) -> str:
     """One line that says what a plugin did: the error, and the place in its code."""
-    try:
-        text = " ".join(str(error).split())[:400]
-    except Exception:
-        text = "an error that cannot be printed"
+    text = message_of(error)
     if isinstance(error, PluginError):
         return text
     if isinstance(error, SystemExit):

@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
+from traceback import walk_tb
+from types import ModuleType
 from typing import Any, cast
 
 import pluggy
@@ -24,7 +27,7 @@ from ostro.core.errors import ModelNotFound, PluginError, UnsupportedArchitectur
 from ostro.core.plugins import discovery
 from ostro.core.plugins.conflicts import Claim, Claims, conflict
 from ostro.core.plugins.discovery import Candidate
-from ostro.core.plugins.isolation import guarded, reason
+from ostro.core.plugins.isolation import guarded, message_of, reason
 from ostro.core.records import API, KINDS, Architecture, Files, Settings
 
 log = logging.getLogger(__name__)
@@ -74,6 +77,7 @@ class PluginManager(pluggy.PluginManager):
         self.broken: dict[str, Broken] = {}
         self.disabled: dict[str, str] = {}
         self._found: dict[str, Candidate] = {}
+        self._packages: dict[str, str] = {}
         self._claims = Claims()
         self._registry: dict[str, str] = {}
         self._trace = env.TRACE_PLUGINS.read()
@@ -96,6 +100,7 @@ class PluginManager(pluggy.PluginManager):
     def register(self, plugin: object, name: str | None = None) -> str | None:
         """Register a plugin's hooks, each guarded. Raises PluginError for hooks we do not know."""
         name = name or self.get_canonical_name(plugin)
+        self._packages[package_of(plugin)] = name
         self._found.setdefault(name, Candidate(name=name, source="registered", load=lambda: plugin))
         registered = super().register(self._guarded(plugin, name), name)
         if name in self.broken:
@@ -197,6 +202,28 @@ class PluginManager(pluggy.PluginManager):
     def source(self, name: str) -> str:
         """Where a plugin comes from: "built in", "wheel 1.2", or its path."""
         return self._found[name].source if name in self._found else "unknown"
+
+    def explain(self, error: BaseException) -> str:
+        """One line about an error: its type and message, its notes, and where it was raised: the
+        plugins of its traceback, the innermost first, with their versions where these are known.
+        """
+        notes = dict.fromkeys(getattr(error, "__notes__", ()))
+        where = "".join(f" in {note}" for note in notes)
+        callers: dict[str, str] = {}
+        for frame, line in reversed(list(walk_tb(error.__traceback__))):
+            if plugin := self._plugin_of(frame.f_globals.get("__name__", "")):
+                place = f"{Path(frame.f_code.co_filename).name}:{line}"
+                version = self._found[plugin].version
+                callers.setdefault(plugin, f"{plugin} {version}".strip() + f", {place}")
+        if callers:
+            where += f" (plugin {', called by '.join(callers.values())})"
+        return f"{type(error).__name__}: {message_of(error)}{where}"
+
+    def _plugin_of(self, module: str) -> str | None:
+        """The plugin that a module belongs to, by the innermost package that is a plugin's."""
+        while module and module not in self._packages:
+            module = module.rpartition(".")[0]
+        return self._packages.get(module)
 
     def describe(self) -> list[PluginInfo]:
         """Every plugin that was found: what it offers, or why it is not used."""
@@ -342,6 +369,12 @@ class PluginManager(pluggy.PluginManager):
         for variable in (env.DISABLE_PLUGINS, env.PLUGINS):
             for name in sorted((variable.read() or frozenset()) - {"*", *self._found, *wheels}):
                 yield f"{variable.name} names no plugin: {name}{nearest(name, self._found, n=1)}"
+
+
+def package_of(plugin: object) -> str:
+    """The package that a plugin's code lies in; its module where that is in none."""
+    module = plugin if isinstance(plugin, ModuleType) else sys.modules[type(plugin).__module__]
+    return module.__package__ or module.__name__
 
 
 def _is_hook(name: str) -> bool:

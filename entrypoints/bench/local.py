@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.errors import OstroError
 from ostro.entrypoints.bench.figures import Row, Trace, summed, take, title
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def run(
         outputs = engine.step()
         now = perf_counter()
         for output in outputs:
+            if output.error is not None:
+                raise OstroError(output.error)
             trace = traces[output.id]
             trace.cached = max(trace.cached, output.cached)
             trace.times += [now] * len(output.tokens)

@@ -68,8 +68,8 @@ class EchoEngine:
         request.sampling.checked(self.vocab)
         if request.salt == "refuse me":
             raise RequestError("the engine refuses this", param="cache_salt")
-        if request.salt == "crash":
-            raise ZeroDivisionError("a bug in the engine")
+        if request.salt == "fail alone":
+            raise ZeroDivisionError("a bug of one request")
         self.mixed[request.id] = self.generations(request)
         self.seen.append(request)
         self.live[request.id] = (request, [0] * request.sampling.n)
@@ -86,6 +86,8 @@ class EchoEngine:
 
     def step(self) -> list[TokenOutput]:
         time.sleep(self.step_seconds)
+        if any(request.salt == "crash" for request, _ in self.live.values()):
+            raise ZeroDivisionError("a bug in the engine")
         self.counters.steps += 1
         outputs = []
         for id, (request, counts) in list(self.live.items()):

@@ -15,7 +15,13 @@ from tiny.model import CONFIG, TEMPLATE, make_gguf, make_model, make_weights
 
 import ostro
 from ostro.core.engine.request import Sampling
-from ostro.core.errors import ContextLengthExceeded, RequestError, TokenizerError, UsageError
+from ostro.core.errors import (
+    ContextLengthExceeded,
+    OstroError,
+    RequestError,
+    TokenizerError,
+    UsageError,
+)
 from ostro.core.records import Settings
 from ostro.entrypoints.python import LocalModel, load_text
 from ostro.plugins.conformance.parity import BAR, deviation
@@ -61,6 +67,20 @@ def test_logits_are_those_of_transformers(model: LocalModel, truth: Any) -> None
     assert logits.shape == (len(tokens), 320) and logits.dtype == torch.float32
     assert deviation(logits, truth(torch.tensor([tokens])).logits[0]) <= BAR
     assert model.engine.stats().blocks_used == 0
+
+
+def test_a_step_that_raises_fails_its_answer_alone(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        raise RuntimeError("boom")
+
+    wanted = model.generate("good morning", **GREEDY)
+    monkeypatch.setattr(model.engine.runner.model, "hidden", hidden)
+    with pytest.raises(OstroError, match="RuntimeError: boom"):
+        model.generate("a prompt that is not cached", **GREEDY)
+    assert model.generate("good morning", **GREEDY) == wanted
 
 
 def test_an_answer_is_that_of_transformers(model: LocalModel, truth: Any) -> None:

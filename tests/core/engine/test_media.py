@@ -167,6 +167,47 @@ def test_an_image_twice_in_a_prompt_and_in_a_batch_is_encoded_once(
         assert said[each.id] == run(engine_of(inline), each)[each.id]
 
 
+@pytest.mark.parametrize("kind", ["inline", "cross"])
+def test_a_medium_that_the_encoder_raises_on_ends_its_request_alone(
+    kind: str, request: pytest.FixtureRequest, engine_of: Build
+) -> None:
+    """All media of a step are encoded in one batch; the others of that batch are none the worse."""
+    engine = engine_of(request.getfixturevalue(kind))
+    if kind == "inline":
+        ask, odd = inline_request, {"pixels": Array.of(noise(3, 3, 25, 25))}
+    else:
+        odd = {"pixels": Array.of(noise(3, 2, 3, 12, 12)), "ratio": Array.of(np.array([99]))}
+        ask = cross_request
+    good = [ask("a", 1), ask("b", 2)]
+    wanted = [run(engine_of(request.getfixturevalue(kind)), each)[each.id] for each in good]
+    bad = ask("bad", 3)
+    bad = replace(bad, items=[replace(bad.items[0], arrays=odd, key=b"odd")])
+    found = plans(engine)
+    for each in (good[0], bad, good[1]):
+        engine.submit(each)
+    said: dict[str, list[int]] = {"a": [], "b": []}
+    errors = list[str]()
+    while engine.busy:
+        for output in engine.step():
+            if output.error is not None:
+                assert output.id == "bad" and output.finish == "error"
+                errors.append(output.error)
+            else:
+                said[output.id] += output.tokens
+    assert encoded(found)[0] == 2, "what cannot be encoded has left the plan"
+    assert [said["a"], said["b"]] == wanted
+    [error] = errors
+    if kind == "inline":
+        assert error == "an image of 25 x 25 pixels, where this tower takes 24 x 24; resize it"
+    else:
+        assert "IndexError" in error and "in encoding of image (plugin quant.dense" in error
+        assert "called by architectures.mllama, vision.py:" in error
+    assert engine.stats().blocks_used == 0 and not engine.scheduler.running
+    store = engine.runner.features
+    assert store.nbytes == sum(t.nbytes for each in store.held.values() for t in each)
+    assert run(engine, good[0])["a"] == wanted[0]
+
+
 def test_features_are_given_up_and_made_again(inline: Subject, engine_of: Build) -> None:
     engine = engine_of(inline)
     store, each = engine.runner.features, ROWS * 64 * 4

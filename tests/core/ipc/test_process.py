@@ -111,6 +111,22 @@ def test_a_refused_request_fails_alone(make: Callable[[], AsyncEngine]) -> None:
 
 
 @both
+def test_a_request_that_the_engine_cannot_take_in_fails_alone(
+    make: Callable[[], AsyncEngine],
+) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        before = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 300)))
+        await asyncio.sleep(0)
+        with pytest.raises(OstroError, match="ZeroDivisionError: a bug of one request") as failed:
+            await collect(engine, ask(salt="fail alone"))
+        assert type(failed.value) is OstroError
+        assert await before == {0: [5] * 300}
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+
+    run(make(), test)
+
+
+@both
 def test_closing_a_generator_aborts(make: Callable[[], AsyncEngine]) -> None:
     async def test(engine: AsyncEngine) -> None:
         outputs = engine.generate(ask(sampling=LONG))

@@ -303,3 +303,21 @@ def test_warnings_of_deprecated_hooks_reach_the_author(site: Site) -> None:
     manager.add_hookspecs(Specs)
     with pytest.warns(RemovedInOstro1, match="use new"):
         manager.register(Plugin())
+
+
+def test_an_error_is_explained_by_the_plugins_that_it_came_through(site: Site) -> None:
+    hook = "@hookimpl\ndef ostro_caches():\n    return []\n"
+    inner = site.wheel("inner", f"def fail():\n    return {{}}['k']\n{hook}", version="2.1")
+    source = f"import {inner} as inner\ndef call():\n    inner.fail()\n{hook}"
+    outer = site.wheel("outer", source)
+    manager = site.load()
+    with pytest.raises(KeyError) as raised:
+        sys.modules[outer].call()
+    raised.value.add_note("step 3")
+    assert manager.explain(raised.value) == (
+        f"KeyError: 'k' in step 3 (plugin inner 2.1, {inner}.py:3, "
+        f"called by outer 1.0, {outer}.py:4)"
+    )
+    assert manager.explain(ValueError("of nobody")) == "ValueError: of nobody"
+    text = manager.explain(ValueError("x" * 10_000))
+    assert len(text) < 500

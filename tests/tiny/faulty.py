@@ -1,0 +1,58 @@
+"""A plugin with one logits processor, which raises where a request asks for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostro.core.engine.processors import AddedRequest
+from ostro.core.hooks import hookimpl
+from ostro.core.records import LogitsProcessor
+
+ERRORS = {
+    "check": lambda: KeyError("no such key"),
+    "update": lambda: IndexError("no such row"),
+    "apply": lambda: ValueError("no such value"),
+    "third apply": lambda: ValueError("no third value"),
+    "memory": lambda: MemoryError("no such room"),
+}
+
+
+class Faulty:
+    """Changes nothing; `asked` says when to raise, and which error."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        self.asked = [""] * rows
+        self.calls = [0] * rows
+
+    @staticmethod
+    def check(asked: Any, vocab: int) -> None:
+        if asked == "check":
+            raise ERRORS[asked]()
+
+    def update(
+        self,
+        added: Sequence[AddedRequest],
+        removed: Sequence[int],
+        moved: Sequence[tuple[int, int]],
+    ) -> None:
+        for each in added:
+            if each.asked == "update":
+                raise ERRORS[each.asked]()
+            self.asked[each.row], self.calls[each.row] = each.asked, 0
+
+    def apply(self, logits: Tensor, rows: Tensor, last_ids: Tensor) -> Tensor:
+        for row in rows.tolist():
+            self.calls[row] += 1
+            third = self.asked[row] == "third apply" and self.calls[row] == 3
+            if third or self.asked[row] in ("apply", "memory"):
+                raise ERRORS[self.asked[row]]()
+        return logits
+
+
+@hookimpl
+def ostro_logits_processors() -> Iterator[LogitsProcessor]:
+    yield LogitsProcessor(name="faulty", processor=f"{__name__}:Faulty")
