@@ -12,8 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ostro.core.text import ChatRequest
-from ostro.core.text import parse as parse_request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -21,10 +19,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, nearest
+from ostro.core.pipeline import parse as parse_request
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.body import count_members, parse
 from ostro.entrypoints.http.errors import HANDLERS
+from ostro.plugins.pipelines.text.schema import ChatRequest
 
 
 def keys(number: int, *more: str) -> bytes:
