@@ -215,7 +215,7 @@ def test_places_in_a_completion_are_not_filled(server: Real) -> None:
 
 
 def shop_of(server: Real) -> MediaWorker:
-    found = server.server.service.models["vision"]["text"].media_worker
+    found = server.server.service.models["vision"]["text"].model.media_worker
     assert isinstance(found, MediaWorker)
     return found
 
