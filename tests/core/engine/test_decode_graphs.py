@@ -66,6 +66,7 @@ def test_a_smaller_step_leaves_nothing_of_the_one_before() -> None:
     [batch] = bucket.batches
     assert bucket.tokens.tolist() == [3, 0, 0, 0] and batch.lengths.tolist() == [1, 0, 0, 0]
     assert batch.slots.tolist() == [8, -1, -1, -1] and int(batch.table.sum()) == 2
+    assert not bucket.positions.any()
 
 
 def test_a_token_that_is_not_read_yet_is_taken_from_its_row_of_the_sampler() -> None:

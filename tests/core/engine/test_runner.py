@@ -202,6 +202,14 @@ def test_features_are_added_to_the_rows_of_their_medium(loop: dict[str, Any], ro
     assert model.encoded == [10, 5]
 
 
+def test_features_are_added_to_the_chunk_of_their_request() -> None:
+    made = engine({}, rows=64)
+    for i, prompt in enumerate(PROMPTS):
+        submit(made, str(i), prompt, items=[picture("a", 1, 11)] if i % 2 else [])
+    wanted = [next_tokens(p, 8, features={1: 11} if i % 2 else {}) for i, p in enumerate(PROMPTS)]
+    assert drain(made) == {str(i): tokens for i, tokens in enumerate(wanted)}
+
+
 @LOOPS
 def test_a_prompt_may_end_within_a_medium(loop: dict[str, Any]) -> None:
     """All but its last row come out of the prefix cache, and that one draws."""
