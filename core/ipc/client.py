@@ -149,6 +149,8 @@ class AsyncEngine(ABC):
         """The outputs of a request until `left` of them have ended it."""
         try:
             self.admit()
+            if request.id in self._streams:
+                raise RequestError(f"a request with id {request.id!r} is under way", param="id")
             request = self._lend(request)
         except BaseException:
             drop(request)

@@ -1,0 +1,511 @@
+"""The asynchronous client over a fake transport: outputs, abort, bounds, the engine's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ostro.core.engine.request import (
+    JobOutput,
+    JobRequest,
+    PoolingRequest,
+    Sampling,
+    Stats,
+    TokenOutput,
+    TokenRequest,
+)
+from ostro.core.errors import (
+    AdapterConflict,
+    EngineDied,
+    InsufficientMemory,
+    OstroError,
+    Overloaded,
+    RequestError,
+    UsageError,
+)
+from ostro.core.ipc import client, streams
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.ipc.messages import (
+    Abort,
+    AdapterCommand,
+    AdapterInfo,
+    AdapterResult,
+    Failed,
+    FromEngine,
+    GetStats,
+    ModelInfo,
+    Outputs,
+    Progress,
+    Ready,
+    Requantize,
+    Requantized,
+    ToEngine,
+)
+from ostro.core.media import Array
+
+READY = Ready(models={"m": ModelInfo(context=8)})
+
+
+class FakeEngine(AsyncEngine):
+    """`sent` are the messages to the engine; the test delivers those that come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[ToEngine] = []
+
+    async def start(self) -> Ready:
+        return await self._wait_ready()
+
+    async def close(self) -> None:
+        self._lose(EngineDied("the engine is closed"))
+
+    def _send(self, message: ToEngine) -> None:
+        if not isinstance(message, GetStats):
+            self.sent.append(message)
+
+    def deliver(self, *messages: FromEngine | TokenOutput | JobOutput) -> None:
+        """Messages from the engine; outputs each in one of their own."""
+        for message in messages:
+            wrap = isinstance(message, TokenOutput | JobOutput)
+            self._deliver(Outputs([message]) if wrap else message)  # type: ignore[arg-type, list-item]
+
+
+def run(test: Callable[[FakeEngine], Awaitable[None]]) -> None:
+    """Test an engine that is ready."""
+
+    async def main() -> None:
+        engine = FakeEngine()
+        engine.deliver(READY)
+        assert await engine.start() is READY
+        await test(engine)
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def tokens(id: str, *new: int, **fields: Any) -> TokenOutput:
+    return TokenOutput(id=id, tokens=list(new), **fields)
+
+
+def ask(id: str = "a", n: int = 1) -> TokenRequest:
+    return TokenRequest(id=id, tokens=[1], sampling=Sampling(n=n))
+
+
+class Reader:
+    """Reads a request's outputs in a task; `found` are those so far."""
+
+    def __init__(self, engine: FakeEngine, request: Any) -> None:
+        self.found: list[Any] = []
+        call = engine.generate if isinstance(request, TokenRequest) else engine.work
+        self.task = asyncio.ensure_future(self.read(call(request)))
+
+    async def read(self, outputs: Any) -> None:
+        async for output in outputs:
+            self.found.append(output)
+
+
+async def settle() -> None:
+    """All tasks that can go on do."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+# Outputs
+
+
+def test_outputs_reach_their_request_in_order() -> None:
+    async def test(engine: FakeEngine) -> None:
+        first, second = Reader(engine, ask("a")), Reader(engine, ask("b"))
+        await settle()
+        assert [message.id for message in engine.sent] == ["a", "b"]  # type: ignore[union-attr]
+        for output in (tokens("b", 7), tokens("a", 1), tokens("a", 2), tokens("b", 8)):
+            engine.deliver(output)
+            await settle()
+        engine.deliver(Outputs([tokens("b", finish="stop"), tokens("a", 3, finish="length")]))
+        await asyncio.gather(first.task, second.task)
+        assert [output.tokens for output in first.found] == [[1], [2], [3]]
+        assert [output.tokens for output in second.found] == [[7], [8], []]
+        assert engine.requests == 0 and len(engine.sent) == 2, "nothing is aborted"
+
+    run(test)
+
+
+def test_a_request_ends_when_all_its_choices_have() -> None:
+    async def test(engine: FakeEngine) -> None:
+        reader = Reader(engine, ask(n=3))
+        await settle()
+        engine.deliver(tokens("a", index=2, finish="stop"), tokens("a", 5, index=0, finish="stop"))
+        await settle()
+        assert not reader.task.done() and engine.requests == 1
+        engine.deliver(tokens("a", index=1, finish="abort"))
+        await reader.task
+        assert [output.index for output in reader.found] == [2, 0, 1]
+
+    run(test)
+
+
+def test_tokens_that_are_not_read_yet_are_merged_by_choice() -> None:
+    async def test(engine: FakeEngine) -> None:
+        reader = Reader(engine, ask(n=2))
+        await settle()
+        engine.deliver(tokens("a", 1), tokens("a", 9, index=1), tokens("a", 2))
+        await settle()
+        assert [(output.index, output.tokens) for output in reader.found] == [(0, [1, 2]), (1, [9])]
+        engine.deliver(tokens("a", finish="stop"), tokens("a", index=1, finish="stop"))
+        await reader.task
+
+    run(test)
+
+
+def test_outputs_of_unknown_requests_are_dropped() -> None:
+    async def test(engine: FakeEngine) -> None:
+        reader = Reader(engine, ask())
+        await settle()
+        engine.deliver(tokens("b", 1), Failed(kind="RequestError", message="m", id="b"))
+        engine.deliver(tokens("a", 2, finish="stop"))
+        await reader.task
+        assert [output.tokens for output in reader.found] == [[2]] and engine.fault is None
+
+    run(test)
+
+
+def test_the_result_of_a_job_is_its_last_output() -> None:
+    async def test(engine: FakeEngine) -> None:
+        result = asyncio.ensure_future(engine.result(JobRequest(id="a")))
+        await settle()
+        engine.deliver(JobOutput(id="a", done=1, total=2))
+        await settle()
+        last = JobOutput(id="a", done=2, total=2, finish="stop", generations=("g",))
+        engine.deliver(last)
+        assert await result is last
+
+    run(test)
+
+
+# Errors of one request
+
+
+def test_a_request_that_the_engine_refuses_raises_its_error_alone() -> None:
+    async def test(engine: FakeEngine) -> None:
+        refused, other = Reader(engine, ask("a")), Reader(engine, ask("b"))
+        await settle()
+        error = Failed.of(RequestError("the prompt is empty", param="prompt"), "a")
+        engine.deliver(error)
+        with pytest.raises(RequestError, match="the prompt is empty") as raised:
+            await refused.task
+        assert raised.value.param == "prompt"
+        engine.deliver(tokens("b", finish="stop"))
+        await other.task
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "said"),
+    [
+        (tokens("a", finish="error", error="it broke"), OstroError, "it broke"),
+        (tokens("a", finish="error"), OstroError, "the engine failed on this request"),
+        (JobOutput(id="a", finish="error", error="too wide"), OstroError, "too wide"),
+        (JobOutput(id="a", finish="error", error="w", param="width"), RequestError, "w"),
+    ],
+)
+def test_an_output_with_an_error_ends_its_request(
+    output: TokenOutput | JobOutput, kind: type[OstroError], said: str
+) -> None:
+    async def test(engine: FakeEngine) -> None:
+        job = isinstance(output, JobOutput)
+        reader = Reader(engine, PoolingRequest(id="a", inputs=[[1]]) if job else ask())
+        await settle()
+        engine.deliver(output)
+        with pytest.raises(OstroError, match=said) as raised:
+            await reader.task
+        assert type(raised.value) is kind and raised.value.param == getattr(output, "param", None)
+        assert not reader.found and engine.requests == 0
+
+    run(test)
+
+
+def test_an_id_that_is_under_way_is_refused() -> None:
+    async def test(engine: FakeEngine) -> None:
+        first = Reader(engine, ask("a"))
+        await settle()
+        with pytest.raises(RequestError, match="a request with id 'a' is under way"):
+            await Reader(engine, ask("a")).task
+        engine.deliver(tokens("a", 1, finish="stop"))
+        await first.task
+        assert len(engine.sent) == 1 and engine.requests == 0
+
+    run(test)
+
+
+# Abort
+
+
+def test_closing_a_generator_early_aborts_its_request() -> None:
+    async def test(engine: FakeEngine) -> None:
+        request = ask()
+        outputs = engine.generate(request)
+        first = asyncio.ensure_future(anext(outputs))
+        await settle()
+        engine.deliver(tokens("a", 1))
+        assert (await first).tokens == [1]
+        await outputs.aclose()
+        assert engine.sent == [request, Abort("a")] and engine.requests == 0
+
+    run(test)
+
+
+def test_a_task_that_is_cancelled_aborts_its_request() -> None:
+    async def test(engine: FakeEngine) -> None:
+        reader = Reader(engine, JobRequest(id="a"))
+        await settle()
+        reader.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader.task
+        assert engine.sent[1:] == [Abort("a")]
+
+    run(test)
+
+
+def test_abort_raises_where_the_request_is_read_and_tells_the_engine() -> None:
+    async def test(engine: FakeEngine) -> None:
+        reader, other = Reader(engine, ask("a")), Reader(engine, ask("b"))
+        await settle()
+        engine.abort("unknown")
+        engine.abort("a")
+        with pytest.raises(Overloaded, match="the request was aborted"):
+            await reader.task
+        assert engine.sent[2:] == [Abort("a")] and not other.task.done()
+        engine.abort_all(Overloaded("the server ends"))
+        with pytest.raises(Overloaded, match="the server ends"):
+            await other.task
+        assert engine.sent[3:] == [Abort("b")]
+
+    run(test)
+
+
+def test_abort_of_one_choice_leaves_the_request_open() -> None:
+    async def test(engine: FakeEngine) -> None:
+        reader = Reader(engine, ask(n=2))
+        await settle()
+        engine.abort("a", 1)
+        await settle()
+        assert engine.sent[1:] == [Abort("a", 1)] and not reader.task.done()
+        engine.deliver(tokens("a", index=1, finish="abort"), tokens("a", index=0, finish="stop"))
+        await reader.task
+
+    run(test)
+
+
+def test_a_reader_that_is_too_slow_loses_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(engine: FakeEngine) -> None:
+        reader = Reader(engine, ask())
+        await settle()
+        for _ in range(60):
+            engine.deliver(tokens("a", 1))
+        with pytest.raises(Overloaded, match="not being read"):
+            await reader.task
+        assert engine.sent[1:] == [Abort("a")]
+
+    monkeypatch.setattr(streams, "BUFFER", 100)
+    run(test)
+
+
+# Admission
+
+
+def test_no_more_than_limit_requests_are_under_way() -> None:
+    async def test(engine: FakeEngine) -> None:
+        engine.limit = 2
+        readers = [Reader(engine, ask("a")), Reader(engine, ask("b"))]
+        await settle()
+        with pytest.raises(Overloaded, match="2 requests are under way"):
+            await Reader(engine, ask("c")).task
+        engine.deliver(tokens("a", finish="stop"))
+        await readers[0].task
+        third = Reader(engine, ask("c"))
+        await settle()
+        assert engine.requests == 2 and not third.task.done()
+        third.task.cancel()
+        readers[1].task.cancel()
+
+    run(test)
+
+
+def test_requests_are_refused_before_the_engine_is_ready() -> None:
+    async def main() -> None:
+        engine = FakeEngine()
+        engine.deliver(Progress(what="reading weights", done=1, total=2))
+        assert not engine.ready and engine.progress.done == 1
+        with pytest.raises(Overloaded, match="still loading"):
+            await Reader(engine, ask()).task
+        with pytest.raises(Overloaded, match="still loading"):
+            await engine.stats()
+        assert not engine.sent
+
+    asyncio.run(main())
+
+
+def test_draining_takes_no_request_and_waits_for_those_under_way() -> None:
+    async def test(engine: FakeEngine) -> None:
+        reader = Reader(engine, ask())
+        await settle()
+        assert not await engine.drain(0.01)
+        assert not engine.ready
+        with pytest.raises(Overloaded, match="shutting down"):
+            await Reader(engine, ask("b")).task
+        drained = asyncio.ensure_future(engine.drain(10))
+        await settle()
+        assert not drained.done()
+        engine.deliver(tokens("a", finish="stop"))
+        await reader.task
+        assert await drained and await engine.drain(0.01), "there is nothing left"
+
+    run(test)
+
+
+def test_a_silent_engine_takes_no_request_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def test(engine: FakeEngine) -> None:
+        engine.patience = 30.0
+        await settle()  # the engine was asked for a sign of life
+        now[0] += 29
+        assert engine.ready and engine.silence == 29
+        now[0] += 2
+        assert engine.hung and not engine.ready
+        with pytest.raises(Overloaded, match="no sign of life for 31 s"):
+            await Reader(engine, ask()).task
+        engine.deliver(Progress(what="capturing"))
+        assert engine.ready and engine.silence == 0
+        now[0] += 31
+        engine.deliver(Stats())
+        await settle()
+        assert engine.ready and engine.silence == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_arrays_in_shared_memory_are_gone_after_their_request(refused: bool) -> None:
+    async def test(engine: FakeEngine) -> None:
+        shared = Array.of(np.zeros(1 << 15, np.int64)).share()
+        assert Path(shared.file).exists()
+        engine.limit = 0 if refused else 1
+        reader = Reader(engine, JobRequest(id="a", arrays={"x": shared}))
+        await settle()
+        if refused:
+            with pytest.raises(Overloaded):
+                await reader.task
+        else:
+            reader.task.cancel()
+            await settle()
+            sent = engine.sent[0]
+            assert sent.arrays["x"].numpy().shape == (1 << 15,)  # type: ignore[union-attr]
+        assert not Path(shared.file).exists()
+
+    run(test)
+
+
+# The end of the engine
+
+
+def test_everything_that_waits_fails_when_the_engine_dies() -> None:
+    async def test(engine: FakeEngine) -> None:
+        readers = [Reader(engine, ask("a")), Reader(engine, JobRequest(id="b"))]
+        others = [engine.stats(), engine.requantize("q4_0"), engine.adapt("list")]
+        tasks = [reader.task for reader in readers] + [asyncio.ensure_future(o) for o in others]
+        gone = asyncio.ensure_future(engine.wait_gone())
+        await settle()
+        assert not gone.done()
+        sent = list(engine.sent)
+        engine.deliver(Failed(kind="EngineDied", message="killed by signal 9"))
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDied] * 5
+        assert {str(result) for result in results} == {"killed by signal 9"}
+        await gone
+        assert engine.sent == sent, "a dead engine is told nothing"
+        assert not engine.ready and not engine.hung and engine.requests == 0
+        with pytest.raises(EngineDied, match="signal 9"):
+            await Reader(engine, ask()).task
+
+    run(test)
+
+
+def test_the_first_fault_is_kept() -> None:
+    async def test(engine: FakeEngine) -> None:
+        engine.deliver(Failed(kind="InsufficientMemory", message="out of memory"))
+        engine.deliver(Failed(kind="EngineDied", message="the process ended"))
+        assert isinstance(engine.fault, InsufficientMemory)
+        with pytest.raises(EngineDied, match="out of memory"):
+            engine.check()
+
+    run(test)
+
+
+def test_start_raises_what_kept_the_engine_from_loading() -> None:
+    async def main() -> None:
+        engine = FakeEngine()
+        started = asyncio.ensure_future(engine.start())
+        await settle()
+        assert not started.done()
+        engine.deliver(Failed(kind="InsufficientMemory", message="the cache does not fit"))
+        with pytest.raises(InsufficientMemory, match="the cache does not fit"):
+            await started
+
+    asyncio.run(main())
+
+
+# Questions and changes
+
+
+def test_counters_are_answered_in_the_order_they_were_asked_for() -> None:
+    async def test(engine: FakeEngine) -> None:
+        await settle()
+        engine.deliver(Stats())  # the first sign of life
+        asked = [asyncio.ensure_future(engine.stats()) for _ in range(3)]
+        await settle()
+        asked[1].cancel()
+        engine.deliver(*[Stats(steps=steps) for steps in (1, 2, 3)])
+        assert [(await each).steps for each in (asked[0], asked[2])] == [1, 3]
+
+    run(test)
+
+
+def test_changes_are_answered_by_their_id_in_any_order() -> None:
+    async def test(engine: FakeEngine) -> None:
+        changes = [
+            engine.requantize("q4_0", model="m"),
+            engine.adapt("load", name="x", reference="r", inplace=True),
+            engine.requantize(topology="t"),
+            engine.adapt("unload", name="y"),
+        ]
+        first, second, third, fourth = [asyncio.ensure_future(change) for change in changes]
+        await settle()
+        ids = [message.id for message in engine.sent]  # type: ignore[union-attr]
+        assert engine.sent == [
+            Requantize(id=ids[0], model="m", quant="q4_0"),
+            AdapterCommand(id=ids[1], do="load", name="x", reference="r", inplace=True),
+            Requantize(id=ids[2], topology="t"),
+            AdapterCommand(id=ids[3], do="unload", name="y"),
+        ]
+        known = [AdapterInfo(name="x", reference="r")]
+        engine.deliver(AdapterResult(ids[1], known), Requantized(ids[0], ["q4_0: 3 of 4"]))
+        engine.deliver(Failed.of(AdapterConflict("taken"), ids[3]))
+        engine.deliver(Failed.of(UsageError("no such topology"), ids[2]))
+        assert await first == ["q4_0: 3 of 4"] and await second == known
+        with pytest.raises(UsageError, match="no such topology"):
+            await third
+        with pytest.raises(AdapterConflict, match="taken"):
+            await fourth
+        engine.deliver(AdapterResult(ids[1], known), Failed.of(UsageError("late"), ids[2]))
+        assert engine.fault is None
+
+    run(test)
