@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-API = (0, 1)
+API = (0, 2)
 """Version of the plugin contract. It becomes (1, 0) once adapters and grammars have used it."""
 
 STARTER = "starter"

@@ -21,7 +21,7 @@ WIDE = {**TINY, "hidden_size": 256, "intermediate_size": 512}
 def ostro_architectures() -> Iterable[Architecture]:
     encoder = Architecture(
         name="bert",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("embed",),
         classes=("BertModel", "BertForMaskedLM"),
         gguf=("bert",),

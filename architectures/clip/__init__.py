@@ -23,7 +23,7 @@ WIDE = {**TINY, "hidden_size": 256, "intermediate_size": 512}
 def ostro_architectures() -> Iterable[Architecture]:
     encoder = Architecture(
         name="clip",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("embed",),
         classes=("CLIPTextModel",),
         config=f"{__name__}.model:Config",

@@ -53,7 +53,7 @@ WIDE = {
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="deepseek_v2",
-        api=(0, 1),
+        api=(0, 2),
         classes=("DeepseekV2ForCausalLM",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",

@@ -16,7 +16,7 @@ WIDE = {k: v for k, v in V2_WIDE.items() if k not in LESS} | {"n_shared_experts"
 def ostro_architectures() -> Iterable[Architecture]:
     hub = Architecture(
         name="deepseek_v3",
-        api=(0, 1),
+        api=(0, 2),
         classes=("DeepseekV3ForCausalLM",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",

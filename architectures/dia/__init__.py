@@ -63,7 +63,7 @@ CODEC = {
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="dia",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("speak",),
         classes=("DiaForConditionalGeneration",),
         config=f"{__name__}.config:Config",

@@ -15,7 +15,7 @@ WIDE = {**GEMMA_WIDE, **BOTH_WAYS}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="embeddinggemma",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("embed",),
         classes=("Gemma3TextModel",),
         gguf=("gemma-embedding",),

@@ -62,7 +62,7 @@ def claims(files: Files, config: Mapping[str, Any]) -> bool:
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="flux",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("draw",),
         classes=("FluxPipeline",),
         claims=claims,

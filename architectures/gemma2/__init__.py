@@ -15,7 +15,7 @@ WIDE = {**LLAMA_WIDE, **GEMMA}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="gemma2",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Gemma2ForCausalLM",),
         gguf=("gemma2",),
         config=f"{__name__}.model:Config",

@@ -45,7 +45,7 @@ WIDE_TOWER = {**TOWER, "hidden_size": 256, "intermediate_size": 512}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="gemma3",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Gemma3ForCausalLM",),
         gguf=("gemma3",),
         config=f"{__name__}.model:Config",
@@ -60,7 +60,7 @@ def ostro_architectures() -> Iterable[Architecture]:
     )
     yield Architecture(
         name="gemma3_images",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("text",),
         classes=("Gemma3ForConditionalGeneration",),
         gguf=("gemma3+gemma3",),

@@ -29,7 +29,7 @@ WIDE = {**LLAMA_WIDE, **OWN}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="gpt_oss",
-        api=(0, 1),
+        api=(0, 2),
         classes=("GptOssForCausalLM",),
         gguf=("gpt-oss",),
         config=f"{__name__}.model:Config",

@@ -8,8 +8,7 @@ from ostro import Mutant, nn
 from ostro.architectures.gemma2.mutants import windows_shifted
 from ostro.architectures.gpt_oss.model import Experts
 from ostro.architectures.mixtral.mutants import experts
-from ostro.nn import ExpertLinear as Stack
-from ostro.nn import Router
+from ostro.nn import ExpertLinear, Router
 from ostro.testing import each, no_bias, retable
 
 
@@ -26,7 +25,7 @@ def alpha(model: nn.Model) -> None:
 
 
 def no_expert_biases(model: nn.Model) -> None:
-    each(model, Stack, lambda s: setattr(s, "bias", None))
+    each(model, ExpertLinear, lambda s: setattr(s, "bias", None))
 
 
 def no_router_bias(model: nn.Model) -> None:

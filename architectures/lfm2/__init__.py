@@ -21,7 +21,7 @@ WIDE = {k: v for k, v in LLAMA_WIDE.items() if k != "head_dim"} | LFM2 | {"block
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="lfm2",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Lfm2ForCausalLM",),
         gguf=("lfm2",),
         config=f"{__name__}.model:Config",

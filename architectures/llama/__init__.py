@@ -28,7 +28,7 @@ WIDE = {
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="llama",
-        api=(0, 1),
+        api=(0, 2),
         classes=("LlamaForCausalLM",),
         gguf=("llama",),
         config=f"{__name__}.model:Config",

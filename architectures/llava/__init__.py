@@ -31,7 +31,7 @@ WIDE = {
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="llava",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("text",),
         classes=("LlavaForConditionalGeneration",),
         gguf=("llama+mlp",),

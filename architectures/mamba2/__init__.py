@@ -23,7 +23,7 @@ WIDE = {**TINY, "hidden_size": 256, "head_dim": 64, "state_size": 128}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="mamba2",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Mamba2ForCausalLM",),
         gguf=("mamba2",),
         config=f"{__name__}.model:Config",

@@ -14,7 +14,7 @@ WIDE = {**LLAMA_WIDE, "sliding_window": 8}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="mistral",
-        api=(0, 1),
+        api=(0, 2),
         classes=("MistralForCausalLM",),
         config=f"{__name__}.config:Config",
         model="ostro.architectures.llama.model:Model",

@@ -15,7 +15,7 @@ WIDE = {**LLAMA_WIDE, **MIXTURE}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="mixtral",
-        api=(0, 1),
+        api=(0, 2),
         classes=("MixtralForCausalLM",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",

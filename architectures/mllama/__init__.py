@@ -33,7 +33,7 @@ WIDE_TOWER = {**TOWER, "hidden_size": 256, "intermediate_size": 512, "vision_out
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="mllama",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("text",),
         classes=("MllamaForConditionalGeneration",),
         config=f"{__name__}.config:Config",

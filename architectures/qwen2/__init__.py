@@ -16,7 +16,7 @@ WIDE = {k: v for k, v in {**LLAMA_WIDE, **WINDOWS}.items() if k not in SHAPE}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="qwen2",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Qwen2ForCausalLM",),
         gguf=("qwen2",),
         config=f"{__name__}.model:Config",

@@ -50,7 +50,7 @@ def shape(text: Mapping[str, Any], tower: Mapping[str, Any], sections: list[int]
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="qwen2_5_vl",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Qwen2_5_VLForConditionalGeneration",),
         gguf=("qwen2vl+qwen2.5vl_merger",),
         config=f"{__name__}.model:Config",
@@ -68,7 +68,7 @@ def ostro_architectures() -> Iterable[Architecture]:
     # the text's part alone, which for text alone is a Qwen2: a GGUF file without a projector
     yield Architecture(
         name="qwen2_vl_text",
-        api=(0, 1),
+        api=(0, 2),
         gguf=("qwen2vl",),
         config="ostro.architectures.qwen2.model:Config",
         model="ostro.architectures.qwen2.model:Model",

@@ -39,7 +39,7 @@ WIDE = {
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="qwen2_audio",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("text",),
         classes=("Qwen2AudioForConditionalGeneration",),
         gguf=("qwen2+qwen2a",),

@@ -14,7 +14,7 @@ WIDE = {**LLAMA_WIDE, "rms_norm_eps": 1e-6}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="qwen3",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Qwen3ForCausalLM",),
         gguf=("qwen3",),
         config=f"{__name__}.model:Config",

@@ -21,7 +21,7 @@ WIDE = {**QWEN3_WIDE, **MIXTURE, "moe_intermediate_size": 256}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="qwen3_moe",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Qwen3MoeForCausalLM",),
         gguf=("qwen3moe",),
         config=f"{__name__}.model:Config",

@@ -34,7 +34,7 @@ WIDE = {
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="qwen3_next",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Qwen3NextForCausalLM",),
         gguf=("qwen3next",),
         config=f"{__name__}.model:Config",

@@ -22,7 +22,7 @@ TOWER = {
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="qwen3_vl",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Qwen3VLForConditionalGeneration",),
         gguf=("qwen3vl+qwen3vl_merger",),
         config=f"{__name__}.model:Config",
@@ -39,7 +39,7 @@ def ostro_architectures() -> Iterable[Architecture]:
     # the text's part alone, which for text alone is a Qwen3: a GGUF file without a projector
     yield Architecture(
         name="qwen3_vl_text",
-        api=(0, 1),
+        api=(0, 2),
         gguf=("qwen3vl",),
         config="ostro.architectures.qwen3.model:Config",
         model="ostro.architectures.qwen3.model:Model",

@@ -21,7 +21,7 @@ WIDE = {**TINY, "hidden_size": 256, "intermediate_size": 512}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="siglip",
-        api=(0, 1),
+        api=(0, 2),
         tasks=(),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",

@@ -22,7 +22,7 @@ WIDE = {**TINY, "d_model": 256, "d_kv": 64, "d_ff": 512}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="t5",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("embed",),
         classes=("T5EncoderModel",),
         gguf=("t5encoder",),

@@ -14,7 +14,7 @@ from ostro import Architecture, Files, hookimpl
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="transformers",
-        api=(0, 1),
+        api=(0, 2),
         config=f"{__name__}.config:Config",
         model=f"{__name__}.model:Model",
         names=f"{__name__}.config:names",

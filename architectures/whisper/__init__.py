@@ -34,7 +34,7 @@ WIDE = {
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="whisper",
-        api=(0, 1),
+        api=(0, 2),
         tasks=("transcribe",),
         classes=("WhisperForConditionalGeneration",),
         config=f"{__name__}.model:Config",

@@ -17,7 +17,7 @@ from ostro.core.adapters.targets import Place
 from ostro.core.adapters.weights import LowRank
 from ostro.core.cache import zeros
 from ostro.core.nn import Embedding, Linear, Storage
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Op, Target, lora
 from ostro.core.step import Step
 
@@ -27,7 +27,7 @@ PAGE = 16
 CHUNK = 64
 """Rows whose factors are gathered at a time where heads are multiplied one by one."""
 
-Adaptable = Linear | Embedding | Stack
+Adaptable = Linear | Embedding | ExpertLinear
 """Modules whose weights adapters change."""
 
 Factors = Mapping[Place, LowRank]
@@ -295,7 +295,7 @@ def shape_of(module: Adaptable) -> tuple[Mapping[str, int], int, int, int]:
     if isinstance(module, Linear):
         n, k = module.weight_shape
         return module.parts if n == module.n_out else {"": n}, 1, n, k
-    if isinstance(module, Stack):
+    if isinstance(module, ExpertLinear):
         return module.parts, module.experts, module.n_out, module.n_in
     return {"": module.n}, 1, module.n, module.d
 

@@ -28,7 +28,7 @@ from ostro.core.errors import (
 )
 from ostro.core.load.open import open_container
 from ostro.core.nn import Storage, Stored
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.paths import resolve_path
 from ostro.core.plugins.manager import PluginManager
@@ -316,5 +316,5 @@ def check_mixture(adapters: Sequence[LoadedAdapter], scales: Sequence[float]) ->
         raise AdapterError("an X-LoRA adapter mixes others itself: ask for it alone")
     check_wholes([adapter.whole for adapter in adapters], scales)
     for adapter in adapters:
-        if any(isinstance(table.module, Stack) for table in adapter.factors):
+        if any(isinstance(table.module, ExpertLinear) for table in adapter.factors):
             raise AdapterError("biases of experts cannot be adapted")

@@ -14,7 +14,7 @@ from ostro.core.adapters.delta import AdapterDelta
 from ostro.core.adapters.mixture_table import MixtureEntry, MixtureTables
 from ostro.core.adapters.scaling import Scaling
 from ostro.core.nn import Embedding, Linear
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.placement.placement import Placement
 
@@ -100,7 +100,9 @@ class AdapterPool:
     def table(self, module: Module) -> AdapterDelta:
         """The table of a module; the first adapter that touches it has it made."""
         if module not in self.tables:
-            assert isinstance(module, Linear | Embedding | Stack), f"{module} takes no adapters"
+            assert isinstance(module, Linear | Embedding | ExpertLinear), (
+                f"{module} takes no adapters"
+            )
             device, dtype = self.placement.device(module), module.held[0].dtype
             target = replace(self.target, device=device, dtype=dtype)
             sheet, number = self.mixtures.sheet(device), len(self.tables)

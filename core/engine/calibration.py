@@ -33,7 +33,7 @@ from ostro.core.load.planning import Weight
 from ostro.core.load.quantize import Maker, QuantizationPlan
 from ostro.core.load.weights import WeightReader, arrange, slots
 from ostro.core.nn import Head, Linear, Router
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
@@ -113,7 +113,7 @@ class Calibration:
         hooks = [
             module.register_forward_hook(partial(add_inputs, found))
             for module in self.loaded.model.modules()
-            if isinstance(module, Linear | Stack) and not isinstance(module, Router)
+            if isinstance(module, Linear | ExpertLinear) and not isinstance(module, Router)
         ]
         for _ in self.logits(self.texts):
             pass
@@ -182,7 +182,7 @@ def add_inputs(found: dict[Module, InputSquares], module: Any, inputs: Any, outp
     if x.shape[-1] != module.n_in:
         return  # the architecture multiplies by this weight in another way
     x = x.reshape(-1, module.n_in)
-    of_one = not isinstance(module, Stack)
+    of_one = not isinstance(module, ExpertLinear)
     experts = torch.zeros(len(x), dtype=torch.int64, device=x.device) if of_one else inputs[1]
     if module not in found:
         found[module] = InputSquares(1 if of_one else module.experts, module.n_in, x.device)

@@ -25,7 +25,7 @@ from ostro.core.load.planning import OpenProbe, plan_model
 from ostro.core.load.quantize import QuantizationPlan, read_plan
 from ostro.core.load.weights import Progress, WeightReader, fill, slots
 from ostro.core.nn import Embedding, Head, Linear, Model, Rope
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Choice, Op, Target
 from ostro.core.placement.placement import Placement, choose_placement
 from ostro.core.plugins.manager import PluginManager
@@ -67,7 +67,9 @@ class LoadedModel:
     @property
     def nbytes(self) -> int:
         """Bytes of all weights on the device."""
-        weights = (m for m in self.model.modules() if isinstance(m, Linear | Embedding | Stack))
+        weights = (
+            m for m in self.model.modules() if isinstance(m, Linear | Embedding | ExpertLinear)
+        )
         return sum(module.nbytes for module in weights)
 
 
@@ -207,7 +209,7 @@ def finalize(loaded: LoadedModel, target: Target, placement: Placement | None = 
     loaded.layers = []
     for path, module in loaded.model.named_modules():
         here = replace(target, device=placement.device(module))
-        if isinstance(module, Linear | Embedding | Stack):
+        if isinstance(module, Linear | Embedding | ExpertLinear):
             with placement.lent(module):
                 reason = module.finalize(here)
             note(reasons, f"{type(module).__name__.lower()}: {reason}")

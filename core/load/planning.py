@@ -18,7 +18,7 @@ from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan, means
 from ostro.core.load.sizes import Shape, Sizes
 from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Router
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
@@ -170,7 +170,7 @@ class PlanRequest:
 
 def weight_slots(path: str, module: Any) -> Iterator[Slot]:
     """The slots of a module for weights that may be quantized."""
-    if isinstance(module, Linear | Embedding | Stack) and not isinstance(module, Router):
+    if isinstance(module, Linear | Embedding | ExpertLinear) and not isinstance(module, Router):
         yield from (slot for slot in module.slots(path) if slot.kind == "storage")
 
 

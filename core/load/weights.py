@@ -23,7 +23,7 @@ from ostro.core.load.container import Container
 from ostro.core.load.names import HeadRows, Named, Names, Unpermute, apply
 from ostro.core.load.quantize import QuantizationPlan
 from ostro.core.nn.embedding import Embedding
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Linear, Slot
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.placement.offload import send_home
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 def slots(model: Module, path: str = "") -> Iterator[Slot]:
     """Every place of a model that a checkpoint must fill, in module order."""
-    if isinstance(model, Linear | Embedding | Stack):
+    if isinstance(model, Linear | Embedding | ExpertLinear):
         yield from model.slots(path)
         return
     for name, parameter in model.named_parameters(recurse=False):

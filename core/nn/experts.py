@@ -39,7 +39,7 @@ class Router(Linear):
         return chosen, weights
 
 
-class Stack(Module):
+class ExpertLinear(Module):
     """The same linear of every expert: weights [experts, n, k] whose n rows are one or several
     named parts, in one storage where the formats agree; biases [experts, n].
     """
@@ -79,7 +79,7 @@ class Stack(Module):
         self.read[slot.expert, slot.part] = value
 
     def finalize(self, target: Target) -> str:
-        """Stack the experts, their parts fused where formats agree; describe the choice."""
+        """ExpertLinear the experts, their parts fused where formats agree; describe the choice."""
         rows = [self.take(expert) for expert in range(self.experts)]
         formats = sorted({" and ".join(storage.format for storage in row) for row in rows})
         columns = zip(*rows, strict=True) if len(formats) == 1 else ()
@@ -123,8 +123,8 @@ class Experts(Module):
 
     def __init__(self, experts: int, d: int, hidden: int, act: str, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate_up = Stack(experts, d, {"gate_proj": hidden, "up_proj": hidden}, bias=bias)
-        self.down = Stack(experts, hidden, {"down_proj": d}, bias=bias)
+        self.gate_up = ExpertLinear(experts, d, {"gate_proj": hidden, "up_proj": hidden}, bias=bias)
+        self.down = ExpertLinear(experts, hidden, {"down_proj": d}, bias=bias)
         self.act = activation(act)
         self.sort, self.act_mul = Op(route.SORT), Op(act_mul.KERNELS)
 

@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from ostro.core.errors import Unsupported
 from ostro.core.nn import Embedding, Linear, Storage
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 
 HOST = torch.device("cpu")
 
@@ -187,4 +187,4 @@ def lent(module: Module, device: torch.device) -> Iterator[None]:
 
 def holders(modules: Iterable[Module]) -> list[Module]:
     """Those of the modules that hold storages."""
-    return [module for module in modules if isinstance(module, Linear | Embedding | Stack)]
+    return [module for module in modules if isinstance(module, Linear | Embedding | ExpertLinear)]

@@ -21,7 +21,7 @@ from torch.nn import Module
 from ostro.core.device import format_bytes, free_bytes, parse_size
 from ostro.core.errors import UsageError
 from ostro.core.nn import CachedLayer, Embedding, Experts, Head, Linear, Model
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.placement.offload import HOST, lent
 from ostro.core.placement.patterns import PatternRule, matches, read_rules
@@ -228,7 +228,7 @@ class Placement:
         lines = []
         for place, units in places.items():
             here = {m for m, unit in self.owner.items() if unit in units}
-            size = sum(m.nbytes for m in here if isinstance(m, Linear | Embedding | Stack))
+            size = sum(m.nbytes for m in here if isinstance(m, Linear | Embedding | ExpertLinear))
             lines.append(f"placement: {place}: {', '.join(runs(units))} ({format_bytes(size)})")
         return lines
 
@@ -282,7 +282,7 @@ def find_units(model: Model, home: torch.device) -> Iterator[Unit]:
         elif any(f"{name}.".startswith(f"{path}.") for name in model.layers):
             for name, child in module.named_children():
                 yield from walk(f"{path}.{name}", child)
-        elif any(isinstance(m, Linear | Embedding | Stack) for m in module.modules()):
+        elif any(isinstance(m, Linear | Embedding | ExpertLinear) for m in module.modules()):
             yield Unit(path, module, home, home)
 
     for name, child in model.named_children():

@@ -130,7 +130,7 @@ def refusal(wheel: Distribution) -> str | None:
     """Why a wheel's own statement of the API it speaks keeps it out; None where it fits.
 
     The statement is the range of its extra `ostro`, so that installing it never moves the engine:
-    `Requires-Dist: ostro>=0.1,<0.2; extra == 'ostro'`.
+    `Requires-Dist: ostro>=0.2,<0.3; extra == 'ostro'`.
     """
     ours = ".".join(map(str, API))
     for line in wheel.requires or ():
@@ -141,7 +141,10 @@ def refusal(wheel: Distribution) -> str | None:
         except ValueError:
             return f"its metadata has the malformed line {line!r:.100}"
         if theirs is not None and not theirs.contains(ours, prereleases=True):
-            return f"it speaks the plugin API {theirs}, this ostro speaks {ours}"
+            return (
+                f"it speaks the plugin API {theirs}, this ostro speaks {ours}; "
+                f"docs/migration-{ours}.md lists what to change"
+            )
     return None
 
 

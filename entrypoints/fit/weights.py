@@ -13,7 +13,7 @@ from ostro.core.load.describe import ModelOutline
 from ostro.core.load.quantize import Maker, QuantizationPlan, makers
 from ostro.core.load.sizes import Sizes
 from ostro.core.nn import CachedLayer, Embedding, Head, Linear, Model
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
 
@@ -63,7 +63,7 @@ def weigh_as(
     nbytes, read, count = 0, 0, 0
     idle = asides(found.model)
     for path, module in found.model.named_modules():
-        if not isinstance(module, Linear | Embedding | Stack):
+        if not isinstance(module, Linear | Embedding | ExpertLinear):
             continue
         parts = places(path, module)
         size = sizes.of(parts, plan) * copies(module) if parts else 0
@@ -81,7 +81,7 @@ def places(path: str, module: Any) -> list[Slot]:
 
 
 def copies(module: Module) -> int:
-    return module.experts if isinstance(module, Stack) else 1
+    return module.experts if isinstance(module, ExpertLinear) else 1
 
 
 def share(
@@ -97,7 +97,7 @@ def share(
     """
     if isinstance(module, Embedding):
         return size // module.n
-    if isinstance(module, Stack):
+    if isinstance(module, ExpertLinear):
         # What every config of experts calls them; where one does not, all count.
         chosen = getattr(found.config, "num_experts_per_tok", None) or module.experts
         return size * min(chosen, module.experts) // module.experts

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from ostro.core.load.model import LoadedModel
 from ostro.core.nn import Embedding, Linear
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.entrypoints.quality.figures import LayerError
 
 CALLS, ROWS = 4, 8
@@ -37,7 +37,7 @@ class Samples:
         if len(self.calls[path]) == CALLS:
             return
         x = given[0]
-        if isinstance(module, Stack):
+        if isinstance(module, ExpertLinear):
             inputs: Inputs = (x, given[1])
         elif isinstance(module, Embedding):
             inputs = (x.flatten(),)
@@ -102,14 +102,14 @@ def again(module: Any, inputs: Inputs) -> Tensor:
 def times(module: Any, inputs: Inputs) -> Tensor:
     """W x of a module's storages alone, without bias and adapters: [t, n]."""
     verb = "matmul"
-    if isinstance(module, Embedding | Stack):
+    if isinstance(module, Embedding | ExpertLinear):
         verb = "rows" if isinstance(module, Embedding) else "grouped"
     return torch.cat([getattr(storage, verb)(*inputs) for storage in module.held], -1)
 
 
 def weights(model: Module) -> dict[str, Any]:
     """The modules that hold storages, by path."""
-    kinds = Linear | Embedding | Stack
+    kinds = Linear | Embedding | ExpertLinear
     return {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
 
 

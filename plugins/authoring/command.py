@@ -1,4 +1,4 @@
-"""`ostro plugin new`, `check` and `blocks`."""
+"""`ostro plugin new`, `check`, `blocks` and `api`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ HELP = {
     "new": "write a project with a plugin in it: it builds a wheel and passes its test",
     "check": "say what is wrong with a plugin, without importing it",
     "blocks": "list the building blocks of model files, and who uses them",
+    "api": "list the public names, with signatures and versions",
 }
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    new, check, blocks = (verbs.add_parser(v, help=h, description=h) for v, h in HELP.items())
+    new, check, blocks, api = (verbs.add_parser(v, help=h, description=h) for v, h in HELP.items())
     new.add_argument("name", metavar="NAME", help="of the architecture or weight format")
     new.add_argument("--kind", choices=("architecture", "quantizer"), default="architecture")
     new.add_argument(
@@ -33,10 +34,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
     check.add_argument("path", metavar="PATH", help="a wheel, a project, or a plugin's folder")
     check.add_argument("--json", action="store_true", help="print JSON")
     blocks.add_argument("--into", metavar="FILE", help="put them between the marks of this page")
+    api.add_argument("--into", metavar="FILE", help="write the page to this file")
 
 
 def run(args: argparse.Namespace) -> int:
-    verbs = {"new": new, "check": check, "blocks": blocks}
+    verbs = {"new": new, "check": check, "blocks": blocks, "api": api}
     try:
         return verbs[args.verb](args)
     except RecursionError:
@@ -104,4 +106,16 @@ def blocks(args: argparse.Namespace) -> int:
         return 0
     page = Path(args.into)
     page.write_text(insert(page.read_text("utf-8"), table()), "utf-8")
+    return 0
+
+
+def api(args: argparse.Namespace) -> int:
+    """Print the page of the public API, or write it to a file, whose versions are kept."""
+    from ostro.plugins.authoring.api import page
+
+    if args.into is None:
+        sys.stdout.write(page())
+        return 0
+    target = Path(args.into)
+    target.write_text(page(target.read_text("utf-8") if target.exists() else ""), "utf-8")
     return 0

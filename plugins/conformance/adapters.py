@@ -22,7 +22,7 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import AdapterRef
 from ostro.core.load.model import LoadedModel
 from ostro.core.nn import Embedding, Linear
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.plugins.conformance.checks import answers, check
@@ -168,16 +168,16 @@ def merge(
         return whole
 
     for module, factors in placed.factors.items():
-        assert isinstance(module, Linear | Embedding | Stack), f"{module} holds no weights"
+        assert isinstance(module, Linear | Embedding | ExpertLinear), f"{module} holds no weights"
         parts, held = shape_of(module)[0], module.held
         whole = torch.cat([s.dequantize().view(-1, *s.shape[-2:]) for s in held], -2)
         made = [
             torch.cat([changed(w, factors.get((part, e))).to(whole.dtype) for part, w in each])
             for e, each in enumerate(split(whole, parts))
         ]
-        storage = floats(torch.stack(made) if isinstance(module, Stack) else made[0])
+        storage = floats(torch.stack(made) if isinstance(module, ExpertLinear) else made[0])
         storage.finalize(target_of(storage), embedding=isinstance(module, Embedding))
-        if isinstance(module, Stack):
+        if isinstance(module, ExpertLinear):
             module.storages = [storage]
         elif isinstance(module, Embedding):
             module.storage = storage

@@ -13,7 +13,7 @@ from torch.nn import Module
 from ostro.core.load.model import LoadedModel
 from ostro.core.load.quantize import makers
 from ostro.core.nn import Embedding, Linear, Router, Storage
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, resolve
@@ -119,7 +119,7 @@ def stayed(storage: Storage) -> bool:
 def storages(model: Module) -> Iterator[tuple[str, Storage]]:
     """Every storage that quantization at load should have made few bits of."""
     for path, module in model.named_modules():
-        if isinstance(module, Linear | Embedding | Stack) and not isinstance(module, Router):
+        if isinstance(module, Linear | Embedding | ExpertLinear) and not isinstance(module, Router):
             yield from ((path, storage) for storage in module.held)
 
 
@@ -141,7 +141,7 @@ def densify(model: Module, plugins: PluginManager) -> None:
             module.fused = None if module.fused is None else dense(module.fused)
         elif isinstance(module, Embedding) and module.storage is not None:
             module.storage = dense(module.storage)
-        elif isinstance(module, Stack):
+        elif isinstance(module, ExpertLinear):
             module.storages = [dense(storage) for storage in module.storages]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.nn import Embedding, Linear, Module
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.records import Mutant
 from ostro.core.step import Step
 from ostro.plugins.conformance import mutants
@@ -98,7 +98,7 @@ def adapter_deltas_reach_every_linear(tiny: Subject) -> None:
     assert not silent, f"a delta is not heard on: {', '.join(silent)}"
 
 
-def linears(model: Module) -> Iterator[tuple[str, Linear | Embedding | Stack]]:
+def linears(model: Module) -> Iterator[tuple[str, Linear | Embedding | ExpertLinear]]:
     for path, module in model.named_modules():
-        if isinstance(module, Linear | Embedding | Stack):
+        if isinstance(module, Linear | Embedding | ExpertLinear):
             yield path, module

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if os.path.isfile(os.path.join(os.path.dirname(__file__), "core")):
     raise ImportError(

@@ -12,6 +12,7 @@ from ostro.core.nn import (
     Embedding,
     EncoderAttention,
     EncoderModel,
+    ExpertLinear,
     Experts,
     Filters,
     GatedMLP,
@@ -30,7 +31,6 @@ from ostro.core.nn import (
     Router,
     TokenModel,
 )
-from ostro.core.nn.experts import Stack as ExpertLinear
 
 __all__ = [
     "MLP",

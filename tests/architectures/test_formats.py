@@ -22,7 +22,7 @@ from ostro.plugins.conformance.parity import Subject
 
 BODY = Architecture(
     name="a body",
-    api=(0, 1),
+    api=(0, 2),
     classes=("Olmo2ForCausalLM",),
     config="transformers:Olmo2Config",
     model="transformers:Olmo2ForCausalLM",

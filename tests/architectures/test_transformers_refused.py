@@ -223,7 +223,7 @@ def ostro_architectures():
     gguf = {"gguf_config": "ostro.architectures.llama.names:gguf_config"}
     yield Architecture(
         name="borrowed",
-        api=(0, 1),
+        api=(0, 2),
         config="transformers:LlamaConfig",
         model="transformers:LlamaForCausalLM",
         **names,
@@ -231,7 +231,7 @@ def ostro_architectures():
     )
     yield Architecture(
         name="loris",
-        api=(0, 1),
+        api=(0, 2),
         classes=("LorisForCausalLM",),
         config="transformers:loris_of_a_test:LorisConfig",
         model="transformers:loris_of_a_test:LorisForCausalLM",

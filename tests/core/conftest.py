@@ -48,7 +48,7 @@ class Site:
     @staticmethod
     def architecture(name: str, **fields: object) -> str:
         """The source of a plugin with one architecture."""
-        more = "".join(f", {key}={value!r}" for key, value in {"api": (0, 1), **fields}.items())
+        more = "".join(f", {key}={value!r}" for key, value in {"api": (0, 2), **fields}.items())
         return (
             "@hookimpl\ndef ostro_architectures():\n"
             f"    yield Architecture(name={name!r}, config='x.y:C', model='x.y:M'{more})\n"

@@ -230,7 +230,7 @@ def test_the_trunks_are_what_the_records_say() -> None:
         if record.trunk:
             module = getattr(trunks, name)
             assert isinstance(module, ModuleType)
-            assert issubclass(module.Model, ostro.Model)
+            assert issubclass(module.Model, ostro.nn.Model)
         else:
             with pytest.raises(AttributeError, match=name):
                 getattr(trunks, name)

@@ -49,7 +49,7 @@ def served_echo(tokenizer: OstroTokenizer, **fields: Any) -> ServedModel:
         settings=Settings(),
         path=Path("echo"),
         name="echo",
-        architecture=Architecture(name="echo", api=(0, 1), config="", model=""),
+        architecture=Architecture(name="echo", api=(0, 2), config="", model=""),
         tokenizer=tokenizer,
         **fields,
     )

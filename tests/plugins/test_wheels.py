@@ -236,8 +236,8 @@ def test_a_wheel_of_the_past_is_refused_with_the_reason(house: House, tmp_path: 
         archive.extractall(old)
     [metadata] = old.glob("*.dist-info/METADATA")
     text = metadata.read_text().replace("Name: ostro-arch-arcee", "Name: ostro-arch-old")
-    past = "Requires-Dist: ostro<0.1,>=0.0; extra == 'ostro'"
-    lines = [past if "ostro<0.2" in line else line for line in text.splitlines()]
+    past = "Requires-Dist: ostro<0.2,>=0.1; extra == 'ostro'"
+    lines = [past if "ostro<0.3" in line else line for line in text.splitlines()]
     assert past in lines, text
     metadata.write_text("\n".join(lines))
     (old / "ostro_arch_arcee").rename(old / "ostro_arch_old")
@@ -246,7 +246,7 @@ def test_a_wheel_of_the_past_is_refused_with_the_reason(house: House, tmp_path: 
     entry.write_text("[ostro]\nold = ostro_arch_old\n")
     ran = house.run("ostro", "plugins", PYTHONPATH=str(old))
     ours = ".".join(map(str, API))
-    reason = f"it speaks the plugin API <0.1,>=0.0, this ostro speaks {ours}"
+    reason = f"it speaks the plugin API <0.2,>=0.1, this ostro speaks {ours}"
     assert ran.returncode == 1 and f"old\tbroken\tostro-arch-old 1.0\t{reason}" in ran.stdout
     assert "arcee\tactive" in ran.stdout, "one bad wheel took another with it"
     checked = house.run("ostro", "plugin", "check", str(zipped(old, tmp_path / "old.whl")))

@@ -22,7 +22,7 @@ from ostro.core.nn import (
     RMSNorm,
     Router,
 )
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops.act_mul.naive import ACTS
 from ostro.core.records import Mutant
 from ostro.plugins.conformance.fixes.change import Raw, change, of, settings, told, wrap
@@ -111,7 +111,7 @@ def parts(model: Model, raw: Raw) -> Iterator[Mutant]:
     """Parts of one size exchanged, in all fused linears that have both."""
     kinds: dict[tuple[str, str], list[Any]] = {}
     for module in model.modules():
-        if isinstance(module, Linear | Stack):
+        if isinstance(module, Linear | ExpertLinear):
             for a, b in combinations(module.parts, 2):
                 if module.parts[a] == module.parts[b]:
                     kinds.setdefault((a, b), []).append(module)
@@ -119,7 +119,7 @@ def parts(model: Model, raw: Raw) -> Iterator[Mutant]:
         yield from change(f"{a} and {b} exchanged", found, partial(exchange, a=a, b=b))
 
 
-def exchange(module: Linear | Stack, *, a: str, b: str) -> None:
+def exchange(module: Linear | ExpertLinear, *, a: str, b: str) -> None:
     names = list(module.parts)
     order = [b if name == a else a if name == b else name for name in names]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ostro.core.errors import CheckpointError
 from ostro.core.nn import Experts
-from ostro.core.nn.experts import Router, Stack
+from ostro.core.nn.experts import ExpertLinear, Router
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Target
@@ -47,7 +47,7 @@ class Blocks(Storage):
         return cls(torch.stack([storage.weight for storage in storages])) if alike else None
 
 
-def fill(stack: Stack, kinds: dict[str, type] | None = None) -> dict[str, Tensor]:
+def fill(stack: ExpertLinear, kinds: dict[str, type] | None = None) -> dict[str, Tensor]:
     """Fill a stack with noise; gives the weights [experts, n, k] and biases of its parts."""
     made: dict[str, Tensor] = {}
     for slot in stack.slots("mlp.experts.stack"):
@@ -85,7 +85,7 @@ def test_experts_equal_a_loop(rows: int, bias: bool) -> None:
 
 
 def test_parts_of_two_formats_stay_apart() -> None:
-    stack = Stack(EXPERTS, D, {"gate_proj": 3, "up_proj": 4})
+    stack = ExpertLinear(EXPERTS, D, {"gate_proj": 3, "up_proj": 4})
     made = fill(stack, {"up_proj": Blocks})
     assert [storage.format for storage in stack.storages] == ["dense", "blocks"]
     x, expert_of_row = torch.randn(4, D), torch.tensor([0, 2, 2, 4])
@@ -96,14 +96,14 @@ def test_parts_of_two_formats_stay_apart() -> None:
 
 
 def test_parts_of_one_format_are_one_storage() -> None:
-    stack = Stack(EXPERTS, D, {"gate_proj": 3, "up_proj": 4})
+    stack = ExpertLinear(EXPERTS, D, {"gate_proj": 3, "up_proj": 4})
     fill(stack)
     assert [storage.shape for storage in stack.storages] == [(EXPERTS, 7, D)]
 
 
 @pytest.mark.parametrize("part", ["gate_proj", "up_proj"])
 def test_experts_of_two_formats_are_refused(part: str) -> None:
-    stack = Stack(2, D, {"gate_proj": 3, "up_proj": 3})
+    stack = ExpertLinear(2, D, {"gate_proj": 3, "up_proj": 3})
     for slot in stack.slots("experts.stack"):
         other = slot.part == part and slot.expert == 1
         stack.fill(slot, (Blocks if other else Dense)(torch.randn(slot.shape)))
@@ -117,7 +117,7 @@ def test_stacks_of_a_format_that_has_none_are_refused() -> None:
         def stack(cls, storages: Any) -> None:
             return None
 
-    stack = Stack(2, D, {"down_proj": 3})
+    stack = ExpertLinear(2, D, {"down_proj": 3})
     for slot in stack.slots("experts.down"):
         stack.fill(slot, Single(torch.randn(slot.shape)))
     with pytest.raises(CheckpointError, match="stored as blocks, which cannot be stacked"):
@@ -125,7 +125,9 @@ def test_stacks_of_a_format_that_has_none_are_refused() -> None:
 
 
 def test_slots_name_every_expert() -> None:
-    slots: list[Slot] = list(Stack(2, D, {"down_proj": 3}, bias=True).slots("mlp.experts.down"))
+    slots: list[Slot] = list(
+        ExpertLinear(2, D, {"down_proj": 3}, bias=True).slots("mlp.experts.down")
+    )
     names = [(slot.name, slot.kind, slot.shape) for slot in slots]
     assert names == [
         ("mlp.experts.0.down_proj", "storage", (3, D)),

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     ("metadata", "refused"),
     [
         ("", False),
-        ("Requires-Dist: ostro>=0.1,<0.2; extra == 'ostro'", False),
+        ("Requires-Dist: ostro>=0.2,<0.3; extra == 'ostro'", False),
         ("Requires-Dist: Ostro>=0.2; extra == 'ostro'", True),
-        ("Requires-Dist: ostro<0.1; extra == 'ostro'", True),
+        ("Requires-Dist: ostro<0.2; extra == 'ostro'", True),
         ("Requires-Dist: ostro>=1; extra == 'dev'", False),
-        ("Requires-Dist: ostro>=0.1.0", False),
+        ("Requires-Dist: ostro>=0.2.0", False),
         ("Requires-Dist: ostro>=>1; extra == 'ostro'", True),
     ],
 )

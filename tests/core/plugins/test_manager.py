@@ -34,7 +34,7 @@ def test_a_wheel_offers_an_architecture(site: Site) -> None:
 ARCHITECTURE = """
 @hookimpl
 def ostro_architectures():
-    yield Architecture(name='a', api=(0, 1), config='x.y:C', model='x.y:M', trunk=False)
+    yield Architecture(name='a', api=(0, 2), config='x.y:C', model='x.y:M', trunk=False)
 """
 
 BROKEN = {
@@ -94,11 +94,11 @@ BROKEN = {
     ),
     "malforms an import string": (ARCHITECTURE.replace("x.y:M", "no colon"), "model is 'no colon'"),
     "speaks a newer API": (
-        ARCHITECTURE.replace("(0, 1)", "(0, 2)"),
-        "plugin API 0.2, this ostro speaks 0.1",
+        ARCHITECTURE.replace("(0, 2)", "(0, 3)"),
+        "plugin API 0.3, this ostro speaks 0.2",
     ),
-    "speaks an API to come": (ARCHITECTURE.replace("(0, 1)", "(1, 0)"), "plugin API 1.0"),
-    "speaks a past 0.n": (ARCHITECTURE.replace("(0, 1)", "(0, 0)"), "plugin API 0.0"),
+    "speaks an API to come": (ARCHITECTURE.replace("(0, 2)", "(1, 0)"), "plugin API 1.0"),
+    "speaks a past 0.n": (ARCHITECTURE.replace("(0, 2)", "(0, 1)"), "plugin API 0.1"),
     "uses a field of a newer API": (
         ARCHITECTURE.replace("trunk", "shiny"),
         "unexpected keyword argument 'shiny'; is it a field of another plugin API",

@@ -21,7 +21,7 @@ from ostro import Architecture, hookimpl
 @hookimpl
 def ostro_architectures():
     yield Architecture(
-        name="loris", api=(0, 1), classes=("LorisForCausalLM",), config="x:C", model="x:M"
+        name="loris", api=(0, 2), classes=("LorisForCausalLM",), config="x:C", model="x:M"
     )
 """
 

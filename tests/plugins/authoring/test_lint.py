@@ -55,8 +55,8 @@ SPOILT = [
     (RECORD, 'name="arcee",', "", "error: Architecture needs the field 'name'"),
     (RECORD, 'name="arcee"', '"arcee"', "error: Architecture takes keywords only"),
     (RECORD, 'name="arcee"', "name=3", "error: Architecture.name is 3, not str"),
-    (RECORD, "api=(0, 1)", "api=(0, 7)", "error: Architecture.api is 0.7, this ostro speaks the"),
-    (RECORD, "api=(0, 1)", 'api="0.1"', "error: Architecture.api is '0.1', not tuple[int, int]"),
+    (RECORD, "api=(0, 2)", "api=(0, 7)", "error: Architecture.api is 0.7, this ostro speaks the"),
+    (RECORD, "api=(0, 2)", 'api="0.2"', "error: Architecture.api is '0.2', not tuple[int, int]"),
     (RECORD, ".model:Model", ".modell:Model", f"error: Architecture.model names {ARCEE}.modell:Mo"),
     (RECORD, ".model:Model", ".model:Modell", "has no 'Modell'; nearest: Model"),
     (RECORD, ".model:Model", ".model.Model", "not an import string"),
@@ -87,13 +87,13 @@ SPOILT = [
         "public su",
     ),
     (MODEL, "from ostro import", "import ostro.entrypoints.cli\nfrom ostro import", "is not part"),
-    (PROJECT, "ostro>=0.1,<0.2", "ostro>=0.0,<0.1", "error: it speaks the plugin API <0.1,>=0.0"),
-    (PROJECT, "ostro>=0.1,<0.2", "ostro>=>0.1", "error: its metadata has the malformed line"),
+    (PROJECT, "ostro>=0.2,<0.3", "ostro>=0.1,<0.2", "error: it speaks the plugin API <0.2,>=0.1"),
+    (PROJECT, "ostro>=0.2,<0.3", "ostro>=>0.2", "error: its metadata has the malformed line"),
     (PROJECT, 'ostro = ["', 'other = ["', "warning: no extra 'ostro' says which plugin API"),
     (
         PROJECT,
         'license = "Apache-2.0"',
-        'dependencies = ["ostro>=0.1"]',
+        'dependencies = ["ostro>=0.2"]',
         "warning: it depends",
     ),
     (PROJECT, 'license = "Apache-2.0"', "", "warning: it has no licence"),
@@ -160,7 +160,7 @@ def zipped(project: Path, target: Path, spoil: Callable[[str], str] = str) -> Pa
             spoil(
                 "Metadata-Version: 2.4\nName: ostro-arch-arcee\nVersion: 1.0\n"
                 "License-Expression: Apache-2.0\nProvides-Extra: ostro\n"
-                "Requires-Dist: ostro<0.2,>=0.1; extra == 'ostro'\n"
+                "Requires-Dist: ostro<0.3,>=0.2; extra == 'ostro'\n"
             ),
         )
         wheel.writestr(f"{info}/entry_points.txt", f"[ostro]\narcee = {ARCEE}\n")
@@ -171,10 +171,10 @@ def test_a_wheel_is_checked_as_its_project_is(project: Path, plugin: Plugin) -> 
     wheel = zipped(project, project / "good-1.0-py3-none-any.whl")
     assert plugin("check", wheel).out == "good-1.0-py3-none-any.whl: 0 errors, 0 warnings\n"
     change(project / RECORD, ".model:Model", ".model:Modell")
-    wheel = zipped(project, project / "bad.whl", lambda text: text.replace("<0.2,>=0.1", "<0.1"))
+    wheel = zipped(project, project / "bad.whl", lambda text: text.replace("<0.3,>=0.2", "<0.2"))
     ran = plugin("check", wheel)
     assert ran.code == 1 and "has no 'Modell'" in ran.out
-    assert "it speaks the plugin API <0.1, this ostro speaks 0.1" in ran.out
+    assert "it speaks the plugin API <0.2, this ostro speaks 0.2" in ran.out
     assert "2 errors, 0 warnings" in ran.out
 
 

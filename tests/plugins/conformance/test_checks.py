@@ -183,7 +183,7 @@ def test_a_check_fails_where_it_should(name: str) -> None:
 
 
 def test_every_check_is_shown_something_wrong() -> None:
-    checks_of(Architecture(name="any", api=(0, 1), config="a:b", model="a:b"))
+    checks_of(Architecture(name="any", api=(0, 2), config="a:b", model="a:b"))
     ours = [
         n for n, c in CHECKS.items() if c.run.__module__.startswith("ostro.plugins.conformance.")
     ]
@@ -201,7 +201,7 @@ def test_every_check_is_shown_something_wrong() -> None:
 def test_the_tasks_of_a_record_say_which_checks_are_meant(
     tasks: tuple[str, ...], meant: str | None
 ) -> None:
-    record = Architecture(name="any", api=(0, 1), config="a:b", model="a:b", tasks=tasks)
+    record = Architecture(name="any", api=(0, 2), config="a:b", model="a:b", tasks=tasks)
     names = [check.name for check in checks_of(record)]
     kinds = {"chunked prefill matches full prefill", "encoder batches match single inputs"} & {
         *names

@@ -21,7 +21,7 @@ from ostro.architectures.qwen3 import native as qwen3
 from ostro.core import nn
 from ostro.core.config import WindowConfig
 from ostro.core.load.names import Names
-from ostro.core.nn.experts import Stack
+from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops.act_mul import native as act_mul
 from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.diagnosis import diagnose
@@ -273,7 +273,10 @@ SLOW: dict[str, Seeded] = {
         "mixtral", lambda: built(nn.Experts, act="gelu"), "activation silu", f"{MLP}.experts"
     ),
     "gate and up of experts exchanged": Seeded(
-        "mixtral", lambda: swapped(Stack), "up_proj and gate_proj exchanged", f"{MLP}.experts"
+        "mixtral",
+        lambda: swapped(ExpertLinear),
+        "up_proj and gate_proj exchanged",
+        f"{MLP}.experts",
     ),
     "experts weighted at full": Seeded(
         "deepseek_v2",

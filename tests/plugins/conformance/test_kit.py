@@ -96,7 +96,7 @@ from ostro import Architecture, hookimpl
 def ostro_architectures():
     yield Architecture(
         name="macaw",
-        api=(0, 1),
+        api=(0, 2),
         classes=("Olmo2ForCausalLM",),
         config="transformers:Olmo2Config",
         model="transformers:Olmo2ForCausalLM",
@@ -131,7 +131,7 @@ def test_a_body_conforms(tmp_path: Path) -> None:
 def test_golden_logits_know_no_media(tmp_path: Path) -> None:
     record = Architecture(
         name="macaw",
-        api=(0, 1),
+        api=(0, 2),
         config="a:b",
         model="a:b",
         tiny={"hidden_size": 8},

@@ -9,7 +9,7 @@ from ostro import Architecture, hookimpl
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="parrot",
-        api=(0, 1),
+        api=(0, 2),
         config="parrot.model:Config",
         model="parrot.model:Model",
         reference="parrot.reference:Plain",

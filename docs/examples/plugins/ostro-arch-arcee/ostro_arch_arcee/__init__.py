@@ -22,7 +22,7 @@ WIDE = {**TINY, "hidden_size": 256, "intermediate_size": 512}
 def ostro_architectures() -> Iterable[Architecture]:
     yield Architecture(
         name="arcee",
-        api=(0, 1),
+        api=(0, 2),
         classes=("ArceeForCausalLM",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
