@@ -76,6 +76,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         text = f"it called sys.exit({text})"
     elif isinstance(error, TypeError) and "unexpected keyword argument" in text:
+        text = text.partition(". Did you mean")[0]  # Python 3.13 appends a similar name
         text += f"; is it a field of another plugin API? this ostro speaks {API[0]}.{API[1]}"
     else:
         text = f"{type(error).__name__}: {text}"
