@@ -69,6 +69,9 @@ BYTES = {
     ("gfx942", True, 2): Tiles(64, 32, 8, 1),
 }
 
+# The same for heads whose width is not a power of two: they take a second product for the rest.
+TAILS = {("sm_90", False, 1): Tiles(16, 32, 4, 4)}
+
 
 def target_family() -> str:
     """Which rows of TILES are for the GPU at hand."""
@@ -95,5 +98,9 @@ def choose_tiles(
     if dtype == torch.float32:
         return Tiles(16, 16, 4, 2) if family.startswith("sm") else Tiles(16, 16, 8, 1)
     at = bisect_left((64, 128, 256), width * (1 + (stored != dtype)))
-    tiles = TILES[family][wide][at]
-    return BYTES.get((family, wide, at), tiles) if stored.itemsize == 1 else tiles
+    place = (family, wide, at)
+    if stored.itemsize == 1 and place in BYTES:
+        return BYTES[place]
+    if width & (width - 1) and place in TAILS:
+        return TAILS[place]
+    return TILES[family][wide][at]
