@@ -76,7 +76,7 @@ class Merged:
         item = named.get(wanted)
         held = None if item is None else self.outline.container.tensors[item.theirs]
         if item is None or held is None or held.format not in FLOATS:
-            what = "has few bits" if held is None else f"is {held.format}"
+            what = "is quantized" if held is None else f"is {held.format}"
             raise Unsupported(
                 f"{self.outline.container.path.name}: {slot.name} {what}; adapters are merged into "
                 "floats: name the float model that it was made of"

@@ -24,7 +24,7 @@ Key = bytes
 def seed_key(*facts: object) -> Key:
     """The root of a sequence's keys: whatever changes K/V before the first token is read.
 
-    Base weights with their formats, K/V type, encoder inputs, and the tenant's salt.
+    Base weights with their formats, K/V type, encoder inputs, and the request's cache salt.
     """
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
 

@@ -42,7 +42,7 @@ PAUSE = 0.002
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One model in the house: what it can do, None for what it cannot."""
+    """One loaded model: its engines by kind of work, None for work that it does not do."""
 
     tokens: Engine | None = None
     reader: PoolingEngine | None = None

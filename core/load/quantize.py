@@ -1,7 +1,7 @@
-"""In-situ quantization: float weights of a checkpoint become few bits while they are read.
+"""In-situ quantization: float weights of a checkpoint are quantized while they are read.
 
 A *plan* says which format each weight is brought to. Weights are read and quantized one at a time,
-so that peak memory is the quantized model plus one weight. What a checkpoint holds in few bits
+so that peak memory is the quantized model plus one weight. What a checkpoint holds quantized
 already stays as it is, and so do routers, and tensors that are no weight of a linear.
 """
 

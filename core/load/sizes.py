@@ -106,7 +106,7 @@ class Sizes:
         return {suffix: tensors[n.theirs] for suffix, n in self.below.get(slot.name, {}).items()}
 
     def of_packed(self, slot: Slot) -> int:
-        """Of a slot that has few bits already."""
+        """Of a slot whose weight is quantized already."""
         facts = ((suffix, i.format, i.shape) for suffix, i in self.infos(slot).items())
         kind = slot.shape, *sorted(facts)
         if kind not in self.packed:

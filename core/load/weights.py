@@ -62,7 +62,7 @@ class WeightReader:
     """What turns a slot's tensors into a storage or a parameter.
 
     `broken` gathers the names of tensors that hold what is no number; `placement` says which slots
-    lie elsewhere than on `device`, `plan` which float weights become few bits.
+    lie elsewhere than on `device`, `plan` which float weights are quantized.
     """
 
     container: Container
@@ -102,7 +102,7 @@ class WeightReader:
         return storage
 
     def quantized(self, slot: Slot, stored: Stored) -> Storage | None:
-        """A float weight in few bits, or None where the plan leaves it, or it has few already."""
+        """A float weight, quantized; None where the plan leaves it or it is quantized already."""
         if self.plan is None or stored.infos.keys() != {"weight"}:
             return None
         weight = stored.tensors["weight"]

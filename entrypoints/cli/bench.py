@@ -134,8 +134,8 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
     prompts = encode(words, texts, args.chat_template) if words else []
     plugins = PluginManager()
     plugins.load(asked, args.plugin)
-    house, explain = open_engine([ModelSpec(asked)], plugins, lambda *news: None)
-    engine = house.first.tokens
+    engines, explain = open_engine([ModelSpec(asked)], plugins, lambda *news: None)
+    engine = engines.first.tokens
     if engine is None:
         raise UsageError("bench supports models that generate text only")
     if args.explain:
@@ -161,7 +161,7 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
             for count in counts
         ]
     finally:
-        house.close()
+        engines.close()
 
 
 def cost(args: argparse.Namespace, counts: list[int], engine: Engine) -> list[Any]:

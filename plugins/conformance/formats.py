@@ -1,4 +1,4 @@
-"""The grid of formats: a model in few bits says what its dequantized weights say."""
+"""The grid of formats: a quantized model gives the logits of its dequantized weights."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def stayed(storage: Storage) -> bool:
 
 
 def storages(model: Module) -> Iterator[tuple[str, Storage]]:
-    """Every storage that quantization at load should have made few bits of."""
+    """Every storage that quantization at load should have quantized."""
     for path, module in model.named_modules():
         if isinstance(module, Linear | Embedding | ExpertLinear) and not isinstance(module, Router):
             yield from ((path, storage) for storage in module.held)
