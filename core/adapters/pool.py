@@ -120,6 +120,24 @@ class AdapterPool:
         if self.mixtures.drawn:
             self.widen()
 
+    def discard(self, adapter: LoadedAdapter, kept: set[AdapterDelta], changes: int) -> None:
+        """Take back what `attach` did for an adapter that is refused, and free its pages. `kept`
+        are the tables that were attached before, `changes` the count of then: modules call the same
+        tables again, so that what is captured is still right.
+        """
+        for each in (adapter, *adapter.members):
+            self.forget(each.generation)
+            for table in each.tables:
+                if table not in kept:
+                    table.module.deltas[:] = [d for d in table.module.deltas if d is not table]
+        if not adapter.special:  # gains and whole weights may have changed a table that stays
+            self.changes = changes
+
+    @property
+    def attached(self) -> set[AdapterDelta]:
+        """The tables that modules call."""
+        return {t for t in self.tables.values() if any(d is t for d in t.module.deltas)}
+
     def detach(self) -> None:
         """Have no module call a table any more."""
         for table in self.tables.values():

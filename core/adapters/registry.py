@@ -292,16 +292,23 @@ class Registry:
         adapter_pool = self.loader.adapter_pool
         known = self.store.get(adapter.generation)
         if known is None:
-            adapter_pool.attach(adapter)
-            self.prove(alias, adapter)
+            self.check_norms(alias, adapter)
+            kept, changes = adapter_pool.attached, adapter_pool.changes
+            try:
+                # Attached before it is accepted: the probe computes with its tables.
+                adapter_pool.attach(adapter)
+                self.prove(alias, adapter)
+            except Exception:
+                adapter_pool.discard(adapter, kept, changes)
+                raise
             self.store[adapter.generation] = adapter
         alias.generation = adapter.generation
         if alias.pinned:
             adapter_pool.pinned.update(each.generation for each in members(adapter))
         self.trim(adapter.generation)
 
-    def prove(self, alias: Alias, adapter: LoadedAdapter) -> None:
-        """Raise AdapterError for an adapter without effect."""
+    def check_norms(self, alias: Alias, adapter: LoadedAdapter) -> None:
+        """Raise AdapterError for an adapter whose factors show that it is damaged or untrained."""
         if broken := [name for name, norm in adapter.norms.items() if not isfinite(norm)]:
             raise AdapterError(
                 f"{alias.name!r}: {broken[0]} holds what is no number; train it again"
@@ -311,6 +318,9 @@ class Registry:
                 f"{alias.name!r} does nothing: every product of its factors is zero; it was saved "
                 "before it was trained"
             )
+
+    def prove(self, alias: Alias, adapter: LoadedAdapter) -> None:
+        """Raise AdapterError for an attached adapter without effect."""
         adapter.effect = self.probe(adapter)
         if adapter.effect is not None and not isfinite(adapter.effect):
             raise AdapterError(f"with {alias.name!r} the model computes what is no number")

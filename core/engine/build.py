@@ -15,6 +15,7 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.failure import Failures
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.memory import BLOCK, budget, largest_context, plan_blocks
+from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
@@ -192,12 +193,7 @@ def make_ready(engine: Engine, loaded: LoadedModel) -> None:
 
     Raises CheckpointError where it does not: its weights are damaged, or float16 is too narrow.
     """
-    logits = engine.runner.logits([middle(engine)])
-    if not logits.isfinite().all():
-        cause = "its weights are damaged: fetch its files again"
-        if loaded.dtype == torch.float16:
-            cause = f"float16 is too narrow for it (try --dtype bfloat16 or float32), or {cause}"
-        raise CheckpointError(f"{loaded.path.name}: what the model computes is no number; {cause}")
+    check_finite(engine.runner.logits([middle(engine)]), loaded)
     with torch.inference_mode():
         engine.runner.capture()
     if engine.runner.segments is not None:
@@ -205,6 +201,28 @@ def make_ready(engine: Engine, loaded: LoadedModel) -> None:
     elif engine.runner.sizes and not engine.runner.buckets:
         why = engine.runner.graphs.refused
         loaded.explain.append(f"decode steps: not captured, for {why}")
+
+
+def check_finite(values: torch.Tensor, loaded: LoadedModel) -> None:
+    """Raise CheckpointError for outputs of a model that contain NaN or Inf."""
+    if values.isfinite().all():
+        return
+    cause = "its weights are damaged: fetch its files again"
+    if loaded.dtype == torch.float16:
+        cause = f"float16 is too narrow for it (try --dtype bfloat16 or float32), or {cause}"
+    raise CheckpointError(f"{loaded.path.name}: the model's outputs contain NaN or Inf; {cause}")
+
+
+def make_pooling_ready(reader: PoolingEngine, loaded: LoadedModel, *, warm: bool) -> None:
+    """Compute the vector of a short input; with `warm` that of a longer one too, so that the
+    kernels of both shapes are compiled.
+
+    Raises CheckpointError where one contains NaN or Inf.
+    """
+    for length in (2, 17) if warm else (2,):
+        if length <= reader.context:
+            tokens = [reader.vocab // 2] * length
+            check_finite(reader.read([tokens], None, "vectors"), loaded)
 
 
 def warm_up(engine: Engine) -> None:

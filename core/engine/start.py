@@ -8,7 +8,14 @@ from functools import partial
 from typing import TypeVar
 
 from ostro.core.engine.adapters import build_adapter_pool, build_registry
-from ostro.core.engine.build import build_engine, make_ready, renew, set_threads, warm_up
+from ostro.core.engine.build import (
+    build_engine,
+    make_pooling_ready,
+    make_ready,
+    renew,
+    set_threads,
+    warm_up,
+)
 from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.failure import Failures
@@ -62,6 +69,8 @@ def open_engine(
             make_ready(entry.tokens, loaded)
             if warm:
                 warm_up(entry.tokens)
+        if entry.reader is not None:
+            make_pooling_ready(entry.reader, loaded, warm=warm)
         changing = partial(change, loaded, model.settings, plugins, entry.tokens)
         entry = replace(entry, loaded=loaded, requantize=changing)
         entries[model.settings.name or DEFAULT] = entry

@@ -444,3 +444,31 @@ def test_special_tokens_must_be_the_bases(llama: Subject, tmp_path: Path) -> Non
     (folder / "added_tokens.json").write_text(json.dumps(known))
     assert load(registry, "a", folder)
     engine.close()
+
+
+def test_a_refused_adapter_leaves_no_delta_and_no_capture_behind(llama: Subject) -> None:
+    """It is shown to have no effect while it is attached, on modules that no other changes."""
+    engine = llama.engine(replay=True)
+    engine.runner.capture()
+    registry, pool = engine.registry, engine.runner.adapter_pool
+    assert registry is not None and pool is not None
+    registry.add("good", adapter(llama, 2))
+    before, base = said(engine, good=1.0), greedy(engine, TEXT, 12)[0]
+    buckets = dict(engine.runner.mixed_buckets)
+    free, changes, attached = sorted(pool.free), pool.changes, pool.attached
+    probe = registry.probe
+    registry.probe = lambda adapter: 0.0 * (probe(adapter) or 0.0)
+    shape = engine.runner.model.get_submodule("model.layers.0.mlp.down_proj").weight_shape
+    up = LowRank(a=torch.randn(4, shape[1]), b=torch.randn(shape[0], 4), scale=0.5)
+    weights = AdapterWeights(kind="lora", weights={"model.layers.0.mlp.down_proj": up})
+    with pytest.raises(AdapterError, match="does nothing"):
+        registry.add("bad", weights)
+    registry.probe = probe
+    assert pool.attached == attached and pool.changes == changes
+    assert sorted(pool.free) == free and weights.generation not in pool.here
+    assert (said(engine, good=1.0), greedy(engine, TEXT, 12)[0]) == (before, base)
+    now = engine.runner.mixed_buckets
+    assert buckets and all(now[size] is bucket for size, bucket in buckets.items())
+    registry.add("bad", weights)
+    assert said(engine, bad=1.0) != base
+    engine.close()
