@@ -175,6 +175,8 @@ class AdapterDelta:
         if self.gains is None or self.lengths is None:
             self.add(x, y, mixture, scales)
             return
+        # DoRA multiplies base and delta by a gain of its own, so each adapter's part is needed
+        # alone: first the pages without a special slot, then those of one slot after the other.
         base, many = y.to(torch.float32, copy=True), self.spread(mixture, len(y))
         self.add(x, y, mixture, scales * (table.owners < 0))
         total, gains = y.float(), self.gains_of(many)

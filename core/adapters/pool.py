@@ -191,7 +191,9 @@ class AdapterPool:
         if not free:
             return None
         if mixed:
-            key = (("row", float(free[-1])),)  # its scales are one sequence's own
+            # Scalings differ from sequence to sequence, so that a row is never shared: its number
+            # makes a key that no other mixture has.
+            key = (("row", float(free[-1])),)
         adapter_pool: list[PooledAdapter] = []
         lane = None
         try:

@@ -122,7 +122,10 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step; a plan without chunks where nothing can run."""
         plan, budget = StepPlan(), self.max_rows
+        # Priorities first: a preempted sequence must not have rows in this plan.
         self.make_way(plan)
+        # Decodes before prompts: one row each keeps every stream going, and a long prompt takes
+        # what is left of the budget. Prompts under way go on in the order of their start.
         decoding = [s for s in self.running if s.length - s.computed == 1]
         filling = [s for s in self.running if s.length - s.computed > 1]
         for sequence in sorted(decoding, key=lambda s: s.order) + filling:
@@ -139,6 +142,8 @@ class Scheduler:
         """Plan a running sequence's next rows; the last in line may have to give up its blocks."""
         count = self.share(sequence, plan, budget)
         while not self.blocks.grow(sequence.tables, sequence.computed + count):
+            # The last in line gives its blocks back, so that the first always makes progress: two
+            # sequences that take blocks from each other in turn would both stand still.
             victim = max(self.running, key=lambda s: s.order)
             self.preempt(victim, plan)
             if victim is sequence:
