@@ -142,6 +142,17 @@ class PluginError(OstroError):
     status, code, exit_code = 500, "plugin_error", 7
 
 
+class InvalidTensor(PluginError):
+    """A module hands a tensor of the wrong shape, dtype, device or layout to a kernel or a linear.
+
+    `fault` is a predicate, "expects inputs of width 512, got 100"; `module` its subject.
+    """
+
+    def __init__(self, fault: str, module: str = "a module") -> None:
+        super().__init__(f"{module} {fault}")
+        self.fault = fault
+
+
 class Unsupported(OstroError):
     """A thing this build or device cannot do; the message says which and what can."""
 

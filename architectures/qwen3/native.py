@@ -15,6 +15,23 @@ P, N, F = native.ADDRESS, native.INT, native.FLOAT
 KINDS = (P, P, P, N, N, N, N, N, N, N, P, P, F, P, P, P, N, P, P, P)
 LIBRARY = native.load(Path(__file__).with_suffix(".cpp"))
 NORM_ROPE_WRITE = native.functions(LIBRARY, "norm_rope_write", *KINDS)
+SIGNATURE = native.Signature(
+    "norm_rope_write",
+    {
+        "an even d": lambda n: n["d"] % 2 == 0,
+        "blocks of at least one token": lambda n: n["block"] > 0,
+    },
+    slots=native.Arg("rows", torch.int64),
+    k_cache=native.Arg("blocks kv_heads block d"),
+    v_cache=native.Arg("blocks kv_heads block d"),
+    q_weight=native.Arg("d", torch.float32),
+    k_weight=native.Arg("d", torch.float32),
+    positions=native.Arg("axes rows", torch.int64, strided="axes"),
+    table=native.Arg("length d", torch.float32),
+    q=native.Arg("rows heads d", strided="rows"),
+    k=native.Arg("rows kv_heads d", strided="rows"),
+    v=native.Arg("rows kv_heads d", strided="rows"),
+)
 
 
 def norm_rope_write(
@@ -31,6 +48,8 @@ def norm_rope_write(
     """See `naive`. The heads of a row are contiguous."""
     if pages.k.dtype != q.dtype:
         return naive.norm_rope_write(q, k, v, q_weight, k_weight, eps, positions, table, pages)
+    weights = q_weight, k_weight
+    SIGNATURE(pages.batch.slots, pages.k, pages.v, *weights, positions, table, q, k, v)
     out = torch.empty(q.shape, dtype=q.dtype)
     NORM_ROPE_WRITE[q.dtype](
         q.data_ptr(),

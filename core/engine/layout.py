@@ -111,7 +111,8 @@ def over_pages(
 def over_memories(index: int, chunks: Sequence[Chunk], device: torch.device) -> AttentionMetadata:
     """What these chunks see of media in one cross group."""
     segments = [segment for chunk in chunks for segment in memory_segments(chunk, index)]
-    return ragged(segments, [], device)
+    rows = sum(segment.rows for segment in segments)
+    return ragged(segments, [-1] * rows, device)
 
 
 def into_memories(

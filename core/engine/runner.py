@@ -29,6 +29,7 @@ from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.errors import RequestError
 from ostro.core.media import Array, Item
 from ostro.core.nn import TokenModel
+from ostro.core.nn.location import names_modules
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.placement.segments import LayerSegments
 from ostro.core.step import ROWS, Medium, Step
@@ -87,6 +88,7 @@ class ModelRunner:
         """Whether there is anything in a step that is captured."""
         return self.segments is None or bool(self.segments.captured)
 
+    @names_modules
     def capture(self) -> None:
         """Make all buckets of steps without adapters. Those with adapters are made when the first
         such step comes.
@@ -117,6 +119,7 @@ class ModelRunner:
             self.seen = self.adapter_pool.changes
         return self.mixed_buckets
 
+    @names_modules
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> LaunchedStep:
         """Launch a step. Nothing here waits for the device.
@@ -215,6 +218,7 @@ class ModelRunner:
             arrays[name] = send(values, dtype, self.device)
         return Medium(item.kind, arrays)
 
+    @names_modules
     @torch.inference_mode()
     def logits(
         self,
@@ -271,6 +275,7 @@ class ModelRunner:
             if not memory.written:
                 self.encode([], [memory], step)
 
+    @names_modules
     @torch.inference_mode()
     def hidden(
         self,

@@ -88,6 +88,8 @@ def load_model(
     found = plan_model(path, settings, plugins, open_probe)
     model, container, dtype = found.model, found.container, found.dtype
     context = choose_context(settings.context, found.config)
+    origin = plugins.origin("architectures", found.architecture.name)
+    model.origin = f"architecture {found.architecture.name}" + (origin and f", {origin}")
     placement = choose_placement(
         settings.placement, model, found.device, choose_device, found.weigh, settings.memory
     )

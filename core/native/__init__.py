@@ -26,12 +26,24 @@ from typing import Any
 import torch
 
 from ostro.core.env import CACHE
+from ostro.core.native.signature import DTYPES, Arg, Signature
+
+__all__ = [
+    "ADDRESS",
+    "DTYPES",
+    "FLOAT",
+    "INT",
+    "Arg",
+    "Signature",
+    "function",
+    "functions",
+    "load",
+]
 
 HEADERS = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 ADDRESS, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-DTYPES = tuple(SUFFIXES)
+SUFFIXES = dict(zip(DTYPES, ("f32", "bf16", "f16"), strict=True))
 
 Function = Callable[..., Any]
 
@@ -77,18 +89,18 @@ def functions(library: ctypes.CDLL, name: str, *kinds: Any) -> dict[torch.dtype,
     return found
 
 
-def function(library: ctypes.CDLL, name: str, *kinds: Any) -> Function:
-    """A function that is there for one type alone."""
-    return noted(ctypes.CFUNCTYPE(None, *kinds)((name, library)))
+def function(library: ctypes.CDLL, name: str, *kinds: Any, result: Any = None) -> Function:
+    """A function that is there for one type alone; `result` is the type of what it returns."""
+    return noted(ctypes.CFUNCTYPE(result, *kinds)((name, library)))
 
 
 def noted(function: Function) -> Function:
     """The function, its calls noted where a thread records them."""
 
-    def call(*args: Any) -> None:
+    def call(*args: Any) -> Any:
         if NOTING.calls is not None:
             NOTING.calls.append((function, args))
-        function(*args)
+        return function(*args)
 
     return call
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, ParameterDict
 
-from ostro.core.errors import CheckpointError
+from ostro.core.errors import CheckpointError, InvalidTensor
 from ostro.core.nn.linear import Delta, Linear, Slot
 from ostro.core.nn.mlp import activation
 from ostro.core.nn.storage import Storage
@@ -58,7 +58,12 @@ class ExpertLinear(Module):
         self.deltas: list[Delta] = []
 
     def forward(self, x: Tensor, expert_of_row: Tensor, step: Step) -> Tensor:
-        """x [t, k], expert_of_row [t] int64, ascending -> [t, n], the parts side by side."""
+        """x [t, k], expert_of_row [t] int64, ascending -> [t, n], the parts side by side.
+
+        Raises InvalidTensor for inputs of another width than `n_in`.
+        """
+        if x.shape[-1] != self.n_in:
+            raise InvalidTensor(f"expects inputs of width {self.n_in}, got {x.shape[-1]}")
         found = [storage.grouped(x, expert_of_row) for storage in self.storages]
         y = found[0] if len(found) == 1 else torch.cat(found, -1)
         for delta in self.deltas:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ostro.core.errors import CheckpointError
+from ostro.core.errors import CheckpointError, InvalidTensor
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Target
 from ostro.core.step import Step
@@ -89,7 +89,12 @@ class Linear(Module):
         self.bias = Parameter(torch.zeros(self.n_out), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [..., k] -> [..., n], the parts side by side."""
+        """x [..., k] -> [..., n], the parts side by side.
+
+        Raises InvalidTensor for inputs of another width than `n_in`.
+        """
+        if x.shape[-1] != self.n_in:
+            raise InvalidTensor(f"expects inputs of width {self.n_in}, got {x.shape[-1]}")
         if self.fused is not None:
             y = self.fused.matmul(x)
         else:

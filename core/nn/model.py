@@ -21,10 +21,12 @@ class Model(Module):
 
     `layers` names the lists of layers, for placement, offload and per-layer measurements; `axes` is
     the number of positions of a token (3 for multimodal rope).
+    `origin` is the architecture and its plugin in words, for errors; the loader sets it.
     """
 
     layers: ClassVar[tuple[str, ...]] = ("model.layers",)
     axes: ClassVar[int] = 1
+    origin: str = "unknown architecture"
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
         """Per medium its features [n, d], followed by further levels [n, d].

@@ -1,4 +1,4 @@
-"""What operations with a state are told about a batch."""
+"""Where the rows and the recurrent states of a batch lie."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class StateLayout:
-    """Whose rows are whose, and where each sequence's state lies.
+    """The rows of each sequence, and the blocks that hold its state before and after them.
 
     starts [B + 1] int64: the first row of each sequence; before [B] int64: the block of the state
-    that its rows go on from, negative where they begin; after [B] int64: the block that takes the
-    state after its last row, negative where it has no rows.
+    before its first row, negative where the sequence begins; after [B] int64: the block that takes
+    the state after its last row, negative where it has no rows; rows: the number of rows of all
+    sequences, at least starts[B].
     """
 
     starts: Tensor
     before: Tensor
     after: Tensor
+    rows: int

@@ -225,6 +225,11 @@ class PluginManager(pluggy.PluginManager):
             module = module.rpartition(".")[0]
         return self._packages.get(module)
 
+    def origin(self, kind: str, name: str) -> str:
+        """The plugin that declared a record, in words: "plugin starcoder2 (wheel 1.0)"."""
+        claims = self._ask(kind).standing(kind).get(name, [])
+        return " and ".join(f"plugin {claim.plugin} ({claim.source})" for claim in claims)
+
     def describe(self) -> list[PluginInfo]:
         """Every plugin that was found: what it offers, or why it is not used."""
         for kind in KINDS:

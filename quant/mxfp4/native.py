@@ -14,12 +14,24 @@ ADDRESS, INT = native.ADDRESS, native.INT
 KINDS = (ADDRESS, ADDRESS, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS)
 GROUPED = native.functions(LIBRARY, "mxfp4_grouped", *KINDS)
 DEQUANTIZE = native.functions(LIBRARY, "mxfp4_dequantize", ADDRESS, ADDRESS, INT, ADDRESS)
+BLOCKS = native.Arg("... blocks 16", torch.uint8)
+EXPONENTS = native.Arg("... blocks", torch.uint8)
+DEQUANTIZE_SIGNATURE = native.Signature("mxfp4_dequantize", q=BLOCKS, e=EXPONENTS)
+GROUPED_SIGNATURE = native.Signature(
+    "mxfp4_grouped",
+    {"32 columns in a block": lambda n: n["k"] == 32 * n["blocks"]},
+    q=native.Arg("experts n blocks 16", torch.uint8),
+    e=native.Arg("experts n blocks", torch.uint8),
+    x=native.Arg("rows k", strided="rows k"),
+    expert_of_row=native.Arg("rows", torch.int64),
+)
 MANY = 12  # mean rows per expert from which floats are written out, as was measured for Q8_0
 
 
 def dequantize(q: Tensor, e: Tensor, dtype: torch.dtype) -> Tensor:
     """See `naive`: the same numbers."""
     q, e = q.contiguous(), e.contiguous()
+    DEQUANTIZE_SIGNATURE(q, e)
     w = torch.empty(*e.shape[:-1], e.shape[-1] * 32, dtype=dtype)
     DEQUANTIZE[dtype](q.data_ptr(), e.data_ptr(), e.numel(), w.data_ptr())
     return w
@@ -39,6 +51,7 @@ def grouped(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
 
 def grouped_fixed(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
     """See `naive`; a row's result has the same bits whatever other rows there are."""
+    GROUPED_SIGNATURE(q, e, x, expert_of_row)
     n, blocks = e.shape[1:]
     rows = x.float().contiguous()
     y = x.new_empty(len(x), n)

@@ -48,7 +48,9 @@ def arguments(
     a, d, dt_bias = torch.randn(3, heads, device=DEVICE)
     dt_bias[0] = -12  # a time step so small that 1 + e^x forgets it
     lists = ([0, *accumulate(rows)], before, after)
-    places = StateLayout(*(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists))
+    places = StateLayout(
+        *(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists), sum(rows)
+    )
     state = torch.randn(6, heads, p, n, device=DEVICE)
     return [x, dt * 3, -a.exp(), b, c, d, dt_bias, (0.0, 2.5), state, places]
 
@@ -145,7 +147,7 @@ def test_native_bits_do_not_depend_on_the_cut() -> None:
 
 
 def places(rows: int, before: int, after: int) -> StateLayout:
-    return StateLayout(*(torch.tensor(i) for i in ([0, rows], [before], [after])))
+    return StateLayout(*(torch.tensor(i) for i in ([0, rows], [before], [after])), rows)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -163,7 +165,7 @@ def launch(
     state = meta(1000, heads, 64, n, dtype=torch.float32)
     dt = meta(rows, 3 * heads, dtype=dtype)[:, :heads]
     limit = (0.0, math.inf)
-    return [x, dt, floats[0], b, c, *floats[1:], limit, state, StateLayout(*ints)]
+    return [x, dt, floats[0], b, c, *floats[1:], limit, state, StateLayout(*ints, rows)]
 
 
 LAUNCHES = {

@@ -67,7 +67,9 @@ def arguments(
     rate, dt_bias = torch.randn(2, heads, device=DEVICE)
     dt_bias[0] = -12  # a time step so small that 1 + e^x forgets it
     lists = ([0, *accumulate(rows)], before, after)
-    places = StateLayout(*(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists))
+    places = StateLayout(
+        *(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists), sum(rows)
+    )
     state = torch.randn(6, heads, dk, dv, device=DEVICE)
     return [q, k, v, b, a, -rate.exp(), dt_bias, state, places]
 
@@ -171,7 +173,7 @@ def test_native_bits_do_not_depend_on_the_cut() -> None:
 
 
 def places(rows: int, before: int, after: int) -> StateLayout:
-    return StateLayout(*(torch.tensor(i) for i in ([0, rows], [before], [after])))
+    return StateLayout(*(torch.tensor(i) for i in ([0, rows], [before], [after])), rows)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -185,7 +187,7 @@ def launch(rows: int, sequences: int) -> list[object]:
     floats = [meta(32, dtype=torch.float32) for _ in range(2)]
     ints = [meta(i, dtype=torch.int64) for i in (sequences + 1, sequences, sequences)]
     state = meta(1000, 32, 128, 128, dtype=torch.float32)
-    return [q, k, v, meta(rows, 32), meta(rows, 32), *floats, state, StateLayout(*ints)]
+    return [q, k, v, meta(rows, 32), meta(rows, 32), *floats, state, StateLayout(*ints, rows)]
 
 
 LAUNCHES = {"decode": launch(64, 64), "prefill": launch(300, 5)}

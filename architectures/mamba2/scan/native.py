@@ -12,6 +12,22 @@ from ostro.ops import StateLayout, native
 P, N, F = native.ADDRESS, native.INT, native.FLOAT
 KINDS = (P, P, P, P, N, N, N, N, N, N, N, N, P, P, P, F, F, P, N, P, P, P, P)
 SCAN = native.functions(native.load(Path(__file__).with_suffix(".cpp")), "scan", *KINDS)
+HEADS = native.Arg("heads", torch.float32)
+SIGNATURE = native.Signature(
+    "scan",
+    {"as many heads in every group": lambda n: n["groups"] > 0 and n["heads"] % n["groups"] == 0},
+    state=native.Arg("blocks heads p n", torch.float32),
+    before=native.Arg("sequences", torch.int64),
+    after=native.Arg("sequences", torch.int64),
+    starts=native.Arg("sequences+1", torch.int64),
+    a=HEADS,
+    d=HEADS,
+    dt_bias=HEADS,
+    x=native.Arg("rows heads p", strided="rows"),
+    dt=native.Arg("rows heads", strided="rows"),
+    b=native.Arg("rows groups n", strided="rows"),
+    c=native.Arg("rows groups n", strided="rows"),
+)
 
 
 def scan(
@@ -27,6 +43,8 @@ def scan(
     places: StateLayout,
 ) -> Tensor:
     """See the package."""
+    where = places.before, places.after, places.starts
+    SIGNATURE(state, *where, a, d, dt_bias, x, dt, b, c, rows=places.rows)
     groups, n = b.shape[1:]
     out = torch.empty(x.shape, dtype=x.dtype)
     SCAN[x.dtype](

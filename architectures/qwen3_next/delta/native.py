@@ -13,6 +13,25 @@ P, N = native.ADDRESS, native.INT
 KINDS = (*[P] * 5, *[N] * 9, P, P, P, N, P, P, P, P)
 LIBRARY = native.load(Path(__file__).with_suffix(".cpp"))
 DELTA_RULE = native.functions(LIBRARY, "delta_rule", *KINDS)
+SIGNATURE = native.Signature(
+    "delta_rule",
+    {
+        "as many heads for every key head": lambda n: (
+            n["key_heads"] > 0 and n["heads"] % n["key_heads"] == 0
+        )
+    },
+    state=native.Arg("blocks heads dk dv", torch.float32),
+    before=native.Arg("sequences", torch.int64),
+    after=native.Arg("sequences", torch.int64),
+    starts=native.Arg("sequences+1", torch.int64),
+    rate=native.Arg("heads", torch.float32),
+    dt_bias=native.Arg("heads", torch.float32),
+    q=native.Arg("rows key_heads dk", strided="rows"),
+    k=native.Arg("rows key_heads dk", strided="rows"),
+    v=native.Arg("rows heads dv", strided="rows"),
+    b=native.Arg("rows heads", strided="rows"),
+    a=native.Arg("rows heads", strided="rows"),
+)
 
 
 def delta_rule(
@@ -27,6 +46,8 @@ def delta_rule(
     places: StateLayout,
 ) -> Tensor:
     """See the package."""
+    where = places.before, places.after, places.starts
+    SIGNATURE(state, *where, rate, dt_bias, q, k, v, b, a, rows=places.rows)
     key_heads, dk = k.shape[1:]
     out = torch.empty(v.shape, dtype=v.dtype)
     DELTA_RULE[v.dtype](

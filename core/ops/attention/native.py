@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, FLOAT, INT, function, functions, load
+from ostro.core.native import ADDRESS, FLOAT, INT, Arg, Signature, function, functions, load
 from ostro.core.ops.attention import cpu
 from ostro.core.ops.kv_write.scaled import Scaled, parts_of
 
@@ -35,6 +35,34 @@ PREFILL = function(
     "prefill_bf16",
     *(ADDRESS, INT, INT, ADDRESS, ADDRESS, INT, INT, INT, INT, INT, INT, *RULE, ADDRESS),
 )
+
+
+def signature(stored: torch.dtype | None) -> Signature:
+    """Of caches in the type of q, or `stored` as elements of one byte with scales."""
+    scales = Arg("blocks kv_heads block", torch.float32, optional=stored is None)
+    return Signature(
+        "attention",
+        {
+            "as many query heads for every kv head": lambda n: (
+                n["kv_heads"] > 0 and n["heads"] % n["kv_heads"] == 0
+            ),
+            "blocks of at least one token": lambda n: n["block"] > 0,
+        },
+        slots=Arg("rows", torch.int64),
+        lengths=Arg("sequences", torch.int32),
+        starts=Arg("sequences+1", torch.int32),
+        table=Arg("sequences width", torch.int32, strided="sequences"),
+        k_cache=Arg("blocks kv_heads block d", stored),
+        k_scales=scales,
+        v_cache=Arg("blocks kv_heads block dv", stored, strided="block"),
+        v_scales=scales,
+        q=Arg("rows heads d", strided="rows heads"),
+        sinks=Arg("heads", torch.float32, optional=True),
+        alibi=Arg("heads", torch.float32, optional=True),
+    )
+
+
+SIGNATURES = {stored: signature(stored) for stored in (None, *STORED)}
 TILED = not torch.cpu._is_amx_tile_supported()
 CUT = 256  # keys that are worth a thread of their own
 
@@ -56,6 +84,9 @@ def attention(
     kept = isinstance(k_cache, Scaled) or k_cache.dtype == q.dtype
     if not kept or q.stride(-1) != 1:
         return cpu.attention(q, k_cache, v_cache, batch, scale, window, softcap, sinks, alibi)
+    check = SIGNATURES[k_cache.dtype if isinstance(k_cache, Scaled) else None]
+    layout = batch.slots, batch.lengths, batch.starts, batch.table
+    check(*layout, *parts_of(k_cache), *parts_of(v_cache), q, sinks, alibi)
     rule = (scale, window, softcap, address(sinks), address(alibi))
     # `decode` writes the rows of all sequences that have one, `prefill` those that it is given.
     blank = torch.empty if batch.max_queries == 1 else torch.zeros

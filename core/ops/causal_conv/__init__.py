@@ -4,7 +4,7 @@
 
 x [T, c] float, the rows of all sequences, one after the other; weight [c, w] and bias [c] or None
 float32; state [blocks, c, w - 1] float32: the w - 1 rows before a sequence's first, which
-`places` (a `Places`) finds, zeros where it begins; the last w - 1 rows are put into its new block.
+`places` (a `StateLayout`) finds, zeros where it begins; the last w - 1 rows go into its new block.
 Row t is sum over j of weight[:, j] * x[t - (w - 1) + j], plus bias, through `act` ("" or "silu");
 computed in float32 and rounded once to x's dtype.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
 from ostro.core.ops.causal_conv import naive
 from ostro.core.ops.state_layout import StateLayout
 
@@ -15,6 +15,16 @@ P, N = ADDRESS, INT
 KINDS = (P, N, N, P, N, P, P, N, P, P, P, N, P)
 CAUSAL_CONV = functions(load(Path(__file__).with_suffix(".cpp")), "causal_conv", *KINDS)
 WIDEST = 16
+SIGNATURE = Signature(
+    "causal_conv",
+    weight=Arg("channels width", torch.float32),
+    bias=Arg("channels", torch.float32, optional=True),
+    state=Arg("blocks channels width-1", torch.float32),
+    before=Arg("sequences", torch.int64),
+    after=Arg("sequences", torch.int64),
+    starts=Arg("sequences+1", torch.int64),
+    x=Arg("rows channels", strided="rows"),
+)
 
 
 def causal_conv(
@@ -29,6 +39,8 @@ def causal_conv(
     channels, width = weight.shape
     if width > WIDEST:
         return naive.causal_conv(x, weight, bias, state, places, act)
+    where = places.before, places.after, places.starts
+    SIGNATURE(weight, bias, state, *where, x, rows=places.rows)
     out = torch.empty(x.shape, dtype=x.dtype)
     CAUSAL_CONV[x.dtype](
         x.data_ptr(),

@@ -7,13 +7,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
 from ostro.core.ops.grouped_matmul import cpu
 
 GROUPED = functions(
     load(Path(__file__).with_suffix(".cpp")),
     "grouped",
     *(ADDRESS, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS),
+)
+SIGNATURE = Signature(
+    "grouped",
+    weight=Arg("experts n k"),
+    x=Arg("rows k"),
+    expert_of_row=Arg("rows", torch.int64),
 )
 # Mean rows per expert from which torch's products are faster: with AVX-512 of bfloat16 on one core
 # 2.6 ms for 8 experts [768, 2048] and 16 rows each either way, 23 ms and 17 ms for 256 rows. An AMX
@@ -30,6 +36,7 @@ def grouped(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
 def grouped_fixed(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
     """See the package; a row's result has the same bits whatever other rows there are."""
     x = x.contiguous()
+    SIGNATURE(weight, x, expert_of_row)
     rows, (_, n, k) = x.shape[0], weight.shape
     y = x.new_empty(rows, n)
     GROUPED[x.dtype](

@@ -7,14 +7,33 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
 from ostro.core.ops.kv_write import naive
-from ostro.core.ops.kv_write.scaled import Scaled
+from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, parts_of
 
 LIBRARY = load(Path(__file__).with_suffix(".cpp"))
 ROWS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, INT)
 WRITE_ROWS = functions(LIBRARY, "write_rows", *ROWS, ADDRESS)
 WRITE_SCALED = functions(LIBRARY, "write_scaled", *ROWS, INT, ADDRESS, ADDRESS)
+
+
+def signature(stored: torch.dtype | None) -> Signature:
+    """Of caches in the type of k and v, or `stored` as elements of one byte with scales."""
+    scales = Arg("blocks kv_heads block", torch.float32, optional=stored is None)
+    return Signature(
+        "kv_write",
+        {"blocks of at least one token": lambda n: n["block"] > 0},
+        slots=Arg("rows", torch.int64),
+        k_cache=Arg("blocks kv_heads block d", stored),
+        k_scales=scales,
+        v_cache=Arg("blocks kv_heads block dv", stored),
+        v_scales=scales,
+        k=Arg("rows kv_heads d", strided="rows kv_heads"),
+        v=Arg("rows kv_heads dv", strided="rows kv_heads"),
+    )
+
+
+SIGNATURES = {stored: signature(stored) for stored in (None, *LIMITS)}
 
 
 def kv_write(
@@ -23,6 +42,8 @@ def kv_write(
     """See the package."""
     if k.dtype != k_cache.dtype and not isinstance(k_cache, Scaled):
         return naive.kv_write(k, v, k_cache, v_cache, slots)
+    check = SIGNATURES[k_cache.dtype if isinstance(k_cache, Scaled) else None]
+    check(slots, *parts_of(k_cache), *parts_of(v_cache), k, v)
     for x, cache in ((k, k_cache), (v, v_cache)):
         rows = x.data_ptr(), *x.shape, *x.stride()[:2], slots.data_ptr(), cache.shape[2]
         if isinstance(cache, Scaled):

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
 
 CHUNK = 1024
 """How much of a row of x is summed at a time, as in native.cpp."""
@@ -20,6 +20,21 @@ LORA = functions(
     "lora",
     *(ADDRESS, INT, ADDRESS, INT, ADDRESS, ADDRESS, ADDRESS, INT, ADDRESS, ADDRESS, INT),
     *(ADDRESS, INT, ADDRESS, INT, INT, INT, ADDRESS),
+)
+SIGNATURE = Signature(
+    "lora",
+    {
+        "a row of mixtures for each of t, or one for all": lambda n: n["rows"] in (1, n["t"]),
+        "pages of all experts": lambda n: n["all_pages"] % n["experts"] == 0,
+    },
+    a=Arg("all_pages parts 16 k"),
+    b=Arg("all_pages 16 n"),
+    pages=Arg("mixtures slots", torch.int32),
+    scales=Arg("mixtures slots", torch.float32),
+    x=Arg("t k", strided="t"),
+    y=Arg("t n", strided="t"),
+    mixture=Arg("rows", torch.int32),
+    expert=Arg("t", torch.int64, optional=True),
 )
 
 
@@ -36,6 +51,8 @@ def lora(
     experts: int = 1,
 ) -> Tensor:
     """See the package; takes memory for h alone, float32 [t, K, parts, chunks of k, 16]."""
+    sizes = {"parts": len(widths), "n": sum(widths), "experts": experts}
+    SIGNATURE(a, b, pages, scales, x, y, mixture, expert, **sizes)
     (t, k), (_, parts, rank, _), slots = x.shape, a.shape, pages.shape[1]
     h = torch.empty(t, slots, parts, -(-k // CHUNK), rank, dtype=torch.float32)
     LORA[x.dtype](

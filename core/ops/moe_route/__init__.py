@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ostro.core.errors import InvalidTensor
 from ostro.core.native import DTYPES
 from ostro.core.ops.choose import Kernel
 
@@ -49,9 +50,13 @@ class RoutingRule(NamedTuple):
 
 
 def check(logits: Tensor, rule: RoutingRule) -> None:
-    """That there are as many experts as the rule asks for, in whole groups."""
+    """Raise InvalidTensor unless there are as many experts as the rule needs, in whole groups."""
     experts = logits.shape[1]
-    assert rule.top <= experts and experts % rule.groups == 0, f"{rule} of {experts = }"
+    if not 0 < rule.top <= experts or rule.groups < 1 or experts % rule.groups:
+        raise InvalidTensor(
+            f"routes over {experts} experts by {rule}, expected top within 1..{experts} and groups "
+            "of equal size"
+        )
 
 
 def room(logits: Tensor, rule: RoutingRule) -> tuple[Tensor, Tensor]:

@@ -85,16 +85,26 @@ void route(const T* logits, int64_t rows, int64_t n, int64_t stride, const float
 }
 EXPORT(route)
 
-// Copies [rows * top] by expert, those of an expert in their order.
-extern "C" void sort_copies(const int64_t* experts, int64_t copies, int64_t top, int64_t count,
-                            int64_t* expert_of_copy, int64_t* row_of_copy, int64_t* places) {
+// Copies [rows * top] by expert, those of an expert in their order. Experts outside of 0..count - 1
+// are taken for the nearest, and their number is returned.
+extern "C" int64_t sort_copies(const int64_t* experts, int64_t copies, int64_t top, int64_t count,
+                               int64_t* expert_of_copy, int64_t* row_of_copy, int64_t* places) {
+    if (count < 1) return copies;
     std::vector<int64_t> next(count + 1);
-    for (int64_t i = 0; i < copies; i++) next[experts[i] + 1]++;
+    int64_t wrong = 0;
+    auto expert = [&](int64_t i) {
+        return std::min(std::max<int64_t>(experts[i], 0), count - 1);
+    };
+    for (int64_t i = 0; i < copies; i++) {
+        wrong += expert(i) != experts[i];
+        next[expert(i) + 1]++;
+    }
     for (int64_t e = 0; e < count; e++) next[e + 1] += next[e];
     for (int64_t i = 0; i < copies; i++) {
-        int64_t place = next[experts[i]]++;
-        expert_of_copy[place] = experts[i];
+        int64_t place = next[expert(i)]++;
+        expert_of_copy[place] = expert(i);
         row_of_copy[place] = i / top;
         places[i] = place;
     }
+    return wrong;
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, FLOAT, INT, function, functions, load
+from ostro.core.errors import InvalidTensor
+from ostro.core.native import ADDRESS, FLOAT, INT, Arg, Signature, function, functions, load
 from ostro.core.ops.moe_route import RoutingRule, room
 
 LIBRARY = load(Path(__file__).with_suffix(".cpp"))
@@ -15,14 +17,24 @@ ROUTE = functions(
     "route",
     *(ADDRESS, INT, INT, INT, ADDRESS, INT, INT, INT, INT, INT, FLOAT, ADDRESS, ADDRESS),
 )
-SORT = function(LIBRARY, "sort_copies", *(ADDRESS, INT, INT, INT, ADDRESS, ADDRESS, ADDRESS))
+SIGNATURE = Signature(
+    "route",
+    logits=Arg("rows experts", strided="rows"),
+    bias=Arg("experts", torch.float32, optional=True),
+)
+SORT = function(
+    LIBRARY, "sort_copies", *(ADDRESS, INT, INT, INT, ADDRESS, ADDRESS, ADDRESS), result=INT
+)
+
+SORT_SIGNATURE = Signature("sort", experts=Arg("rows top", torch.int64))
 
 
 def route(logits: Tensor, rule: RoutingRule, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See the package."""
-    experts, weights = room(logits, rule)
     if bias is not None:
         bias = bias.float()
+    SIGNATURE(logits, bias)
+    experts, weights = room(logits, rule)
     ROUTE[logits.dtype](
         logits.data_ptr(),
         *logits.shape,
@@ -41,16 +53,19 @@ def route(logits: Tensor, rule: RoutingRule, bias: Tensor | None = None) -> tupl
 
 
 def sort(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See the package."""
+    """See the package. Raises InvalidTensor for experts that do not exist, except in a replay."""
     experts = experts.contiguous()
+    SORT_SIGNATURE(experts)
     places = experts.new_empty(experts.shape)
     copies = experts.numel()
     expert_of_copy, row_of_copy = experts.new_empty(copies), experts.new_empty(copies)
-    SORT(
+    wrong = SORT(
         experts.data_ptr(),
         *(copies, experts.shape[1], count),
         expert_of_copy.data_ptr(),
         row_of_copy.data_ptr(),
         places.data_ptr(),
     )
+    if wrong:
+        raise InvalidTensor(f"routes {wrong} copies of rows to experts outside of 0..{count - 1}")
     return expert_of_copy, row_of_copy, places

@@ -7,26 +7,33 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, FLOAT, INT, functions, load
+from ostro.core.native import ADDRESS, FLOAT, INT, Arg, Signature, functions, load
 
 KINDS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, ADDRESS, FLOAT, ADDRESS, ADDRESS)
 RMS_NORM = functions(load(Path(__file__).with_suffix(".cpp")), "rms_norm", *KINDS)
+SIGNATURE = Signature(
+    "rms_norm",
+    weight=Arg("d", torch.float32),
+    x=Arg("... d", strided="..."),
+    residual=Arg("... d", optional=True),
+)
 
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """See the package."""
-    d = x.shape[-1]
-    if x.ndim > 3 or residual is not None or x.stride(-1) != 1:
+    if x.ndim > 3 or residual is not None or x.stride()[-1:] != (1,):
         x = x.contiguous()
-    heads = x if x.ndim == 3 else x.view(-1, 1, d)
+    if residual is not None:
+        residual = residual.contiguous()
     if weight.dtype != torch.float32:
         weight = weight.float()
+    SIGNATURE(weight, x, residual)
+    heads = x if x.ndim == 3 else x.view(-1, 1, x.shape[-1])
     y = torch.empty(x.shape, dtype=x.dtype)
     total, add = x, None
     if residual is not None:
-        residual = residual.contiguous()
         total, add = torch.empty(x.shape, dtype=x.dtype), residual.data_ptr()
     RMS_NORM[x.dtype](
         heads.data_ptr(),

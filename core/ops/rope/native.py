@@ -8,11 +8,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, INT, functions, load
+from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
 from ostro.core.ops.rope.naive import angles
 
 KINDS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, ADDRESS, INT, INT, ADDRESS)
 ROPE = functions(load(Path(__file__).with_suffix(".cpp")), "rope", *KINDS)
+SIGNATURE = Signature(
+    "rope",
+    {"an even r of at most d": lambda n: n["r"] % 2 == 0 and n["r"] <= n["d"]},
+    positions=Arg("rows", torch.int64),
+    table=Arg("length r", torch.float32),
+    q=Arg("rows heads d", strided="rows heads"),
+    k=Arg("rows kv_heads d", strided="rows kv_heads"),
+)
 
 
 def rope(
@@ -28,6 +36,7 @@ def rope(
     if sections is not None:  # a table of this batch's own, a row to a token
         table = torch.cat(angles(positions, table, sections), -1)
         where = torch.arange(len(table))
+    SIGNATURE(where, table, q, k)
     return rotate(q, where, table, interleaved), rotate(k, where, table, interleaved)
 
 

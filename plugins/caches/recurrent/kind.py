@@ -49,7 +49,8 @@ class States:
             return torch.where(there, blocks, -1)
 
         before = block_of(first - 1, (first > 0) & (lengths > 0))
-        return StateLayout(starts, before, block_of(lengths - 1, (lengths > 0) & (lengths > first)))
+        after = block_of(lengths - 1, (lengths > 0) & (lengths > first))
+        return StateLayout(starts, before, after, len(self.batch.slots))
 
 
 class Recurrent(CacheKind):

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ostro.errors import InvalidTensor
 from ostro.ops import native
-from ostro.quant.planes.planes import Planes
-from ostro.quant.planes.quant_matmul.interleaved import Strips
+from ostro.quant.planes.planes import CELL, Planes
+from ostro.quant.planes.quant_matmul.interleaved import LANES, Strips
 
 TYPES = {
     torch.float32: 0,
@@ -66,6 +67,11 @@ CALL = (POINTER(Told), native.ADDRESS, native.INT, native.ADDRESS, native.INT, n
 ROUNDED = native.functions(LIBRARY, "product", *CALL)
 EXACT = native.functions(LIBRARY, "product_exact", *CALL)
 DEQUANTIZE = native.functions(LIBRARY, "dequantize", POINTER(Told), native.ADDRESS)
+SIGNATURE = native.Signature(
+    "quant_matmul",
+    x=native.Arg("rows k", strided="rows"),
+    expert_of_row=native.Arg("rows", torch.int64, optional=True),
+)
 
 
 class Weight(Strips):
@@ -104,6 +110,7 @@ class View:
 
     def __init__(self, strips: Strips) -> None:
         planes, parts = strips.empty, strips.parts
+        check(strips)
         self.kept: list[Tensor] = []
         self.places = [(part, part.data_ptr()) for part in parts.values()]
         self.told = told = Told(bits=planes.bits, group=planes.group, experts=1, unit=1.0)
@@ -122,7 +129,7 @@ class View:
             told.constant = planes.zero
         if planes.table is not None:
             told.table = self.address(planes.table.float())
-        self.n, self.pointer = told.n, pointer(told)
+        self.n, self.k, self.pointer = told.n, told.k, pointer(told)
 
     @property
     def moved(self) -> bool:
@@ -133,6 +140,33 @@ class View:
         """Where a tensor lies, which is kept."""
         self.kept.append(tensor)
         return tensor.data_ptr()
+
+
+def check(strips: Strips) -> None:
+    """Raise InvalidTensor where tensors of planes do not agree with each other in their sizes."""
+    parts, planes, (*experts, n, k) = strips.parts, strips.empty, strips.shape
+    groups = parts["scale"].shape[-2]
+    shared = parts.get("d", parts.get("m", parts["scale"])).shape[-2]
+    divide = groups and shared and not k % groups and not groups % shared
+    if not divide or (planes.group != 16 and planes.group % CELL):
+        raise InvalidTensor(
+            f"has planes of {k} columns in {groups} groups, of which {shared} share factors; "
+            "expected groups of 16 columns, or of a multiple of 32"
+        )
+    sizes = {f"codes{i}": k // CELL * codes.shape[-1] // 4 for i, codes in enumerate(planes.codes)}
+    sizes |= {"scale": groups, "zero": groups, "offset": groups, "d": shared, "m": shared}
+    for name, part in parts.items():
+        expected = (*experts, -(-n // LANES), sizes[name], LANES)
+        if part.shape != expected or not part.is_contiguous() or not part.is_cpu:
+            raise InvalidTensor(
+                f"has planes whose {name} is laid out as {list(part.shape)} on {part.device}, "
+                f"expected {list(expected)} on cpu"
+            )
+    if planes.table is not None and planes.table.shape != (2**planes.bits,):
+        table = list(planes.table.shape)
+        raise InvalidTensor(
+            f"has planes whose table has shape {table}, expected [{2**planes.bits}]"
+        )
 
 
 class Exact(View):
@@ -193,6 +227,7 @@ def weight_of(planes: Planes | Weight) -> Weight:
 
 
 def run(x: Tensor, view: View, expert_of_row: Tensor | None = None) -> Tensor:
+    SIGNATURE(x, expert_of_row, k=view.k)
     y = torch.empty(x.shape[0], view.n, dtype=x.dtype)
     experts = None if expert_of_row is None else expert_of_row.data_ptr()
     call = view.product[x.dtype]

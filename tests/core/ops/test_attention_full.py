@@ -54,7 +54,7 @@ def batch(name: str, host: bool) -> tuple[Tensor, Tensor, Tensor, AttentionMetad
         table=table.int().to(DEVICE),
         starts=starts.int().to(DEVICE),
         lengths=torch.tensor(lengths).int().to(DEVICE),
-        slots=torch.empty(0, dtype=torch.int64, device=DEVICE),
+        slots=torch.full((sum(queries),), -1, dtype=torch.int64, device=DEVICE),
         max_queries=max(queries),
         max_length=max(lengths),
         full=torch.tensor(full).int().to(DEVICE),

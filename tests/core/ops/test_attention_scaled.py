@@ -87,7 +87,7 @@ def make(
         table=table.int().to(DEVICE),
         starts=starts.int().to(DEVICE),
         lengths=torch.tensor(lengths).int().to(DEVICE),
-        slots=torch.empty(0, dtype=torch.int64, device=DEVICE),
+        slots=torch.full((sum(queries),), -1, dtype=torch.int64, device=DEVICE),
         max_queries=max(queries),
         max_length=max(lengths),
         full=None if full is None else torch.tensor(full).int().to(DEVICE),

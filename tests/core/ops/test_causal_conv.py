@@ -32,7 +32,9 @@ TWINS = pytest.mark.parametrize("twin", [triton, native], ids=["triton", "native
 def places(name: str) -> StateLayout:
     rows, before, after = BATCHES[name]
     lists = ([0, *accumulate(rows)], before, after)
-    return StateLayout(*(torch.tensor(each, dtype=torch.int64, device=DEVICE) for each in lists))
+    return StateLayout(
+        *(torch.tensor(each, dtype=torch.int64, device=DEVICE) for each in lists), sum(rows)
+    )
 
 
 def inputs(name: str, channels: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -62,7 +64,7 @@ def test_pieces_are_the_whole(width: int, act: str) -> None:
         before = [s * 2 if done[s] else -1 for s in (0, 1)]
         after = [s * 2 if n else -1 for s, n in enumerate(counts)]
         starts = [0, counts[0], sum(counts)]
-        where = StateLayout(*(torch.tensor(each) for each in (starts, before, after)))
+        where = StateLayout(*(torch.tensor(each) for each in (starts, before, after)), sum(counts))
         y = naive.causal_conv(torch.cat(rows), weight, bias, state, where, act)
         for s, part in enumerate(y.split(counts)):
             said[s] = torch.cat((said[s], part))
@@ -116,7 +118,7 @@ def launch(
     ints = [meta(n, dtype=torch.int64) for n in (sequences + 1, sequences, sequences)]
     x = meta(rows, 3 * channels, dtype=dtype)[:, :channels]
     weights = [meta(channels, width), meta(channels)]
-    return [x, *weights, meta(1000, channels, width - 1), StateLayout(*ints), "silu"]
+    return [x, *weights, meta(1000, channels, width - 1), StateLayout(*ints, rows), "silu"]
 
 
 LAUNCHES = {

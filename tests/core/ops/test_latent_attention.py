@@ -39,7 +39,7 @@ def arguments(
         table=table.int().to(DEVICE),
         starts=torch.tensor([0, *queries]).cumsum(0).int().to(DEVICE),
         lengths=torch.tensor(lengths).int().to(DEVICE),
-        slots=torch.empty(0, dtype=torch.int64, device=DEVICE),
+        slots=torch.full((sum(queries),), -1, dtype=torch.int64, device=DEVICE),
         max_queries=max(queries),
         max_length=max(lengths),
     )

@@ -1,0 +1,87 @@
+"""A model with a porting bug gets an error that names the module, never a damaged heap."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ostro.plugins.conformance.parity import Subject
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+import torch
+from ostro.core.engine.build import build_engine
+from ostro.core.errors import OstroError
+from ostro.core.load.model import load_model
+from ostro.core.plugins import PluginManager
+from ostro.core.records import Settings
+
+def first_row(norm):
+    def forward(x, residual):
+        y, residual = norm(x, residual)
+        return y[:1], residual
+    return forward
+
+def one_column_less(mlp):
+    return lambda x, step: mlp(x[:, 1:], step)
+
+folder, bug, dtype = sys.argv[1:]
+plugins, settings = PluginManager(), Settings(dtype=dtype)
+plugins.load(settings)
+loaded = load_model(Path(folder), settings, plugins)
+layer = loaded.model.model.layers[1]
+if bug == "rows":
+    layer.input_layernorm.forward = first_row(layer.input_layernorm.forward)
+if bug == "queries":
+    place = layer.self_attn.place
+    layer.self_attn.place = lambda *arguments: place(*arguments)[:1]
+if bug == "width":
+    layer.mlp.forward = one_column_less(layer.mlp.forward)
+if bug == "type":
+    layer.mlp.down_proj.forward = lambda x, step: 1 + "one"
+engine = build_engine(loaded, settings, plugins, [], rows=64, block=16, blocks=16)
+try:
+    engine.runner.logits([3, 4, 5])
+    engine.runner.capture()
+except OstroError as error:
+    print(type(error).__name__, error)
+except TypeError as error:
+    print(type(error).__name__, *error.__notes__)
+junk = [torch.empty(1 << i) for i in range(4, 18)]  # a damaged heap shows by now
+"""
+
+ORIGIN = "(architecture llama, plugin architectures.llama (built in))"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("bug", "path", "fault"),
+    [
+        ("rows", "model.layers.1.self_attn.rope", "[1, 4, 16], expected [rows=3, "),
+        (
+            "queries",
+            "model.layers.1.self_attn",
+            "argument q has shape [1, 4, 16], expected [rows=3, heads, d=16]",
+        ),
+        ("width", "model.layers.1.mlp.gate_up", "expects inputs of width 64, got 63"),
+        ("type", "model.layers.1.mlp", "raised in"),
+    ],
+)
+def test_the_error_names_the_module(
+    llama: Subject, bug: str, path: str, fault: str, dtype: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(llama.folder), bug, dtype],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert path in done.stdout and fault in done.stdout and ORIGIN in done.stdout, done.stdout
