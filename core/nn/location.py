@@ -36,7 +36,7 @@ def names_modules(
     """
 
     @wraps(method)
-    def call(self: R, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(self, *args, **kwargs)
         except InvalidTensor as error:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ostro.core.native import ADDRESS, FLOAT, INT, Arg, Signature, function, functions, load
+from ostro.core.errors import InvalidTensor
+from ostro.core.native import ADDRESS, DTYPES, FLOAT, INT, Arg, Signature, function, functions, load
 from ostro.core.ops.attention import cpu
-from ostro.core.ops.kv_write.scaled import Scaled, parts_of
+from ostro.core.ops.kv_write.scaled import Scaled, parts_of, stored_type
 
 if TYPE_CHECKING:
     from ostro.core.ops.attention import AttentionMetadata
@@ -82,11 +83,13 @@ def attention(
     sinks = None if sinks is None else sinks.float()
     alibi = None if alibi is None else alibi.float()
     kept = isinstance(k_cache, Scaled) or k_cache.dtype == q.dtype
-    if not kept or q.stride(-1) != 1:
+    if q.dtype in DTYPES and (not kept or q.stride(-1) != 1):
         return cpu.attention(q, k_cache, v_cache, batch, scale, window, softcap, sinks, alibi)
-    check = SIGNATURES[k_cache.dtype if isinstance(k_cache, Scaled) else None]
+    check = SIGNATURES[stored_type(k_cache)]
     layout = batch.slots, batch.lengths, batch.starts, batch.table
     check(*layout, *parts_of(k_cache), *parts_of(v_cache), q, sinks, alibi)
+    if (tokens := batch.table.shape[1] * k_cache.shape[2]) < batch.max_length:
+        raise InvalidTensor(f"has block tables of {tokens} tokens, expected {batch.max_length}")
     rule = (scale, window, softcap, address(sinks), address(alibi))
     # `decode` writes the rows of all sequences that have one, `prefill` those that it is given.
     blank = torch.empty if batch.max_queries == 1 else torch.zeros

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
 from ostro.core.ops.kv_write import naive
-from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, parts_of
+from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, parts_of, stored_type
 
 LIBRARY = load(Path(__file__).with_suffix(".cpp"))
 ROWS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, INT)
@@ -42,7 +42,7 @@ def kv_write(
     """See the package."""
     if k.dtype != k_cache.dtype and not isinstance(k_cache, Scaled):
         return naive.kv_write(k, v, k_cache, v_cache, slots)
-    check = SIGNATURES[k_cache.dtype if isinstance(k_cache, Scaled) else None]
+    check = SIGNATURES[stored_type(k_cache)]
     check(slots, *parts_of(k_cache), *parts_of(v_cache), k, v)
     for x, cache in ((k, k_cache), (v, v_cache)):
         rows = x.data_ptr(), *x.shape, *x.stride()[:2], slots.data_ptr(), cache.shape[2]

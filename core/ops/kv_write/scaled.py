@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ostro.core.errors import InvalidTensor
+
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The types that pages may be narrowed to, and the largest element of each that is used."""
 
@@ -41,6 +43,19 @@ def parts_of(cache: Tensor | Scaled) -> tuple[Tensor, Tensor | None]:
     if isinstance(cache, Scaled):
         return cache.elements, cache.scales
     return cache, None
+
+
+def stored_type(cache: Tensor | Scaled) -> torch.dtype | None:
+    """The type of one byte that a cache is stored in; None for floats without scales.
+
+    Raises InvalidTensor for scaled elements of another type.
+    """
+    if not isinstance(cache, Scaled):
+        return None
+    if cache.dtype not in LIMITS:
+        known = " or ".join(map(str, LIMITS))
+        raise InvalidTensor(f"has scaled pages of {cache.dtype}, expected {known}")
+    return cache.dtype
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

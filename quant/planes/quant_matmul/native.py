@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ostro.errors import InvalidTensor
 from ostro.ops import native
-from ostro.quant.planes.planes import CELL, Planes
-from ostro.quant.planes.quant_matmul.interleaved import LANES, Strips
+from ostro.quant.planes.planes import CELL, WIDTHS, Planes
+from ostro.quant.planes.quant_matmul.interleaved import Strips
 
 TYPES = {
     torch.float32: 0,
@@ -78,6 +78,7 @@ class Weight(Strips):
     """Strips, and what native.cpp is told of them."""
 
     def __init__(self, planes: Planes) -> None:
+        check(planes)
         super().__init__(planes)
         self.views: dict[type[View], View] = {}
 
@@ -110,7 +111,9 @@ class View:
 
     def __init__(self, strips: Strips) -> None:
         planes, parts = strips.empty, strips.parts
-        check(strips)
+        for name, part in parts.items():
+            if not part.is_cpu or not part.is_contiguous():
+                raise InvalidTensor(f"has {name} of planes on {part.device}, expected cpu")
         self.kept: list[Tensor] = []
         self.places = [(part, part.data_ptr()) for part in parts.values()]
         self.told = told = Told(bits=planes.bits, group=planes.group, experts=1, unit=1.0)
@@ -142,31 +145,33 @@ class View:
         return tensor.data_ptr()
 
 
-def check(strips: Strips) -> None:
-    """Raise InvalidTensor where tensors of planes do not agree with each other in their sizes."""
-    parts, planes, (*experts, n, k) = strips.parts, strips.empty, strips.shape
-    groups = parts["scale"].shape[-2]
-    shared = parts.get("d", parts.get("m", parts["scale"])).shape[-2]
-    divide = groups and shared and not k % groups and not groups % shared
-    if not divide or (planes.group != 16 and planes.group % CELL):
+def check(planes: Planes) -> None:
+    """Raise InvalidTensor where the tensors of planes disagree in their sizes.
+
+    native.cpp gets the number of rows and columns once, and finds all tensors by it.
+    """
+    rows, k = planes.codes[0].shape[:-2], planes.shape[-1]
+    layout = [(codes.dtype, codes.shape[-1]) for codes in planes.codes]
+    if layout != [(torch.uint8, 4 * bits) for bits in WIDTHS.get(planes.bits, ())]:
+        raise InvalidTensor(f"has planes of codes {layout}, which are not those of 1 to 8 bits")
+    groups = planes.scale.shape[-1] if planes.scale.ndim else 0
+    shared = next((t.shape[-1] for t in (planes.d, planes.m) if t is not None), groups)
+    if not groups or not shared or k % groups or groups % shared:
+        raise InvalidTensor(f"has planes of {k} columns in {groups} groups in runs of {shared}")
+    if planes.group != 16 and planes.group % CELL:
         raise InvalidTensor(
-            f"has planes of {k} columns in {groups} groups, of which {shared} share factors; "
-            "expected groups of 16 columns, or of a multiple of 32"
+            f"has planes in groups of {planes.group}, expected 16 or {CELL} times n"
         )
-    sizes = {f"codes{i}": k // CELL * codes.shape[-1] // 4 for i, codes in enumerate(planes.codes)}
-    sizes |= {"scale": groups, "zero": groups, "offset": groups, "d": shared, "m": shared}
-    for name, part in parts.items():
-        expected = (*experts, -(-n // LANES), sizes[name], LANES)
-        if part.shape != expected or not part.is_contiguous() or not part.is_cpu:
-            raise InvalidTensor(
-                f"has planes whose {name} is laid out as {list(part.shape)} on {part.device}, "
-                f"expected {list(expected)} on cpu"
-            )
+    sizes = {"scale": groups, "zero": groups, "offset": groups, "d": shared, "m": shared}
+    for name, tensor in planes.tensors().items():
+        is_codes = name.startswith("codes")
+        columns = (k // CELL, tensor.shape[-1]) if is_codes else (sizes[name],)
+        if tensor.shape != (*rows, *columns):
+            shape, expected = list(tensor.shape), [*rows, *columns]
+            raise InvalidTensor(f"has planes whose {name} has shape {shape}, expected {expected}")
     if planes.table is not None and planes.table.shape != (2**planes.bits,):
-        table = list(planes.table.shape)
-        raise InvalidTensor(
-            f"has planes whose table has shape {table}, expected [{2**planes.bits}]"
-        )
+        shape, expected = list(planes.table.shape), [2**planes.bits]
+        raise InvalidTensor(f"has planes whose table has shape {shape}, expected {expected}")
 
 
 class Exact(View):

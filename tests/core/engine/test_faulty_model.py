@@ -19,7 +19,7 @@ import torch
 from ostro.core.engine.build import build_engine
 from ostro.core.errors import OstroError
 from ostro.core.load.model import load_model
-from ostro.core.plugins import PluginManager
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 def first_row(norm):
