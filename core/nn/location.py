@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 class RunsModel(Protocol):
-    """What has a model whose modules are named in errors."""
+    """An object that runs a model."""
 
-    model: Model
+    @property
+    def model(self) -> Model: ...
 
 
 R = TypeVar("R", bound=RunsModel)
