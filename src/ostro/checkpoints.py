@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ostro.core.device import format_bytes, parse_size
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ostro.core.load.components import JoinedContainer
 from ostro.core.load.container import (
     DTYPES,
@@ -19,19 +21,41 @@ from ostro.core.load.ggml import WITHDRAWN as GGML_WITHDRAWN
 from ostro.core.load.ggml import GgmlType
 from ostro.core.load.names import Named, Transform
 from ostro.core.load.open import PROJECTOR
-from ostro.core.load.planning import Planned as PlannedFormats
-from ostro.core.load.planning import PlanRequest, Probe
-from ostro.core.load.planning import Weight as PlannedWeight
-from ostro.core.load.quantize import FLOAT as FLOAT_FORMAT
-from ostro.core.load.quantize import Maker
-from ostro.core.load.saving import Saving, refuse_existing
-from ostro.core.load.saving import Told as SavingProgress
-from ostro.core.load.saving import whole as atomic_path
-from ostro.core.load.sizes import Shape as WeightShape
-from ostro.core.load.weights import slots as weight_slots
-from ostro.core.nn.linear import Slot as WeightSlot
 from ostro.core.paths import resolve_path
 from ostro.core.plugins.manager import PluginManager
+
+if TYPE_CHECKING:
+    from ostro.core.device import format_bytes, parse_size
+    from ostro.core.load.planning import Planned as PlannedFormats
+    from ostro.core.load.planning import PlanRequest, Probe
+    from ostro.core.load.planning import Weight as PlannedWeight
+    from ostro.core.load.quantize import FLOAT as FLOAT_FORMAT
+    from ostro.core.load.quantize import Maker
+    from ostro.core.load.saving import Saving, refuse_existing
+    from ostro.core.load.saving import Told as SavingProgress
+    from ostro.core.load.saving import whole as atomic_path
+    from ostro.core.load.sizes import Shape as WeightShape
+    from ostro.core.load.weights import slots as weight_slots
+    from ostro.core.nn.linear import Slot as WeightSlot
+
+_LAZY = {
+    "FLOAT_FORMAT": ("ostro.core.load.quantize", "FLOAT"),
+    "Maker": ("ostro.core.load.quantize", "Maker"),
+    "PlanRequest": ("ostro.core.load.planning", "PlanRequest"),
+    "PlannedFormats": ("ostro.core.load.planning", "Planned"),
+    "Probe": ("ostro.core.load.planning", "Probe"),
+    "PlannedWeight": ("ostro.core.load.planning", "Weight"),
+    "WeightShape": ("ostro.core.load.sizes", "Shape"),
+    "format_bytes": ("ostro.core.device", "format_bytes"),
+    "parse_size": ("ostro.core.device", "parse_size"),
+    "Saving": ("ostro.core.load.saving", "Saving"),
+    "SavingProgress": ("ostro.core.load.saving", "Told"),
+    "refuse_existing": ("ostro.core.load.saving", "refuse_existing"),
+    "atomic_path": ("ostro.core.load.saving", "whole"),
+    "weight_slots": ("ostro.core.load.weights", "slots"),
+    "WeightSlot": ("ostro.core.nn.linear", "Slot"),
+}
+"""Imported on first use: these modules need torch or Triton."""
 
 __all__ = [
     "DTYPES",
@@ -67,3 +91,10 @@ __all__ = [
     "tensor_fault",
     "weight_slots",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    return getattr(import_module(module), attribute)
