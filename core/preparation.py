@@ -34,10 +34,13 @@ class PromptExecutor:
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """The result of `work`, which prepares a request of `size` bytes.
 
-        Raises Overloaded where other requests leave no room; a request alone is never too large.
+        A request of more than half the limit counts as that much: one of them is prepared at a
+        time, whatever its size, and there is room for small ones beside it. Raises Overloaded where
+        other requests leave no room.
         """
+        size = min(size, self.max_bytes // 2 + 1)
         with self._lock:
-            if self.used and self.used + size > self.max_bytes:
+            if self.used + size > self.max_bytes:
                 raise Overloaded(
                     f"prompts of {self.used >> 20} MiB are being prepared, at most "
                     f"{self.max_bytes >> 20} MiB at once; try again"

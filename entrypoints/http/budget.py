@@ -8,8 +8,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.entrypoints.http.errors import CLOSE
 
-MAX_HELD = 512 << 20
-"""Bytes; a body alone may have more."""
+MAX_HELD = 1 << 30
+"""Bytes: twice what the largest body, a form, may have."""
+SMALL = 64 << 10
+"""A body is never refused for this many bytes, so that large ones cannot keep out small ones."""
 _KEY = "ostro.body"
 
 
@@ -47,11 +49,10 @@ class HeldBody:
     def add(self, size: int) -> None:
         """Count further bytes.
 
-        Raises HTTPException 503 where the bodies of other requests leave no room for them; a body
-        alone is never refused.
+        Raises HTTPException 503 where the body is not small and all bodies exceed `MAX_HELD`.
         """
         budget = self.budget
-        if budget.used > self.size and budget.used + size > MAX_HELD:
+        if self.size + size > SMALL and budget.used + size > MAX_HELD:
             self.release()
             message = f"the bodies of all requests exceed {MAX_HELD >> 20} MiB; try again"
             raise HTTPException(503, message, CLOSE)

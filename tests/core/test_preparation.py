@@ -176,13 +176,16 @@ def test_bytes_under_way_are_limited() -> None:
     release = threading.Event()
 
     async def main() -> None:
-        alone = asyncio.ensure_future(executor.run(500, partial(release.wait, 30)))
+        large = asyncio.ensure_future(executor.run(500, partial(release.wait, 30)))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="try again"):
-            await executor.run(1, release.is_set)
+        small = asyncio.ensure_future(executor.run(49, partial(release.wait, 30)))
+        await asyncio.sleep(0)
+        for size in (1, 500):
+            with pytest.raises(Overloaded, match="try again"):
+                await executor.run(size, release.is_set)
         release.set()
-        await alone
-        assert await executor.run(60, release.is_set)
+        await asyncio.gather(large, small)
+        assert await executor.run(100, release.is_set)
         with pytest.raises(ZeroDivisionError):
             await executor.run(60, lambda: 1 // 0)
         assert await executor.run(100, release.is_set)

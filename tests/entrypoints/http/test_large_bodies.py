@@ -188,6 +188,7 @@ class Exchange:
 
 def test_the_bytes_of_all_bodies_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "MAX_HELD", 1000)
+    monkeypatch.setattr(budget, "SMALL", 100)
     released = asyncio.Event()
 
     async def route(request: Request) -> Response:
@@ -212,14 +213,15 @@ def test_the_bytes_of_all_bodies_are_limited(monkeypatch: pytest.MonkeyPatch) ->
         await form.give(b"x" * 200)
         assert (first.status, second.status, form.status) == (0, 503, 503)
         assert second.headers[b"retry-after"] and second.headers[b"connection"] == b"close"
-        await first.give(b"x" * 900)  # alone it may exceed the limit
         await first.give(b'"}', more=False)
-        third = Exchange(app)
-        await third.give(b"{}", more=False)
-        assert (first.status, third.status) == (0, 503)  # as long as the response is not sent
+        small, third = Exchange(app), Exchange(app)
+        await small.give(b'{"a": "' + b"x" * 80 + b'"}', more=False)
+        await third.give(b'{"a": "' + b"x" * 200 + b'"}', more=False)
+        # The bytes of the first count as long as its response is not sent.
+        assert (first.status, small.status, third.status) == (0, 0, 503)
         released.set()
-        await first.done
-        assert first.status == 200
+        await asyncio.gather(first.done, small.done)
+        assert (first.status, small.status) == (200, 200)
         fourth = Exchange(app)
         await fourth.give(b'{"a": "' + b"x" * 900 + b'"}', more=False)
         await fourth.done
