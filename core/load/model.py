@@ -144,7 +144,7 @@ def read_weights(
         progress=progress,
         tied=tied_names(loaded.model, loaded.names, loaded.space),
     )
-    loaded.explain += plan.told() if plan else ()
+    loaded.explain += plan.describe() if plan else ()
 
 
 def requantize(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ostro.core.errors import UsageError
 from ostro.core.load.describe import ModelOutline, outline
-from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan, means
+from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan, matches
 from ostro.core.load.sizes import Shape, Sizes
 from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Router
@@ -85,7 +85,7 @@ class Planned:
 
 
 class PlanRequest:
-    """What a planner chooses for: `text` is what `--quant` says, `name` the checkpoint's file.
+    """The input of a planner: `text` is the value of `--quant`, `name` the checkpoint's file.
 
     `weights` are the float weights that no rule of `--topology` names, `makers` the installed
     formats by name, `importance` what the user gave, by the names of slots.
@@ -117,7 +117,7 @@ class PlanRequest:
 
     def is_open(self, slot: Slot) -> bool:
         """Whether the format of a slot is to be chosen."""
-        named = any(means(pattern, slot) for pattern, _ in self.plan.named)
+        named = any(matches(pattern, slot) for pattern, _ in self.plan.named)
         return self.sizes.is_float(slot) and not named
 
     @cached_property
@@ -185,7 +185,7 @@ def plan_model(
 ) -> ModelOutline:
     """Describe the model at a local path, with the format of every weight.
 
-    A planner that `--quant` asks for runs the model through `open_probe`. Raises an OstroError, as
+    A planner that claims `--quant` runs the model through `open_probe`. Raises an OstroError, as
     `outline` does, and UsageError for a plan that is not possible.
     """
     found = outline(path, settings, plugins)

@@ -1,8 +1,8 @@
 """In-situ quantization: float weights of a checkpoint are quantized while they are read.
 
-A *plan* says which format each weight is brought to. Weights are read and quantized one at a time,
-so that peak memory is the quantized model plus one weight. What a checkpoint holds quantized
-already stays as it is, and so do routers, and tensors that are no weight of a linear.
+A *plan* names the format of each weight. Weights are read and quantized one at a time: peak memory
+is the quantized model plus one weight. Weights that are quantized in the checkpoint stay as they
+are, as do routers and tensors that are not weights of linears.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ SHORT: Mapping[str, str] = {
     "6": "q6k",
     "8": "q8_0",
 }
-"""What a number of bits alone means, as mistral.rs has it for CPU and CUDA."""
+"""The formats that numbers of bits stand for, as in mistral.rs on CPU and CUDA."""
 
 FLOAT = "float"
-"""The name that leaves a weight as it is."""
+"""The name of no quantization."""
 
 
 @dataclass(frozen=True)
 class Maker:
-    """A format and who makes it."""
+    """A format and the quantizer that makes it."""
 
     format: Format
     quantizer: Quantizer
@@ -57,7 +57,7 @@ class Maker:
 
 
 def makers(plugins: PluginManager) -> dict[str, Maker]:
-    """Every format that an installed quantizer makes, by name. The first of a name has it."""
+    """The formats of all installed quantizers, by name; the first of a name wins."""
     found: dict[str, Maker] = {}
     for quantizer in plugins.collect("quantizers").values():
         for format in quantizer.makes:
@@ -71,9 +71,9 @@ def find(
     option: str = "--quant",
     others: Iterable[str] = (),
 ) -> Maker:
-    """The maker of a format however its name is written (q4k, Q4_K, 4).
+    """The maker of a format in any spelling (q4k, Q4_K, 4).
 
-    Raises UsageError, which names the formats and what `others` say the option may be besides.
+    Raises UsageError, which lists the formats and `others`, descriptions of other valid values.
     """
     bare = plain(SHORT.get(name, name))
     for each, maker in known.items():
@@ -91,16 +91,17 @@ def plain(name: str) -> str:
 
 @dataclass
 class QuantizationPlan:
-    """Which format each weight is brought to, and what came of it.
+    """The format of each weight.
 
-    `usual` is the format of all that no rule names; `rules` are patterns of slots' names with
-    names of formats, the last that matches wins. `sensitive` are patterns of what is promoted
-    beside embeddings and heads. `importance` is of columns, by slot. `notes` says what was not
-    done as asked, slot by slot.
+    `default` is the format of weights that no rule names. `rules` are patterns of slot names with
+    names of formats; the last match wins. `sensitive` are patterns of weights that get the format's
+    sensitive variant, as embeddings and heads do. `importance` is of columns, by slot. `notes` are
+    deviations from the request, by slot. `planner` has yet to choose the formats; `chosen` are the
+    formats that it chose, by slot, and `outcome` is its summary.
     """
 
     known: Mapping[str, Maker]
-    usual: Maker | None
+    default: Maker | None
     rules: Sequence[PatternRule] = ()
     sensitive: Sequence[str] = ()
     importance: Mapping[str, Tensor] = field(default_factory=dict)
@@ -115,10 +116,10 @@ class QuantizationPlan:
         ]
 
     def check(self, slots: Iterable[Slot]) -> None:
-        """Raise UsageError for a rule that means no weight."""
+        """Raise UsageError for a rule that matches no weight."""
         slots = [slot for slot in slots if slot.kind == "storage"]
         for rule, (pattern, _) in zip(self.rules, self.named, strict=True):
-            if not any(means(pattern, slot) for slot in slots):
+            if not any(matches(pattern, slot) for slot in slots):
                 near = nearest(rule.pattern, {slot.name.rpartition(".")[2] for slot in slots})
                 raise UsageError(
                     f"--topology: {rule.pattern!r} matches no weight of this model{near}"
@@ -128,50 +129,50 @@ class QuantizationPlan:
         return None if name == FLOAT else find(name, self.known, "--topology")
 
     def choose(self, slot: Slot) -> Maker | None:
-        """The format of a slot, or None where it stays as it is."""
+        """The format of a slot, or None where it is not quantized."""
         if slot.name in self.chosen:
             return self.chosen[slot.name]
         if isinstance(slot.module, Router):
             return None
-        asked = [maker for pattern, maker in self.named if means(pattern, slot)]
-        maker = asked[-1] if asked else self.usual
+        matching = [maker for pattern, maker in self.named if matches(pattern, slot)]
+        maker = matching[-1] if matching else self.default
         if maker is None:
             return None
-        if not asked and self.is_sensitive(slot) and maker.format.sensitive:
+        if not matching and self.is_sensitive(slot) and maker.format.sensitive:
             maker = find(maker.format.sensitive, self.known)
         return self.fit(slot, maker)
 
     def is_sensitive(self, slot: Slot) -> bool:
-        """Whether many weights depend on it: an embedding, a head, what the record names."""
+        """Whether a slot is an embedding, a head, or named by the architecture's record."""
         named = any(fnmatchcase(slot.name, pattern) for pattern in self.sensitive)
         return named or isinstance(slot.module, Embedding | Head)
 
     def fit(self, slot: Slot, maker: Maker) -> Maker | None:
-        """The format or the first of its stand-ins whose blocks the rows of a slot are made of."""
-        k, asked = slot.shape[-1], maker.format
+        """The format, or the first of its fallbacks whose block divides the rows of a slot."""
+        k, wanted = slot.shape[-1], maker.format
         fits: Maker | None = maker
         while fits is not None and k % fits.format.block:
             instead = fits.format.instead
             fits = find(instead, self.known) if instead else None
         if fits is not maker:
-            taken = fits.format.name if fits else "left as it is"
+            taken = f"uses {fits.format.name}" if fits else "not quantized"
             self.notes[slot.name] = (
-                f"rows of {k} are no whole blocks of {asked.block} as {asked.name} wants: {taken}"
+                f"{k} columns are no multiple of {wanted.name}'s block of {wanted.block}: {taken}"
             )
         return fits
 
     def nbytes(self, slot: Slot) -> int | None:
-        """About what a slot will take, or None where it stays as it is."""
+        """The approximate bytes of a slot, or None where it is not quantized."""
         maker = self.choose(slot)
         return None if maker is None else int(prod(slot.shape) * maker.format.bits / 8)
 
-    def told(self) -> list[str]:
-        """What was not done as asked, a line a slot."""
+    def describe(self) -> list[str]:
+        """The planner's summary, and a line for each deviation from the request."""
         notes = [f"quantize: {name}: {note}" for name, note in self.notes.items()]
         return [self.outcome, *notes] if self.outcome else notes
 
     def make(self, slot: Slot, weight: Tensor, dtype: torch.dtype) -> Storage | None:
-        """The storage of a float weight, or None where it stays as it is."""
+        """The storage of a float weight, or None where it is not quantized."""
         maker = self.choose(slot)
         if maker is None:
             return None
@@ -181,13 +182,13 @@ class QuantizationPlan:
         return maker.make(weight, dtype, importance)
 
 
-def means(pattern: re.Pattern[str], slot: Slot) -> bool:
-    """Whether a pattern means a slot, by its name or what lies above."""
+def matches(pattern: re.Pattern[str], slot: Slot) -> bool:
+    """Whether a pattern matches a slot's name or the path of a module above it."""
     return any(map(pattern.fullmatch, (slot.name, *ancestors(slot.name))))
 
 
 def planner_of(quant: str | None, plugins: PluginManager) -> Planner | None:
-    """The planner that `--quant` asks for, or None where it names a format."""
+    """The planner that claims the value of `--quant`, or None where it names a format."""
     if quant is None:
         return None
     planner: Planner | None = plugins.claimant(
@@ -203,26 +204,26 @@ def read_plan(
     slots: Sequence[Slot],
     plugins: PluginManager,
 ) -> QuantizationPlan | None:
-    """The plan that the user's words say, or None where nothing is to be quantized. Where they name
-    a budget it has no usual format yet.
+    """The plan of the user's settings, or None where nothing is to be quantized. Where a planner
+    claims `--quant`, the plan has no formats yet.
 
-    Raises UsageError for words that say nothing, CheckpointError for a damaged importance file.
+    Raises UsageError for unknown formats, CheckpointError for a damaged importance file.
     """
     quant, topology = settings.quant, settings.topology
     if quant is None and topology is None:
         if settings.importance is not None:
-            raise UsageError("--importance: nothing is quantized; say --quant FORMAT as well")
+            raise UsageError("--importance: nothing is quantized; add --quant FORMAT")
         return None
     known = makers(plugins)
     rules = [] if topology is None else read_rules(topology, "--topology")
     planner = planner_of(quant, plugins)
     usages = (each.usage for each in plugins.collect("planners").values())
-    usual = None if quant is None or planner else find(quant, known, others=usages)
+    default = None if quant is None or planner else find(quant, known, others=usages)
     importance: dict[str, Tensor] = {}
     if settings.importance is not None:
         file = Path(settings.importance)
         found = read_importance(file, lambda path: open_container(path, plugins))
         importance = slot_importance(found, names, slots, file.name)
-    plan = QuantizationPlan(known, usual, rules, sensitive, importance, planner=planner)
+    plan = QuantizationPlan(known, default, rules, sensitive, importance, planner=planner)
     plan.check(slots)
     return plan

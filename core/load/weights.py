@@ -61,7 +61,7 @@ def slots(model: Module, path: str = "") -> Iterator[Slot]:
 class WeightReader:
     """What turns a slot's tensors into a storage or a parameter.
 
-    `broken` gathers the names of tensors that hold what is no number; `placement` says which slots
+    `broken` collects the names of tensors that contain NaN or Inf; `placement` says which slots
     lie elsewhere than on `device`, `plan` which float weights are quantized.
     """
 
@@ -102,7 +102,7 @@ class WeightReader:
         return storage
 
     def quantized(self, slot: Slot, stored: Stored) -> Storage | None:
-        """A float weight, quantized; None where the plan leaves it or it is quantized already."""
+        """A float weight quantized as planned, or None where it is not to be quantized."""
         if self.plan is None or stored.infos.keys() != {"weight"}:
             return None
         weight = stored.tensors["weight"]
@@ -166,7 +166,7 @@ def codes_of(infos: Mapping[str, TensorInfo]) -> str | None:
 
 
 def ends_finite(tensor: Tensor) -> bool:
-    """Whether the first and last rows of floats are numbers; to look at all would take too long."""
+    """Whether the first and last rows of floats are finite; checking all would take too long."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
@@ -209,8 +209,8 @@ def fill(
             progress(done, total)
     if reader.broken:
         logger.warning(
-            "%s: what the model says will be noise: %d of its tensors hold what is no number; "
-            "first: %s; download or convert it again",
+            "%s: %d tensors contain NaN or Inf, the output will be garbage; first: %s; download or "
+            "convert it again",
             container.path.name,
             len(reader.broken),
             reader.broken[0],

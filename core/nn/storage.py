@@ -1,8 +1,8 @@
-"""Storage: how a weight lies in memory and how it multiplies.
+"""Storage: the memory layout of a weight and its matmul.
 
-A format writes one verb, `dequantize`; every other verb has a default on top of it that works in
-blocks of rows, and a kernel may replace any of them. A storage knows nothing of the module that
-holds it, of adapters, or of other parts beside it.
+A format implements `dequantize`; the defaults of all other operations dequantize blocks of rows,
+and a kernel may replace each of them. A storage is independent of the module that holds it, of
+adapters, and of the other parts of a linear.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.ops import Target
 from ostro.core.records import TensorInfo
 
-ROWS = 1024  # rows dequantized at a time by the defaults: a few MB, which stay in the cache
+ROWS = 1024  # rows that the defaults dequantize at a time: a few MB, which stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a checkpoint holds of one weight, by suffix ("weight", "scales"...), and what is wanted.
+    """The tensors of one weight in a checkpoint, by suffix ("weight", "scales"...), as input of a
+    storage's `read`.
 
-    `shape` is the [n, k] that the model asks for, `settings` the checkpoint's quantization config;
-    the storage shall lie on `device` and compute in `dtype`.
+    `shape` is the [n, k] that the model expects, `settings` the quantization config of the
+    checkpoint. The storage is to be on `device` and to compute in `dtype`.
     """
 
     tensors: Mapping[str, Tensor]
@@ -39,19 +40,19 @@ class Stored:
     dtype: torch.dtype
 
     def fault(self, what: str, suffix: str | None = None) -> CheckpointError:
-        """The error that says `what` is wrong with the tensor of that suffix, or the first."""
+        """The error for a fault, `what`, of the tensor of that suffix, or of the first tensor."""
         info = next(iter(self.infos.values())) if suffix is None else self.infos[suffix]
         return CheckpointError(f"{info.file}: {info.name} {what}")
 
     def number(self, suffix: str) -> float:
-        """The one number that the tensor of that suffix holds, an int where it holds integers.
+        """The value of a tensor of one number, an int for integer types.
 
-        Raises the fault of a tensor that holds several, none, or what is no number.
+        Raises the fault of a tensor of another size, and of NaN and Inf.
         """
         held = self.tensors[suffix].flatten()
         if held.numel() != 1 or not isfinite(held.item()):
             raise self.fault(
-                f"is {held.tolist()!s:.40}, where one number belongs; the file is damaged, "
+                f"is {held.tolist()!s:.40}, expected one finite number; the file is damaged; "
                 "download it again",
                 suffix,
             )
@@ -68,12 +69,12 @@ class Storage(ABC):
 
     @abstractmethod
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows start..stop as [rows, k] (of experts: of all n rows of all experts, end to end)."""
+        """Rows start..stop in `dtype`, [rows, k]; the rows of all experts count end to end."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held on the device, copies kept for speed included."""
+        """Bytes on the device, including copies that are kept for speed."""
 
     @property
     def has_kernel(self) -> bool:
@@ -82,7 +83,7 @@ class Storage(ABC):
 
     @abstractmethod
     def save(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint by suffix ("weight", ...), equal to the bytes once read."""
+        """The tensors by suffix ("weight", ...), equal to those that were read."""
 
     def matmul(self, x: Tensor) -> Tensor:
         """x [..., k] -> [..., n]: x W^T."""
@@ -91,25 +92,25 @@ class Storage(ABC):
         return torch.cat(blocks, -1)
 
     def matmul_t(self, x: Tensor) -> Tensor:
-        """x [t, h, n/h] -> [t, h, k]: per head x W, as absorbed latent attention asks for it."""
+        """x [t, h, n/h] -> [t, h, k]: x W for each head, for absorbed latent attention."""
         heads, width = x.shape[-2:]
         weight = self.dequantize().view(heads, width, -1)
         return torch.einsum("thn,hnk->thk", x, weight)
 
     def matmul_h(self, x: Tensor) -> Tensor:
-        """x [t, h, k] -> [t, h, n/h]: each head by its own rows, x W^T."""
+        """x [t, h, k] -> [t, h, n/h]: x W^T for each head, with the rows of that head."""
         weight = self.dequantize().view(x.shape[1], -1, x.shape[2])
         return torch.einsum("thk,hnk->thn", x, weight)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """ids [t] int64 -> [t, k]: the rows of an embedding."""
+        """ids [t] int64 -> [t, k]: embedding lookup."""
         out = torch.empty(*ids.shape, self.shape[-1], dtype=self.dtype, device=self.device)
         for i, row in enumerate(ids.flatten().tolist()):
             out.view(-1, self.shape[-1])[i] = self.dequantize(row, row + 1)[0]
         return out
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
-        """x [t, k], expert_of_row [t] int64 -> [t, n]: every row by the weight of its expert."""
+        """x [t, k], expert_of_row [t] int64 -> [t, n]: each row times the weight of its expert."""
         n = self.shape[-2]
         out = x.new_empty(x.shape[0], n)
         for expert in expert_of_row.unique().tolist():
@@ -134,12 +135,12 @@ class Storage(ABC):
 
     @classmethod
     def fuse(cls, storages: Sequence[Any]) -> Storage | None:
-        """One storage for parts that lie one after the other, or None where they cannot be one."""
+        """One storage for the rows of all parts, end to end, or None where they cannot be fused."""
         return None
 
     @classmethod
     def stack(cls, storages: Sequence[Any]) -> Storage | None:
-        """One storage [experts, n, k] of single experts' storages, or None."""
+        """One storage [experts, n, k] of the storages of single experts, or None."""
         return None
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:

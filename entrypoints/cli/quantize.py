@@ -61,12 +61,12 @@ def write(asked: Settings, plugins: PluginManager, container: str, folder: Path)
     found = plan_model(find(asked, plugins), asked, plugins, open_probe)
     if found.plan is None:
         raise UsageError("no format to quantize to; add --quant q4k or --topology RULES")
-    usual = found.plan.usual
-    saving = Saving(found, folder, usual.format.name if usual else "mixed", plugins)
+    default = found.plan.default
+    saving = Saving(found, folder, default.format.name if default else "mixed", plugins)
     shown = Shown()
     path: Path = resolve(record.write)(saving, shown)
     shown.finish()
-    for line in found.plan.told():
+    for line in found.plan.describe():
         print(line, file=sys.stderr)
     return path
 

@@ -40,13 +40,13 @@ def variants(
     format that its floats can be brought to.
     """
     asked = found.plan
-    if asked is not None and asked.usual is not None:
-        yield asked.usual.format.name, asked
+    if asked is not None and asked.default is not None:
+        yield asked.default.format.name, asked
         return
     plan = asked or QuantizationPlan(makers(plugins), None, sensitive=found.architecture.sensitive)
     yield STORED, asked
     every: list[Maker] = sorted(plan.known.values(), key=lambda m: (-m.format.bits, m.format.name))
-    yield from ((maker.format.name, replace(plan, usual=maker, notes={})) for maker in every)
+    yield from ((maker.format.name, replace(plan, default=maker, notes={})) for maker in every)
 
 
 def weigh(found: ModelOutline, sizes: Sizes, plugins: PluginManager) -> list[Weights]:

@@ -10,13 +10,13 @@ UQFF = frozenset(
     {"weight", *(f"weight.{part}" for part in ("format", "scales", "biases", "bits", "group_size"))}
 )
 GROUP = 64
-"""Neighbours that share a scale where a float weight is quantized."""
+"""Columns that share a scale where a float weight is quantized."""
 
 SENSITIVE = {2: "afq6", 3: "afq6", 4: "afq6", 6: "afq8", 8: "afq8"}
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """What MLX writes, and what mistral.rs writes to UQFF files; the shapes say how many bits."""
+    """The tensors of MLX, and of mistral.rs in UQFF files; the shapes give the number of bits."""
     return tensors.keys() in (MLX, UQFF) and tensors["weight"].format == "U32"
 
 

@@ -1,8 +1,8 @@
-"""MLX's affine format in plain torch: the byte layout, and the truth.
+"""MLX's affine format in plain torch: the byte layout, and the reference.
 
 A row of k weights is k / g groups; w = code * scale + bias, scale and bias of its group. The codes
 of a row, b bits each, follow each other without a gap in little-endian words, lowest bits first:
-code j begins at bit b j of the row, so that codes of 3, 5 and 6 bits cross transfers of words.
+code j begins at bit b j of the row, so that codes of 3, 5 and 6 bits cross word boundaries.
 
     weight    uint32 [..., k b / 32]
     scales    floats [..., k / g]
@@ -19,7 +19,7 @@ from torch import Tensor
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 SMALLEST = 1e-7
-RUN = 2**16  # groups quantized at a time, so that the floats of a large weight are never all there
+RUN = 2**16  # groups quantized at a time, so that a large weight is never whole in floats
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -41,7 +41,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 def dequantize(words: Tensor, scales: Tensor, biases: Tensor, bits: int) -> Tensor:
     """-> float32 [..., k]: as MLX computes where scales are float32.
 
-    Scales in halves are raised first; MLX computes in halves there and rounds on the way.
+    float16 scales are widened first; MLX computes in float16 there and rounds in between.
     """
     codes = unpack(words, bits).float().unflatten(-1, (scales.shape[-1], -1))
     return (codes * scales.float()[..., None] + biases.float()[..., None]).flatten(-2)
@@ -51,8 +51,8 @@ def quantize(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Ten
     """weight [..., k] -> codes uint8 [..., k], scales and biases [..., k / group] in its dtype.
 
     The end of a group's range that is farther from 0 becomes the bias, and the step is changed a
-    little so that 0 is a code, as in MLX. Codes are those of scales as they are stored: for a
-    weight in halves MLX takes them before rounding, which at 8 bits costs a quarter more error.
+    little so that 0 is a code, as in MLX. Codes are computed with the scales as stored: for a
+    float16 weight MLX takes the scales before rounding, which at 8 bits costs a quarter more error.
     """
     groups = weight.reshape(-1, group).split(RUN)
     codes, *scales = (

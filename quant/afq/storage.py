@@ -12,31 +12,32 @@ from ostro.quant.afq import GROUP, naive
 from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 UQFF_FORMAT = 4
-"""What a UQFF file calls this format."""
+"""The number of this format in a UQFF file."""
 
-AGAIN = "the file and the model's config do not agree, download or convert it again"
+AGAIN = "the file does not match the model's config; download or convert it again"
 
 
 class Afq(Packed):
-    """A weight [n, k], or [experts, n, k], laid out as `naive` describes, taken apart into planes.
+    """A weight [n, k], or [experts, n, k], of the layout that `naive` describes, in planes.
 
-    `uqff` says whether it came from a UQFF file, whose tensors `save` then gives back.
+    `uqff` is set where it was read from a UQFF file; `save` then returns the tensors of UQFF.
     """
 
     uqff = False
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From "weight", "scales" and "biases", of which UQFF calls two "weight.scales" and so on.
+        """From "weight", "scales" and "biases", in UQFF "weight.scales" and "weight.biases".
 
-        The shapes say how many bits and how large a group, and what a UQFF file says must agree.
+        The shapes give the number of bits and the size of a group. The metadata of a UQFF file must
+        match.
         """
         front = "weight." if "weight.format" in stored.tensors else ""
         bits, group = sizes(stored, front)
-        if front and (said := sayings(stored)) != [UQFF_FORMAT, bits, group]:
+        if front and (metadata := read_metadata(stored)) != [UQFF_FORMAT, bits, group]:
             raise stored.fault(
-                f"has the shape of format {UQFF_FORMAT}, {bits} bits and groups of {group}, but "
-                f"beside it the file says {said}; download it again",
+                f"has the shape of format {UQFF_FORMAT}, {bits} bits and groups of {group}, the "
+                f"metadata of the file is {metadata}; download it again",
                 "weight",
             )
         names = ("weight", f"{front}scales", f"{front}biases")
@@ -78,35 +79,35 @@ class Afq(Packed):
 
 
 def sizes(stored: Stored, front: str) -> tuple[int, int]:
-    """Bits of a code and weights of a group, as the shapes have it."""
+    """Bits of a code and columns of a group, from the shapes."""
     words, scales, biases = (
         stored.tensors[name].shape for name in ("weight", f"{front}scales", f"{front}biases")
     )
     k = stored.shape[-1]
     if len(words) != len(stored.shape) or scales != biases or scales[:-1] != words[:-1]:
         raise stored.fault(
-            f"has shape {list(words)} beside scales of {list(scales)} and biases of "
+            f"has shape {list(words)}, which does not match scales {list(scales)} and biases "
             f"{list(biases)}; {AGAIN}",
             "weight",
         )
     bits, over = divmod(words[-1] * 32, k)
     if over or bits not in naive.BITS:
         raise stored.fault(
-            f"has {words[-1]} words a row, {words[-1] * 32 / k:g} bits for each of {k} weights, "
-            f"where AFQ has {', '.join(map(str, naive.BITS))}; {AGAIN}",
+            f"has {words[-1]} words per row, {words[-1] * 32 / k:g} bits for each of {k} weights, "
+            f"expected one of {', '.join(map(str, naive.BITS))}; {AGAIN}",
             "weight",
         )
     group, over = divmod(k, scales[-1] or k + 1)
     if over or group not in naive.GROUPS:
         raise stored.fault(
-            f"has {scales[-1]} scales for {k} weights, where AFQ has groups of "
+            f"has {scales[-1]} scales for {k} weights, expected groups of "
             f"{', '.join(map(str, naive.GROUPS))}; {AGAIN}",
             f"{front}scales",
         )
     return bits, group
 
 
-def sayings(stored: Stored) -> list[float]:
-    """Format, bits and group, as a UQFF file says them."""
+def read_metadata(stored: Stored) -> list[float]:
+    """Format, bits and group size in the metadata of a UQFF file."""
     names = ("weight.format", "weight.bits", "weight.group_size")
     return [stored.number(name) for name in names]

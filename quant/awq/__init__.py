@@ -7,7 +7,7 @@ from ostro import Quantizer, TensorInfo, hookimpl
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """All that an AWQ model holds in few bits, whatever its version."""
+    """All quantized weights of an AWQ model, whatever its version."""
     return settings.get("quant_method") == "awq" and "qweight" in tensors
 
 

@@ -1,6 +1,6 @@
-"""AWQ in plain torch: the byte layout of its "gemm" version, and the truth.
+"""AWQ in plain torch: the byte layout of its "gemm" version, and the reference.
 
-A weight [n, k] lies transposed; w = (code - zero) * scale, of groups of g neighbours along k.
+A weight [n, k] is stored transposed; w = (code - zero) * scale, of groups of g neighbours along k.
 
     qweight   int32 [k, n / 8]      codes of 4 bits, packed along n
     qzeros    int32 [k / g, n / 8]  zeros, packed likewise
@@ -18,7 +18,7 @@ from torch import Tensor
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each column is."""
+"""The position of each column in a word."""
 
 
 def unpack(words: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def dequantize(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
-    """-> float32 [n, k]; AutoAWQ computes in halves, and rounds on the way."""
+    """-> float32 [n, k]; AutoAWQ computes in float16 and rounds in between."""
     codes, zeros = unpack(qweight).t(), unpack(qzeros).t()
     return dequantize_rows(slice(None), codes, scales.t(), zeros)
 

@@ -14,7 +14,7 @@ from ostro.quant.awq import naive
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
 NAMES = ("qweight", "qzeros", "scales")
-AGAIN = "the file and its config do not agree, download the model or quantize it again"
+AGAIN = "the file does not match its config; download the model or quantize it again"
 
 
 class Awq(Packed):
@@ -22,7 +22,7 @@ class Awq(Packed):
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From "qweight", "qzeros" and "scales". The shapes say how large a group is."""
+        """From "qweight", "qzeros" and "scales"; the shapes give the size of a group."""
         check(stored)
         qweight, qzeros, scales = (stored.tensors[name].to(stored.device) for name in NAMES)
         codes, zeros = naive.unpack(qweight).t(), naive.unpack(qzeros).t()
@@ -51,26 +51,26 @@ def tensors(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
 
 
 def check(stored: Stored) -> None:
-    """Refuse other versions by name, and tensors that do not fit each other or the config."""
+    """Raise the fault of another version of AWQ, and of tensors that do not match."""
     settings, found = stored.settings, stored.tensors
     version = first(settings, "version", "checkpoint_format", "format")
     if str(version or "gemm").lower() != "gemm":
         raise stored.fault(
-            f"is of an AWQ model in the version {version!r:.80}, which is not read here; use a "
-            "file of the model in the version 'gemm', or its floats"
+            f"is of an AWQ model of version {version!r:.80}, which is not supported; use a file of "
+            "version 'gemm', or the float model"
         )
     if missing := [name for name in NAMES if name not in found]:
-        raise stored.fault(f"has no {' and no '.join(missing)} beside it; download the model again")
+        raise stored.fault(f"lacks {' and '.join(missing)}; download the model again")
     if extra := found.keys() - {*NAMES}:
         raise stored.fault(
-            f"has {', '.join(sorted(extra))} beside it, which AWQ has not; use another file of "
-            "the model, or its floats"
+            f"comes with {', '.join(sorted(extra))}, which are not part of AWQ; use another file "
+            "of the model, or the float model"
         )
     check_shapes(stored)
-    said = first(settings, "bits", "w_bit")
-    if said not in (None, 4):
+    bits = first(settings, "bits", "w_bit")
+    if bits not in (None, 4):
         raise stored.fault(
-            f"has the shape of 4 bits, and config.json says {said!r:.80} bits; {AGAIN}", "qweight"
+            f"has the shape of 4 bits, config.json has {bits!r:.80} bits; {AGAIN}", "qweight"
         )
 
 
@@ -79,32 +79,32 @@ def check_shapes(stored: Stored) -> None:
     qweight, qzeros, scales = (stored.tensors[name] for name in NAMES)
     if tuple(qweight.shape) != (k, n // 8) or n % 8 or qweight.dtype != torch.int32:
         raise stored.fault(
-            f"has shape {list(qweight.shape)} of {qweight.dtype}, where weights {[n, k]} of 4 bits "
-            f"are int32 [{k}, {n} / 8]; {AGAIN}",
+            f"has shape {list(qweight.shape)} and type {qweight.dtype}, expected int32 "
+            f"[{k}, {n} / 8] for weights {[n, k]} of 4 bits; {AGAIN}",
             "qweight",
         )
     groups = scales.shape[0] if scales.dim() == 2 and scales.shape[1] == n else 0
     if not groups or k % groups or not scales.is_floating_point():
         raise stored.fault(
-            f"has shape {list(scales.shape)} of {scales.dtype}, no floats [groups, {n}] of whole "
-            f"groups of {k} columns; {AGAIN}",
+            f"has shape {list(scales.shape)} and type {scales.dtype}, expected floats "
+            f"[groups, {n}] of groups that divide {k} columns; {AGAIN}",
             "scales",
         )
     if tuple(qzeros.shape) != (groups, n // 8) or qzeros.dtype != torch.int32:
         raise stored.fault(
-            f"has shape {list(qzeros.shape)} of {qzeros.dtype}, where {groups} groups of zeros are "
-            f"int32 [{groups}, {n} / 8]; {AGAIN}",
+            f"has shape {list(qzeros.shape)} and type {qzeros.dtype}, expected int32 "
+            f"[{groups}, {n} / 8]; {AGAIN}",
             "qzeros",
         )
-    said = first(stored.settings, "group_size", "q_group_size")
-    if said not in (None, k // groups) and (said, groups) != (-1, 1):
+    size = first(stored.settings, "group_size", "q_group_size")
+    if size not in (None, k // groups) and (size, groups) != (-1, 1):
         raise stored.fault(
-            f"has {groups} groups for {k} columns, and config.json says group_size={said!r:.80}; "
+            f"has {groups} groups for {k} columns, config.json has group_size={size!r:.80}; "
             f"{AGAIN}",
             "scales",
         )
 
 
 def first(settings: Mapping[str, Any], *names: str) -> Any:
-    """What a config says under the first of several names that it has."""
+    """The value of the first of several names that a config has."""
     return next((settings[name] for name in names if settings.get(name) is not None), None)

@@ -13,13 +13,13 @@ FORMAT = "weight_format"
 
 
 def claims_four_bits(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """What bitsandbytes saves of a Params4bit, its absmax in floats or again in few bits."""
+    """The tensors that bitsandbytes saves of a Params4bit; absmax is float or quantized itself."""
     states = [name for name in tensors if name in (f"{STATE}nf4", f"{STATE}fp4")]
     return len(states) == 1 and tensors.keys() - states in (PLAIN, NESTED)
 
 
 def claims_int8(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """What bitsandbytes saves of an Int8Params."""
+    """The tensors that bitsandbytes saves of an Int8Params."""
     return tensors.keys() - {FORMAT} == INT8 and tensors["weight"].format == "I8"
 
 

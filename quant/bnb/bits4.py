@@ -18,12 +18,12 @@ from ostro.quant.bnb import STATE, naive
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
 KINDS = ("nf4", "fp4")
-AGAIN = "the file is damaged, download or convert it again"
+AGAIN = "the file is damaged; download or convert it again"
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a file holds of a weight: bytes of two codes, 16 values, and a scale for each block."""
+class FourBitTensors:
+    """The tensors of a weight: bytes of two codes, 16 values, and a scale for each block."""
 
     kind: str
     packed: Tensor
@@ -33,11 +33,11 @@ class Held:
 
 
 class Bits4(Packed):
-    """A weight [n, k], or [experts, n, k]; the map of its codes is the table of its planes.
+    """A weight [n, k], or [experts, n, k]; its quant_map is the table of its planes.
 
-    Groups are the largest that divide rows and blocks. `beside` are the tensors beside the weight
-    as they were read, which go back as they came; where it was cut or joined, `save` gives floats
-    for absmax, one for each group.
+    Groups are the largest that divide rows and blocks. `beside` are the other tensors as they were
+    read; `save` returns them unchanged. For fused or stacked weights it returns a float absmax for
+    each group instead.
     """
 
     beside: Mapping[str, Tensor]
@@ -45,27 +45,31 @@ class Bits4(Packed):
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From "weight", "weight.absmax", "weight.quant_map" and the state in JSON."""
-        held = held_of(stored)
+        """From "weight", "weight.absmax", "weight.quant_map" and the quant_state in JSON."""
+        tensors = read_tensors(stored)
         n, k = stored.shape
         beside = {name: t for name, t in stored.tensors.items() if name != "weight"}
         if k % CELL:
             return Dequantized(
                 stored,
-                held.kind.upper(),
+                tensors.kind.upper(),
                 (n, k),
-                {"packed": held.packed, "quant_map": held.quant_map, "absmax": held.absmax},
-                partial(naive.dequantize_rows, shape=(n, k), block=held.block),
+                {
+                    "packed": tensors.packed,
+                    "quant_map": tensors.quant_map,
+                    "absmax": tensors.absmax,
+                },
+                partial(naive.dequantize_rows, shape=(n, k), block=tensors.block),
                 f"{k} columns are no multiple of {CELL}",
             )
-        codes = naive.unpack(held.packed, 0, n * k).view(n, k)
-        first = torch.arange(0, n * k, gcd(k, held.block), device=held.absmax.device)
+        codes = naive.unpack(tensors.packed, 0, n * k).view(n, k)
+        first = torch.arange(0, n * k, gcd(k, tensors.block), device=tensors.absmax.device)
         planes = Planes(
             codes=pack_codes(codes, 4),
-            scale=held.absmax[first // held.block].view(n, -1),
-            table=held.quant_map,
+            scale=tensors.absmax[first // tensors.block].view(n, -1),
+            table=tensors.quant_map,
         )
-        made = cls(held.kind.upper(), planes, stored.dtype)
+        made = cls(tensors.kind.upper(), planes, stored.dtype)
         made.beside, made.stored_as = beside, stored.tensors["weight"].dtype
         return made
 
@@ -80,11 +84,11 @@ class Bits4(Packed):
         return {"weight": weight, **(self.beside or self.plain())}
 
     def plain(self) -> dict[str, Tensor]:
-        """What is saved beside codes that were cut or joined."""
+        """The tensors that `save` adds to the codes of fused or stacked weights."""
         assert self.planes.table is not None, "codes of four bits have a map"
         kind = self.format.lower()
-        said = {"quant_type": kind, "blocksize": self.planes.group, "shape": list(self.shape)}
-        text = json.dumps(said | {"dtype": str(self.dtype).removeprefix("torch.")})
+        state = {"quant_type": kind, "blocksize": self.planes.group, "shape": list(self.shape)}
+        text = json.dumps(state | {"dtype": str(self.dtype).removeprefix("torch.")})
         return {
             "weight.absmax": self.planes.scale.flatten(),
             "weight.quant_map": self.planes.table,
@@ -92,79 +96,81 @@ class Bits4(Packed):
         }
 
 
-def held_of(stored: Stored) -> Held:
-    """What a file holds, where all of it agrees."""
+def read_tensors(stored: Stored) -> FourBitTensors:
+    """The tensors of a weight. Raises the fault of tensors that do not match."""
     (name,) = (name for name in stored.tensors if name.startswith(STATE))
-    said = state(stored, name)
-    block, count = size(stored, name, said, "blocksize"), prod(stored.shape)
-    if said.get("quant_type") != name.removeprefix(STATE) or said.get("shape") != [*stored.shape]:
+    state = read_state(stored, name)
+    block, count = read_size(stored, name, state, "blocksize"), prod(stored.shape)
+    kind, shape = state.get("quant_type"), state.get("shape")
+    if kind != name.removeprefix(STATE) or shape != [*stored.shape]:
         raise stored.fault(
-            f"says {said.get('quant_type')!r:.20} of {said.get('shape')!r:.80}, where its name and "
-            f"the model's config have {list(stored.shape)}; {AGAIN}",
+            f"describes {kind!r:.20} of shape {shape!r:.80}, expected {name.removeprefix(STATE)!r} "
+            f"of shape {list(stored.shape)}; {AGAIN}",
             name,
         )
     packed = stored.tensors["weight"].contiguous().view(torch.uint8).flatten().to(stored.device)
     quant_map = floats(stored, "weight.quant_map", 16)
     if len(packed) != ceil(count / 2):
         raise stored.fault(
-            f"has {len(packed)} bytes, where {count} weights of four bits are {ceil(count / 2)}; "
-            f"{AGAIN}",
+            f"has {len(packed)} bytes, expected {ceil(count / 2)} for {count} weights; {AGAIN}",
             "weight",
         )
     blocks = ceil(count / block)
     nested = "weight.nested_absmax" in stored.tensors
-    absmax = nested_absmax(stored, name, said, blocks) if nested else None
+    absmax = nested_absmax(stored, name, state, blocks) if nested else None
     if absmax is None:
         absmax = floats(stored, "weight.absmax", blocks)
-    return Held(name.removeprefix(STATE), packed, quant_map, absmax, block)
+    return FourBitTensors(name.removeprefix(STATE), packed, quant_map, absmax, block)
 
 
-def nested_absmax(stored: Stored, name: str, said: Mapping[str, Any], blocks: int) -> Tensor:
-    """The scales of blocks, which are in few bits themselves."""
+def nested_absmax(stored: Stored, name: str, state: Mapping[str, Any], blocks: int) -> Tensor:
+    """The scales of blocks, which are quantized themselves."""
     absmax = stored.tensors["weight.absmax"].to(stored.device)
     if absmax.dtype != torch.uint8 or tuple(absmax.shape) != (blocks,):
         raise stored.fault(
-            f"has shape {list(absmax.shape)} of {absmax.dtype}, where {blocks} blocks have a byte "
-            f"each; {AGAIN}",
+            f"has shape {list(absmax.shape)} and type {absmax.dtype}, expected uint8 [{blocks}]; "
+            f"{AGAIN}",
             "weight.absmax",
         )
-    offset = said.get("nested_offset")
+    offset = state.get("nested_offset")
     if not isinstance(offset, int | float):
-        raise stored.fault(f"says nested_offset={offset!r:.80}, which is no number; {AGAIN}", name)
-    block = size(stored, name, said, "nested_blocksize")
+        raise stored.fault(f"has nested_offset={offset!r:.80}, expected a number; {AGAIN}", name)
+    block = read_size(stored, name, state, "nested_blocksize")
     values = floats(stored, "weight.nested_quant_map", 256)
     scales = floats(stored, "weight.nested_absmax", ceil(blocks / block))
     return naive.unnest(absmax, values, scales, block, float(offset))
 
 
 def floats(stored: Stored, name: str, count: int) -> Tensor:
-    """A tensor of so many numbers, as float32."""
+    """A tensor of `count` floats, as float32."""
     tensor = stored.tensors[name].to(stored.device)
     if tuple(tensor.shape) != (count,) or not tensor.is_floating_point():
         raise stored.fault(
-            f"has shape {list(tensor.shape)} of {tensor.dtype}, where {count} floats belong; "
+            f"has shape {list(tensor.shape)} and type {tensor.dtype}, expected {count} floats; "
             f"{AGAIN}",
             name,
         )
     if not bool(tensor.isfinite().all()):
-        raise stored.fault(f"holds what is no number; {AGAIN}", name)
+        raise stored.fault(f"contains NaN or Inf; {AGAIN}", name)
     return tensor.float()
 
 
-def state(stored: Stored, name: str) -> Mapping[str, Any]:
-    """What the state says, JSON in a tensor of bytes."""
+def read_state(stored: Stored, name: str) -> Mapping[str, Any]:
+    """The quant_state: a JSON object in a tensor of bytes."""
     raw = stored.tensors[name]
     try:
-        said = json.loads(bytes(raw.tolist())) if raw.dtype == torch.uint8 else None
+        state = json.loads(bytes(raw.tolist())) if raw.dtype == torch.uint8 else None
     except (ValueError, RecursionError, TypeError):
-        said = None
-    if not isinstance(said, Mapping):
-        raise stored.fault(f"is no JSON object; {AGAIN}", name)
-    return said
+        state = None
+    if not isinstance(state, Mapping):
+        raise stored.fault(f"is not a JSON object; {AGAIN}", name)
+    return state
 
 
-def size(stored: Stored, name: str, said: Mapping[str, Any], field: str) -> int:
-    number = said.get(field)
+def read_size(stored: Stored, name: str, state: Mapping[str, Any], field: str) -> int:
+    number = state.get(field)
     if type(number) is not int or number < 1:
-        raise stored.fault(f"says {field}={number!r:.80}, which is no size; {AGAIN}", name)
+        raise stored.fault(
+            f"has {field}={number!r:.80}, expected a positive integer; {AGAIN}", name
+        )
     return number

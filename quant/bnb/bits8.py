@@ -13,39 +13,38 @@ from ostro.quant.bnb import FORMAT, naive
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
 MIDDLE = 128
-"""Added to integers of eight bits, so that they are codes."""
+"""The offset that turns int8 into codes."""
 
-AGAIN = "the file is damaged, download or convert it again"
+AGAIN = "the file is damaged; download or convert it again"
 
 
 class Bits8(Packed):
     """A weight [n, k], or [experts, n, k], with one scale per row, SCB / 127.
 
-    bitsandbytes multiplies by SCB and by 1 / 127 one after the other, and its numbers in float32
-    may differ by two units in the last place. Outliers, which LLM.int8() computes in halves, need
-    nothing here: what is multiplied stays float. `beside` are the tensors beside the weight as they
-    were read.
+    bitsandbytes multiplies by SCB and by 1 / 127 in turn; its float32 values may differ by two
+    units in the last place. Outliers, which LLM.int8() computes in float16, need no treatment of
+    their own here. `beside` are the other tensors as they were read.
     """
 
     beside: dict[str, Tensor]
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From "weight" int8 and "SCB"; a "weight_format" must say that rows are as they were."""
+        """From "weight" int8 and "SCB"; a "weight_format" must be 0, row-major."""
         q, scb = (stored.tensors[name].to(stored.device) for name in ("weight", "SCB"))
         n, k = q.shape if q.dim() == 2 else (0, 0)
         if tuple(scb.shape) != (n,) or scb.dtype != torch.float32:
             raise stored.fault(
-                f"has shape {list(scb.shape)} of {scb.dtype}, where {list(q.shape)} weights have a "
-                f"float32 for each row; {AGAIN}",
+                f"has shape {list(scb.shape)} and type {scb.dtype}, expected a float32 for each "
+                f"row of {list(q.shape)} weights; {AGAIN}",
                 "SCB",
             )
         if not bool(scb.isfinite().all()):
-            raise stored.fault(f"holds what is no number; {AGAIN}", "SCB")
+            raise stored.fault(f"contains NaN or Inf; {AGAIN}", "SCB")
         if FORMAT in stored.tensors and bool(stored.tensors[FORMAT].any()):
             raise stored.fault(
-                "says that rows are tiled for one GPU, which no current bitsandbytes reads either; "
-                "save the model again with a current one",
+                "marks rows as tiled for a GPU, which current versions of bitsandbytes do not read "
+                "either; save the model again with a current version",
                 FORMAT,
             )
         if k % CELL:

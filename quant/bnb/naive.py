@@ -1,4 +1,4 @@
-"""bitsandbytes' formats in plain torch: the byte layouts, and the truth.
+"""bitsandbytes' formats in plain torch: the byte layouts, and the reference.
 
 Four bits: the weights [n, k], end to end, are blocks of so many, the last perhaps cut short, and
 w = quant_map[code] * absmax of its block. A byte holds two codes, the first in its high half.

@@ -1,4 +1,4 @@
-"""compressed-tensors: integers and floats of few bits, as llm-compressor writes them for vLLM."""
+"""compressed-tensors: low-bit integers and floats, as llm-compressor writes them for vLLM."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ METHOD = "compressed-tensors"
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """All that such a model does not hold as one plain tensor."""
+    """All weights of such a model that are not one plain tensor."""
     return settings.get("quant_method") == METHOD and tensors.keys() != {"weight"}
 
 

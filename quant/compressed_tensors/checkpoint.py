@@ -16,17 +16,17 @@ SHAPE, GLOBAL = "weight_shape", "weight_global_scale"
 UNUSED = frozenset(
     f"{of}_{what}" for of in ("input", "output") for what in ("scale", "zero_point", "global_scale")
 )
-"""Scales of what a linear is given and gives, which nothing here brings to few bits by them."""
+"""Scales of activations, which are not applied here."""
 
 KNOWN = UNUSED | {"weight", "weight_packed", SCALE, ZERO, INDEX, SHAPE, GLOBAL}
 NVFP4_GROUP = 16
-AGAIN = "the file and its config do not agree, download the model or quantize it again"
+AGAIN = "the file does not match its config; download the model or quantize it again"
 
 
 class Weight(NamedTuple):
     """codes uint8 [n, k] of so many bits; scale, and zero where not all share it, [n, groups]; a
     table of what codes stand for; d [n, 1], a factor of scales; the group of each column [k],
-    where the file says it.
+    where the file has it.
     """
 
     kind: str
@@ -55,7 +55,7 @@ def read(stored: Stored) -> Weight:
         if tuple(held.shape) != stored.shape:
             raise stored.fault(misshapen(held, f"{list(stored.shape)}"), main)
         return int8(stored, held) if held.dtype == torch.int8 else fp8(stored, held)
-    raise stored.fault(foreign(stored, f"holds {held.dtype} and"), main)
+    raise stored.fault(foreign(stored, f"has type {held.dtype} and"), main)
 
 
 def main_of(stored: Stored) -> str:
@@ -64,36 +64,34 @@ def main_of(stored: Stored) -> str:
     mains = found & {"weight", "weight_packed"}
     if len(mains) != 1 or found - KNOWN:
         more = ", ".join(sorted(found - KNOWN))
-        raise stored.fault(foreign(stored, f"has {more} beside it and" if more else ""))
+        raise stored.fault(foreign(stored, f"comes with {more} and" if more else ""))
     if SCALE not in found:
-        raise stored.fault(f"has no {SCALE} beside it; download the model again")
+        raise stored.fault(f"lacks {SCALE}; download the model again")
     if places := config.online(stored.settings):
         raise stored.fault(
-            f"is of a model whose activations are transformed as it runs ({', '.join(places)}), "
-            "which is not done here; use a file of the model without, or its floats"
+            f"is of a model that transforms activations at run time ({', '.join(places)}), which "
+            "is not supported; use a file without transforms, or the float model"
         )
     return mains.pop()
 
 
 def foreign(stored: Stored, what: str) -> str:
     return (
-        f"{what} is of a compressed-tensors model in the format {config.named(stored.settings)!r}, "
-        "which is not read here; use its pack-, int-, float- or nvfp4-pack-quantized files, or its "
-        "floats"
+        f"{what} is of a compressed-tensors model of format {config.named(stored.settings)!r}, "
+        "which is not supported; use pack-, int-, float- or nvfp4-pack-quantized files, or the "
+        "float model"
     ).strip()
 
 
 def misshapen(held: Tensor, wanted: str) -> str:
-    return f"has shape {list(held.shape)} of {held.dtype}, where {wanted} is wanted; {AGAIN}"
+    return f"has shape {list(held.shape)} and type {held.dtype}, expected {wanted}; {AGAIN}"
 
 
 def packed(stored: Stored, held: Tensor) -> Weight:
     (n, k), tensors = stored.shape, stored.tensors
     bits = bits_of(stored, held)
-    if SHAPE in tensors and (said := tensors[SHAPE].tolist()) != [n, k]:
-        raise stored.fault(
-            f"says {said}, where the model's config asks for {[n, k]}; {AGAIN}", SHAPE
-        )
+    if SHAPE in tensors and (shape := tensors[SHAPE].tolist()) != [n, k]:
+        raise stored.fault(f"is {shape}, but the model's config expects {[n, k]}; {AGAIN}", SHAPE)
     scale = scale_of(stored)
     zero: float | Tensor = 2.0 ** (bits - 1)
     if ZERO in tensors:
@@ -112,24 +110,24 @@ def packed_points(stored: Stored, bits: int, groups: int) -> Tensor:
         return naive.unpack(points.t(), bits, n).t()
     codes = points_of(stored) - (128 - 2 ** (bits - 1))
     if bool((codes >> bits).any()):
-        raise stored.fault(f"holds zeros of more than {bits} bits; {AGAIN}", ZERO)
+        raise stored.fault(f"has zeros of more than {bits} bits; {AGAIN}", ZERO)
     return codes
 
 
 def bits_of(stored: Stored, held: Tensor) -> int:
-    """Bits of a packed code, as the shape has it and some scheme of the config says."""
+    """Bits of a packed code, from the shape; some scheme of the config must match."""
     n, k = stored.shape
     rows, words = held.shape if held.dim() == 2 else (0, 0)
     fits = [bits for bits in range(1, 9) if ceil(k * bits / 32) == words]
-    said = config.bits(stored.settings)
+    configured = config.bits(stored.settings)
     if rows != n or len(fits) != 1:
         raise stored.fault(
             misshapen(held, f"[{n}, ceil({k} b / 32)] of 1 to 8 bits"), "weight_packed"
         )
-    if said and fits[0] not in said:
+    if configured and fits[0] not in configured:
         raise stored.fault(
-            f"has the shape of {fits[0]} bits, and config.json says num_bits "
-            f"{', '.join(map(repr, said))}; {AGAIN}",
+            f"has the shape of {fits[0]} bits, config.json has num_bits "
+            f"{', '.join(map(repr, configured))}; {AGAIN}",
             "weight_packed",
         )
     return fits[0]
@@ -145,7 +143,7 @@ def int8(stored: Stored, held: Tensor) -> Weight:
 def fp8(stored: Stored, held: Tensor) -> Weight:
     codes, scale = held.contiguous().view(torch.uint8), scale_of(stored)
     if bool((codes & 0x7F == 0x7F).any()):
-        raise stored.fault("holds what is no number; download the model again", "weight")
+        raise stored.fault("contains NaN or Inf; download the model again", "weight")
     refuse_points(stored)
     return Weight("fp8", codes, 8, scale, table=naive.table_of_fp8().to(held.device))
 
@@ -159,9 +157,9 @@ def nvfp4(stored: Stored, held: Tensor) -> Weight:
     if tuple(scale.shape) != wanted or scale.dtype != torch.float8_e4m3fn:
         raise stored.fault(misshapen(scale, f"float8_e4m3fn {list(wanted)}"), SCALE)
     if not bool(scale.float().isfinite().all()):
-        raise stored.fault("holds what is no number; download the model again", SCALE)
+        raise stored.fault("contains NaN or Inf; download the model again", SCALE)
     if not whole > 0:
-        raise stored.fault(f"is {whole}, which is not above 0; {AGAIN}", GLOBAL)
+        raise stored.fault(f"is {whole}, expected a positive number; {AGAIN}", GLOBAL)
     refuse_points(stored)
     d = torch.tensor(whole, dtype=torch.float32, device=stored.device).reciprocal().expand(n, 1)
     table = naive.table_of_fp4().to(stored.device)
@@ -173,7 +171,7 @@ def scale_of(stored: Stored) -> Tensor:
     scale = stored.tensors[SCALE].to(stored.device)
     floats = scale.dtype in (torch.float32, torch.bfloat16, torch.float16)
     if not floats or not bool(scale.isfinite().all()):
-        raise stored.fault(f"holds {scale.dtype} or what is no number; {AGAIN}", SCALE)
+        raise stored.fault(f"has type {scale.dtype}, or contains NaN or Inf; {AGAIN}", SCALE)
     return spread(stored, scale, SCALE)
 
 
@@ -181,14 +179,14 @@ def points_of(stored: Stored) -> Tensor:
     """int8 zeros, plus 128: uint8 [n, groups]."""
     points = stored.tensors[ZERO].to(stored.device)
     if points.dtype != torch.int8:
-        raise stored.fault(f"holds {points.dtype}, where torch.int8 is wanted; {AGAIN}", ZERO)
+        raise stored.fault(f"has type {points.dtype}, expected torch.int8; {AGAIN}", ZERO)
     return spread(stored, naive.unsigned(points), ZERO)
 
 
 def refuse_points(stored: Stored) -> None:
-    """Floats of few bits have no zeros but 0."""
+    """Raise the fault of zero points other than 0 for low-bit floats."""
     if ZERO in stored.tensors and bool(stored.tensors[ZERO].float().any()):
-        raise stored.fault(f"holds zeros that are not 0, of floats; {AGAIN}", ZERO)
+        raise stored.fault(f"has zero points other than 0 for floats; {AGAIN}", ZERO)
 
 
 def spread(stored: Stored, shared: Tensor, suffix: str) -> Tensor:
@@ -204,15 +202,14 @@ def spread(stored: Stored, shared: Tensor, suffix: str) -> Tensor:
         if tuple(shared.shape) == (ceil(n / high), ceil(k / wide)):
             return naive.spread(shared, high, wide, gcd(k, wide), n, k)
     raise stored.fault(
-        f"has shape {list(shared.shape)}, which is neither one, nor one for each row, nor for "
-        f"groups of it, nor for the config's blocks {config.blocks(stored.settings)} of {[n, k]} "
-        f"weights; {AGAIN}",
+        f"has shape {list(shared.shape)}, expected one number, one for each row, for each of its "
+        f"groups, or for each block {config.blocks(stored.settings)} of {[n, k]} weights; {AGAIN}",
         suffix,
     )
 
 
 def groups_of(stored: Stored, groups: int) -> Tensor | None:
-    """The group of each column, where the file says it: -1 means that it does not."""
+    """The group of each column, or None where the file has none: -1 stands for none."""
     if INDEX not in stored.tensors:
         return None
     found, k = stored.tensors[INDEX].to(stored.device), stored.shape[-1]
@@ -222,5 +219,5 @@ def groups_of(stored: Stored, groups: int) -> Tensor | None:
         return None
     known = int(found.min()) >= 0 and int(found.max()) < groups
     if not known or bool((found.long().bincount(minlength=groups) * groups != k).any()):
-        raise stored.fault(f"names other groups than {groups} of one size; {AGAIN}", INDEX)
+        raise stored.fault(f"does not name {groups} groups of one size; {AGAIN}", INDEX)
     return found

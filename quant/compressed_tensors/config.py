@@ -1,4 +1,4 @@
-"""What a config says of compressed-tensors, as far as tensors do not say it themselves."""
+"""The fields of a compressed-tensors config that the tensors do not imply."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 OFFLINE = ("weight_input", "weight_output")
-"""Where transforms are part of the weights already."""
+"""Transforms that are already part of the weights."""
 
 
 def named(settings: Mapping[str, Any]) -> str:
-    """The format that a config names, which of a sparse model is that of its sparsity."""
+    """The format that a config names; of a sparse model, that of its sparsity."""
     sparse = nested(settings, "sparsity_config").get("format")
     return str(settings.get("format") if sparse in (None, "dense") else sparse)
 
@@ -23,16 +23,16 @@ def weights(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def bits(settings: Mapping[str, Any]) -> set[Any]:
-    """The bits of weights that schemes speak of."""
-    return {said for scheme in weights(settings) if (said := scheme.get("num_bits")) is not None}
+    """The bits of weights in all schemes."""
+    return {bits for scheme in weights(settings) if (bits := scheme.get("num_bits")) is not None}
 
 
 def blocks(settings: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """The sizes of blocks, rows and columns, that schemes speak of."""
+    """The rows and columns of blocks in all schemes."""
     found = []
     for scheme in weights(settings):
-        said = scheme.get("block_structure")
-        parts = said.split("x") if isinstance(said, str) else said or ()
+        structure = scheme.get("block_structure")
+        parts = structure.split("x") if isinstance(structure, str) else structure or ()
         sizes = [int(part) for part in parts if str(part).isdigit()]
         if len(sizes) == 2 and min(sizes) > 0:
             found.append((sizes[0], sizes[1]))
@@ -40,7 +40,7 @@ def blocks(settings: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def online(settings: Mapping[str, Any]) -> set[str]:
-    """Where activations are to be transformed while the model runs."""
+    """The places where the model transforms activations at run time."""
     groups = nested(nested(settings, "transform_config"), "config_groups").values()
     places = [
         str(each.get("location"))

@@ -1,4 +1,4 @@
-"""compressed-tensors in plain torch: the byte layouts, and the truth.
+"""compressed-tensors in plain torch: the byte layouts, and the reference.
 
 w = (q - zero) * scale, for a weight [n, k]. Of scale and zero there is one for the tensor [1], for
 each row [n, 1], for groups of a row [n, groups], or for blocks of rows and columns, of which the
@@ -77,7 +77,7 @@ def table_of_fp4() -> Tensor:
 
 
 def table_of_fp8() -> Tensor:
-    """The numbers of the 256 codes of E4M3, float32; 0 for what is no number."""
+    """The numbers of the 256 codes of E4M3, float32; 0 for NaN."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0)
 
 
@@ -113,7 +113,7 @@ def dequantize_rows(
     table: Tensor | None = None,
     d: Tensor | None = None,
 ) -> Tensor:
-    """As `dequantize`, some rows alone: float32 [rows, k]."""
+    """`dequantize` of some rows, float32 [rows, k]."""
     zero = zero[rows] if isinstance(zero, Tensor) else zero
     d = None if d is None else d[rows]
     return dequantize(codes[rows], scale[rows], zero, table, d)

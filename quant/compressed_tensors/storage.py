@@ -20,10 +20,10 @@ from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_
 class Compressed(Packed):
     """A weight [n, k], or [experts, n, k], of one of the kinds that `naive` describes.
 
-    `beside` are the tensors beside the codes as they were read, which go back as they came, but not
-    where it was cut or joined. Columns whose groups are scattered are moved to their neighbours;
-    `groups` says the group of each, where the file does. NVFP4's global scale is not divided by but
-    multiplied with, as its reciprocal: one more rounding of float32.
+    `beside` are the other tensors as they were read; `save` returns them unchanged, but not for
+    fused or stacked weights. The columns of scattered groups are reordered so that groups are
+    contiguous; `groups` is the group of each column, where the file has it. NVFP4's global scale is
+    multiplied as its reciprocal: one more rounding in float32.
     """
 
     kind: str
@@ -34,8 +34,8 @@ class Compressed(Packed):
     def read(cls, stored: Stored) -> Storage:
         """From the tensors of a pack-, int-, float- or nvfp4-pack-quantized linear.
 
-        Scales of activations are left unused: x is multiplied in the dtype of the model, which is
-        at least as near, or rounded by 32 neighbours.
+        Activation scales are not applied: kernels take x as it is, or quantize every 32 neighbours
+        with a scale of their own.
         """
         weight = checkpoint.read(stored)
         beside = {s: t for s, t in stored.tensors.items() if s not in ("weight", "weight_packed")}
@@ -68,12 +68,12 @@ class Compressed(Packed):
         return {**main(self.kind, codes, self.planes.bits), **(self.beside or self.others())}
 
     def others(self) -> dict[str, Tensor]:
-        """The tensors beside the codes, of a weight that is not as it was read."""
+        """The other tensors of a fused or stacked weight."""
         planes = self.planes
         if self.kind == "nvfp4":
             raise errors.Unsupported(
-                "NVFP4 weights that were cut or joined have no global scale to save; save them as "
-                "they were read"
+                "fused or stacked NVFP4 weights have no global scale to save; save them as they "
+                "were read"
             )
         found = {SCALE: planes.scale}
         if isinstance(planes.zero, Tensor):
@@ -87,9 +87,9 @@ class Compressed(Packed):
         return found
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
-        said = super().finalize(target, embedding=embedding)
+        chosen = super().finalize(target, embedding=embedding)
         unused = " and ".join(sorted(UNUSED & self.beside.keys()))
-        return f"{said}; {unused} unused: x stays as it is" if unused else said
+        return f"{chosen}; {unused} not applied" if unused else chosen
 
 
 def dequantized(stored: Stored, weight: Weight) -> Dequantized:

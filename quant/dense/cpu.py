@@ -34,7 +34,7 @@ NARROW = {torch.bfloat16: (2, 64), torch.float32: (8, 64)}
 
 
 def packable(dtype: torch.dtype) -> bool:
-    """Whether `pack` knows a layout for this dtype on this CPU."""
+    """Whether `pack` has a layout for this dtype on this CPU."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32 and torch.backends.mkldnn.is_available()
@@ -44,7 +44,7 @@ def pack(weight: Tensor) -> Tensor:
     """Lay a weight [n, k] out for `matmul`: the same tensor (plain), or a copy of it."""
     if torch.cpu._is_amx_tile_supported():
         weight = weight.contiguous()
-        # A tensor mapped from a file seldom begins where a cache line does: 15 to 20 % slower.
+        # A tensor mapped from a file is rarely aligned to cache lines, which costs 15 to 20 %.
         return weight.clone() if weight.data_ptr() % LINE else weight
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
@@ -56,7 +56,7 @@ def unpack(packed: Tensor) -> Tensor:
 
 @cache
 def blocked() -> Callable[..., Tensor]:
-    """The product with blocks, found once: to look for an operator's overload takes time."""
+    """The op for blocked weights, looked up once: resolving its overload takes time."""
     found: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
     return found
 

@@ -15,7 +15,7 @@ from ostro.ops import Op, Target
 from ostro.ops import grouped_matmul as grouped
 from ostro.quant.dense import cpu
 
-TILE = 32  # rows that a reproducible matmul always multiplies, whatever the batch
+TILE = 32  # rows of every matmul of a deterministic target, whatever the batch
 
 
 class Dense(Storage):
@@ -27,7 +27,9 @@ class Dense(Storage):
         self.weight = weight
         self.shape = tuple(weight.shape)
         self.dtype, self.device = weight.dtype, weight.device
-        self.times: Callable[..., Tensor] = Op(grouped.KERNELS) if weight.dim() == 3 else F.linear
+        self.multiply: Callable[..., Tensor] = (
+            Op(grouped.KERNELS) if weight.dim() == 3 else F.linear
+        )
         self.table: Tensor | None = None
 
     @classmethod
@@ -43,7 +45,7 @@ class Dense(Storage):
         return cpu.unpack(self.weight)
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self.times(x, self.weight)
+        return self.multiply(x, self.weight)
 
     def matmul_t(self, x: Tensor) -> Tensor:
         heads, width = x.shape[-2:]
@@ -57,7 +59,7 @@ class Dense(Storage):
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
         """x [t, k], expert_of_row [t] int64, ascending -> [t, n]."""
-        return self.times(x, self.weight, expert_of_row)
+        return self.multiply(x, self.weight, expert_of_row)
 
     @property
     def nbytes(self) -> int:
@@ -80,27 +82,27 @@ class Dense(Storage):
         return cls(torch.stack([s.plain() for s in storages]))
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
-        if isinstance(self.times, Op):
-            choice = self.times.select(target)
+        if isinstance(self.multiply, Op):
+            choice = self.multiply.select(target)
             return f"grouped by {choice.kernel.name} ({choice.reason})"
         if target.deterministic:
-            self.times = matmul_fixed
+            self.multiply = matmul_deterministic
             return f"each row alone in a tile of {TILE}"
         if self.device.type != "cpu":
             return "cuBLAS"
         if len(self.shape) != 2 or not cpu.packable(self.dtype):
             return "torch matmul"
         plain = self.plain()
-        self.weight, self.times = cpu.pack(plain), cpu.matmul
+        self.weight, self.multiply = cpu.pack(plain), cpu.matmul
         if embedding and self.weight.is_mkldnn:
-            self.table = plain  # rows cannot be read out of blocks
+            self.table = plain  # single rows cannot be read from oneDNN's blocks
         return "oneDNN blocks" if self.weight.is_mkldnn else "plain rows, AMX"
 
 
-def matmul_fixed(x: Tensor, weight: Tensor) -> Tensor:
+def matmul_deterministic(x: Tensor, weight: Tensor) -> Tensor:
     """x [..., k], weight [n, k] -> [..., n]: every row is multiplied alone in a tile of one size.
 
-    The sum over k is then taken in the same order whatever else is in the batch.
+    The sum over k then has one order, whatever else is in the batch.
     """
     flat = x.reshape(-1, x.shape[-1])
     tile = x.new_zeros(TILE, x.shape[-1])

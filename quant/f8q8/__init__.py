@@ -9,7 +9,7 @@ UQFF = frozenset({"weight", "weight.format", "weight.num_blocks", "weight.shape"
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """What mistral.rs writes to UQFF files; no other container holds it."""
+    """The tensors that mistral.rs writes to UQFF files; no other container has them."""
     return tensors.keys() == UQFF and tensors["weight"].format == "U8"
 
 

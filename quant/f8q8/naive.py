@@ -1,4 +1,4 @@
-"""F8Q8 in plain torch: the byte layout, and the truth.
+"""F8Q8 in plain torch: the byte layout, and the reference.
 
 A block is 33 bytes, a float8_e4m3fn d and 32 integers q of eight bits; w = q * (d / 416). Blocks
 run over the flattened weight, whatever the length of its rows, and the last is filled with zeros.
@@ -15,12 +15,12 @@ from torch import Tensor
 BLOCK = 32
 NBYTES = 33
 UNIT = 416.0
-"""What d is divided by: as mistral.rs 0.9 does, though its specification says 448."""
+"""The divisor of d in mistral.rs 0.9, though its specification has 448."""
 
 LARGEST = 0x7E
 """The code of the largest number of float8_e4m3fn, 448."""
 
-RUN = 2**17  # blocks quantized at a time, so that the floats of a large weight are never all there
+RUN = 2**17  # blocks quantized at a time, so that a large weight is never whole in floats
 
 
 def split(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,7 @@ def split(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join(q: Tensor, scale: Tensor) -> Tensor:
-    """The blocks again: a scale times 416 is nearest to the d that it came from."""
+    """The inverse of `split`: a scale times 416 is nearest to the d that it came from."""
     d = (scale * UNIT).to(torch.float8_e4m3fn)[..., None]
     return torch.cat((d.view(torch.uint8), q.view(torch.uint8)), -1)
 

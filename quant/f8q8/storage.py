@@ -16,12 +16,12 @@ from ostro.quant.f8q8.naive import BLOCK, NBYTES
 from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 UQFF_FORMAT = 5
-"""What a UQFF file calls this format."""
+"""The number of this format in a UQFF file."""
 
 MIDDLE = 128
-"""Added to integers of eight bits, so that they are codes."""
+"""The offset that turns int8 into codes."""
 
-AGAIN = "the file is damaged, download it again"
+AGAIN = "the file is damaged; download it again"
 
 
 class F8Q8(Packed):
@@ -29,11 +29,11 @@ class F8Q8(Packed):
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From a UQFF file's "weight", which is flat, and what it says beside it."""
+        """From the flat "weight" of a UQFF file and its metadata."""
         shape = checked(stored)
         blocks = stored.tensors["weight"].to(stored.device).view(-1, NBYTES)
         if not bool(naive.split(blocks)[1].isfinite().all()):
-            raise stored.fault(f"holds scales that are no numbers; {AGAIN}", "weight")
+            raise stored.fault(f"has scales that are NaN or Inf; {AGAIN}", "weight")
         if shape[-1] % BLOCK:
             return Dequantized(
                 stored,
@@ -77,24 +77,24 @@ def tensors(blocks: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
 
 
 def checked(stored: Stored) -> tuple[int, ...]:
-    """The shape of the weight, where all that the file says of it agrees."""
+    """The shape of the weight. Raises the fault of metadata that do not match."""
     format, blocks = (stored.number(f"weight.{name}") for name in ("format", "num_blocks"))
     shape = stored.tensors["weight.shape"].flatten().tolist()
     nbytes, wanted = stored.tensors["weight"].numel(), ceil(prod(stored.shape) / BLOCK)
     if format != UQFF_FORMAT:
         raise stored.fault(
-            f"has tensors of F8Q8 beside it, but the file says format {format}; {AGAIN}", "weight"
+            f"comes with the tensors of F8Q8, but its format is {format}; {AGAIN}", "weight"
         )
     if shape != [*stored.shape]:
         raise stored.fault(
-            f"says {shape}, where the model's config asks for {list(stored.shape)}; they are "
-            "of different models, or one is damaged",
+            f"is {shape}, but the model's config expects {list(stored.shape)}; the file is of "
+            "another model, or damaged",
             "weight.shape",
         )
     if blocks != wanted or nbytes != wanted * NBYTES:
         raise stored.fault(
-            f"has {nbytes} bytes, said to be {blocks} blocks, where {shape} weights are "
-            f"{wanted} blocks of {NBYTES}; {AGAIN}",
+            f"has {nbytes} bytes and num_blocks={blocks}, expected {wanted} blocks of {NBYTES} "
+            f"bytes for {shape} weights; {AGAIN}",
             "weight",
         )
     return stored.shape

@@ -7,10 +7,10 @@ from ostro import Format, Quantizer, TensorInfo, hookimpl
 
 FORMATS = frozenset({"F8_E4M3", "F8_E5M2"})
 SCALES = frozenset({"weight_scale", "weight_scale_inv"})
-"""Two names of one thing: what a stored number is multiplied by."""
+"""Two names for the factor of stored values."""
 
 UNUSED = frozenset({"input_scale", "activation_scale", "k_scale", "v_scale"})
-"""Scales of what a linear is given and gives, which nothing here brings to eight bits."""
+"""Scales of activations, which stay floats here."""
 
 UQFF = frozenset(
     {"weight", *(f"weight.{part}" for part in ("format", "dtype", "quant_scale"))}

@@ -1,8 +1,8 @@
-"""FP8 in plain torch: what the tensors hold, and the truth.
+"""FP8 in plain torch: the tensors, and the reference.
 
 w = float(q) * scale, multiplied in float32. q is [n, k] in float8_e4m3fn or float8_e5m2, and of
-scale there is one for the tensor, one for each row, or one for each block of rows and columns, of
-which the last may be cut short. Names ending in "_inv" mean the same: what is stored is multiplied.
+scale there is one for the tensor, one for each row, or one for each block of rows and columns; the
+last block may be smaller. Names ending in "_inv" mean the same: the stored scale is multiplied.
 Sources: transformers' finegrained_fp8 and fbgemm_fp8, modelopt, mistral.rs's UQFF.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 MOST = 448.0
 """The largest number of float8_e4m3fn."""
 
-RUN = 1024  # rows quantized at a time, so that the floats of a large weight are never all there
+RUN = 1024  # rows quantized at a time, so that a large weight is never whole in floats
 
 
 class Blocks(NamedTuple):
@@ -28,17 +28,17 @@ class Blocks(NamedTuple):
     wide: int
 
     def spread(self, n: int, k: int) -> Tensor:
-        """The scale of every group of a row, [n, k / group]: as many columns as need be."""
+        """The scale of every group of a row, [n, k / group]: as few columns as possible."""
         group = gcd(k, self.wide)
         row = torch.arange(n, device=self.scale.device) // self.high
         column = torch.arange(0, k, group, device=self.scale.device) // self.wide
         return self.scale[row][:, column]
 
 
-def blocks(scale: Tensor, n: int, k: int, said: tuple[int, int] | None) -> Blocks | None:
+def blocks(scale: Tensor, n: int, k: int, size: tuple[int, int] | None) -> Blocks | None:
     """The blocks of a scale tensor, or None where it does not fit [n, k].
 
-    `said` is the size of blocks in two dimensions; without it they divide [n, k] evenly.
+    `size` is the rows and columns of a block; without it blocks divide [n, k] evenly.
     """
     if scale.numel() == 1:
         return Blocks(scale.reshape(1, 1), n, k)
@@ -46,19 +46,19 @@ def blocks(scale: Tensor, n: int, k: int, said: tuple[int, int] | None) -> Block
         return Blocks(scale.reshape(n, 1), 1, k)
     if scale.dim() != 2 or not scale.numel():
         return None
-    high, wide = said or (max(n // scale.shape[0], 1), max(k // scale.shape[1], 1))
+    high, wide = size or (max(n // scale.shape[0], 1), max(k // scale.shape[1], 1))
     fits = tuple(scale.shape) == (ceil(n / high), ceil(k / wide))
     return Blocks(scale, high, min(wide, k)) if fits else None
 
 
 def table(dtype: torch.dtype) -> Tensor:
-    """The numbers of all 256 codes of a float8 type, float32; 0 for what is no number."""
+    """The numbers of all 256 codes of a float8 type, float32; 0 for NaN and Inf."""
     numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     return torch.where(numbers.isfinite(), numbers, 0)
 
 
 def finite(q: Tensor) -> bool:
-    """Whether a float8 tensor holds numbers only."""
+    """Whether a float8 tensor has no NaN and no Inf."""
     first = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}[q.dtype]
     return not bool(((q.contiguous().view(torch.uint8) & 0x7F) >= first).any())
 

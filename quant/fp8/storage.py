@@ -15,17 +15,17 @@ from ostro.quant.fp8 import SCALES, UNUSED, UQFF, naive
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
 UQFF_FORMAT = 3
-"""What a UQFF file calls this format."""
+"""The number of this format in a UQFF file."""
 
 TYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-AGAIN = "the file is damaged or its config is another's, download or convert it again"
+AGAIN = "the file is damaged or does not match its config; download or convert it again"
 
 
 class Fp8(Packed):
     """A weight [n, k], or [experts, n, k]: codes with a table of 256 numbers, scales per group.
 
-    `beside` are the tensors beside the weight as they were read, which go back as they came, but
-    not where it was cut or joined. `unused` names the scales among them that nothing asks for.
+    `beside` are the other tensors as they were read; `save` returns them unchanged, but not for
+    fused or stacked weights. `unused` names the activation scales among them.
     """
 
     beside: Mapping[str, Tensor]
@@ -35,14 +35,15 @@ class Fp8(Packed):
     def read(cls, stored: Stored) -> Storage:
         """From "weight" and "weight_scale" or "weight_scale_inv", or a UQFF file's tensors.
 
-        Scales of activations are left unused: x is multiplied in the dtype of the model, which is
-        at least as near. Without a "weight_block_size" in the config, blocks divide the weight.
+        Activation scales are not applied: kernels take x as it is, or quantize every 32 neighbours
+        with a scale of their own. Without a "weight_block_size" in the config, blocks divide the
+        weight evenly.
         """
         format = stored.infos["weight"].format
         q = stored.tensors["weight"].to(stored.device)
         scale = spread_of(stored)
         if not naive.finite(q):
-            raise stored.fault(f"holds what is no number; {AGAIN}", "weight")
+            raise stored.fault(f"contains NaN or Inf; {AGAIN}", "weight")
         beside = {name: t for name, t in stored.tensors.items() if name != "weight"}
         if q.shape[-1] % CELL:
             return Dequantized(
@@ -86,43 +87,44 @@ class Fp8(Packed):
         return {"weight": weight, **(self.beside or {"weight_scale": self.planes.scale})}
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
-        said = super().finalize(target, embedding=embedding)
-        return f"{said}; {self.unused} unused: x stays as it is" if self.unused else said
+        chosen = super().finalize(target, embedding=embedding)
+        return f"{chosen}; {self.unused} not applied" if self.unused else chosen
 
 
 def spread_of(stored: Stored) -> Tensor:
     """The scale of every group of every row, [n, k / group]."""
     uqff = stored.tensors.keys() == UQFF
-    if uqff and (said := stored.number("weight.format")) != UQFF_FORMAT:
+    if uqff and (format := stored.number("weight.format")) != UQFF_FORMAT:
         raise stored.fault(
-            f"has tensors of FP8 beside it, but the file says format {said}; {AGAIN}", "weight"
+            f"comes with the tensors of FP8, but its format is {format}; {AGAIN}", "weight"
         )
     name = "weight.dequant_w_scale" if uqff else next(iter(SCALES & stored.tensors.keys()))
     scale, shape = stored.tensors[name].to(stored.device), stored.tensors["weight"].shape
     if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         scale = scale.float()
     if not bool(scale.isfinite().all()):
-        raise stored.fault(f"holds what is no number; {AGAIN}", name)
+        raise stored.fault(f"contains NaN or Inf; {AGAIN}", name)
     size = block_size(stored)
     found = naive.blocks(scale, *shape, size) if len(shape) == 2 else None
     if found is None:
         blocks = f"blocks of {list(size)}" if size else "whole blocks"
         raise stored.fault(
-            f"has shape {list(scale.shape)}, which is neither one scale, nor one for each row, nor "
-            f"for {blocks} of {list(shape)} weights; {AGAIN}",
+            f"has shape {list(scale.shape)}, expected one scale, one for each row, or one for each "
+            f"of {blocks} of {list(shape)} weights; {AGAIN}",
             name,
         )
     return found.spread(*shape)
 
 
 def block_size(stored: Stored) -> tuple[int, int] | None:
-    """What the config says of the size of blocks."""
-    said: Any = stored.settings.get("weight_block_size")
-    if said is None:
+    """Rows and columns of a block in the config, or None."""
+    size: Any = stored.settings.get("weight_block_size")
+    if size is None:
         return None
-    numbers = isinstance(said, list) and all(type(size) is int and size > 0 for size in said)
-    if not numbers or len(said) != 2:
+    numbers = isinstance(size, list) and all(type(each) is int and each > 0 for each in size)
+    if not numbers or len(size) != 2:
         raise errors.ConfigError(
-            f"config.json: quantization_config.weight_block_size={said!r:.80} is no pair of sizes"
+            f"config.json: quantization_config.weight_block_size={size!r:.80}, expected two "
+            "positive integers"
         )
-    return said[0], said[1]
+    return size[0], size[1]

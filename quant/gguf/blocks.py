@@ -17,7 +17,7 @@ Fields = tuple[Tensor | None, ...]
 
 
 class Codes(NamedTuple):
-    """What blocks hold: w = d s q - m t.
+    """The codes and scales of blocks: w = d s q - m t.
 
     q int16 [b, weights per block], the levels themselves; s and t int16 [b, groups], the integers
     of each group of weights; d and m float32 [b], as numbers that the format can store.
@@ -37,7 +37,7 @@ def write(format: str, codes: Codes) -> Tensor:
 
 
 def planes(format: str) -> Callable[[Codes], Fields]:
-    """How the blocks are written of which planes hold all."""
+    """The writer of a format whose planes determine its blocks."""
     scheme, fields = SCHEMES[format], FIELDS[format]
 
     def write(c: Codes) -> Fields:
@@ -100,4 +100,4 @@ FORMATS: Mapping[str, Callable[[Codes], Fields]] = {
     "TQ1_0": _tq1_0,
     "MXFP4": _mxfp4,
 }
-"""Codes -> the fields of blocks, in order, each of them [b, some], where planes do not hold all."""
+"""Writers of formats whose planes do not determine the blocks: codes to fields [b, some]."""

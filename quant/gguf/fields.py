@@ -1,6 +1,6 @@
-"""What a ggml block says, and how its bytes become numbers.
+"""The fields of ggml blocks, and reading them from bytes.
 
-Every block has a shape of its own, but all say the same: codes, and what weights they stand for.
+Each format has its own block layout, but all contain the same parts: codes, and their scales.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Parts(NamedTuple):
 
 
 def weights(parts: Parts) -> Tensor:
-    """The weights that parts say, float32 [..., k]."""
+    """The weights of parts, float32 [..., k]."""
     if parts.table is None:
         value = parts.q.float() - parts.zero
     else:

@@ -1,9 +1,9 @@
 """The grids of ggml's IQ formats: codebooks of short vectors, of which a block stores indices.
 
 A vector of d small codes, each below `base`, is a number of d digits, the first the lowest. A grid
-is an ascending list of such numbers, so a bitmap of base ** d bits says all of it: bit i (of byte
+is an ascending list of such numbers, so a bitmap of base ** d bits represents it: bit i (of byte
 i // 8 the bit i % 8) is set where i is in the grid. The texts are those bitmaps, deflated and in
-base 85. Source of the numbers: iq2xxs_grid and its like in llama.cpp's ggml-common.h.
+base 85. Source of the numbers: iq2xxs_grid and others in llama.cpp's ggml-common.h.
 """
 
 from __future__ import annotations

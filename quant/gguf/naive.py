@@ -1,4 +1,4 @@
-"""The ggml formats in plain torch: the byte layouts, and the truth that kernels are held to.
+"""The ggml formats in plain torch: the byte layouts, and the reference for kernels.
 
 A row is a run of blocks; `core.load.ggml` has their sizes. Numbers are little endian, and fields
 are written as their type, their name and how many there are: `f16 d; u4 q[32]` is one float16 and
@@ -29,7 +29,7 @@ NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The values of the codes of IQ4_NL and IQ4_XS."""
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats that are plain numbers."""
+"""Formats of plain floats."""
 
 
 def dequantize(format: str, data: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ def _whole(format: str, data: Tensor) -> Tensor:
     size = BY_NAME[format].nbytes
     if data.dtype != torch.uint8 or data.shape[-1] % size:
         raise ValueError(
-            f"{format} wants uint8 rows of whole {size}-byte blocks, "
-            f"not {data.dtype} {tuple(data.shape)}"
+            f"{format} rows must be uint8 and a multiple of {size} bytes, "
+            f"got {data.dtype} {tuple(data.shape)}"
         )
     return data.unflatten(-1, (-1, size))
 
@@ -267,4 +267,4 @@ BLOCKS: Mapping[str, Callable[[Tensor], Parts]] = {
     "NVFP4": _nvfp4,
     **naive_grids.BLOCKS,
 }
-"""Blocks uint8 [..., bytes per block] -> what they say of each block's weights."""
+"""Functions from blocks uint8 [..., bytes per block] to the parts of each block."""

@@ -1,7 +1,7 @@
-"""Ggml blocks as planes, and planes as blocks again.
+"""Ggml blocks to planes, and back.
 
-A block of a file has 34 bytes here and 210 there, so what it holds lies at odd addresses. Planes
-(see `quant.planes`) hold the same apart and aligned, which kernels of all formats load alike.
+The fields of a block, of 34 to 210 bytes, are not aligned. Planes (see `quant.planes`) store the
+fields separately and aligned, in one layout for the kernels of all formats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ostro.quant.gguf.naive import take_apart
 from ostro.quant.planes.storage import Planes, pack_codes, unpack_codes
 
 CHUNK = 1 << 20
-"""Weights that are repacked at a time: what is made of them on the way stays in the cache."""
+"""Weights that are repacked at a time: intermediate results stay in the cache."""
 
 
 def pack(format: str, data: Tensor) -> Planes:
@@ -51,9 +51,9 @@ def _planes(parts: Parts) -> Planes:
 
 
 def unpack(format: str, planes: Planes) -> Tensor:
-    """The file's rows again, byte for byte: uint8 [..., bytes per row].
+    """The rows of the file, byte for byte: uint8 [..., bytes per row].
 
-    `format` is one of `FIELDS`: those whose planes hold all that their blocks say.
+    `format` is one of `FIELDS`: the formats whose planes determine the blocks.
     """
     blocks = planes.shape[-1] // BY_NAME[format].block
 
@@ -149,7 +149,7 @@ FIELDS: Mapping[str, Callable[[Parts], Fields]] = {
     "IQ4_XS": _iq4_xs,
     "TQ2_0": _tq2_0,
 }
-"""The fields of blocks in their order, as `naive` describes them. A format that is not here has
-planes that do not hold all that its blocks say: which vector of a grid, sums, digits packed by
-five; or several blocks that say the same.
+"""The fields of blocks in their order, as `naive` describes them. The planes of other formats do
+not determine the blocks: they lack grid indices, sums or digits packed by five, or several blocks
+have the same planes.
 """

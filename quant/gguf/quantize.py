@@ -1,4 +1,4 @@
-"""Making ggml blocks of float weights, with the scales and codes of least squared error."""
+"""Quantizing float weights to ggml blocks, with the scales and codes of least squared error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ostro.quant.gguf.schemes import FORMATS
 from ostro.quant.gguf.search import search
 
 CHUNK = 1 << 17
-"""Weights that are quantized at a time: what is computed from them stays in the cache."""
+"""Weights that are quantized at a time: intermediate results stay in the cache."""
 
 UNIMPORTANT = 1e-6
-"""The least importance, as a part of the mean: a weight that does not matter still gets a code."""
+"""The least importance, as a fraction of the mean: unimportant weights still get good codes."""
 
 
 @torch.no_grad()
 def quantize(weight: Tensor, format: str, importance: Tensor | None = None) -> Tensor:
     """Pack float weights [n, k] into rows of `format`'s blocks, uint8 [n, bytes per row].
 
-    importance: float [k], for instance the mean squares of what the columns are multiplied with;
+    importance: float [k], for instance the mean squares of the inputs of the columns;
     it weights the squared errors. Weights beyond what the scales can hold become the largest that
     they can. Raises Unsupported for a format that is not in `FORMATS` and where k is no multiple
     of its block, CheckpointError for numbers that are not finite and importances below 0.
@@ -50,16 +50,16 @@ def quantize(weight: Tensor, format: str, importance: Tensor | None = None) -> T
 
 
 def relative(importance: Tensor, k: int) -> Tensor:
-    """Importances as parts of their mean, float32."""
+    """Importances as fractions of their mean, float32."""
     if importance.shape != (k,):
         raise CheckpointError(
-            f"an importance of shape {list(importance.shape)} for rows of {k} weights; it belongs "
-            "to another model or tensor, quantize without it"
+            f"an importance has shape {list(importance.shape)}, expected [{k}]; it belongs to "
+            "another model or tensor; quantize without it"
         )
     w = importance.double()
     if not bool((w.isfinite() & (w >= 0)).all()):
         raise CheckpointError(
-            "an importance holds numbers below 0 or not finite; measure it again or quantize "
+            "an importance has values that are negative, NaN or Inf; measure it again, or quantize "
             "without it"
         )
     mean = w.mean()
@@ -67,7 +67,9 @@ def relative(importance: Tensor, k: int) -> Tensor:
 
 
 def refuse_infinite(rows: Tensor, start: int, k: int) -> None:
-    """`rows` are blocks of a weight with k columns, from its block `start` on."""
+    """Raise CheckpointError for NaN or Inf in `rows`, the blocks from `start` on of a weight with k
+    columns.
+    """
     if bool(rows.isfinite().all()):
         return
     at = int((~rows.isfinite()).flatten().nonzero()[0])

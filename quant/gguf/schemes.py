@@ -1,4 +1,4 @@
-"""What each ggml format can say of a block of weights, for the search of what it had best say."""
+"""Schemes: the values that each ggml format can represent, for the search for the best ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from ostro.quant.gguf.naive import E2M1, NL
 
 SMALLEST, LARGEST, NOTHING = 2.0**-24, 65504.0, 2.0**-40
-"""The smallest and largest float16, and what is not made the smallest but 0."""
+"""The smallest and largest float16, and the bound below which a scale becomes 0."""
 
 
 class Levels:
-    """The numbers that codes stand for: integers, of which some may be left out."""
+    """The values of codes: integers, not necessarily consecutive."""
 
     def __init__(self, values: Iterable[int]) -> None:
         numbers = sorted(set(values))
@@ -24,14 +24,14 @@ class Levels:
         self.farthest = max(-self.first, self.last)
         self.table: Tensor | None = None
         if len(numbers) <= self.last - self.first:
-            # Halfway between integers lie only multiples of 1/2, so within a cell it is one level.
+            # Midpoints between levels are multiples of 1/2: a cell of 1/2 has one nearest level.
             cells = torch.arange(2 * (self.last - self.first) + 1) / 2 + self.first + 0.25
             levels = torch.tensor(numbers, dtype=torch.float32)
             self.table = levels[(cells[:, None] - levels).abs().argmin(1)]
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where the largest weight of a group can lie, with different outcomes."""
+        """The levels that the largest weight of a group may get, with different results."""
         return (self.last,) if self.first in (0, -self.last) else (self.first, self.last)
 
     def nearest(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -45,9 +45,9 @@ class Levels:
 
 
 def half(d: Tensor) -> Sequence[Tensor]:
-    """0, and the nearest float16 that is neither 0 nor infinite.
+    """0, and the nearest finite float16 other than 0.
 
-    Near its smallest one, 2 ** -24, that may still be a scale for small integers.
+    Even the smallest, 2 ** -24, may be a scale of small integers.
     """
     near = d.abs().clamp(SMALLEST, LARGEST).half().float().copysign(d)
     zero = torch.zeros_like(d)
@@ -56,13 +56,13 @@ def half(d: Tensor) -> Sequence[Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What a format can say of a block.
+    """The values that a block of a format can represent.
 
     levels: of its codes. beyond: starting points, as the distance in steps from the outermost code
-    to the largest weight, which is cut off by so much. groups: into how many its weights fall.
+    to the largest weight, which is clipped by that much. groups: the number of groups in a block.
     minimum: whether groups have one; "positive" ones are 0 or more. scales: the levels of s and t,
-    None where a block is one group. stored: numbers near d and m that a file can hold, the nearest
-    last; none is over `most`.
+    None where a block is one group. stored: numbers near d and m that a file can store, the nearest
+    last; at most `most`.
     """
 
     levels: Levels
@@ -87,7 +87,7 @@ def single(d: Tensor) -> Sequence[Tensor]:
 
 
 def power(d: Tensor) -> Sequence[Tensor]:
-    """Powers of two near d, no larger than those that `quant.mxfp4` reads."""
+    """Powers of two near d, up to the largest that `quant.mxfp4` reads."""
     exponent = torch.frexp(d).exponent
     near = (exponent + step for step in (-2, 0, -1))
     return [torch.ldexp(torch.ones_like(d), each.clamp(-128, 112)) for each in near]
@@ -143,4 +143,4 @@ FORMATS: Mapping[str, Scheme] = {
     "TQ2_0": TERNARY,
     "MXFP4": Scheme(levels=Levels(E2M1), beyond=steps(-3, 3, 7), stored=power, most=2.0**112),
 }
-"""What can be made, as `blocks.FORMATS` writes it."""
+"""The schemes of all formats that `blocks.FORMATS` writes."""

@@ -1,11 +1,11 @@
-"""The search for scales: which ones leave the least squared error of a group of weights.
+"""The search for the scales with the least squared error of a group of weights.
 
-Every ggml format says w = scale q - minimum for the weights of a group, with codes q of a few
-levels; a K format says scale = d s and minimum = m t in addition, with integers s and t of a few
-bits for each group and d and m for the block. Codes follow from the rest (`Levels.nearest`), and
-for given codes the best scale and minimum are a least squares fit. So the search tries many
-starting points, fits each, and keeps the best; d and s come of the scales in the same way, m and t
-of the minima, and at last each group tries the neighbours of its integers.
+In every ggml format w = scale q - minimum for the weights of a group, with codes q of a few
+levels; in a K format scale = d s and minimum = m t, with low-bit integers s and t for each group
+and d and m for the block. Codes follow from the rest (`Levels.nearest`), and for given codes the
+best scale and minimum are a least squares fit. So the search tries many starting points, fits each,
+and keeps the best; d and s are found from the scales in the same way, m and t from the minima; in
+the end each group tries the neighbours of its integers.
 
 Weights are [n, groups, blocks], the n of a group first: sums over a group then run along whole
 vectors. Importances w, of the same shape or None, weight each square.
@@ -23,7 +23,7 @@ from torch import Tensor
 from ostro.quant.gguf.schemes import Levels, Scheme
 
 TINY = 2.0**-40
-"""Groups below this part of their block's largest weight are as good as zero."""
+"""Groups below this fraction of the largest weight of their block count as zero."""
 
 FEW = 8
 """Starting points that are fitted together."""
@@ -74,7 +74,7 @@ class Group:
         self.x, self.w, self.scheme = x, w, scheme
         self.minima = scheme.minimum != "none"
         self.total = x.new_full(x.shape[1:], len(x)) if w is None else w.sum(0)
-        # All results are written to the same places: fresh memory costs more than arithmetic.
+        # All results go to the same buffers: allocating memory costs more than arithmetic.
         self.q, self.r, self.wq, self.wr, self.product = x.new_empty(5, *x.shape)
 
     def fit(self) -> Fit:
@@ -151,7 +151,7 @@ class Group:
         return (rr, qr, qq, wq.sum(0), wr.sum(0)) if self.minima else (rr, qr, qq)
 
     def codes(self, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest codes, and what they leave of the weights; valid until the next call."""
+        """The nearest codes and their errors; valid until the next call."""
         x = torch.add(self.x, minimum, out=self.r) if self.minima else self.x
         y = torch.mul(x, reciprocal(scale), out=self.product)
         q = self.scheme.levels.nearest(y, out=self.q)
@@ -181,7 +181,7 @@ class Block:
         group, fit = self.group, self.group.fit()
         scales = [fit.scale]
         if not group.minima:
-            # What a constant block is exact with; the fit may need a scale that is not stored.
+            # Exact for a constant block, where the fit may need a scale that cannot be stored.
             scales.append(group.largest() / self.scheme.levels.ends[0])
         one, best = torch.ones_like(fit.scale), None
         for d in (near for scale in scales for near in self.stored(scale[0])):
@@ -196,7 +196,7 @@ class Block:
         return best
 
     def many_groups(self, levels: Levels) -> Found:
-        """Make integers of the scales and minima, and then look around."""
+        """Round the scales and minima to integers, then try their neighbours."""
         fit = self.group.fit()
         q, r = self.group.codes(fit.scale, fit.minimum)
         _, _, qq, *_ = self.group.products(q, r)
@@ -238,14 +238,14 @@ class Block:
         return Found(self.stored(d + more_d)[-1], s, self.stored(m - less_m)[-1], t)
 
     def better(self, one: Found, other: Found) -> Found:
-        """For each block that which leaves less error."""
+        """The better of two results for each block."""
         errors = [self.group.error(*found.scaled()).sum(0) for found in (one, other)]
         wins = errors[1] < errors[0]
         return Found(*(torch.where(wins, new, old) for old, new in zip(one, other, strict=True)))
 
 
 def better(one: Fit, other: Fit) -> Fit:
-    """For each group that which leaves less error."""
+    """The better of two fits for each group."""
     return Fit(*least(*(torch.stack(pair) for pair in zip(one, other, strict=True))))
 
 

@@ -20,9 +20,9 @@ from ostro.quant.planes.storage import Packed, Planes
 class Blocks(Packed):
     """A weight [n, k], or [experts, n, k], of which every row was a run of `format`'s blocks.
 
-    Where its planes do not hold all that the blocks say, `source` gives the file's bytes, uint8
-    [..., n, bytes per row]. It is a function, for they are no part of the weight: they stay in the
-    file, mapped, and do not follow the planes to where those compute.
+    Where its planes do not determine the blocks, `source` returns the bytes of the file, uint8
+    [..., n, bytes per row]. It is a function because the bytes are not part of the weight: they
+    stay in the mapped file and do not move to the device with the planes.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Blocks(Packed):
         *rows, nbytes = data.shape
         if data.dtype != torch.uint8 or nbytes % kind.nbytes:
             raise stored.fault(
-                f"has rows of {nbytes} bytes ({data.dtype}), which are no whole {format} blocks of "
-                f"{kind.nbytes}; the file is damaged, download or convert it again"
+                f"has rows of {nbytes} {data.dtype}, expected uint8 in {format} blocks of "
+                f"{kind.nbytes}; the file is damaged; download or convert it again"
             )
         shape = (*rows, nbytes // kind.nbytes * kind.block)
         if shape != tuple(stored.shape):
             raise stored.fault(
-                f"has {format} blocks for weights {list(shape)}, the model asks for "
-                f"{list(stored.shape)}; the file is of another model or damaged"
+                f"has {format} blocks for weights {list(shape)}, expected {list(stored.shape)}; "
+                "the file is of another model or damaged"
             )
         return cls.from_rows(format, data, stored.device, stored.dtype)
 
@@ -70,7 +70,7 @@ class Blocks(Packed):
         return cls.from_rows(known, rows.view(*weight.shape[:-1], -1), weight.device, dtype)
 
     def raw(self) -> Tensor:
-        """The file's bytes, uint8 [..., n, bytes per row]."""
+        """The bytes of the file, uint8 [..., n, bytes per row]."""
         return unpack(self.format, self.planes) if self.source is None else self.source()
 
     def save(self) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ def plain(name: str) -> str:
 def with_sources(
     joined: Storage | None, storages: Sequence[Any], join: Callable[[list[Tensor]], Tensor]
 ) -> Storage | None:
-    """What was made of several storages, with the bytes of all as its source."""
+    """A storage joined from several, with the bytes of all as its source."""
     if isinstance(joined, Blocks) and joined.source is not None:
         sources = [storage.source for storage in storages]
         joined.source = lambda: join([source() for source in sources])

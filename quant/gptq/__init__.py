@@ -8,11 +8,11 @@ from ostro import Quantizer, TensorInfo, hookimpl
 NEEDED = ("qweight", "qzeros", "scales")
 INDEX = "g_idx"
 MARLIN = "B"
-"""What AutoGPTQ calls the weight of a Marlin checkpoint, which is refused by name."""
+"""The name of a Marlin weight in AutoGPTQ checkpoints, which are not supported."""
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """All that a GPTQ model holds in few bits; without a config, by the names of the tensors."""
+    """All quantized weights of a GPTQ model; without a config, by the names of the tensors."""
     method = settings.get("quant_method")
     if method is None:
         return {*NEEDED, INDEX} <= tensors.keys()

@@ -1,6 +1,6 @@
-"""GPTQ in plain torch: the byte layout, and the truth.
+"""GPTQ in plain torch: the byte layout, and the reference.
 
-A weight [n, k] lies transposed; w = (code - zero) * scale, both those of the column's group.
+A weight [n, k] is stored transposed; w = (code - zero) * scale, both those of the column's group.
 
     qweight   int32 [k b / 32, n]              codes of b bits, packed along k
     qzeros    int32 [groups, ceil(n b / 32)]   zeros of b bits, packed along n
@@ -8,13 +8,13 @@ A weight [n, k] lies transposed; w = (code - zero) * scale, both those of the co
     g_idx     int32 [k]                        the group of each column of the weight
 
 Packed codes follow each other without a gap, the first in the lowest bits, so that 32 codes of 3
-bits take three words and two of them cross a border.
+bits take three words and two of them cross word boundaries.
 
 "gptq" files ("v1") hold zeros minus one, "gptq_v2" files as they are. The one is taken from whole
 words: a zero of 0 borrows from the next in its word, and gets it back where one is added to words
 again. Of 3 bits, whose codes cross words, each zero wraps around for itself.
 
-Source: gptqmodel 7.7.0, which rounds on the way where it computes in halves.
+Source: gptqmodel 7.7.0, which computes in float16 and rounds in between.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def pack_zeros(zeros: Tensor, bits: int, *, less_one: bool) -> Tensor:
 def dequantize(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor, bits: int, *, less_one: bool
 ) -> Tensor:
-    """-> float32 [n, k]: as gptqmodel computes in that dtype. `less_one` says "v1"."""
+    """-> float32 [n, k], as gptqmodel computes in float32. `less_one` is set for "v1"."""
     codes = unpack(qweight.t(), bits, len(g_idx))
     zeros = unpack_zeros(qzeros, bits, qweight.shape[1], less_one=less_one).t()
     return dequantize_rows(slice(None), codes, scales.t(), zeros, g_idx)

@@ -15,8 +15,8 @@ from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_
 
 
 class Gptq(Packed):
-    """A weight [n, k], or [experts, n, k]. Columns whose groups are scattered, as act-order leaves
-    them, are moved to their neighbours; `form` says how a file holds them.
+    """A weight [n, k], or [experts, n, k]. The columns of scattered groups, as act-order leaves
+    them, are reordered so that groups are contiguous; `form` is the form in the file.
     """
 
     form: Form

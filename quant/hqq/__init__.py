@@ -1,4 +1,4 @@
-"""HQQ: codes of 1 to 8 bits whose zeros a half-quadratic solver finds (Badri and Shaji, 2023)."""
+"""HQQ: codes of 1 to 8 bits with zeros from a half-quadratic solver (Badri and Shaji, 2023)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ HQQ = NEEDED | {
     *("offload_meta", "encoded_state_dict", "stores_quant_config"),
     *("channel_wise", "optimize", "round_zero"),
 }
-"""All that the hqq package saves of a layer."""
+"""All tensors that the hqq package saves of a layer."""
 
 UQFF = frozenset(
     {"weight", *(f"weight.{part}" for part in ("format", "scales", "zeros", "shape", "bits"))}
@@ -19,13 +19,13 @@ UQFF = frozenset(
     | {f"weight.{part}" for part in ("round_zeros", "channel_wise")}
 )
 GROUP = 64
-"""Neighbours that share a scale where a float weight is quantized."""
+"""Columns that share a scale where a float weight is quantized."""
 
 SENSITIVE = {1: "hqq6", 2: "hqq6", 3: "hqq6", 4: None, 5: None, 6: None, 8: None}
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """What the hqq package saves for safetensors, and what mistral.rs writes to UQFF files."""
+    """The tensors of the hqq package in safetensors files, and of mistral.rs in UQFF files."""
     return tensors.keys() == UQFF or NEEDED <= tensors.keys() <= HQQ
 
 

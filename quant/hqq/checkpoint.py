@@ -1,4 +1,4 @@
-"""What files hold of an HQQ weight: codes, scale and zero, and beside them what these mean."""
+"""Reading an HQQ weight: its codes, scale, zero and metadata."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ostro.quant.hqq import UQFF
 from ostro.quant.hqq.naive import PACKING, PACKINGS, Layout
 
 UQFF_FORMAT = 2
-"""What a UQFF file calls HQQ."""
+"""The number of HQQ in a UQFF file."""
 
 UQFF_BITS = (4, 8)
-AGAIN = "the file is damaged, download it again or quantize the model again"
+AGAIN = "the file is damaged; download it, or quantize the model again"
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a file holds a weight: its layout, the names of codes, scale and zero, the type in which
-    codes are saved, and the small tensors that say all that, which go back as they came.
+    """The form of a weight in a file: its layout, the names of codes, scale and zero, the type in
+    which codes are saved, and the metadata tensors, which `save` returns unchanged.
     """
 
     layout: Layout
@@ -37,15 +37,15 @@ class Form:
         return f"HQQ{self.layout.bits}"
 
     def of(self, n: int, k: int) -> Form:
-        """The same of another number of rows and columns."""
+        """This form with another number of rows and columns."""
         return replace(self, layout=self.layout._replace(shape=(n, k)))
 
     def tensors(self, words: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
         """The tensors of a file, by suffix."""
         named = dict(zip(self.names, (words.view(self.saved), scale, zero), strict=True))
         (shape,) = (name for name in self.beside if name.endswith("shape"))
-        said = torch.tensor(self.layout.shape, dtype=self.beside[shape].dtype)
-        return named | dict(self.beside) | {shape: said}
+        sizes = torch.tensor(self.layout.shape, dtype=self.beside[shape].dtype)
+        return named | dict(self.beside) | {shape: sizes}
 
 
 def read(stored: Stored) -> tuple[Tensor, Tensor, Tensor, Form]:
@@ -56,39 +56,39 @@ def read(stored: Stored) -> tuple[Tensor, Tensor, Tensor, Form]:
     held, scale, zero = (stored.tensors[name].to(stored.device) for name in names)
     if held.nbytes != prod(layout.words) * layout.packing.word.itemsize:
         raise stored.fault(
-            f"has {held.nbytes} bytes, where codes of {layout.bits} bits for {list(layout.shape)} "
-            f"weights are {list(layout.words)} of {layout.packing.word}; {AGAIN}",
+            f"has {held.nbytes} bytes, expected {list(layout.words)} of {layout.packing.word} for "
+            f"{list(layout.shape)} weights of {layout.bits} bits; {AGAIN}",
             names[0],
         )
     for name, tensor in zip(names[1:], (scale, zero), strict=True):
         if tuple(tensor.shape) != layout.scales or not tensor.is_floating_point():
             raise stored.fault(
-                f"has shape {list(tensor.shape)}, where groups of {layout.group} along axis "
-                f"{layout.axis} have {list(layout.scales)} floats; {AGAIN}",
+                f"has shape {list(tensor.shape)}, expected floats {list(layout.scales)} for groups "
+                f"of {layout.group} along axis {layout.axis}; {AGAIN}",
                 name,
             )
     beside = {name: tensor for name, tensor in stored.tensors.items() if name not in names}
     words = held.contiguous().flatten().view(layout.packing.word).view(layout.words)
     wide = layout.packing.bits > layout.bits and words.numel()
     if wide and int(words.max()) >> layout.bits:
-        raise stored.fault(f"holds codes of more than {layout.bits} bits; {AGAIN}", names[0])
+        raise stored.fault(f"has codes of more than {layout.bits} bits; {AGAIN}", names[0])
     return words, scale, zero, Form(layout, names, held.dtype, beside)
 
 
 def layout_of_hqq(stored: Stored) -> Layout:
-    """The layout that the hqq package's state of a layer speaks of."""
+    """The layout in the state that the hqq package saves of a layer."""
     number, packing = stored.number("nbits"), text(stored.tensors["packing"])
     bits = ceil(number)
     if PACKING.get(bits) != packing:
         raise stored.fault(
-            f"says {packing!r} of codes of {number:g} bits; known are "
-            f"{', '.join(f'{known!r} of {b}' for b, known in PACKING.items())}; {AGAIN}",
+            f"is {packing!r} for codes of {number:g} bits, expected "
+            f"{', '.join(f'{known!r} for {b}' for b, known in PACKING.items())}; {AGAIN}",
             "packing",
         )
     for name in ("quant_scale", "quant_zero"):
         if name in stored.tensors and stored.number(name):
             raise stored.fault(
-                "says that scales or zeros are quantized, which hqq itself has given up; quantize "
+                "marks scales or zeros as quantized, which hqq no longer supports either; quantize "
                 "the model again",
                 name,
             )
@@ -96,49 +96,49 @@ def layout_of_hqq(stored: Stored) -> Layout:
 
 
 def layout_of_uqff(stored: Stored) -> Layout:
-    """The layout that a UQFF file speaks of."""
+    """The layout in the metadata of a UQFF file."""
     format, bits = (int(stored.number(f"weight.{name}")) for name in ("format", "bits"))
     if format != UQFF_FORMAT or bits not in UQFF_BITS:
         raise stored.fault(
-            f"has tensors of HQQ beside it, but the file says format {format} and {bits} bits, "
-            f"where HQQ is {UQFF_FORMAT} and has 4 or 8; {AGAIN}",
+            f"comes with the tensors of HQQ, but its format is {format} of {bits} bits, expected "
+            f"{UQFF_FORMAT} of 4 or 8 bits; {AGAIN}",
             "weight",
         )
     return layout_of(stored, bits, "weight.")
 
 
 def layout_of(stored: Stored, bits: int, front: str) -> Layout:
-    """What both forms say alike, the names of one beginning with `front`."""
+    """The layout from metadata whose names begin with `front`."""
     shape = tuple(stored.tensors[f"{front}shape"].flatten().tolist())
     group, axis = (int(stored.number(f"{front}{name}")) for name in ("group_size", "axis"))
     if shape != stored.shape:
         raise stored.fault(
-            f"says {list(shape)}, where the model's config asks for {list(stored.shape)}; they are "
-            "of different models, or one is damaged",
+            f"is {list(shape)}, but the model's config expects {list(stored.shape)}; the file is "
+            "of another model, or damaged",
             f"{front}shape",
         )
     if axis not in (0, 1):
-        raise stored.fault(f"is {axis}, neither 0 nor 1; {AGAIN}", f"{front}axis")
+        raise stored.fault(f"is {axis}, expected 0 or 1; {AGAIN}", f"{front}axis")
     if group < 1 or prod(shape) % group:
         raise stored.fault(
-            f"is {group}, of which {prod(shape)} weights are no whole groups; {AGAIN}",
+            f"is {group}, which does not divide {prod(shape)} weights; {AGAIN}",
             f"{front}group_size",
         )
     channel_wise = f"{front}channel_wise"
     if channel_wise in stored.tensors and not stored.number(channel_wise):
         raise stored.fault(
-            "says that one scale holds for the whole weight, which is not supported; quantize the "
-            "model again in groups",
+            "is off: one scale for the whole weight is not supported; quantize the model again in "
+            "groups",
             channel_wise,
         )
     return Layout(shape, bits, group, axis, PACKINGS[PACKING[bits]])
 
 
 def form(bits: int, group: int) -> Form:
-    """The form that the hqq package saves of groups along rows, halves and no views."""
+    """The form in which the hqq package saves groups along rows, with float16 scales."""
     packing = PACKING[bits]
     layout = Layout((0, 0), bits, group, 1, PACKINGS[packing])
-    said: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "nbits": bits,
         "group_size": group,
         "shape": (0, 0),
@@ -156,12 +156,12 @@ def form(bits: int, group: int) -> Form:
         "optimize": True,
         "round_zero": False,
     }
-    beside = {name: encoded(value) for name, value in said.items()}
+    beside = {name: encoded(value) for name, value in metadata.items()}
     return Form(layout, ("W_q", "scale", "zero"), layout.packing.word, beside)
 
 
 def encoded(value: Any) -> Tensor:
-    """A value as the tensor that the hqq package makes of it for safetensors."""
+    """A value as the tensor that the hqq package saves in safetensors files."""
     if isinstance(value, str):
         return torch.tensor(list(value.encode()), dtype=torch.uint8)
     if isinstance(value, tuple):
@@ -170,5 +170,5 @@ def encoded(value: Any) -> Tensor:
 
 
 def text(codes: Tensor) -> str:
-    """A name that was saved letter by letter."""
+    """A string that was saved as a tensor of character codes."""
     return bytes(codes.flatten().to(torch.uint8).tolist()).decode("latin-1")

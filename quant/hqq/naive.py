@@ -1,16 +1,16 @@
-"""HQQ in plain torch: the byte layouts, and the truth.
+"""HQQ in plain torch: the byte layouts, and the reference.
 
-A weight [n, k] of groups of g is seen as a matrix, row-major: [n k / g, g] where groups lie along
-rows (axis 1), [g, n k / g] where they lie across them (axis 0). w = (code - zero) * scale, and a
+A weight [n, k] of groups of g is seen as a matrix, row-major: [n k / g, g] where groups run along
+rows (axis 1), [g, n k / g] where they run across rows (axis 0). w = (code - zero) * scale, and a
 row of that matrix, or on axis 0 a column, shares both.
 
 Codes are packed along the columns of the matrix. Of c codes to a word, word i of a column holds the
 codes i, i + r, i + 2 r, ... of r words in all, the first in the highest of c b bits:
 
-    "8bit_u8"   1 code of 8 bits in uint8; codes of 5 and 6 bits are kept so as well
+    "8bit_u8"   1 code of 8 bits in uint8; also used for codes of 5 and 6 bits
     "4bit_u8"   2 of 4 bits in uint8
     "3bit_32"  10 of 3 bits in int32, whose two highest bits are 0; the last codes may be padding
-    "2bit_u8"   4 of 2 bits in uint8; ternary codes are kept so as well
+    "2bit_u8"   4 of 2 bits in uint8; also used for ternary codes
     "1bit_u8"   8 of 1 bit in uint8
 
 Source: hqq.core.bitpack and hqq.core.quantize; UQFF files hold axis 0 of 4 and 8 bits likewise.
@@ -47,7 +47,7 @@ PACKING = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8"} | {
 
 
 class Layout(NamedTuple):
-    """How the codes of a weight `shape` [n, k] lie in its words, as above."""
+    """The layout of the codes of a weight `shape` [n, k] in words, as above."""
 
     shape: tuple[int, int]
     bits: int
@@ -98,13 +98,10 @@ def dequantize_rows(
     zero: Tensor,
     layout: Layout,
 ) -> Tensor:
-    """Rows of the weight, float32 [rows, k]: in float32, as hqq computes in that dtype.
-
-    hqq rounds on the way where it computes in halves.
-    """
+    """Rows of the weight, float32 [rows, k]; hqq computes in float16 and rounds in between."""
     (n, k), (bits, many, _) = layout.shape, layout.packing
     first, last, _ = rows.indices(n)
-    # A row of the weight lies in one row of the matrix, or its weights are looked up one by one.
+    # A row of the weight is part of one row of the matrix, or its codes are gathered one by one.
     whole = not layout.axis and n % layout.group == 0
     unit = k if whole else 1
     at = torch.arange(first * k, max(last, first) * k, unit, device=words.device)

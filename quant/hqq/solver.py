@@ -1,4 +1,4 @@
-"""Half-quadratic quantization: zeros for which the weights that are left over are few and sparse.
+"""Half-quadratic quantization: zeros for which the remaining errors are small and sparse.
 
 After Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models" (2023). With
 the scale s of a group fixed by its range, they look for the zero z that minimises

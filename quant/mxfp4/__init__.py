@@ -12,7 +12,7 @@ UQFF = {"weight": "U8", "weight.scales": "U8", "weight.format": "U8"}
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """What gpt-oss has on the hub, what MLX writes, and what GGUF and UQFF files hold."""
+    """The tensors of gpt-oss on the hub, of MLX, and of GGUF and UQFF files."""
     return {suffix: info.format for suffix, info in tensors.items()} in (HUB, GGUF, MLX, UQFF)
 
 

@@ -1,4 +1,4 @@
-"""MXFP4's grouped matmul in Triton: that of `core.ops.grouped`, with weights unpacked on the way.
+"""MXFP4's grouped matmul in Triton: that of `core.ops.grouped`, with weights unpacked in registers.
 
 The two halves of a byte are weights 16 apart, so a tile of bytes is two tiles of weights, each with
 rows of x of its own. A code's magnitude, moved to the top of a half's mantissa, is the half's value

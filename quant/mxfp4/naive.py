@@ -1,12 +1,12 @@
-"""MXFP4 in plain torch: the byte layouts, and the truth that kernels are held to.
+"""MXFP4 in plain torch: the byte layouts, and the reference for kernels.
 
 A row of k weights is k / 32 blocks. A block is an exponent e and 32 codes c of four bits, a sign
 above a magnitude: w = VALUES[c] * 2 ** (e - 127). The OCP's Microscaling specification (2023) calls
-the codes E2M1 and the exponents E8M0. Two codes share a byte, and where the second one lies is all
-that files differ in:
+the codes E2M1 and the exponents E8M0. Two codes share a byte; files differ in the
+position of the second one:
 
     here      q uint8 [..., n, k / 32, 16], e uint8 [..., n, k / 32]; byte j holds code j in its
-              low half and code j + 16 in its high half, so that 16 bytes are 16 neighbours twice
+              low half and code j + 16 in its high half
     GGUF      uint8 [..., n, k / 32 * 17]: e, then the 16 bytes as here (llama.cpp's block_mxfp4)
     the hub   blocks uint8 [..., n, k / 32, 16] and scales uint8 [..., n, k / 32]; byte j holds
               codes 2j and 2j + 1 (gpt-oss); UQFF files have the blocks of a row end to end, uint8
@@ -25,7 +25,7 @@ from ostro import Kernel
 from ostro.ops import native
 
 BLOCK = 32
-RUN = 2**17  # blocks quantized at a time, so that the floats of a large weight are never all there
+RUN = 2**17  # blocks quantized at a time, so that a large weight is never whole in floats
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 DEQUANTIZE = (
@@ -69,7 +69,7 @@ GROUPED = (
 def dequantize(q: Tensor, e: Tensor, dtype: torch.dtype) -> Tensor:
     """q [..., n, g, 16], e [..., n, g] -> [..., n, 32 g], exact in float32 and rounded once.
 
-    An exponent of 255, which the specification keeps for NaN, is 2 ** 128 as in transformers;
+    An exponent of 255, which the specification reserves for NaN, is 2 ** 128 as in transformers;
     `storage` reads none beyond 240.
     """
     codes = torch.cat((q & 15, q >> 4), -1)
@@ -124,7 +124,7 @@ def fitted(blocks: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_hub(blocks: Tensor) -> Tensor:
-    """The hub's bytes [..., 16] in the order that is used here."""
+    """The hub's bytes [..., 16] in the order of this module."""
     codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
     return codes[..., :16] | codes[..., 16:] << 4
 

@@ -1,4 +1,4 @@
-"""MXFP4 on CPU: multiplied as it lies for few rows per expert, written out as floats for many."""
+"""MXFP4 on CPU: multiplied directly for few rows per expert, dequantized first for many."""
 
 from __future__ import annotations
 

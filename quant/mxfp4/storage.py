@@ -17,13 +17,13 @@ LARGEST = 240
 """The largest exponent that is read: weights up to 2 ** 115."""
 
 UQFF_FORMAT = 6
-"""What a UQFF file calls this format."""
+"""The number of this format in a UQFF file."""
 
 
 class Mxfp4(Storage):
-    """A weight [n, k], or [experts, n, k], laid out as `naive` describes.
+    """A weight [n, k], or [experts, n, k], of the layout that `naive` describes.
 
-    `form` says where its bytes come from, in whose order `save` gives them back: "hub", "gguf",
+    `form` is the container that it was read from, in whose layout `save` returns it: "hub", "gguf",
     "uqff" or "mlx".
     """
 
@@ -33,12 +33,12 @@ class Mxfp4(Storage):
         self.q, self.e, self.form = q.contiguous(), e.contiguous(), form
         self.shape = (*e.shape[:-1], e.shape[-1] * BLOCK)
         self.dtype, self.device = dtype, q.device
-        self.unpack, self.times = Op(naive.DEQUANTIZE), Op(naive.GROUPED)
-        self.alone = False
+        self.unpack, self.multiply = Op(naive.DEQUANTIZE), Op(naive.GROUPED)
+        self.deterministic = False
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From the "blocks" and "scales" of the hub, or what `naive` says that others have."""
+        """From the "blocks" and "scales" of the hub, or other tensors that `naive` describes."""
         form = form_of(stored)
         weight = stored.tensors["blocks" if form == "hub" else "weight"].to(stored.device)
         if form == "gguf":
@@ -51,13 +51,13 @@ class Mxfp4(Storage):
                 q = q.unflatten(-1, (-1, BLOCK // 2))
             if q.shape != (*e.shape, BLOCK // 2):
                 raise stored.fault(
-                    f"has blocks of shape {list(q.shape)} beside scales of {list(e.shape)}; "
-                    f"a scale has {BLOCK // 2} bytes"
+                    f"has blocks of shape {list(q.shape)} for scales of shape {list(e.shape)}, "
+                    f"expected {BLOCK // 2} bytes for each scale"
                 )
             q = naive.from_hub(q)
         if e.numel() and (most := int(e.max())) > LARGEST:
             raise stored.fault(
-                f"has the exponent {most}, weights of 2**{most - 127} or NaN; the file is damaged, "
+                f"has the exponent {most}, weights of 2**{most - 127} or NaN; the file is damaged; "
                 "download or convert it again"
             )
         return cls(q, e, stored.dtype, form=form)
@@ -75,7 +75,7 @@ class Mxfp4(Storage):
         return weight
 
     def matmul(self, x: Tensor) -> Tensor:
-        if not self.alone:
+        if not self.deterministic:
             return super().matmul(x)
         rows = [super(Mxfp4, self).matmul(row) for row in x.reshape(-1, 1, x.shape[-1])]
         return torch.cat(rows).view(*x.shape[:-1], -1) if rows else x.new_empty(0, self.shape[-2])
@@ -86,7 +86,7 @@ class Mxfp4(Storage):
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
         """x [t, k], expert_of_row [t] int64, ascending -> [t, n]."""
-        y: Tensor = self.times(x, self.q, self.e, expert_of_row)
+        y: Tensor = self.multiply(x, self.q, self.e, expert_of_row)
         return y
 
     @property
@@ -120,23 +120,23 @@ class Mxfp4(Storage):
         return cls(q, e, storages[0].dtype, form=storages[0].form)
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
-        self.alone = target.deterministic
+        self.deterministic = target.deterministic
         choice = self.unpack.select(target)
         how = f"dequantized in blocks of rows by {choice.kernel.name}"
         if len(self.shape) == 3:
-            choice = self.times.select(target)
+            choice = self.multiply.select(target)
             how = f"grouped by {choice.kernel.name}"
         return f"MXFP4: {how} ({choice.reason})"
 
 
 def form_of(stored: Stored) -> str:
-    """Who laid the tensors out."""
+    """The container that the tensors were laid out for."""
     tensors = stored.tensors
     if "weight.format" in tensors:
-        if (said := stored.number("weight.format")) != UQFF_FORMAT:
+        if (format := stored.number("weight.format")) != UQFF_FORMAT:
             raise stored.fault(
-                f"has tensors of MXFP4 beside it, but the file says format {said}; the file is "
-                "damaged, download it again",
+                f"comes with the tensors of MXFP4, but its format is {format}; the file is "
+                "damaged; download it again",
                 "weight",
             )
         return "uqff"
@@ -146,6 +146,6 @@ def form_of(stored: Stored) -> str:
 
 
 def alike(storages: Sequence[Storage]) -> bool:
-    """Whether storages can be one: all of this format, in one dtype and one form."""
+    """Whether storages can be joined: all of this class, of one dtype and one form."""
     kinds = {(s.dtype, s.form) for s in storages if isinstance(s, Mxfp4)}
     return len(kinds) == 1 and all(isinstance(s, Mxfp4) for s in storages)

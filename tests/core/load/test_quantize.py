@@ -156,8 +156,8 @@ def test_rows_that_are_no_whole_blocks_are_reported(plugins: PluginManager) -> N
         assert held(loaded)["model.layers.0.mlp.down_proj"] == ("dense",)
         said = [line for line in loaded.explain if line.startswith("quantize: ")]
         assert said == [
-            f"quantize: model.layers.{i}.mlp.down_proj: rows of 96 are no whole blocks of 64 as "
-            "afq4 wants: left as it is"
+            f"quantize: model.layers.{i}.mlp.down_proj: 96 columns are no multiple of afq4's block "
+            "of 64: not quantized"
             for i in range(shape["num_hidden_layers"])
         ]
 

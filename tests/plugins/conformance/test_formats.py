@@ -150,7 +150,7 @@ def test_a_weight_that_a_format_does_not_fit_is_noticed(plugins: PluginManager) 
     shape = {**record.wide, "intermediate_size": 96}
     with (
         subject(plugins, "llama", config=shape) as odd,
-        pytest.raises(AssertionError, match="rows of 96 are no whole blocks"),
+        pytest.raises(AssertionError, match="96 columns are no multiple"),
     ):
         assert_grid(odd, "afq4")
 

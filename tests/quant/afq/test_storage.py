@@ -119,11 +119,15 @@ def test_float_weights_are_quantized(format: Format) -> None:
 @pytest.mark.parametrize(
     ("suffix", "wrong", "says"),
     [
-        ("weight", torch.zeros(N, 33, dtype=torch.uint32), r"33 words a row, 4\.125 bits"),
+        ("weight", torch.zeros(N, 33, dtype=torch.uint32), r"33 words per row, 4\.125 bits"),
         ("weight", torch.zeros(N, 56, dtype=torch.uint32), "7 bits for each of 256"),
-        ("weight", torch.zeros(N - 1, 32, dtype=torch.uint32), r"shape \[23, 32\] beside"),
-        ("weight", torch.zeros((), dtype=torch.uint32), r"shape \[\] beside"),
-        ("biases", torch.zeros(N, 2).half(), r"biases of \[24, 2\]"),
+        (
+            "weight",
+            torch.zeros(N - 1, 32, dtype=torch.uint32),
+            r"shape \[23, 32\], which does not match",
+        ),
+        ("weight", torch.zeros((), dtype=torch.uint32), r"shape \[\], which does not match"),
+        ("biases", torch.zeros(N, 2).half(), r"biases \[24, 2\]"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
@@ -143,11 +147,11 @@ def test_groups_that_mlx_has_not_are_refused(groups: int) -> None:
 @pytest.mark.parametrize(
     ("suffix", "value", "says"),
     [
-        ("format", [2], r"but beside it the file says \[2, 4, 64\]"),
-        ("bits", [17], r"but beside it the file says \[4, 17, 64\]"),
-        ("bits", [], r"weight\.bits is \[\], where one number belongs"),
-        ("group_size", [0], r"but beside it the file says \[4, 4, 0\]"),
-        ("group_size", [64, 64], r"is \[64, 64\], where one number belongs"),
+        ("format", [2], r"the metadata of the file is \[2, 4, 64\]"),
+        ("bits", [17], r"the metadata of the file is \[4, 17, 64\]"),
+        ("bits", [], r"weight\.bits is \[\], expected one finite number"),
+        ("group_size", [0], r"the metadata of the file is \[4, 4, 0\]"),
+        ("group_size", [64, 64], r"is \[64, 64\], expected one finite number"),
     ],
 )
 def test_what_a_uqff_file_says_must_agree(suffix: str, value: list[int], says: str) -> None:

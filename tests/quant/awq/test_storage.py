@@ -125,15 +125,19 @@ def test_odd_rows_are_dequantized() -> None:
 
 
 LIES = [
-    ("qweight", torch.zeros(K, 3).int(), r"has shape \[64, 3\] of torch\.int32, where weights"),
+    ("qweight", torch.zeros(K, 3).int(), r"has shape \[64, 3\] and type torch\.int32, expected"),
     ("qweight", torch.zeros(N, 8).int(), r"has shape \[16, 8\]"),
-    ("qweight", torch.zeros(K, 2).half(), r"of torch\.float16, where weights"),
-    ("scales", torch.zeros(3, N).half(), r"no floats \[groups, 16\] of whole groups of 64"),
-    ("scales", torch.zeros(0, N).half(), r"no floats \[groups, 16\]"),
-    ("scales", torch.zeros(2, 8).half(), r"no floats \[groups, 16\]"),
-    ("scales", torch.zeros(2, N).int(), r"no floats \[groups, 16\]"),
-    ("qzeros", torch.zeros(2, 3).int(), r"where 2 groups of zeros are int32 \[2, 16 / 8\]"),
-    ("g_idx", torch.zeros(K).int(), "has g_idx beside it, which AWQ has not"),
+    ("qweight", torch.zeros(K, 2).half(), r"and type torch\.float16, expected"),
+    (
+        "scales",
+        torch.zeros(3, N).half(),
+        r"expected floats \[groups, 16\] of groups that divide 64",
+    ),
+    ("scales", torch.zeros(0, N).half(), r"expected floats \[groups, 16\]"),
+    ("scales", torch.zeros(2, 8).half(), r"expected floats \[groups, 16\]"),
+    ("scales", torch.zeros(2, N).int(), r"expected floats \[groups, 16\]"),
+    ("qzeros", torch.zeros(2, 3).int(), r"expected int32 \[2, 16 / 8\]"),
+    ("g_idx", torch.zeros(K).int(), "comes with g_idx, which are not part of AWQ"),
 ]
 
 
@@ -147,13 +151,13 @@ def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"version": "gemv"}, "the version 'gemv', which is not read here"),
-        ({"version": "marlin"}, "the version 'marlin'"),
-        ({"checkpoint_format": "gemv_fast"}, "the version 'gemv_fast'"),
-        ({"bits": 17}, "config.json says 17 bits"),
-        ({"group_size": 0}, "2 groups for 64 columns, and config.json says group_size=0"),
-        ({"group_size": 64}, "says group_size=64"),
-        ({"group_size": -1}, "says group_size=-1"),
+        ({"version": "gemv"}, "version 'gemv', which is not supported"),
+        ({"version": "marlin"}, "version 'marlin'"),
+        ({"checkpoint_format": "gemv_fast"}, "version 'gemv_fast'"),
+        ({"bits": 17}, "config.json has 17 bits"),
+        ({"group_size": 0}, "2 groups for 64 columns, config.json has group_size=0"),
+        ({"group_size": 64}, "has group_size=64"),
+        ({"group_size": -1}, "has group_size=-1"),
     ],
 )
 def test_other_versions_and_configs_that_lie_are_refused(
@@ -165,5 +169,5 @@ def test_other_versions_and_configs_that_lie_are_refused(
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"w\.qweight has no qzeros and no scales beside it"):
+    with pytest.raises(CheckpointError, match=r"w\.qweight lacks qzeros and scales"):
         read({"qweight": GOLDEN["qweight"]})

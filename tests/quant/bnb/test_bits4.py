@@ -133,14 +133,17 @@ def test_it_is_fused_and_stacked_and_saved_then() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"blocksize": 0}, "says blocksize=0, which is no size"),
-        ({"blocksize": "64"}, "says blocksize='64'"),
-        ({"blocksize": 32}, r"w\.weight\.absmax has shape \[40\] of torch\.uint8, where 80 blocks"),
-        ({"quant_type": "fp4"}, "says 'fp4' of"),
-        ({"shape": [20, 64]}, r"of \[20, 64\], where its name and the model's config have \[20, 1"),
-        ({"nested_blocksize": 8}, r"nested_absmax has shape \[1\] .* where 5 floats belong"),
-        ({"nested_blocksize": None}, "says nested_blocksize=None"),
-        ({"nested_offset": "a"}, "says nested_offset='a', which is no number"),
+        ({"blocksize": 0}, "has blocksize=0, expected a positive"),
+        ({"blocksize": "64"}, "has blocksize='64'"),
+        (
+            {"blocksize": 32},
+            r"w\.weight\.absmax has shape \[40\] and type torch\.uint8, expected uint8 \[80\]",
+        ),
+        ({"quant_type": "fp4"}, "describes 'fp4' of"),
+        ({"shape": [20, 64]}, r"of shape \[20, 64\], expected 'nf4' of shape \[20, 1"),
+        ({"nested_blocksize": 8}, r"nested_absmax has shape \[1\] .* expected 5 floats"),
+        ({"nested_blocksize": None}, "has nested_blocksize=None"),
+        ({"nested_offset": "a"}, "has nested_offset='a', expected a number"),
     ],
 )
 def test_states_that_lie_are_refused(changed: dict[str, Any], says: str) -> None:
@@ -154,18 +157,18 @@ def test_states_that_lie_are_refused(changed: dict[str, Any], says: str) -> None
 def test_states_that_are_no_json_object_are_refused(raw: bytes) -> None:
     tensors = held(WHOLE)
     tensors[f"{plugin.STATE}nf4"] = torch.tensor(list(raw), dtype=torch.uint8)
-    with pytest.raises(CheckpointError, match="is no JSON object"):
+    with pytest.raises(CheckpointError, match="is not a JSON object"):
         read(tensors, (6, 128))
 
 
 @pytest.mark.parametrize(
     ("suffix", "wrong", "says"),
     [
-        ("weight", torch.zeros(383, 1, dtype=torch.uint8), "has 383 bytes, where 768 weights"),
-        ("weight.quant_map", torch.zeros(15), r"shape \[15\] of torch\.float32, where 16 floats"),
-        ("weight.quant_map", torch.full((16,), torch.inf), "holds what is no number"),
-        ("weight.absmax", torch.zeros(12, dtype=torch.int32), "int32, where 12 floats belong"),
-        ("weight.absmax", torch.full((12,), torch.nan), "holds what is no number"),
+        ("weight", torch.zeros(383, 1, dtype=torch.uint8), "has 383 bytes, expected 384 for 768"),
+        ("weight.quant_map", torch.zeros(15), r"shape \[15\] and type torch\.float32, expected 16"),
+        ("weight.quant_map", torch.full((16,), torch.inf), "contains NaN or Inf"),
+        ("weight.absmax", torch.zeros(12, dtype=torch.int32), "int32, expected 12 floats"),
+        ("weight.absmax", torch.full((12,), torch.nan), "contains NaN or Inf"),
     ],
 )
 def test_tensors_that_lie_are_refused(suffix: str, wrong: Tensor, says: str) -> None:

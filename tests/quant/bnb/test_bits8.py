@@ -100,10 +100,10 @@ def test_it_is_fused_and_stacked() -> None:
     ("suffix", "wrong", "says"),
     [
         ("SCB", torch.zeros(5), r"w\.SCB has shape \[5\]"),
-        ("SCB", torch.zeros(6).half(), "float16, where"),
-        ("SCB", torch.full((6,), torch.nan), "holds what is no number"),
-        ("weight_format", torch.tensor(2, dtype=torch.uint8), "tiled for one GPU"),
-        ("weight", torch.zeros(6, dtype=torch.int8), r"where \[6\] weights"),
+        ("SCB", torch.zeros(6).half(), "float16, expected"),
+        ("SCB", torch.full((6,), torch.nan), "contains NaN or Inf"),
+        ("weight_format", torch.tensor(2, dtype=torch.uint8), "tiled for a GPU"),
+        ("weight", torch.zeros(6, dtype=torch.int8), r"expected a float32 for each row of \[6\]"),
     ],
 )
 def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:

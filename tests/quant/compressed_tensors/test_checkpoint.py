@@ -65,7 +65,7 @@ def nvfp4(weight: Tensor) -> Made:
     ("usual", "down", "formats"),
     [
         (packed, int8, ("INT4 (4 bits, groups of 64)", "INT8 (8 bits, groups of 192)")),
-        (fp8, nvfp4, ("input_scale unused", "NVFP4 (4 bits, groups of 16)")),
+        (fp8, nvfp4, ("input_scale not applied", "NVFP4 (4 bits, groups of 16)")),
         (nvfp4, fp8, ("NVFP4 (4 bits, groups of 16)", "FP8 (8 bits, groups of 192)")),
     ],
     ids=["int4", "fp8", "nvfp4"],

@@ -112,13 +112,13 @@ def test_float_weights_are_quantized() -> None:
 @pytest.mark.parametrize(
     ("suffix", "wrong", "says"),
     [
-        ("format", torch.tensor(4), r"w\.weight has tensors of F8Q8 beside it, .* format 4"),
-        ("num_blocks", torch.tensor(17), "said to be 17 blocks"),
-        ("num_blocks", torch.zeros(0), r"num_blocks is \[\], where one number belongs"),
-        ("shape", torch.tensor(N), r"w\.weight\.shape says \[24\], where"),
-        ("shape", torch.tensor([N, 95]), r"w\.weight\.shape says \[24, 95\], where"),
-        ("", torch.zeros(72 * 33 - 1, dtype=torch.uint8), "has 2375 bytes, said to be 72 blocks"),
-        ("", torch.full((72 * 33,), 127, dtype=torch.uint8), "scales that are no numbers"),
+        ("format", torch.tensor(4), r"w\.weight comes with the tensors of F8Q8, .* format is 4"),
+        ("num_blocks", torch.tensor(17), "num_blocks=17"),
+        ("num_blocks", torch.zeros(0), r"num_blocks is \[\], expected one finite number"),
+        ("shape", torch.tensor(N), r"w\.weight\.shape is \[24\], but"),
+        ("shape", torch.tensor([N, 95]), r"w\.weight\.shape is \[24, 95\], but"),
+        ("", torch.zeros(72 * 33 - 1, dtype=torch.uint8), "has 2375 bytes and num_blocks=72"),
+        ("", torch.full((72 * 33,), 127, dtype=torch.uint8), "scales that are NaN or Inf"),
     ],
 )
 def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:

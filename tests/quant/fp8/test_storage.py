@@ -143,9 +143,9 @@ def test_uqff_files_are_read() -> None:
     assert storage.dequantize().equal(held["weight"].float() * held["weight.dequant_w_scale"])
     assert (
         storage.save().keys() == held.keys()
-        and storage.finalize(target_of(storage)).count("unused") == 0
+        and storage.finalize(target_of(storage)).count("not applied") == 0
     )
-    for said, why in (([4], "says format 4"), ([], "one number"), ([3, 3], "one number")):
+    for said, why in (([4], "format is 4"), ([], "one finite number"), ([3, 3], "one finite")):
         with pytest.raises(CheckpointError, match=why):
             read({**held, "weight.format": torch.tensor(said)})
 
@@ -153,7 +153,7 @@ def test_uqff_files_are_read() -> None:
 def test_scales_of_activations_are_named_where_nothing_asks_for_them() -> None:
     held = {**tensors(()), "input_scale": torch.ones(())}
     storage = read(held)
-    assert storage.finalize(target_of(storage)).endswith("; input_scale unused: x stays as it is")
+    assert storage.finalize(target_of(storage)).endswith("; input_scale not applied")
     assert storage.save().keys() == held.keys()
 
 
@@ -181,13 +181,13 @@ def test_what_is_no_number_is_refused(suffix: str, k: int) -> None:
     read(held)
     wrong = held[suffix].clone()
     wrong.view(-1)[0] = torch.nan
-    with pytest.raises(CheckpointError, match=rf"w\.{suffix} holds what is no number"):
+    with pytest.raises(CheckpointError, match=rf"w\.{suffix} contains NaN or Inf"):
         read({**held, suffix: wrong})
 
 
 @pytest.mark.parametrize("size", [[0, 128], [128], "128", [True, 128], [1.5, 2]])
 def test_sizes_of_blocks_that_are_none_are_refused(size: Any) -> None:
-    with pytest.raises(ConfigError, match=r"weight_block_size=.* is no pair of sizes"):
+    with pytest.raises(ConfigError, match=r"weight_block_size=.* expected two positive integers"):
         read(tensors((2, 2)), weight_block_size=size)
 
 

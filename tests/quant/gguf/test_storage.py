@@ -277,10 +277,10 @@ def test_each_row_alone_does_not_depend_on_the_batch(format: str) -> None:
 def test_what_is_no_such_weight_is_refused(format: str) -> None:
     data, size = any_bytes(format, N, K), BY_NAME[format].nbytes
     wrong = {
-        "no whole": data[:, :-1],
-        f"no whole {format} blocks of {size}": data.to(torch.int16),
-        rf"weights \[{N - 1}, {K}\], the model asks for \[{N}, {K}\]": data[1:],
-        rf"the model asks for \[{N}, {K}\]": data[:, size:],
+        f"expected uint8 in {format} blocks of {size}": data[:, :-1],
+        rf"torch\.int16, expected uint8 in {format} blocks of {size}": data.to(torch.int16),
+        rf"weights \[{N - 1}, {K}\], expected \[{N}, {K}\]": data[1:],
+        rf"expected \[{N}, {K}\]": data[:, size:],
     }
     for message, bad in wrong.items():
         with pytest.raises(CheckpointError, match=rf"^m\.gguf: blk\.0\.w\.weight has .*{message}"):

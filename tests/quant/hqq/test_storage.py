@@ -165,21 +165,21 @@ def test_float_weights_are_quantized_and_saved_as_hqq_does(format: Format) -> No
 
 
 LIES = [
-    ("nbits", torch.tensor(17, dtype=torch.int32), "codes of 17 bits; known are '8bit_u8' of 8"),
-    ("packing", torch.tensor(list(b"4bit_99"), dtype=torch.uint8), "says '4bit_99' of codes of 4"),
-    ("group_size", torch.tensor(0), "is 0, of which 512 weights are no whole groups"),
-    ("group_size", torch.tensor(100), "is 100, of which 512"),
-    ("group_size", torch.tensor(32), r"w\.scale has shape \[8, 1\], where groups of 32"),
-    ("axis", torch.tensor([1, 1]), r"is \[1, 1\], where one number belongs"),
-    ("nbits", torch.tensor(torch.nan), r"is \[nan\], where one number belongs"),
-    ("shape", torch.tensor(512), r"says \[512\], where"),
-    ("axis", torch.tensor(2), "is 2, neither 0 nor 1"),
-    ("shape", torch.tensor([4, 64]), r"says \[4, 64\], where the model's config asks for \[4, 128"),
-    ("W_q", torch.zeros(3, 64, dtype=torch.uint8), "has 192 bytes, where codes of 4 bits"),
+    ("nbits", torch.tensor(17, dtype=torch.int32), "codes of 17 bits, expected '8bit_u8' for 8"),
+    ("packing", torch.tensor(list(b"4bit_99"), dtype=torch.uint8), "is '4bit_99' for codes of 4"),
+    ("group_size", torch.tensor(0), "is 0, which does not divide 512"),
+    ("group_size", torch.tensor(100), "is 100, which does not divide 512"),
+    ("group_size", torch.tensor(32), r"w\.scale has shape \[8, 1\], expected .* groups of 32"),
+    ("axis", torch.tensor([1, 1]), r"is \[1, 1\], expected one finite number"),
+    ("nbits", torch.tensor(torch.nan), r"is \[nan\], expected one finite number"),
+    ("shape", torch.tensor(512), r"is \[512\], but"),
+    ("axis", torch.tensor(2), "is 2, expected 0 or 1"),
+    ("shape", torch.tensor([4, 64]), r"is \[4, 64\], but the model's config expects \[4, 128"),
+    ("W_q", torch.zeros(3, 64, dtype=torch.uint8), "has 192 bytes, expected .* of 4 bits"),
     ("zero", torch.zeros(7, 1), r"w\.zero has shape \[7, 1\]"),
-    ("scale", torch.zeros(8, 1, dtype=torch.int32), r"w\.scale has shape .* \[8, 1\] floats"),
-    ("quant_zero", torch.tensor(1), "zeros are quantized"),
-    ("channel_wise", torch.tensor(0), "one scale holds for the whole weight"),
+    ("scale", torch.zeros(8, 1, dtype=torch.int32), r"w\.scale has shape .* floats \[8, 1\]"),
+    ("quant_zero", torch.tensor(1), "zeros as quantized"),
+    ("channel_wise", torch.tensor(0), "one scale for the whole weight"),
 ]
 
 
@@ -196,7 +196,7 @@ def test_codes_of_more_bits_are_refused() -> None:
     read(held)
     held["W_q"] = held["W_q"].clone()
     held["W_q"][0, 0] = 32
-    with pytest.raises(CheckpointError, match="holds codes of more than 5 bits"):
+    with pytest.raises(CheckpointError, match="has codes of more than 5 bits"):
         read(held)
 
 
@@ -204,5 +204,5 @@ def test_codes_of_more_bits_are_refused() -> None:
 def test_what_a_uqff_file_says_must_be_hqq(suffix: str, value: int) -> None:
     held = uqff()
     read(held, 6, 64)
-    with pytest.raises(CheckpointError, match="where HQQ is 2 and has 4 or 8"):
+    with pytest.raises(CheckpointError, match="expected 2 of 4 or 8"):
         read({**held, f"weight.{suffix}": torch.tensor(value, dtype=torch.uint8)}, 6, 64)

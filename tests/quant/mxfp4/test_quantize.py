@@ -118,7 +118,7 @@ def test_others_forms_are_read_and_come_back(held: dict[str, Tensor]) -> None:
 
 def test_lies_are_refused() -> None:
     read(UQFF)
-    with pytest.raises(CheckpointError, match=r"but the file says format 5"):
+    with pytest.raises(CheckpointError, match=r"but its format is 5"):
         read({**UQFF, "weight.format": torch.tensor(5, dtype=torch.uint8)})
     with pytest.raises(CheckpointError, match=r"blocks of shape .* beside scales of \[32, 3\]"):
         read({**UQFF, "weight.scales": UQFF["weight.scales"][:, :3]})
