@@ -209,8 +209,8 @@ def fill(
             progress(done, total)
     if reader.broken:
         logger.warning(
-            "%s: %d tensors contain NaN or Inf, the output will be garbage; first: %s; download or "
-            "convert it again",
+            "%s: %d tensor(s) contain NaN or Inf, the output will be garbage; first: %s; download "
+            "or convert it again",
             container.path.name,
             len(reader.broken),
             reader.broken[0],

@@ -54,7 +54,7 @@ def test_codes_that_are_viewed_as_floats_are_no_reason_to_warn(
     assert not all(looks), "some codes look like NaN or Inf"
     assert off <= 1e-5 and "NaN or Inf" not in caplog.text
     serve(lambda name, weight: viewed(name, weight, float("nan")))
-    assert "14 tensors contain NaN or Inf" in caplog.text
+    assert "14 tensor(s) contain NaN or Inf" in caplog.text
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -120,5 +120,5 @@ def test_lies_are_refused() -> None:
     read(UQFF)
     with pytest.raises(CheckpointError, match=r"but its format is 5"):
         read({**UQFF, "weight.format": torch.tensor(5, dtype=torch.uint8)})
-    with pytest.raises(CheckpointError, match=r"blocks of shape .* beside scales of \[32, 3\]"):
+    with pytest.raises(CheckpointError, match=r"blocks of shape .* for scales of shape \[32, 3\]"):
         read({**UQFF, "weight.scales": UQFF["weight.scales"][:, :3]})
