@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -223,6 +224,20 @@ def make_pooling_ready(reader: PoolingEngine, loaded: LoadedModel, *, warm: bool
         if length <= reader.context:
             tokens = [reader.vocab // 2] * length
             check_finite(reader.read([tokens], None, "vectors"), loaded)
+
+
+@contextmanager
+def ready_engine(
+    loaded: LoadedModel, settings: Settings, plugins: PluginManager, *, rows: int, blocks: int
+) -> Iterator[Engine]:
+    """An engine that measures a loaded model; the context closes both. See `build_engine`."""
+    engine = build_engine(loaded, settings, plugins, (), rows=rows, blocks=blocks)
+    try:
+        make_ready(engine, loaded)
+        yield engine
+    finally:
+        engine.close()
+        loaded.container.close()
 
 
 def warm_up(engine: Engine) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ostro.core.device import free_bytes
-from ostro.core.engine.build import ROWS, build_engine, make_ready
+from ostro.core.engine.build import ROWS, ready_engine
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.memory import BLOCK
 from ostro.core.engine.request import Sampling, TokenRequest
@@ -204,20 +204,10 @@ def open_probe(
     loaded = load_model(path, floats, plugins)
     loaded.context = min(loaded.context, LENGTH)
     kind = loaded.device.type
-    engine = build_engine(
-        loaded,
-        replace(floats, context=loaded.context, max_seqs=TEXTS),
-        plugins,
-        (),
-        rows=ROWS[kind],
-        blocks=max(TEXTS * (ceil(LENGTH / BLOCK[kind]) + 2), ROWS[kind] // 2),
-    )
-    try:
-        make_ready(engine, loaded)
+    batch = replace(floats, context=loaded.context, max_seqs=TEXTS)
+    blocks = max(TEXTS * (ceil(LENGTH / BLOCK[kind]) + 2), ROWS[kind] // 2)
+    with ready_engine(loaded, batch, plugins, rows=ROWS[kind], blocks=blocks) as engine:
         yield Calibration(loaded, engine, plugins)
-    finally:
-        engine.close()
-        loaded.container.close()
 
 
 def float_settings(found: ModelOutline, settings: Settings) -> Settings | None:

@@ -1,4 +1,4 @@
-"""Starts an engine from settings, in the process that owns the device."""
+"""Opens an engine from settings, in the process that owns the device."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from ostro.core.ipc.messages import ModelSpec, Requantize
 from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
 from ostro.core.load.pooling import read_pooling
+from ostro.core.load.weights import Progress
 from ostro.core.nn import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 M = TypeVar("M", bound=Model)
 
-TOKENS = frozenset({"text", "transcribe"})
-READINGS = frozenset({"embed", "rerank", "classify"})
-JOBS = frozenset({"draw", "speak"})
-"""The tasks that the three kinds of work serve."""
+TOKEN_TASKS = frozenset({"text", "transcribe"})
+POOLING_TASKS = frozenset({"embed", "rerank", "classify"})
+JOB_TASKS = frozenset({"draw", "speak"})
+"""The tasks of the three kinds of engines."""
 
 
 def open_engine(
@@ -48,21 +49,18 @@ def open_engine(
     *,
     warm: bool = True,
 ) -> tuple[MultiModelEngine, list[str]]:
-    """Load what the settings refer to; give the engine, and what was chosen. With `warm` it has
-    drawn some tokens, so that the first request compiles nothing.
+    """An engine over models that are loaded here, and the explanation of what was chosen.
 
-    Raises an OstroError that says what is wrong with the settings or a model.
+    With `warm` it has generated some tokens, so that the first request compiles nothing. Raises an
+    OstroError that says what is wrong with the settings or a model.
     """
     set_threads(models[0].settings.threads)
-    told = lambda done, total: report("reading weights", done, total)  # noqa: E731
-    every = [
-        load_model(find(m.settings, plugins), m.settings, plugins, told, open_probe=open_probe)
-        for m in models
-    ]
+    progress = partial(report, "reading weights")
+    every = [open_weights(model.settings, plugins, progress) for model in models]
     entries, explain = dict[str, ModelEntry](), list[str]()
     for model, loaded in zip(models, every, strict=True):
         share = 1 / len(models)
-        entry = take_in(loaded, model.settings, plugins, model.eos_ids, share=share)
+        entry = build_entry(loaded, model.settings, plugins, model.eos_ids, share=share)
         plugins.hook.ostro_model_loaded(model=loaded)
         report("warming up", 0, 0)
         if entry.tokens is not None:
@@ -71,14 +69,20 @@ def open_engine(
                 warm_up(entry.tokens)
         if entry.reader is not None:
             make_pooling_ready(entry.reader, loaded, warm=warm)
-        changing = partial(change, loaded, model.settings, plugins, entry.tokens)
-        entry = replace(entry, loaded=loaded, requantize=changing)
         entries[model.settings.name or DEFAULT] = entry
         explain += loaded.explain
     return MultiModelEngine(entries), explain
 
 
-def change(
+def open_weights(
+    settings: Settings, plugins: PluginManager, progress: Progress | None = None
+) -> LoadedModel:
+    """Find the model of the settings and load it. Raises as `open_engine`."""
+    path = find(settings, plugins)
+    return load_model(path, settings, plugins, progress, open_probe=open_probe)
+
+
+def change_formats(
     loaded: LoadedModel,
     settings: Settings,
     plugins: PluginManager,
@@ -86,21 +90,16 @@ def change(
     message: Requantize,
     report: ProgressCallback,
 ) -> list[str]:
-    """Read a model's weights again in the formats that a message asks for; say what was chosen.
+    """Read a model's weights again in the formats of a message; gives the new explanation.
 
     Raises UsageError before anything has changed.
     """
     asked = replace(settings, quant=message.quant, topology=message.topology)
-    told = lambda done, total: report("reading weights", done, total)  # noqa: E731
-    requantize(loaded, asked, plugins, told, open_probe=open_probe)
+    progress = partial(report, "reading weights")
+    requantize(loaded, asked, plugins, progress, open_probe=open_probe)
     if engine is not None:
         renew(engine, loaded, asked)
     return loaded.explain
-
-
-def tasks_of(loaded: LoadedModel, settings: Settings) -> frozenset[str]:
-    """What a loaded model is to do: what is asked for, or all that it can."""
-    return frozenset(loaded.architecture.tasks if settings.task is None else [settings.task])
 
 
 def face(loaded: LoadedModel, kind: type[M]) -> M:
@@ -114,7 +113,7 @@ def face(loaded: LoadedModel, kind: type[M]) -> M:
     return loaded.model
 
 
-def take_in(
+def build_entry(
     loaded: LoadedModel,
     settings: Settings,
     plugins: PluginManager,
@@ -122,35 +121,39 @@ def take_in(
     *,
     share: float = 1.0,
 ) -> ModelEntry:
-    """The parts of an engine that a model's tasks ask for, its cache within `share` of the room."""
-    tasks = tasks_of(loaded, settings)
-    if tasks <= JOBS:
-        adapter_pool = build_adapter_pool(loaded, settings, rows=1)
-        registry = build_registry(loaded, settings, plugins, adapter_pool)
-        job_model = face(loaded, JobModel)  # type: ignore[type-abstract]
-        failures = Failures(plugins.explain, loaded.device)
-        jobs = JobEngine(job_model, registry, failures)
-        return ModelEntry(jobs=jobs, registry=registry)
-    face(loaded, TokenModel if tasks & TOKENS else EncoderModel)  # type: ignore[type-abstract]
+    """The engines that a model's tasks need; its cache takes `share` of the memory for caches."""
+    tasks = frozenset(loaded.architecture.tasks if settings.task is None else [settings.task])
+    if tasks <= JOB_TASKS:
+        pool = build_adapter_pool(loaded, settings, rows=1)
+        registry = build_registry(loaded, settings, plugins, pool)
+        model = face(loaded, JobModel)  # type: ignore[type-abstract]
+        change = partial(change_formats, loaded, settings, plugins, None)
+        jobs = JobEngine(model, registry, Failures(plugins.explain, loaded.device))
+        return ModelEntry(jobs=jobs, registry=registry, loaded=loaded, requantize=change)
+    face(loaded, TokenModel if tasks & TOKEN_TASKS else EncoderModel)  # type: ignore[type-abstract]
     engine = build_engine(loaded, settings, plugins, eos_ids, share=share)
-    reader = reader_of(loaded, engine) if tasks & READINGS else None
-    tokens = engine if tasks & TOKENS else None
-    return ModelEntry(tokens=tokens, reader=reader, registry=engine.registry)
+    tokens = engine if tasks & TOKEN_TASKS else None
+    return ModelEntry(
+        tokens=tokens,
+        reader=build_pooling_engine(loaded, engine) if tasks & POOLING_TASKS else None,
+        registry=engine.registry,
+        loaded=loaded,
+        requantize=partial(change_formats, loaded, settings, plugins, tokens),
+    )
 
 
-def reader_of(loaded: LoadedModel, engine: Engine) -> PoolingEngine:
-    """What reads whole inputs with the runner of an engine."""
+def build_pooling_engine(loaded: LoadedModel, engine: Engine) -> PoolingEngine:
+    """An engine that reads whole inputs with the runner of another."""
     causal = bool(engine.blocks.groups)
     folder = loaded.path if loaded.path.is_dir() else loaded.path.parent
-    usual = "last" if causal else "mean"
-    pooling = read_pooling(folder, usual, loaded.device, loaded.container)
-    rows = engine.scheduler.max_rows
+    default = "last" if causal else "mean"
+    pooling = read_pooling(folder, default, loaded.device, loaded.container)
     return PoolingEngine(
         engine.runner,
         pooling,
         vocab=engine.vocab,
         context=engine.context,
-        max_rows=rows,
+        max_rows=engine.scheduler.max_rows,
         registry=engine.registry,
         failures=engine.failures,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,18 +135,18 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
     prompts = encode(words, texts, args.chat_template) if words else []
     plugins = PluginManager()
     plugins.load(asked, args.plugin)
-    engines, explain = open_engine([ModelSpec(asked)], plugins, lambda *news: None)
-    engine = engines.first.tokens
-    if engine is None:
-        raise UsageError("bench supports models that generate text only")
-    if args.explain:
-        print("\n".join(explain), file=sys.stderr)
-    if engine.context < need:
-        raise UsageError(
-            f"a run needs {need} tokens, the context is {engine.context}; lower -p or -n"
-        )
-    engine.prefix_cache = not args.no_prefix_cache
-    try:
+    models, explain = open_engine([ModelSpec(asked)], plugins, lambda *news: None)
+    with closing(models):
+        engine = models.first.tokens
+        if engine is None:
+            raise UsageError("bench supports models that generate text only")
+        if args.explain:
+            print("\n".join(explain), file=sys.stderr)
+        if engine.context < need:
+            raise UsageError(
+                f"a run needs {need} tokens, the context is {engine.context}; lower -p or -n"
+            )
+        engine.prefix_cache = not args.no_prefix_cache
         if args.with_adapters:
             return cost(args, counts, engine)
         return [
@@ -160,8 +161,6 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
             )
             for count in counts
         ]
-    finally:
-        engines.close()
 
 
 def cost(args: argparse.Namespace, counts: list[int], engine: Engine) -> list[Any]:

@@ -32,13 +32,11 @@ def run(args: argparse.Namespace) -> int:
     check(args)
     plugins = PluginManager()
     if args.explain:
-        from ostro.core.engine.calibration import open_probe
-        from ostro.core.load.model import load_model
-        from ostro.core.load.open import find
+        from ostro.core.engine.start import open_weights
 
         asked = settings(args)
         plugins.load(asked, args.plugin)
-        loaded = load_model(find(asked, plugins), asked, plugins, open_probe=open_probe)
+        loaded = open_weights(asked, plugins)
         found = explained(loaded)
     else:
         plugins.load(None, args.plugin)

@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.engine.build import ROWS, build_engine, make_ready, set_threads
-from ostro.core.engine.calibration import open_probe
+from ostro.core.engine.build import ROWS, ready_engine, set_threads
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.memory import BLOCK
+from ostro.core.engine.start import open_weights
 from ostro.core.errors import UsageError
-from ostro.core.load.model import LoadedModel, load_model
-from ostro.core.load.open import find
+from ostro.core.load.model import LoadedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import Step
@@ -103,8 +102,8 @@ class Reference:
 
 @contextmanager
 def opened(settings: Settings, plugins: PluginManager, window: int) -> Iterator[Opened]:
-    """Load a model for windows of a length, and let go of it. Raises UsageError without text."""
-    loaded = load_model(find(settings, plugins), settings, plugins, open_probe=open_probe)
+    """A model that reads windows of a length. Raises UsageError for one that makes no text."""
+    loaded = open_weights(settings, plugins)
     if "text" not in loaded.architecture.tasks:
         raise UsageError(f"{name_of(settings)} makes no text: quality is that of what is said next")
     loaded.context = min(window, loaded.context)
@@ -112,13 +111,8 @@ def opened(settings: Settings, plugins: PluginManager, window: int) -> Iterator[
     rows = max(ROWS[kind], loaded.context)
     blocks = ceil(rows / BLOCK[kind]) + SEQUENCES
     alone = replace(settings, context=loaded.context, max_seqs=1)
-    engine = build_engine(loaded, alone, plugins, [], rows=rows, blocks=blocks)
-    try:
-        make_ready(engine, loaded)
+    with ready_engine(loaded, alone, plugins, rows=rows, blocks=blocks) as engine:
         yield Opened(loaded, engine, rows)
-    finally:
-        engine.close()
-        loaded.container.close()
 
 
 def measure(

@@ -22,7 +22,7 @@ from ostro.architectures.flux.model import unpack
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.request import JobRequest, PoolingRequest
-from ostro.core.engine.start import reader_of, take_in
+from ostro.core.engine.start import build_entry, build_pooling_engine
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
@@ -100,7 +100,7 @@ def test_vectors_of_one_step_are_each_adapter_s(
     for seed, adapter in enumerate(("one", "two")):
         models[adapter] = train(made.reference, tmp_path / adapter, seed=seed, **ALL)
         served.load(adapter, tmp_path / adapter)
-    reader = reader_of(made.load(), served.engine)
+    reader = build_pooling_engine(made.load(), served.engine)
     for adapter in models:
         reader.submit(
             PoolingRequest(id=adapter, inputs=[made.prompt], kinds={0: made.kinds}),
@@ -123,11 +123,11 @@ class Working(Shelf):
 
     def __init__(self, folder: Path, plugins: PluginManager) -> None:
         loaded = load_model(folder, SETTINGS, plugins)
-        tenant = take_in(loaded, SETTINGS, plugins, [])
-        assert tenant.jobs is not None
+        entry = build_entry(loaded, SETTINGS, plugins, [])
+        assert entry.jobs is not None
         self.model: Any = loaded.model
-        self.jobs: JobEngine = tenant.jobs
-        registry: Registry | None = tenant.registry
+        self.jobs: JobEngine = entry.jobs
+        registry: Registry | None = entry.registry
         super().__init__(registry)
 
     def work(self, values: Mapping[str, Any], asked: Sequence[Names]) -> list[dict[str, Any]]:
