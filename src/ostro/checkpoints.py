@@ -19,13 +19,13 @@ from ostro.core.load.ggml import BY_NAME as GGML_BY_NAME
 from ostro.core.load.ggml import TYPES as GGML_TYPES
 from ostro.core.load.ggml import WITHDRAWN as GGML_WITHDRAWN
 from ostro.core.load.ggml import GgmlType
-from ostro.core.load.names import Named, Transform
 from ostro.core.load.open import PROJECTOR
 from ostro.core.paths import resolve_path
 from ostro.core.plugins.manager import PluginManager
 
 if TYPE_CHECKING:
     from ostro.core.device import format_bytes, parse_size
+    from ostro.core.load.names import Named, Transform
     from ostro.core.load.planning import Planned as PlannedFormats
     from ostro.core.load.planning import PlanRequest, Probe
     from ostro.core.load.planning import Weight as PlannedWeight
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from ostro.core.nn.linear import Slot as WeightSlot
 
 _LAZY = {
+    "Named": ("ostro.core.load.names", "Named"),
+    "Transform": ("ostro.core.load.names", "Transform"),
     "FLOAT_FORMAT": ("ostro.core.load.quantize", "FLOAT"),
     "Maker": ("ostro.core.load.quantize", "Maker"),
     "PlanRequest": ("ostro.core.load.planning", "PlanRequest"),
