@@ -20,7 +20,9 @@ class Config(v3.Config):
             v2.Config.check_router(self)
 
 
-class Block(v3.Block):
+class Block(v2.Block):
+    rope = staticmethod(v3.Block.rope)
+
     @staticmethod
     def router(config: Config) -> v2.Router:
         return (v3.Router if config.scoring_func == "sigmoid" else v2.Router)(config)

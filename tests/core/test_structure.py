@@ -1,0 +1,183 @@
+"""The structure of the tree: import circles, edges between folders, line budgets, class depth."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "core").rglob("*.py"))
+
+EDGES: Mapping[str, str] = {
+    "adapters": "engine ipc load nn ops placement plugins tokenizer",
+    "chat": "tokenizer",
+    "engine": "adapters ipc load media native nn ops placement plugins",
+    "ipc": "engine media plugins",
+    "load": "nn ops placement plugins",
+    "media": "",
+    "native": "",
+    "nn": "ops",
+    "ops": "native",
+    "placement": "nn ops",
+    "plugins": "",
+    "tokenizer": "",
+}
+"""Folders of the core, and the folders whose modules they may import; files of `core` itself may be
+imported by all.
+"""
+
+BUDGETS: Mapping[str, int] = {
+    "adapters": 1550,
+    "chat": 600,
+    "engine": 3300,
+    "ipc": 950,
+    "load": 1950,
+    "media": 850,
+    "native": 450,
+    "nn": 950,
+    "placement": 750,
+    "plugins": 750,
+    "tokenizer": 1150,
+}
+"""Lines of code per folder of the core: neither blank, nor comment, nor docstring."""
+
+FILE = 400
+"""Lines of code of one file."""
+
+DEEP = {"ostro.architectures.deepseek_v3.deepseek2.Config"}
+"""Classes with more than two architecture classes above them: this one only changes a default."""
+
+
+def module_of(file: str) -> str:
+    return "ostro." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def executed(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports that run when a module is imported: outside functions and TYPE_CHECKING blocks."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from executed(child)
+
+
+def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """For each module the modules that it imports, from sources by module name."""
+    found: dict[str, set[str]] = {name: set() for name in sources}
+    for name, source in sources.items():
+        for node in executed(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            else:
+                full = [f"{node.module}.{alias.name}" for alias in node.names]
+                targets = [each if each in sources else str(node.module) for each in full]
+            found[name] |= {target for target in targets if target in sources and target != name}
+    return found
+
+
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(edges[name]):
+            if found := visit(target, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(edges) if (found := visit(name, []))), [])
+
+
+def core() -> dict[str, set[str]]:
+    return graph({module_of(file): (ROOT / file).read_text() for file in CORE})
+
+
+def test_core_has_no_import_circle() -> None:
+    assert not circle(core())
+
+
+def test_a_circle_is_found() -> None:
+    sources = {
+        "a": "from b import x",
+        "b": "if TYPE_CHECKING:\n    import a\nimport c",
+        "c": "def f():\n    import a",
+    }
+    assert not circle(graph(sources))
+    assert circle(graph({**sources, "c": "import a"})) == ["a", "b", "c", "a"]
+
+
+def folder_of(module: str) -> str:
+    """The folder of the core that holds a module; empty for the files of `core` itself."""
+    name = module.split(".")[2] if module.count(".") > 1 else ""
+    return name if (ROOT / "core" / name).is_dir() else ""
+
+
+def test_folders_of_core_import_only_the_folders_in_the_table() -> None:
+    wrong = {
+        f"{name} imports {target}"
+        for name, targets in core().items()
+        for target in targets
+        if (here := folder_of(name)) and (there := folder_of(target)) and here != there
+        if there not in EDGES[here].split()
+    }
+    assert not wrong
+
+
+def code_lines(source: str) -> int:
+    """Lines that are neither blank, nor comment, nor docstring."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return sum(
+        number not in documented and bool(text.strip()) and not text.lstrip().startswith("#")
+        for number, text in lines
+    )
+
+
+@pytest.mark.parametrize("folder", BUDGETS)
+def test_a_folder_of_core_keeps_its_line_budget(folder: str) -> None:
+    files = (ROOT / "core" / folder).rglob("*.py")
+    assert sum(code_lines(file.read_text()) for file in files) <= BUDGETS[folder]
+
+
+def test_every_file_keeps_its_line_budget() -> None:
+    rooms = ("core", "architectures", "quant", "adapters", "plugins", "entrypoints")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    long = {str(file): n for file in files if (n := code_lines(file.read_text())) > FILE}
+    assert not long
+
+
+def test_code_lines_are_counted() -> None:
+    assert code_lines('"""Doc.\n\nMore."""\n\n# why\nx = 1  # what\n\ndef f():\n    "doc"\n') == 2
+
+
+def depth(kind: type[Any]) -> int:
+    """How many classes of architectures are above a class, on its longest line."""
+    above = [base for base in kind.__bases__ if base.__module__.startswith("ostro.architectures.")]
+    return max((depth(base) + 1 for base in above), default=0)
+
+
+def test_classes_of_architectures_are_inherited_at_most_two_deep() -> None:
+    deep = set()
+    for file in sorted((ROOT / "architectures").rglob("*.py")):
+        module = importlib.import_module(module_of(file.relative_to(ROOT).as_posix()))
+        for kind in vars(module).values():
+            if inspect.isclass(kind) and kind.__module__ == module.__name__ and depth(kind) > 2:
+                deep.add(f"{kind.__module__}.{kind.__qualname__}")
+    assert deep <= DEEP
