@@ -96,6 +96,8 @@ def choose_tiles(
     there to check others with, so it gets a small tile.
     """
     if dtype == torch.float32:
+        if family == "sm_100":
+            return Tiles(16, 32, 8, 1)
         return Tiles(16, 16, 4, 2) if family.startswith("sm") else Tiles(16, 16, 8, 1)
     at = bisect_left((64, 128, 256), width * (1 + (stored != dtype)))
     place = (family, wide, at)
