@@ -15,6 +15,7 @@ from ostro.core.engine.request import (
     JobOutput,
     JobRequest,
     PoolingRequest,
+    Request,
     Sampling,
     Stats,
     TokenOutput,
@@ -53,11 +54,14 @@ READY = Ready(models={"m": ModelInfo(context=8)})
 
 
 class FakeEngine(AsyncEngine):
-    """`sent` are the messages to the engine; the test delivers those that come back."""
+    """`sent` are the messages to the engine; the test delivers those that come back. Where it
+    `shares`, arrays stay in shared memory, as for another process.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[ToEngine] = []
+        self.shares = False
 
     async def start(self) -> Ready:
         return await self._wait_ready()
@@ -68,6 +72,9 @@ class FakeEngine(AsyncEngine):
     def _send(self, message: ToEngine) -> None:
         if not isinstance(message, GetStats):
             self.sent.append(message)
+
+    def _lend(self, request: Request) -> Request:
+        return request if self.shares else super()._lend(request)
 
     def deliver(self, *messages: FromEngine | TokenOutput | JobOutput) -> None:
         """Messages from the engine; outputs each in one of their own."""
@@ -279,6 +286,7 @@ def test_abort_raises_where_the_request_is_read_and_tells_the_engine() -> None:
         await settle()
         engine.abort("unknown")
         engine.abort("a")
+        engine.deliver(Failed.of(RequestError("too late"), "a"))
         with pytest.raises(Overloaded, match="the request was aborted"):
             await reader.task
         assert engine.sent[2:] == [Abort("a")] and not other.task.done()
@@ -312,6 +320,12 @@ def test_a_reader_that_is_too_slow_loses_its_request(monkeypatch: pytest.MonkeyP
         with pytest.raises(Overloaded, match="not being read"):
             await reader.task
         assert engine.sent[1:] == [Abort("a")]
+        patient = Reader(engine, ask("b"))
+        for _ in range(60):
+            await settle()
+            engine.deliver(tokens("b", 1))
+        engine.deliver(tokens("b", finish="stop"))
+        await patient.task
 
     monkeypatch.setattr(streams, "BUFFER", 100)
     run(test)
@@ -354,9 +368,11 @@ def test_requests_are_refused_before_the_engine_is_ready() -> None:
 
 def test_draining_takes_no_request_and_waits_for_those_under_way() -> None:
     async def test(engine: FakeEngine) -> None:
-        reader = Reader(engine, ask())
+        reader, other = Reader(engine, ask()), Reader(engine, ask("c"))
         await settle()
         assert not await engine.drain(0.01)
+        engine.deliver(tokens("c", finish="stop"))
+        await other.task
         assert not engine.ready
         with pytest.raises(Overloaded, match="shutting down"):
             await Reader(engine, ask("b")).task
@@ -393,22 +409,22 @@ def test_a_silent_engine_takes_no_request_until_it_answers(monkeypatch: pytest.M
     run(test)
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_arrays_in_shared_memory_are_gone_after_their_request(refused: bool) -> None:
+@pytest.mark.parametrize("ends", ["refused", "read", "unread"])
+def test_arrays_in_shared_memory_are_gone_after_their_request(ends: str) -> None:
+    """Whether the engine has read them or, in another process, has not."""
+
     async def test(engine: FakeEngine) -> None:
         shared = Array.of(np.zeros(1 << 15, np.int64)).share()
         assert Path(shared.file).exists()
-        engine.limit = 0 if refused else 1
+        engine.limit, engine.shares = int(ends != "refused"), ends == "unread"
         reader = Reader(engine, JobRequest(id="a", arrays={"x": shared}))
         await settle()
-        if refused:
-            with pytest.raises(Overloaded):
-                await reader.task
-        else:
-            reader.task.cancel()
-            await settle()
-            sent = engine.sent[0]
-            assert sent.arrays["x"].numpy().shape == (1 << 15,)  # type: ignore[union-attr]
+        reader.task.cancel()
+        with pytest.raises(Overloaded if ends == "refused" else asyncio.CancelledError):
+            await reader.task
+        sent = [message for message in engine.sent if isinstance(message, JobRequest)]
+        whole = [request.arrays["x"].data == bytes(1 << 18) for request in sent]
+        assert whole == {"refused": [], "read": [True], "unread": [False]}[ends]
         assert not Path(shared.file).exists()
 
     run(test)
