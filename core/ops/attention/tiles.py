@@ -65,7 +65,7 @@ BYTES = {
     ("sm_86", False, 3): Tiles(16, 16, 4, 2),
     ("sm_89", False, 3): Tiles(16, 16, 4, 2),
     ("sm_100", True, 1): Tiles(128, 64, 8, 3),
-    ("sm_100", True, 2): Tiles(128, 32, 8, 3),
+    ("sm_100", True, 2): Tiles(64, 64, 4, 2),
     ("gfx942", True, 2): Tiles(64, 32, 8, 1),
 }
 
