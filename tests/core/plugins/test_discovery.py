@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     [
         ("", False),
         ("Requires-Dist: ostro>=0.2,<0.3; extra == 'ostro'", False),
-        ("Requires-Dist: Ostro>=0.2; extra == 'ostro'", True),
+        ("Requires-Dist: Ostro>=0.3; extra == 'ostro'", True),
         ("Requires-Dist: ostro<0.2; extra == 'ostro'", True),
         ("Requires-Dist: ostro>=1; extra == 'dev'", False),
         ("Requires-Dist: ostro>=0.2.0", False),
