@@ -34,7 +34,7 @@ def page(former: str = "") -> str:
         ]
         head = f"\n## {full}\n\n| name | stability | since |\n|---|---|---|\n"
         parts.append(head + "\n".join(rows) + "\n")
-    listed = ", ".join(f"`{name}`" for name in sorted(trunks()))
+    listed = "\n".join(f"- `{name}`" for name in sorted(trunks()))
     parts.append(
         "\n## ostro.trunks\n\nBuilt-in plugins to build on; the names in their model modules are "
         f"provisional.\n\n{listed}\n"

@@ -96,7 +96,7 @@ def test_a_prompt_without_a_place_is_refused(tmp_path: Path) -> None:
     maker = Inputs(TINY, tmp_path)
     with pytest.raises(RequestError, match="no place"):
         maker.place([5, 6, 7], [maker.image(IMAGES[0])])
-    with pytest.raises(RequestError, match="a place for image number 1"):
+    with pytest.raises(RequestError, match="item 1 of the prompt is image, got nothing"):
         maker.place([5, 1, 7], [])
 
 

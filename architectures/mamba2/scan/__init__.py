@@ -16,8 +16,7 @@ be the same. Row by row, in float32:
 y is rounded once to x's type; rows of a sequence without a new block give zeros.
 """
 
-from ostro import Kernel
-from ostro.ops import native
+from ostro import Kernel, ops
 
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.kernels:scan", devices=("cuda",)),
@@ -31,7 +30,7 @@ KERNELS = (
         name="native",
         call=f"{__name__}.native:scan",
         devices=("cpu",),
-        dtypes=native.DTYPES,
+        dtypes=ops.native.DTYPES,
         deterministic=True,
     ),
     Kernel(name="naive", call=f"{__name__}.naive:scan", deterministic=True),

@@ -17,8 +17,7 @@ in float32, with q and k brought to length 1 (1e-6 under the root) and q then di
 y is rounded once to v's type; rows of a sequence without a new block give zeros.
 """
 
-from ostro import Kernel
-from ostro.ops import native
+from ostro import Kernel, ops
 
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.kernels:delta_rule", devices=("cuda",)),
@@ -32,7 +31,7 @@ KERNELS = (
         name="native",
         call=f"{__name__}.native:delta_rule",
         devices=("cpu",),
-        dtypes=native.DTYPES,
+        dtypes=ops.native.DTYPES,
         deterministic=True,
     ),
     Kernel(name="naive", call=f"{__name__}.naive:delta_rule", deterministic=True),

@@ -98,12 +98,14 @@ KINDS = [
 def test_an_error_is_one_line_and_its_exit_code(
     ostro, monkeypatch: pytest.MonkeyPatch, kind: type[OstroError]
 ) -> None:
+    error = kind("the chair has three legs")
+
     def fail(args: object) -> int:
-        raise kind("the chair has three legs")
+        raise error
 
     monkeypatch.setattr(inspect, "run", fail)
     ran = ostro("inspect", "x")
-    assert (ran.code, ran.err) == (kind.exit_code, "ostro: the chair has three legs\n")
+    assert (ran.code, ran.err) == (kind.exit_code, f"ostro: {error}\n")
     assert ran.code != 0
     with pytest.raises(kind):
         main(["inspect", "x", "--debug"])
