@@ -82,7 +82,7 @@ def costs(plugins: PluginManager, home: Path) -> CostTable:
     """Those of the starter, measured once for all budgets."""
     found = outline(home, replace(FLOATS, quant="q8_0"), plugins)
     assert found.plan is not None
-    open_plan = replace(found.plan, usual=None)
+    open_plan = replace(found.plan, default=None)
     found = replace(found, plan=open_plan)
     probe = partial(open_probe, found, home, FLOATS, plugins)
     return CostTable.of(PlanRequest(found, FLOATS, plugins, probe))
