@@ -98,14 +98,14 @@ def test_weights_that_spoil_every_answer(house: House, tensor: str, row: int, va
     weight = make_weights()[tensor.replace("__", ".")]
     weight[row] = value
     change_weights(house.folder, **{tensor: weight})
-    house.refused(CheckpointError, "m: ", "no number", "fetch its files again")
+    house.refused(CheckpointError, "m: ", "NaN or Inf", "fetch its files again")
 
 
 def test_a_model_that_is_too_wide_for_float16(house: House) -> None:
     weight = make_weights()["model.layers.0.mlp.down_proj.weight"] * 1e5
     change_weights(house.folder, model__layers__0__mlp__down_proj__weight=weight)
     assert house.run("--dtype", "float32")[0] == 0
-    said = ("m: ", "no number", "float16 is too narrow", "--dtype bfloat16 or float32")
+    said = ("m: ", "NaN or Inf", "float16 is too narrow", "--dtype bfloat16 or float32")
     house.refused(CheckpointError, *said, words=("--dtype", "float16"))
 
 
