@@ -131,10 +131,10 @@ def record(call: Callable[[], T]) -> CpuGraph[T]:
     """
     steps: list[Step] = []
     operations = RecordOperations(steps)
-    native.NOTING.calls = steps
+    native.CAPTURE.calls = steps
     try:
         with RefuseHostReads(), operations:
             out = call()
     finally:
-        native.NOTING.calls = None
+        native.CAPTURE.calls = None
     return CpuGraph(steps, operations.kept, out)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ostro.core import native
+from ostro.core.native import library
 from ostro.core.ops import Op, Target, rms_norm
 
 EXP = """
@@ -23,11 +24,11 @@ EXPORT(each)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
-    native.compiler.cache_clear()
-    native.machine.cache_clear()
+    library.compiler.cache_clear()
+    library.machine.cache_clear()
     yield tmp_path / "cache/native"
-    native.compiler.cache_clear()
-    native.machine.cache_clear()
+    library.compiler.cache_clear()
+    library.machine.cache_clear()
 
 
 def write(folder: Path, function: str) -> Path:
@@ -61,17 +62,6 @@ def test_rounding_is_torchs(dtype: torch.dtype, tmp_path: Path) -> None:
     x = x.to(dtype)
     ours = run(write(tmp_path, "1.7f *"), x)
     torch.testing.assert_close(ours, (x.float() * 1.7).to(dtype), rtol=0, atol=0, equal_nan=True)
-
-
-def test_compiled_once(tmp_path: Path, own_cache: Path) -> None:
-    source = write(tmp_path, "exp")
-    native.load(source)
-    (made,) = own_cache.iterdir()
-    before = made.stat().st_mtime_ns
-    native.load(source)
-    assert made.stat().st_mtime_ns == before
-    native.load(write(tmp_path, "tanh"))
-    assert len(list(own_cache.iterdir())) == 2
 
 
 def test_a_broken_source_says_where(tmp_path: Path, own_cache: Path) -> None:

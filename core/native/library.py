@@ -1,0 +1,201 @@
+"""Libraries: C++ files compiled once for this CPU and kept in $OSTRO_CACHE.
+
+A library runs with the rights of the process. It is loaded only if this user or root wrote it,
+nobody else could change it since, and its bytes have the digest that was stored when it was
+compiled. Anything else in the cache is compiled anew. Where the cache cannot be used, libraries go
+to a temporary folder of the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from ostro.core.env import CACHE
+
+HEADERS = Path(__file__).parent
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
+
+FAILED: dict[str, str] = {}
+"""Libraries that this process could not compile or load, and why: it does not try again."""
+
+logger = logging.getLogger(__name__)
+
+
+def load(source: Path) -> ctypes.CDLL:
+    """The compiled library of a C++ file. Raises ImportError, with the reason, if there is none."""
+    name = library_name(source)
+    if name not in FAILED:
+        try:
+            return ctypes.CDLL(str(find_or_compile(source, name)))
+        except (ImportError, OSError) as error:
+            FAILED[name] = str(error)
+    raise ImportError(FAILED[name])
+
+
+def library_name(source: Path) -> str:
+    """The file name of a library: a hash of its source, the compiler and the CPU."""
+    key = hashlib.sha256()
+    headers = (HEADERS / "ostro.h", *sorted(source.parent.glob("*.h")))
+    for part in (*(file.read_bytes() for file in (source, *headers)), machine()):
+        key.update(part)
+    return f"{source.parent.name}-{key.hexdigest()[:20]}.so"
+
+
+def find_or_compile(source: Path, name: str) -> Path:
+    """The path of an intact library, in the cache or else in the temporary folder."""
+    try:
+        return compile_once(source, open_cache() / name)
+    except OSError as error:
+        warn_once(str(error))
+    return compile_once(source, temporary_folder() / name)
+
+
+def compile_once(source: Path, library: Path) -> Path:
+    """Compile a library unless it is there and intact."""
+    # Processes that start together wait for the first one's compiler rather than run their own.
+    with locked(library.parent):
+        if not is_intact(library):
+            for file in (library, digest_file(library)):
+                file.unlink(missing_ok=True)
+            build(source, library)
+    return library
+
+
+def open_cache() -> Path:
+    """The folder of libraries, made if it is missing.
+
+    Raises OSError where it cannot be made, or where others than this user can write to it.
+    """
+    folder = CACHE.read() / "native"
+    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise NotADirectoryError(f"{folder} is not a folder")
+    check_owner(folder)
+    above = folder.resolve().parent
+    for parent in (above, *above.parents):
+        # Whoever writes to a folder above can put another one in the place of ours.
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError(f"{parent} is writable by all users; run chmod o-w {parent}")
+    return folder
+
+
+def check_owner(path: Path) -> None:
+    """Raise PermissionError unless a path is ours or root's, and nobody else can write to it."""
+    found = path.lstat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"{path} belongs to user {found.st_uid}; remove it")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{path} is writable by other users; run chmod go-w {path}")
+
+
+def is_intact(library: Path) -> bool:
+    """Whether a library is there, safe to load, and as it was compiled."""
+    digest = digest_file(library)
+    try:
+        for file in (library, digest):
+            check_owner(file)
+            if not stat.S_ISREG(file.lstat().st_mode):
+                return False
+        return digest.read_text() == digest_of(library)
+    except (OSError, ValueError):
+        return False
+
+
+def digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def digest_of(library: Path) -> str:
+    """The text of a digest file: SHA-256 and size in bytes."""
+    content = library.read_bytes()
+    return f"{hashlib.sha256(content).hexdigest()} {len(content)}\n"
+
+
+def build(source: Path, library: Path) -> None:
+    """Compile `source` to `library`, in a folder beside it first: a file appears whole or not."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder) / "made.so"
+        command = [*compiler(), *FLAGS, "-shared", "-fPIC", f"-I{HEADERS}"]
+        command += [str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line]
+            why = (lines or ["no reason given"])[0].strip()
+            raise ImportError(f"{compiler()[0]} could not compile {source.name}: {why}")
+        made.chmod(0o700)  # whatever the umask is
+        digest = digest_file(made)
+        digest.write_text(digest_of(made))
+        digest.chmod(0o600)
+        made.replace(library)
+        digest.replace(digest_file(library))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; file systems without locks do without."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@cache
+def temporary_folder() -> Path:
+    """A folder of this process alone, removed when it exits."""
+    folder = tempfile.mkdtemp(prefix="ostro-native-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@cache
+def warn_once(reason: str) -> None:
+    logger.warning(
+        "the cache of native kernels is not used: %s. They are compiled for this process alone",
+        reason,
+    )
+
+
+@cache
+def compiler() -> list[str]:
+    """The C++ compiler: $CXX, g++ or clang++. Raises ImportError without one."""
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return chosen
+    for name in ("g++", "clang++"):
+        if found := shutil.which(name):
+            return [found]
+    raise ImportError("no C++ compiler (g++ or clang++) is installed")
+
+
+@cache
+def machine() -> bytes:
+    """What a compiled file depends on beside its source: compiler, flags, CPU."""
+    try:
+        version = subprocess.run([*compiler(), "--version"], capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ImportError(f"{compiler()[0]} does not run: {error}") from None
+    facts = [platform.machine(), platform.processor()]
+    if (info := Path("/proc/cpuinfo")).exists():
+        lines = info.read_text().split("\n\n")[0].splitlines()
+        facts += [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return version + " ".join([*FLAGS, *facts]).encode()
