@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostro import nn
 from ostro.architectures.deepseek_v2 import model as v2
 from ostro.architectures.deepseek_v3 import model as v3
 from ostro.errors import ConfigError
@@ -21,11 +22,13 @@ class Config(v3.Config):
 
 
 class Block(v2.Block):
-    rope = staticmethod(v3.Block.rope)
-
     @staticmethod
     def router(config: Config) -> v2.Router:
         return (v3.Router if config.scoring_func == "sigmoid" else v2.Router)(config)
+
+    @staticmethod
+    def rope(config: Config) -> nn.Rope:
+        return v3.Block.rope(config)
 
 
 class Model(v2.Model):

@@ -253,7 +253,8 @@ def test_without_a_cache_the_process_compiles_for_itself(
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1 and "cache of native kernels is not used" in warnings[0]
     made_here = list((tmp_path / "temporary").glob("ostro-native-*/*.so"))
-    assert len(made_here) == 2
+    # A folder in the place of one library leaves the cache usable for the other.
+    assert len(made_here) == (1 if kind == "a folder in its place" else 2)
     assert stat.S_IMODE(made_here[0].parent.stat().st_mode) == 0o700
 
 

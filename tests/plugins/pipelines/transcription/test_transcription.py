@@ -269,7 +269,7 @@ def test_what_is_no_sound_is_refused(tiny: LocalModel) -> None:
         tiny.transcribe(sound(0.05))
     with pytest.raises(RequestError, match="one channel"):
         tiny.transcribe(np.zeros((2, 16000), np.float32))
-    with pytest.raises(RequestError, match="damaged"):
+    with pytest.raises(RequestError, match="cannot be read"):
         tiny.transcribe(b"RIFF is not enough")
     with pytest.raises(UsageError, match="no-such-file"):
         tiny.transcribe("no-such-file.wav")
