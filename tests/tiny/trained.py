@@ -14,6 +14,7 @@ import peft
 import torch
 from torch import Tensor
 
+from ostro import nn
 from ostro.core.adapters.adapter import LoadedAdapter, Mixture
 from ostro.core.adapters.pool import MixtureLease
 from ostro.core.adapters.registry import Registry
@@ -147,9 +148,9 @@ class Served(Shelf):
         runner, subject = self.engine.runner, self.subject
         with self.held(names) as held, torch.inference_mode():
             hidden, step = runner.hidden([subject.prompt], [subject.kinds], [held])
-            scores = getattr(runner.model, "scores", None)
-            found: Tensor = hidden if scores is None else scores(hidden, step)
-        return found.float()
+            if type(runner.model).scores is not nn.EncoderModel.scores:
+                hidden = runner.model.scores(hidden, step)
+        return hidden.float()
 
     def greedy(self, asked: Sequence[tuple[Example, Names]], count: int) -> list[list[int]]:
         """Greedy continuations of examples, each under adapters of its own, in one batch."""
