@@ -1,6 +1,6 @@
 """Graphs: calls over inputs that stay in place, captured, so that a launch repeats them.
 
-CUDA captures graphs, the CPU tapes (`core.engine.tape`).
+CUDA captures CUDA graphs, the CPU records CPU graphs (`core.engine.cpu_graph`).
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def face(loaded: LoadedModel, kind: type[M]) -> M:
     """The model as the face that its tasks need. Raises PluginError where it has another."""
     if not isinstance(loaded.model, kind):
         raise PluginError(
-            f"architecture {loaded.architecture.name}: {type(loaded.model).__qualname__} is no "
+            f"architecture {loaded.architecture.name}: {type(loaded.model).__qualname__} is not an "
             f"nn.{kind.__name__}, which its tasks ({', '.join(loaded.architecture.tasks)}) need; "
             f"derive it from nn.{kind.__name__}"
         )

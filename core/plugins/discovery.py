@@ -143,7 +143,7 @@ def refusal(wheel: Distribution) -> str | None:
         if theirs is not None and not theirs.contains(ours, prereleases=True):
             return (
                 f"it speaks the plugin API {theirs}, this ostro speaks {ours}; "
-                f"docs/migration-{ours}.md lists what to change"
+                f"docs/migration-{ours}.md lists what to change in a plugin of an older API"
             )
     return None
 
