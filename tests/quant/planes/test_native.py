@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core import native as compiled
-from ostro.core.native import DTYPES
+from ostro.core.native import DTYPES, library
 from ostro.core.ops import Op, Target
 from ostro.plugins.conformance.kernels import poison
 from ostro.quant.planes import quant_matmul as ops
@@ -274,14 +273,14 @@ def test_other_cpus(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def built_with(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module again, over a library that is compiled for a lesser CPU."""
-    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, *flags))
-    compiled.machine.cache_clear()
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, *flags))
+    library.machine.cache_clear()
     spec = spec_from_file_location("lesser", native.__file__)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.undo()
-    compiled.machine.cache_clear()
+    library.machine.cache_clear()
     return module
 
 
