@@ -1,7 +1,7 @@
-"""The device: copies between it and the host that do not wait, its free memory, sizes in bytes.
+"""The device: copies between host and device that do not block, free memory, sizes in bytes.
 
-A copy from or to ordinary memory makes the host wait for everything the device still has to do; a
-copy through pinned memory does not. The loop moves its small lists of integers only through here.
+A copy from or to pageable memory blocks the host until the device has finished all its work. A copy
+from or to pinned memory does not. All copies of the engine's loop use this module.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ UNITS = {
 
 
 def to_device(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of these numbers on the device; the host does not wait for it."""
+    """A tensor of these numbers on the device; the copy does not block the host."""
+    # PyTorch's caching allocator reuses pinned memory only after the copy's stream has passed it,
+    # so the buffer may be dropped here.
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def send(values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of the host, copied to the device; the host does not wait for it."""
+    """A host tensor, copied to the device in another dtype; the copy does not block the host."""
     if device.type != "cuda":
         return values.to(device, dtype)
     return values.to(dtype).pin_memory().to(device, non_blocking=True)
@@ -44,25 +46,26 @@ def send(values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @dataclass
 class DeviceToHostCopy:
-    """Tensors on their way to the host. `wait` gives them as lists once they are there."""
+    """A copy of device tensors to the host; `wait` returns their values as lists."""
 
     tensors: list[Tensor]
     event: torch.cuda.Event | None = None
 
     @classmethod
     def send(cls, *tensors: Tensor) -> DeviceToHostCopy:
-        """Start the copies behind what the device has been given so far."""
+        """Enqueue the copies behind the work that the current stream has so far."""
         if not tensors or tensors[0].device.type != "cuda":
             return cls(list(tensors))
         homes = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
         for home, tensor in zip(homes, tensors, strict=True):
             home.copy_(tensor, non_blocking=True)
+        # To synchronize the stream would also wait for the next step, which runs by then.
         event = torch.cuda.Event()
         event.record()
         return cls(homes, event)
 
     def wait(self) -> list[Any]:
-        """The values, after those of this step alone have come: later steps run on."""
+        """Block until these copies are complete; later work of the device goes on."""
         if self.event is not None:
             self.event.synchronize()
         return [tensor.tolist() for tensor in self.tensors]

@@ -1,9 +1,9 @@
-"""Tapes: what a call did on the CPU, noted once and then repeated without Python's way through it.
+"""CPU graphs: the kernel calls of a function, captured once and replayed without Python overhead.
 
-A tape holds the native kernels and torch operations of a call in their order, with the very memory
-that they read and wrote. Views are noted by what they lead to, memory is asked for once. What a
-call decided in Python is decided for good: it may not look at numbers, and its inputs must stay in
-place.
+A graph is the list of the native kernels and torch operations that a call ran, in their order, with
+the tensors that they read and wrote. A replay runs the list on the same memory: allocations and
+views are not repeated. Every decision that the call took in Python is fixed by the capture. A
+captured call must therefore not read numbers from tensors, and its inputs stay in place.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ from ostro.core import native
 T = TypeVar("T")
 
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
-"""What is called, and with what."""
+"""A function and its arguments."""
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.item}
-"""What shows numbers to Python."""
+"""Tensor methods that return numbers to Python."""
 
 ROOM = 1 << 27
-"""Bytes that a call may take on its way: all of them stay taken."""
+"""Bytes that the intermediate tensors of a call may take: a graph keeps them allocated."""
 
 EMPTY = ("empty", "new_empty")
-"""How operations are called that ask for memory and write nothing."""
+"""Prefixes of the operations that allocate memory and write nothing."""
 
 
 class NotCapturable(Exception):
-    """A call cannot be repeated from a tape; says what it does."""
+    """A call cannot be captured; the message is the reason."""
 
 
 class RefuseHostReads(TorchFunctionMode):
-    """Refuses functions that give numbers to Python."""
+    """Refuses functions that return numbers to Python.
 
+    A condition on such a number would be fixed by the capture, and wrong for the next inputs.
+    """
+
+    # The dispatcher does not see all of them: `numpy` and `tolist` read memory directly.
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
             raise NotCapturable(f"it reads numbers on the host ({func.__name__})")
@@ -50,12 +54,18 @@ class RefuseHostReads(TorchFunctionMode):
 
 
 class RecordOperations(TorchDispatchMode):
-    """Notes torch's operations among `steps`, and keeps all memory that they give."""
+    """Appends torch operations to `steps` and keeps the memory of their results.
+
+    Native kernels append themselves to the same list (`native.CAPTURE`), so the order is the
+    program's.
+    """
 
     def __init__(self, steps: list[Step]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps = steps
-        self.kept: dict[int, Tensor] = {}  # by place
+        # By address. Later steps hold plain addresses: memory that the allocator gave to another
+        # tensor would be overwritten by every replay.
+        self.kept: dict[int, Tensor] = {}
         self.room = ROOM
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,19 +74,27 @@ class RecordOperations(TorchDispatchMode):
         made, given = list(tensors(out)), list(tensors((args, kwargs)))
         self.keep(made, given)
         if given and not made:
+            # Its result is a number or nothing: .item(), a comparison, an assertion.
             raise NotCapturable(f"it reads numbers on the host ({func})")
         name = func._schema.name.partition("::")[2]
         if func._schema.is_mutable:
+            # Writes into its arguments, which stay in place.
             self.steps.append((partial(func, **kwargs), args))
         elif not name.startswith(EMPTY) and not views(made, given):
+            # `index` has a dynamic shape only with a mask; with integers its shape is theirs.
             masked = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:])
             dynamic = torch.Tag.dynamic_output_shape in func.tags
             if dynamic and (name != "index" or masked):
                 raise NotCapturable(f"the shape of what it makes depends on numbers ({func})")
+            # Most operations have no variant that writes to given memory: the replay copies.
             self.steps.append((again, (partial(func, *args, **kwargs), made)))
         return out
 
     def keep(self, made: list[Tensor], given: list[Tensor]) -> None:
+        """Keep the memory of results. Raises NotCapturable beyond `ROOM` bytes.
+
+        Results that share memory with an argument (views) count nothing.
+        """
         known = {place(tensor) for tensor in given}
         for tensor in made:
             if place(tensor) not in self.kept:
@@ -91,26 +109,27 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def views(made: list[Tensor], given: list[Tensor]) -> bool:
-    """Whether all that was made lies where something lay that was given."""
+    """Whether all results share memory with an argument: a replay does not repeat views."""
     places = {place(tensor) for tensor in given}
     return all(place(tensor) in places for tensor in made)
 
 
 def place(tensor: Tensor) -> int:
-    """Where a tensor's memory begins; oneDNN's own blocks have no views, and are a place each."""
+    """The address of a tensor's storage; oneDNN tensors have none and no views: their identity."""
     return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
 def again(operation: Callable[[], Any], made: list[Tensor]) -> None:
-    """Put what an operation gives where it gave it the first time."""
+    """Run an operation and copy its results to those of the capture."""
     for old, new in zip(made, tensors(operation()), strict=True):
         old.copy_(new)
 
 
 @dataclass(frozen=True)
 class CpuGraph(Generic[T]):
-    """Repeats a call when it is called, and gives what that gave, where it lay; `kept` is all the
-    memory that the steps know by its address.
+    """Replays a captured call. Every replay overwrites and returns `out`, which the capture made.
+
+    `kept` holds the tensors whose addresses the steps use.
     """
 
     steps: Sequence[Step]
@@ -124,10 +143,10 @@ class CpuGraph(Generic[T]):
 
 
 def record(call: Callable[[], T]) -> CpuGraph[T]:
-    """Run a call once, on a tape.
+    """Run a call once and capture it.
 
-    Raises Unrecorded where the call looks at numbers, makes tensors of unknown shapes, or takes too
-    much memory.
+    Raises NotCapturable if the call reads numbers on the host, makes tensors whose shape depends on
+    numbers, or takes more than `ROOM` bytes.
     """
     steps: list[Step] = []
     operations = RecordOperations(steps)

@@ -1,4 +1,4 @@
-"""Graphs: calls over inputs that stay in place, captured, so that a launch repeats them.
+"""Graphs: calls over inputs that stay in place, captured once and replayed by a launch.
 
 CUDA captures CUDA graphs, the CPU records CPU graphs (`core.engine.cpu_graph`).
 """
@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CapturePool:
-    """Where one device captures: all its graphs on one stream, with one pool for their memory.
+    """The stream and the memory pool that all graphs of one device share.
 
-    Graphs of a pool overwrite each other's intermediate values, and so never run side by side.
+    Graphs of a pool overwrite each other's intermediate values, so only one may run at a time. A
+    pool per graph would multiply the memory by the number of batch sizes.
     """
 
     stream: torch.cuda.Stream
@@ -28,7 +29,7 @@ class CapturePool:
 
 
 class Graphs:
-    """The graphs of one model, a lane for each of its devices."""
+    """Captures the graphs of one model, with a `CapturePool` for each of its devices."""
 
     def __init__(self) -> None:
         self.lanes: dict[torch.device, CapturePool] = {}
@@ -41,10 +42,10 @@ class Graphs:
         return self.lanes[device]
 
     def capture(self, call: Callable[[], T], device: torch.device) -> Callable[[], T]:
-        """The call as one launch on the device's current stream: warmed up on a side stream, then
-        captured. What it gives lies where it lay before, and holds until the next launch.
+        """Capture a call; the function that is returned replays it on the current stream.
 
-        What cannot be captured is called itself; `refused` says why.
+        The results keep their memory and are valid until the next launch. A call that cannot be
+        captured on the CPU is returned as it is, and `refused` is the reason.
         """
         self.refused = ""
         if device.type != "cuda":
@@ -55,7 +56,10 @@ class Graphs:
                 return call
         lane, graph = self.lane(device), torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
+            # The inputs were written on the current stream, which the capture does not see.
             lane.stream.wait_stream(torch.cuda.current_stream())
+            # Kernels compile and libraries allocate in the first call: both are forbidden in a
+            # capture. It also shows an error as an error and not as an invalid graph.
             with torch.cuda.stream(lane.stream):
                 call()
             torch.cuda.current_stream().wait_stream(lane.stream)

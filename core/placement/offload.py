@@ -1,8 +1,8 @@
-"""Weights that rest in host memory and visit the device where they compute, unit by unit.
+"""Offload: weights stay in host memory and are copied to the device, unit by unit, to compute.
 
-At most two units are there at a time: the one that computes, and the one that came after it the
-last time, whose weights are copied meanwhile on a stream of their own. Parameters that are no
-storage (norms, biases) are small and stay on the device.
+At most two units are on the device at a time: the one that computes, and the one that followed it
+in the last pass, whose weights are copied meanwhile on a second stream. Parameters that are not in
+a storage (norms, biases) are small and stay on the device.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class OffloadUnit(Protocol):
 
 @dataclass(eq=False)
 class OffloadedUnit:
-    """The weights of a unit: `tensors` are what its storages hold, `resting` their host copies;
-    `copies` are on the device while it visits, from when `arrived` is reached on.
+    """The weights of a unit.
+
+    tensors: those of its storages; resting: their data in host memory; copies: their data on the
+    device, None while the unit is not there; arrived: the event at which the copies are complete.
     """
 
     tensors: Sequence[Tensor]
@@ -45,7 +47,7 @@ class OffloadedUnit:
 
 
 class Offloader:
-    """The guests of one device, and which of them are there."""
+    """Copies offloaded units to one device, and prefetches the unit that is expected next."""
 
     def __init__(
         self, units: Iterable[tuple[OffloadUnit, Sequence[Module]]], device: torch.device
@@ -60,8 +62,9 @@ class Offloader:
 
     @contextmanager
     def visit(self, unit: OffloadUnit) -> Iterator[None]:
-        """The unit's weights are on the device while the context lasts."""
+        """Within the context, the unit's weights are on the device."""
         guest = self.guests[unit]
+        # Learned, not derived: a model may call its layers in another order than it lists them.
         if self.last is not None:
             self.following[self.last] = unit
         self.last = unit
@@ -78,35 +81,42 @@ class Offloader:
             self.dismiss(guest)
 
     def fetch(self, guest: OffloadedUnit) -> None:
-        """Start the copies of a guest's weights."""
+        """Start to copy a unit's weights to the device."""
         if self.stream is None:
             guest.copies = [tensor.to(self.device) for tensor in guest.resting]
             return
+        # A second stream, so that copies overlap with the kernels of the unit before. The host
+        # memory is pinned (`send_home`): from pageable memory a copy would block the host.
         with torch.cuda.stream(self.stream):
             guest.copies = [tensor.to(self.device, non_blocking=True) for tensor in guest.resting]
             guest.arrived = self.stream.record_event()
 
     def receive(self, guest: OffloadedUnit) -> None:
-        """Put the copies in the places of the weights; the device waits for them, the host not."""
+        """Use the copies as the weights. The device waits until they are complete, the host not."""
         assert guest.copies is not None
         if guest.arrived is not None:
             computing = torch.cuda.current_stream(self.device)
             computing.wait_event(guest.arrived)
+            # The memory belongs to the copying stream. Without this the allocator would give it to
+            # the next prefetch while kernels that were launched before still read it.
             for copy in guest.copies:
                 copy.record_stream(computing)
         point(guest.tensors, guest.copies)
 
     def look_ahead(self, unit: OffloadUnit) -> None:
-        """Fetch what comes next, once what came before has done its work and made room."""
+        """Prefetch the unit that followed this one in the last pass."""
         following = self.following.get(unit)
         if following is None or self.guests[following].copies is not None:
             return
+        # The host launches ahead of the device. It waits here until the unit before has been
+        # computed and its memory is free: otherwise all units would be on the device at once.
         if self.left is not None:
             self.left.synchronize()
         self.fetch(self.guests[following])
         self.ahead = following
 
     def dismiss(self, guest: OffloadedUnit) -> None:
+        """Use the host data as the weights again and free the copies."""
         point(guest.tensors, guest.resting)
         guest.copies = None
         if self.stream is not None:
@@ -114,9 +124,10 @@ class Offloader:
 
 
 def settled(unit: OffloadUnit, modules: Sequence[Module]) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of a unit's storages, and where they rest.
+    """The tensors of a unit's storages and their data in host memory.
 
-    Raises Unsupported for a storage whose tensors are not all in its reach.
+    Raises Unsupported for a storage with tensors that `tensors` does not find: they would stay on
+    the host while the kernel runs on the device.
     """
     found: dict[int, Tensor] = {}
     for module in modules:
@@ -132,7 +143,7 @@ def settled(unit: OffloadUnit, modules: Sequence[Module]) -> tuple[list[Tensor],
 
 
 def tensors(held: Any) -> Iterator[Tensor]:
-    """The tensors of the storages that a module holds, or of one storage, each once."""
+    """The tensors of a module's storages, or of one storage, each once."""
     seen = set[int]()
 
     def inside(value: Any, stored: bool) -> Iterator[Tensor]:
@@ -153,7 +164,7 @@ def tensors(held: Any) -> Iterator[Tensor]:
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """What an object holds."""
+    """The values of an object's fields."""
     if is_dataclass(value):
         yield from (getattr(value, each.name) for each in fields(value))
     elif hasattr(value, "__dict__"):
@@ -161,15 +172,16 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def point(tensors: Iterable[Tensor], data: Iterable[Tensor]) -> None:
-    """Let tensors have other data, wherever it lies."""
+    """Replace the data of tensors, on any device."""
+    # The tensors keep their identity: kernels and storages hold references to them.
     for tensor, theirs in zip(tensors, data, strict=True):
         tensor.data = theirs
 
 
 def send_home(held: Any, *, pin: bool = False) -> None:
-    """Move a storage's tensors, or those of a module's storages, to where they rest.
+    """Move the tensors of a storage, or of a module's storages, to host memory.
 
-    `pin` makes host memory from which a GPU copies by itself.
+    `pin`: to pinned memory, from which a GPU copies without blocking the host.
     """
     for tensor in tensors(held):
         host = tensor.data.to(HOST)
@@ -178,7 +190,7 @@ def send_home(held: Any, *, pin: bool = False) -> None:
 
 @contextmanager
 def lent(module: Module, device: torch.device) -> Iterator[None]:
-    """While a module's weights are made ready, they are on the device."""
+    """Within the context, a module's weights are on the device; afterwards in host memory again."""
     for tensor in tensors(module):
         tensor.data = tensor.data.to(device)
     yield
@@ -186,5 +198,5 @@ def lent(module: Module, device: torch.device) -> Iterator[None]:
 
 
 def holders(modules: Iterable[Module]) -> list[Module]:
-    """Those of the modules that hold storages."""
+    """The modules that have storages."""
     return [module for module in modules if isinstance(module, Linear | Embedding | ExpertLinear)]

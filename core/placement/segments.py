@@ -1,10 +1,10 @@
-"""Segments of a model whose layers are split: runs of layers on one device, each captured as one.
+"""Segments of a model whose layers are split over devices: runs of layers, each captured as one.
 
-A model's forward is written straight through, and it stays what is run: step by step it calls its
-layers. Those of a captured segment do not compute when they are called. The call of the first
-copies what it is handed to inputs that stay in place, on the segment's device, and launches all of
-the segment; the call of the last gives what came out. Whatever lies around the segments runs
-eagerly, on the same streams: a copy between two GPUs makes the stream of each wait for the other's,
+A CUDA graph belongs to one device, so a split model has one graph per run of layers. Its forward is
+not rewritten: it still calls its layers one by one. The layers of a captured segment compute
+nothing when they are called. The call of the first copies its arguments to the inputs of the graph
+and launches it; the call of the last returns the results. Everything around the segments runs
+eagerly on the same streams: a copy between two GPUs makes the stream of each wait for the other's,
 and the host for neither.
 """
 
@@ -24,18 +24,21 @@ USED = "what its layers make is used between them"
 ORDER = "its layers are not called once each, in their order"
 
 LEAST = 4
-"""Layers of a segment below which a launch of its own gains nothing."""
+"""Layers of the smallest segment that is captured: shorter ones save less than a launch costs."""
 
 Capture = Callable[[Callable[[], Any], torch.device], Callable[[], Any]]
 """From a call over inputs that stay in place to one that repeats it; see `Graphs.capture`."""
 
 
 class NotSequential(Exception):
-    """A model does more than call its layers in order, each with what the one before it gave."""
+    """A model does more than call its layers in order, each with the results of the one before."""
 
 
 class PlaceholderTensor(Tensor):
-    """What stands for a tensor between the layers of a segment: nothing but its place."""
+    """Stands for the result of a layer that has not been computed.
+
+    Any operation on it raises: the forward would use a number that does not exist yet.
+    """
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,7 +47,7 @@ class PlaceholderTensor(Tensor):
 
 @dataclass(eq=False)
 class LayerSegment:
-    """A run of consecutive layers on one device; `why` they are not captured, if they are not."""
+    """A run of consecutive layers on one device; `why` is the reason if they are not captured."""
 
     paths: str
     units: Sequence[TransferUnit]
@@ -67,9 +70,9 @@ class LayerSegments:
         return [segment for segment in self.segments if not segment.why]
 
     def record(self, forward: Callable[[], Tensor], capture: Capture) -> Recorded:
-        """A forward pass over inputs that stay in place, its segments captured.
+        """A forward pass over inputs that stay in place, with its segments captured.
 
-        Where the model turns out not to be straight, none is, and they say why.
+        No segment of a model that is not sequential is captured; their `why` is the reason.
         """
         try:
             return Recorded(self.transfers, self.captured, forward, capture)
@@ -83,7 +86,7 @@ class LayerSegments:
 
 
 class Recorded:
-    """A forward pass over inputs that stay in place; those of its segments are `inputs`."""
+    """A forward pass over inputs that stay in place; `inputs` are those of its segments."""
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Recorded:
 
 @dataclass
 class Call:
-    """A layer's call: what it is handed and what it gives, each tensor by what stands for it."""
+    """The call of a layer: its arguments and its results, with placeholders for tensors."""
 
     unit: TransferUnit
     method: Callable[..., Any]
@@ -117,11 +120,11 @@ class Call:
 
 
 class Recording:
-    """One segment in one forward pass: its layers' calls are noted once, then repeated together.
+    """One segment in one forward pass: records the calls of its layers, then captures them as one.
 
-    `inputs` are in the order of the tensors that the first layer is handed. While notes are taken,
-    `lasting` and `passing` say what stands for what it and the layer before were handed and gave,
-    by the ids of tensors that `seen` keeps.
+    `inputs` are in the order of the first layer's arguments. During the recording, `lasting` maps
+    the first layer's arguments to inputs, and `passing` the results of the layer before to
+    placeholders; both by id, which `seen` keeps from being reused.
     """
 
     def __init__(self, transfers: DeviceTransfers, segment: LayerSegment) -> None:
@@ -136,7 +139,7 @@ class Recording:
         self.seen: list[Tensor] = []
 
     def __call__(self, unit: TransferUnit, method: Callable[..., Any], given: Given) -> Any:
-        """What a layer of the segment answers to whoever calls it."""
+        """The result of a layer of the segment, for its caller."""
         if self.launch is None:
             return self.note(unit, method, given)
         if unit is self.first:
@@ -148,10 +151,10 @@ class Recording:
         return self.transfers.carry(self.out, unit.onward)
 
     def note(self, unit: TransferUnit, method: Callable[..., Any], given: Given) -> Any:
-        """Compute a layer, and note how to do so again.
+        """Compute a layer and record its call.
 
-        Raises NotStraight where it is not the next one, or is handed what neither the first layer
-        was handed nor the one before it gave.
+        Raises NotSequential if it is not the next one, or gets a tensor that is neither an argument
+        of the first layer nor a result of the one before it.
         """
         if [*self.calls, unit] != [*self.segment.units[: len(self.calls) + 1]]:
             raise NotSequential(ORDER)
@@ -170,7 +173,7 @@ class Recording:
         return self.transfers.copy(item, self.segment.device)
 
     def place(self, tensor: Tensor) -> Tensor:
-        """An input for what the first layer is handed."""
+        """Make the input for an argument of the first layer."""
         here = torch.empty_like(tensor, device=self.segment.device)
         here.copy_(tensor)
         self.inputs.append(here)
@@ -179,19 +182,19 @@ class Recording:
         return here
 
     def find(self, tensor: Tensor) -> Tensor:
-        """What stands for a tensor that a later layer is handed."""
+        """The input or placeholder for an argument of a later layer."""
         found = self.passing.get(id(tensor), self.lasting.get(id(tensor)))
         if found is None:
             raise NotSequential(USED)
         return found
 
     def finish(self, capture: Capture) -> None:
-        """Capture what was noted."""
+        """Capture the recorded calls."""
         self.lasting, self.passing, self.seen = {}, {}, []
         self.launch = capture(self.repeat, self.segment.device)
 
     def repeat(self) -> Any:
-        """All calls, each handed what the one before it gives."""
+        """Run all calls, each with the results of the one before."""
         out: Any = None
         real: Mapping[int, Tensor] = {}
         for call in self.calls.values():
@@ -205,7 +208,7 @@ class Recording:
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """The tensors that would cross a border with a value, in order."""
+    """The tensors of a value that a transfer would move, in order."""
     found: list[Tensor] = []
 
     def keep(item: Tensor | Module, _: bool) -> Any:

@@ -1,11 +1,12 @@
-"""Borders between units that lie on different devices: activations cross them, and nothing else.
+"""Device transfers: move activations between the units of a model that lie on different devices.
 
-Whoever calls into a unit from outside crosses its border, by its forward or by any other method
-that is handed a step, of the unit itself or of a module inside. What is handed over moves to the
-unit's device, what comes back to where it is used. A step's own tensors, which stay the same for
-all layers, move once per device; its caches were made where their layers lie.
+A guard wraps each method by which other units call a unit: its forward, and every method with a
+`step` argument, of the unit itself and of the modules inside. The guard moves the arguments to the
+unit's device and the results to the device that uses them. Weights never move here (`offload`). The
+tensors of a step are the same for all layers and move once per device; its caches were allocated on
+the devices of their layers.
 
-Calls of layers whose segment was recorded are answered by the recording; see `segment`.
+While a segment's graph is in use, its `Recording` answers the calls of its layers; see `segments`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from ostro.core.placement.offload import Offloader, holders
 from ostro.core.step import Step
 
 STAYS = frozenset({"caches", "bounds"})
-"""Fields of a step that do not move: lists of the host, and what lies where its layer does."""
+"""Fields of a step that do not move: host lists, and caches, which lie beside their layers."""
 
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call: those by position, and those by name."""
 
 Recording = Callable[["TransferUnit", Callable[..., Any], Given], Any]
-"""What answers a layer's call in its place: handed the unit, its forward and the arguments."""
+"""Replaces the call of a layer; its arguments are the unit, the unit's forward and the call's."""
 
 
 class TransferUnit(Protocol):
-    """What the transfers are told of a unit; see `placement.Unit`."""
+    """The fields of `placement.Unit` that transfers use."""
 
     path: str
     module: Module
@@ -48,7 +49,7 @@ class TransferUnit(Protocol):
 
 
 class DeviceTransfers:
-    """The transfers of a model's units, and the one unit that is computing."""
+    """The transfers of a model's units; `computing` is the unit whose code runs now."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class DeviceTransfers:
         owner: Mapping[Module, TransferUnit],
         target: Target,
     ) -> None:
-        """`owner` says whose each module is; `target` is what its kernels were selected for."""
+        """`owner` maps each module to its unit; `target` is what its kernels were selected for."""
         self.home, self.owner, self.target = home, owner, target
         self.modules: dict[TransferUnit, list[Module]] = {unit: [] for unit in units}
         for module, unit in owner.items():
@@ -71,10 +72,10 @@ class DeviceTransfers:
         self.recordings: Mapping[TransferUnit, Recording] = {}
 
     def mark(self) -> None:
-        """Put a guard on every entrance of every unit.
+        """Guard every method by which other units call a unit.
 
-        Where all lie on one device, these are the unit's own, and those behind which resting
-        weights are used.
+        On one device only two kinds need a guard: those of the unit itself, which recordings
+        replace, and those of modules with offloaded weights.
         """
         names = {cls: entrances(cls) for cls in {type(module) for module in self.owner}}
         for unit, modules in self.modules.items():
@@ -85,7 +86,7 @@ class DeviceTransfers:
                         self.guard(unit, module, name)
 
     def guard(self, unit: TransferUnit, module: Module, name: str) -> None:
-        """Let whoever calls a method from outside of the unit cross its border."""
+        """Wrap a method so that calls from outside of the unit move their tensors."""
         method: Callable[..., Any] = getattr(module, name)
         onward = unit.onward if module is unit.module else self.home
         visits = unit.rests and bool(holders(module.modules()))
@@ -93,6 +94,7 @@ class DeviceTransfers:
 
         def enter(*args: Any, **kwargs: Any) -> Any:
             caller = self.computing
+            # Within a unit nothing moves: its first guard has moved the arguments.
             if caller is unit:
                 return method(*args, **kwargs)
             if whole and unit in self.recordings:
@@ -100,14 +102,17 @@ class DeviceTransfers:
             there = self.carry((args, kwargs), unit.device)
             with self.visits.visit(unit) if visits else nullcontext():
                 out = self.compute(unit, method, there)
+            # A unit inside another one returns to it. A layer hands its result to the next layer,
+            # whose device is `onward`: by way of `home` it would cross twice.
             if caller is not None:
                 return self.carry(out, caller.device)
+            # The model adds levels to the result between two layers, on `home`.
             return self.carry(out, self.home if levelled((args, kwargs)) else onward)
 
         setattr(module, name, enter)
 
     def compute(self, unit: TransferUnit, method: Callable[..., Any], given: Given) -> Any:
-        """A method of a unit, on its device, where what it is handed lies already."""
+        """Run a method of a unit on its device; the arguments are there already."""
         args, kwargs = given
         caller, self.computing = self.computing, unit
         try:
@@ -118,10 +123,10 @@ class DeviceTransfers:
 
     @contextmanager
     def recorded(self, recordings: Mapping[TransferUnit, Recording]) -> Iterator[None]:
-        """While the context lasts, recordings answer for their layers.
+        """Within the context, recordings answer the calls of their layers.
 
-        A step whose inputs stay in place has new contents in the same tensors: what was moved for
-        the step before is moved again.
+        `moved` is cleared before and after: the inputs of a captured step are the same tensors with
+        new contents, so a copy of the step before is stale.
         """
         self.recordings = recordings
         self.moved.clear()
@@ -132,9 +137,9 @@ class DeviceTransfers:
             self.moved.clear()
 
     def carry(self, value: Any, device: torch.device) -> Any:
-        """A value with its tensors on the device: itself where they are there already.
+        """A value with its tensors on the device; the same object if they are there already.
 
-        `lasting` tensors, those of steps and other records, are moved once.
+        Lasting tensors, those of steps and other dataclasses, are moved once per device.
         """
         if not self.crossed:
             return value
@@ -149,8 +154,11 @@ class DeviceTransfers:
     def move(self, tensor: Tensor, device: torch.device, lasting: bool) -> Tensor:
         if tensor.device == device:
             return tensor
+        # Copies to a GPU are ordered by its stream. A copy to the host must block, or Python would
+        # read memory that is not written yet.
         if not lasting:
             return tensor.to(device, non_blocking=device.type == "cuda")
+        # Weak keys: a step's tensors live as long as the step.
         known = self.moved.setdefault(device, WeakTensorKeyDictionary())
         if tensor not in known:
             known[tensor] = self.move(tensor, device, lasting=False)
@@ -158,8 +166,10 @@ class DeviceTransfers:
         return found
 
     def copy(self, module: Module, device: torch.device) -> Module:
-        """A module that is handed over (a norm that a layer applies for the next one), as it is on
-        the device. One that holds storages stays where it is: it has a border of its own.
+        """A copy on the device of a module that is an argument, made once.
+
+        A layer may get the norm of the next one, which lies on another device. A module with
+        storages is not copied: its own guards move what it computes.
         """
         unit = self.owner.get(module)
         if (self.home if unit is None else unit.device) == device or holders(module.modules()):
@@ -174,9 +184,9 @@ class DeviceTransfers:
 def changed(
     value: Any, change: Callable[[Tensor | Module, bool], Any], lasting: bool = False
 ) -> Any:
-    """A value with the tensors and modules in it changed: itself where none is.
+    """A value with `change` applied to its tensors and modules; the same object if none changes.
 
-    `change` is told whether what it is handed is `lasting`: part of a step or another record.
+    The second argument of `change` is true for lasting items: fields of steps and dataclasses.
     """
     if isinstance(value, Tensor | Module):
         return change(value, lasting)
@@ -199,12 +209,12 @@ def changed(
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """While the context lasts, launches go to the device."""
+    """Within the context, kernels are launched on the device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def select_kernels(module: Module, target: Target, device: torch.device) -> Module:
-    """Choose a module's kernels anew, for another device."""
+    """Move a module to another device and select its kernels for it."""
     for inner in module.to(device).modules():
         for op in vars(inner).values():
             if isinstance(op, Op):
@@ -213,7 +223,7 @@ def select_kernels(module: Module, target: Target, device: torch.device) -> Modu
 
 
 def unguarded(module: Module) -> Module:
-    """A copy's own methods in the places of guards, which are the original's."""
+    """Remove the guards from a copied module: they would call the original."""
     for inner in module.modules():
         for name in entrances(type(inner)):
             vars(inner).pop(name, None)
@@ -221,7 +231,7 @@ def unguarded(module: Module) -> Module:
 
 
 def entrances(cls: type[Module]) -> list[str]:
-    """The methods by which others call into a module: its forward, and those that take a step."""
+    """The methods by which others call a module: its forward, and those with a `step` argument."""
     names = [name for name in dir(cls) if not name.startswith("_")]
     methods = [(name, inspect.getattr_static(cls, name)) for name in names]
     return [
@@ -233,7 +243,7 @@ def entrances(cls: type[Module]) -> list[str]:
 
 
 def levelled(value: Any) -> bool:
-    """Whether a step among the arguments of a layer has levels, which are added behind it."""
+    """Whether a step among the arguments has levels, which are added to the layer's result."""
     args, kwargs = value
     steps = [item for item in (*args, *kwargs.values()) if isinstance(item, Step)]
     return any(step.features is not None and step.features.levels for step in steps)
