@@ -38,7 +38,7 @@ class MixtureRow:
 
     row: int
     key: tuple[tuple[str, float], ...]
-    adapter_pool: list[PooledAdapter]
+    adapters: list[PooledAdapter]
     users: int = 0
 
 
@@ -158,8 +158,8 @@ class AdapterPool:
                 held.lanes = [*held.lanes, (start, lane)]
             if share.adapter.mixer is not None:
                 self.widen()
-                adapter_pool = held.lanes[0][1].adapter_pool
-                held.scaling = Scaling(share, adapter_pool, len(self.tables), self.target.device)
+                adapters = held.lanes[0][1].adapters
+                held.scaling = Scaling(share, adapters, len(self.tables), self.target.device)
         except Exception:
             # A table may have been replaced before the error came: what is captured is outdated.
             self.changes += 1
@@ -179,11 +179,11 @@ class AdapterPool:
                 continue
             del self.lanes[lane.key]
             self.mixtures.free.append(lane.row)
-            for resident in lane.adapter_pool:
+            for resident in lane.adapters:
                 resident.users -= 1
 
     def lane(self, shares: Sequence[WeightedAdapter]) -> MixtureRow | None:
-        """The row that holds these shares; its adapter_pool are used once more if it is new."""
+        """The row that holds these shares; a new row counts as one more user of its adapters."""
         mixed, free = shares[0].adapter.mixer is not None, self.mixtures.free
         key = tuple(sorted((s.adapter.generation, s.scale) for s in shares))
         if key in self.lanes and not mixed:
@@ -194,7 +194,7 @@ class AdapterPool:
             # Scalings differ from sequence to sequence, so that a row is never shared: its number
             # makes a key that no other mixture has.
             key = (("row", float(free[-1])),)
-        adapter_pool: list[PooledAdapter] = []
+        adapters: list[PooledAdapter] = []
         lane = None
         try:
             for share in shares:
@@ -203,14 +203,14 @@ class AdapterPool:
                     if resident is None:
                         return None
                     resident.users += 1
-                    adapter_pool.append(resident)
-            self.changes += self.mixtures.reach(sum(len(r.pages) for r in adapter_pool))
-            self.mixtures.write(free[-1], entries_of(shares, adapter_pool))
-            lane = self.lanes[key] = MixtureRow(free.pop(), key, adapter_pool)
+                    adapters.append(resident)
+            self.changes += self.mixtures.reach(sum(len(r.pages) for r in adapters))
+            self.mixtures.write(free[-1], entries_of(shares, adapters))
+            lane = self.lanes[key] = MixtureRow(free.pop(), key, adapters)
             return lane
         finally:
             if lane is None:
-                for resident in adapter_pool:
+                for resident in adapters:
                     resident.users -= 1
 
     def resident(self, adapter: LoadedAdapter) -> PooledAdapter | None:
@@ -296,11 +296,11 @@ class AdapterPool:
 
 
 def entries_of(
-    shares: Sequence[WeightedAdapter], adapter_pool: Sequence[PooledAdapter]
+    shares: Sequence[WeightedAdapter], adapters: Sequence[PooledAdapter]
 ) -> list[MixtureEntry]:
     """What a row of the mixture table holds of adapters that lie on the device."""
     scales = [share.scale for share in shares for _ in share.adapter.members or (share,)]
     return [
         MixtureEntry(pages=resident.pages, scale=scale, slot=resident.slot)
-        for resident, scale in zip(adapter_pool, scales, strict=True)
+        for resident, scale in zip(adapters, scales, strict=True)
     ]

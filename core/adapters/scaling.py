@@ -29,7 +29,7 @@ class Scaling:
     def __init__(
         self,
         share: WeightedAdapter,
-        adapter_pool: Sequence[PooledAdapter],
+        adapters: Sequence[PooledAdapter],
         tables: int,
         device: torch.device,
     ) -> None:
@@ -37,11 +37,11 @@ class Scaling:
         assert mixer is not None, f"{adapter.generation = } has a mixer"
         self.mixer = mixer
         pages, members, sets = list[int](), list[int](), list[int]()
-        for number, resident in enumerate(adapter_pool):
-            count = len(resident.pages)
-            pages += resident.pages
+        for number, pooled in enumerate(adapters):
+            count = len(pooled.pages)
+            pages += pooled.pages
             members += [number] * count
-            sets += [i * resident.adapter.sets // count for i in range(count)]
+            sets += [i * pooled.adapter.sets // count for i in range(count)]
         layers = torch.zeros(tables, len(pages), dtype=torch.int64)
         factors = torch.zeros(tables, len(pages))
         for (table, part), layer in adapter.routes.items():
