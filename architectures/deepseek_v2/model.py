@@ -20,7 +20,7 @@ from ostro.ops import moe_route as route
 
 @dataclass(frozen=True, kw_only=True)
 class Config(llama.Config):
-    """Fields as transformers has them; k_b_transposed says how a GGUF file holds k_b_proj."""
+    """The fields of transformers' DeepseekV2Config."""
 
     moe_intermediate_size: int
     n_routed_experts: int
@@ -38,7 +38,6 @@ class Config(llama.Config):
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
     qk_head_dim: int = 0
-    k_b_transposed: bool = False
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -114,24 +113,6 @@ class Mixture(nn.Module):
         return self.experts(x, *self.gate(x), step) + self.shared_experts(x, step)
 
 
-class Transposed(nn.Linear):
-    """A linear of which only the transpose per head is asked for, and which is stored so."""
-
-    def __init__(self, nope_dim: int, heads: int, latent: int) -> None:
-        super().__init__(nope_dim, heads * latent)
-        self.heads = heads
-
-    @property
-    def weight_shape(self) -> tuple[int, int]:
-        return self.heads * self.n_in, self.n_out // self.heads
-
-    def matmul_t(self, x: Tensor, step: Step) -> Tensor:
-        y = self.whole.matmul_h(x)
-        for delta in self.deltas:
-            y = delta.matmul_t(x, y, step)
-        return y
-
-
 class Block(llama.Block):
     @staticmethod
     def router(config: Config) -> Router:
@@ -143,14 +124,13 @@ class Block(llama.Block):
         return nn.Rope(rule, config.qk_rope_head_dim, context, interleaved=True)
 
     def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
-        heads, latent = config.num_attention_heads, config.kv_lora_rank
-        attention = nn.LatentAttention(
+        return nn.LatentAttention(
             config.hidden_size,
-            heads,
+            config.num_attention_heads,
             layer,
             rope,
             q_latent=config.q_lora_rank or 0,
-            latent=latent,
+            latent=config.kv_lora_rank,
             nope_dim=config.qk_nope_head_dim,
             rope_dim=config.qk_rope_head_dim,
             value_dim=config.v_head_dim,
@@ -158,9 +138,6 @@ class Block(llama.Block):
             scale=config.scale,
             bias=config.attention_bias,
         )
-        if config.k_b_transposed:
-            attention.k_b_proj = Transposed(config.qk_nope_head_dim, heads, latent)
-        return attention
 
     def feed_forward(self, config: Config, layer: int) -> nn.Module:
         if layer < config.first_k_dense_replace:

@@ -1,14 +1,12 @@
-"""DeepSeek's names: kv_b_proj holds, head by head, what makes keys and what makes values."""
+"""DeepSeek's names: kv_b_proj holds, head by head, the rows of k_b_proj and v_b_proj."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
-
-from torch import Tensor
 
 from ostro import Container, ExpertNames, HeadRows, Pair
 from ostro.architectures.deepseek_v2.model import Config
+from ostro.architectures.deepseek_v2.transposed import StackedHeads, TransposedHeads
 from ostro.architectures.llama import names as llama
 from ostro.architectures.mixtral.names import GATE, STACKS
 
@@ -30,22 +28,8 @@ GGUF = (
 )
 
 
-@dataclass(frozen=True)
-class Flat:
-    """GGUF files hold a matrix per head; here their rows lie one after the other."""
-
-    heads: int
-    packed: bool = field(default=True, init=False)
-
-    def read(self, tensor: Tensor) -> Tensor:
-        return tensor.flatten(0, 1)
-
-    def write(self, tensor: Tensor) -> Tensor:
-        return tensor.unflatten(0, (self.heads, -1))
-
-
 def names(config: Config) -> ExpertNames:
-    """GGUF files have k_b and v_b, k_b the other way round; those from before 2025 have kv_b."""
+    """GGUF files hold k_b and v_b, the former transposed; files from before 2025 hold kv_b."""
     heads, k, v = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim
     keys, values = HeadRows(heads, k + v, 0, k), HeadRows(heads, k + v, k, k + v)
     return ExpertNames(
@@ -56,8 +40,8 @@ def names(config: Config) -> ExpertNames:
         gguf=(
             Pair("blk.{i}.attn_kv_b", f"{HERE}.k_b_proj", keys),
             Pair("blk.{i}.attn_kv_b", f"{HERE}.v_b_proj", values),
-            Pair("blk.{i}.attn_k_b", f"{HERE}.k_b_proj", Flat(heads)),
-            Pair("blk.{i}.attn_v_b", f"{HERE}.v_b_proj", Flat(heads)),
+            Pair("blk.{i}.attn_k_b", f"{HERE}.k_b_proj", TransposedHeads(heads)),
+            Pair("blk.{i}.attn_v_b", f"{HERE}.v_b_proj", StackedHeads(heads)),
             *GGUF,
         ),
         experts=config.n_routed_experts,
@@ -104,7 +88,6 @@ def gguf_config(container: Container) -> dict[str, Any]:
         **llama.gguf_config(container),
         **sizes,
         **routing,
-        "k_b_transposed": "blk.0.attn_k_b.weight" in container.tensors,
         "rope_parameters": rope_parameters(container, get, turned),
     }
 

@@ -30,7 +30,7 @@ class Config(v2.Config):
 class Router(v2.Router):
     """The bias takes part in the choice, not in the weights."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: v2.Config) -> None:
         super().__init__(config)
         bias = torch.zeros(config.n_routed_experts)
         self.e_score_correction_bias = nn.Parameter(bias, requires_grad=False)

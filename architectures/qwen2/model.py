@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostro import Names, nn
+from ostro import nn
 from ostro.architectures.llama import model as llama
-from ostro.architectures.llama.names import GGUF
 from ostro.config import WindowConfig
 
 
@@ -27,8 +26,3 @@ class Block(llama.Block):
 
 class Model(llama.Model):
     block = Block
-
-
-def names(config: Config) -> Names:
-    """The converter leaves q and k of this family as they are."""
-    return Names(gguf=GGUF)

@@ -72,7 +72,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         gguf=("qwen2vl",),
         config="ostro.architectures.qwen2.model:Config",
         model="ostro.architectures.qwen2.model:Model",
-        names="ostro.architectures.qwen2.model:names",
+        names="ostro.architectures.qwen2.names:names",
         gguf_config="ostro.architectures.llama.names:gguf_config",
         tiny=TEXT,
         wide=WIDE_TEXT,

@@ -19,7 +19,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         gguf=("qwen3",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
-        names=f"{__name__}.model:names",
+        names=f"{__name__}.names:names",
         gguf_config="ostro.architectures.llama.names:gguf_config",
         tiny=TINY,
         wide=WIDE,

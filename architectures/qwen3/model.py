@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostro import Names, nn
+from ostro import nn
 from ostro.architectures.llama import model as llama
-from ostro.architectures.llama.names import GGUF
 from ostro.architectures.qwen3.naive import KERNELS
 from ostro.config import WindowConfig
 
@@ -39,8 +38,3 @@ class Block(llama.Block):
 
 class Model(llama.Model):
     block = Block
-
-
-def names(config: Config) -> Names:
-    """The converter leaves q and k of this family as they are."""
-    return Names(gguf=GGUF)

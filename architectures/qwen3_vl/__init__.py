@@ -43,7 +43,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         gguf=("qwen3vl",),
         config="ostro.architectures.qwen3.model:Config",
         model="ostro.architectures.qwen3.model:Model",
-        names="ostro.architectures.qwen3.model:names",
+        names="ostro.architectures.qwen3.names:names",
         gguf_config="ostro.architectures.llama.names:gguf_config",
         tiny=QWEN3,
         wide=QWEN3_WIDE,

@@ -296,7 +296,7 @@ def shape_of(module: Adaptable) -> tuple[Mapping[str, int], int, int, int]:
     """Its parts, experts, rows n and columns k."""
     if isinstance(module, Linear):
         n, k = module.weight_shape
-        return module.parts if n == module.n_out else {"": n}, 1, n, k
+        return module.parts, 1, n, k
     if isinstance(module, ExpertLinear):
         return module.parts, module.experts, module.n_out, module.n_in
     return {"": module.n}, 1, module.n, module.d

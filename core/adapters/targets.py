@@ -153,10 +153,7 @@ def moved(factors: LowRank, transform: Transform | None, name: str) -> LowRank:
 
 def fitted(factors: LowRank, slot: Slot, name: str) -> LowRank:
     """The factors, if they fit the weight of a slot. Raises AdapterError."""
-    module = slot.module
-    (n, k), turned = slot.shape, False
-    if isinstance(module, Linear) and module.weight_shape != (module.n_out, module.n_in):
-        (n, k), turned = module.weight_shape, True
+    n, k = slot.shape
     shapes = tuple(factors.a.shape), tuple(factors.b.shape)
     if shapes != ((factors.rank, k), (n, factors.rank)):
         raise AdapterError(
@@ -166,11 +163,8 @@ def fitted(factors: LowRank, slot: Slot, name: str) -> LowRank:
     for vector in (factors.bias, factors.magnitude):
         if vector is not None and tuple(vector.shape) != (n,):
             raise AdapterError(f"{name}: a vector of shape {tuple(vector.shape)}, {n} rows wanted")
-    if factors.magnitude is not None and (turned or not isinstance(module, Linear)):
-        raise AdapterError(
-            f"{name}: DoRA on embeddings, experts and weights that are stored transposed is not "
-            "implemented; train LoRA"
-        )
+    if factors.magnitude is not None and not isinstance(slot.module, Linear):
+        raise AdapterError(f"{name}: DoRA on embeddings and experts is not implemented; train LoRA")
     return factors
 
 

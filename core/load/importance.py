@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.container import Container, MappedFile, tensor_fault
-from ostro.core.load.names import Names
+from ostro.core.load.names import Names, StorageTransform
 from ostro.core.nn.linear import Slot
 from ostro.core.records import TensorInfo
 
@@ -49,7 +49,8 @@ def slot_importance(
         full = entry if entry.endswith(".weight") else f"{entry}.weight"
         for named in names.read([full], space)[0]:
             slot = wanted.get(named.name.removesuffix(".weight"))
-            if slot is None:
+            # the importance is of the file's columns, which are the model's rows
+            if slot is None or isinstance(named.transform, StorageTransform):
                 continue
             k = slot.shape[-1]
             if values.numel() % k:

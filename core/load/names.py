@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError
+from ostro.core.nn.storage import Storage
 
 
 class Transform(Protocol):
@@ -30,6 +31,23 @@ class Transform(Protocol):
 
     def read(self, tensor: Tensor) -> Tensor: ...
     def write(self, tensor: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class StorageTransform(Transform, Protocol):
+    """A transform that floats undergo when they are read, and quantized weights as a storage.
+
+    `stored` is the transform of the tensors of the storage that `wrap` takes.
+    """
+
+    @property
+    def stored(self) -> Transform | None: ...
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the weight in the checkpoint, for the model's [n, k]."""
+
+    def wrap(self, storage: Storage) -> Storage:
+        """The model's weight [n, k], for a storage of `stored_shape`."""
 
 
 @dataclass(frozen=True)

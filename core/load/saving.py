@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError, UsageError
 from ostro.core.load.describe import ModelOutline, quantization
 from ostro.core.load.model import tied_names
-from ostro.core.load.names import Named
+from ostro.core.load.names import Named, StorageTransform, Transform
 from ostro.core.load.quantize import Maker, QuantizationPlan
 from ostro.core.load.weights import FLOATS, WeightReader, arrange, refuse, slots
 from ostro.core.nn.linear import Slot
@@ -95,11 +95,20 @@ class Saving:
         found: dict[str, list[tuple[Slot, Maker]]] = defaultdict(list)
         for name, mine in below.items():
             (*_, named), maker = mine.values(), self.plan.choose(known[name])
-            floats = self.outline.container.tensors[named.theirs].format in FLOATS
-            moved = named.transform is not None and not named.transform.packed
-            if len(mine) == 1 and floats and not moved and maker is not None:
+            info = self.outline.container.tensors[named.theirs]
+            if len(mine) != 1 or info.format not in FLOATS or not is_quantizable(named.transform):
+                continue
+            if maker is not None:
+                # the file may hold the transpose, whose rows have another length
+                maker = self.plan.fit(replace(known[name], shape=info.shape), maker)
+            if maker is not None:
                 found[named.theirs].append((known[name], maker))
         return found
+
+
+def is_quantizable(transform: Transform | None) -> bool:
+    """Whether a float tensor with this transform can be read again once it is quantized."""
+    return transform is None or transform.packed or isinstance(transform, StorageTransform)
 
 
 @contextmanager

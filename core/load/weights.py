@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.container import Container
-from ostro.core.load.names import HeadRows, Named, Names, Unpermute, apply
+from ostro.core.load.names import HeadRows, Named, Names, StorageTransform, Unpermute, apply
 from ostro.core.load.quantize import QuantizationPlan
 from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import ExpertLinear
@@ -76,6 +76,11 @@ class WeightReader:
 
     def storage(self, slot: Slot, named: Mapping[str, Named]) -> Storage:
         infos = {suffix: self.container.tensors[n.theirs] for suffix, n in named.items()}
+        transform = storage_transform(named, infos)
+        if transform is not None:
+            stored_slot = replace(slot, shape=transform.stored_shape(slot.shape))
+            read = {s: replace(n, transform=transform.stored) for s, n in named.items()}
+            return transform.wrap(self.storage(stored_slot, read))
         quantizer = self.claimant(slot, infos)
         rows = row_order(named)
         if rows is not None:
@@ -135,6 +140,14 @@ class WeightReader:
         if not codes and not ends_finite(raw):
             self.broken.append(named.theirs)
         return apply(named.transform, raw)
+
+
+def storage_transform(
+    named: Mapping[str, Named], infos: Mapping[str, TensorInfo]
+) -> StorageTransform | None:
+    """The transform of a quantized weight that applies to its storage instead of its tensors."""
+    found = (n.transform for s, n in named.items() if infos[s].format not in FLOATS)
+    return next((t for t in found if isinstance(t, StorageTransform)), None)
 
 
 def row_order(named: Mapping[str, Named]) -> Rows | None:

@@ -119,9 +119,7 @@ class Linear(Module):
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        """Rows n and columns k of the weight that deltas apply to. A subclass overrides it where
-        the checkpoint stores the weight transposed.
-        """
+        """Rows n and columns k of the weight that deltas apply to."""
         return self.n_out, self.n_in
 
     @property

@@ -19,6 +19,7 @@ from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
+from ostro.entrypoints.cli.quantize import write
 from ostro.entrypoints.python import LocalModel
 from ostro.plugins.conformance.parity import BAR, SMALL, STD, deviation, subject
 
@@ -334,8 +335,8 @@ def test_a_file_of_bert_makes_vectors(plugins: PluginManager, tmp_path: Path) ->
         torch.testing.assert_close(vector, mean / mean.norm(), atol=1e-5, rtol=0)
 
 
-def test_keys_of_heads_may_be_packed(plugins: PluginManager, tmp_path: Path) -> None:
-    """k_b lies the other way round in a file; what is packed cannot be turned."""
+def test_quantized_k_b_keeps_its_blocks(plugins: PluginManager, tmp_path: Path) -> None:
+    """The file holds the transpose of k_b, along whose rows the blocks run."""
     case = CASES["deepseek 2"]
     config = config_of(case, "Q8_0", plugins)
     with subject(plugins, case.name, config=config) as tiny:
@@ -343,7 +344,25 @@ def test_keys_of_heads_may_be_packed(plugins: PluginManager, tmp_path: Path) -> 
     assert "blk.0.attn_k_b.weight Q8_0" in written
     model = loaded(tmp_path / "model.gguf", case, plugins).model
     k_b = model.model.layers[0].self_attn.k_b_proj
-    assert k_b.whole.format == "Q8_0" and k_b.whole.shape == (4 * 256, 64)
+    assert k_b.whole.format == "Q8_0" and k_b.whole.shape == (4 * 64, 256)
+    raw = open_container(tmp_path / "model.gguf", plugins).read("blk.0.attn_k_b.weight")
+    assert torch.equal(k_b.whole.save()["weight"], raw.flatten(0, 1))
+
+
+def test_float_k_b_is_written_in_blocks_along_the_files_rows(
+    plugins: PluginManager, tmp_path: Path
+) -> None:
+    """Q4_K fits the model's 256 columns, not the file's 64: the written file uses its fallback."""
+    case = CASES["deepseek 2"]
+    with subject(plugins, case.name, config=config_of(case, "Q8_0", plugins)) as tiny:
+        convert(tiny.reference, case, tmp_path / "model.gguf", "F32")
+    asked = Settings(reference=str(tmp_path / "model.gguf"), quant="q4k", device="cpu")
+    written = write(asked, plugins, "gguf", tmp_path / "out")
+    floats = loaded(tmp_path / "model.gguf", case, plugins).model
+    blocks = loaded(written, case, plugins).model
+    k_b, made = (m.model.layers[0].self_attn.k_b_proj.whole for m in (floats, blocks))
+    assert (k_b.format, made.format) == ("dense", "Q4_1") and k_b.shape == made.shape
+    assert deviation(made.dequantize(), k_b.dequantize()) < 0.5
 
 
 def test_experts_of_gpt_oss_as_mxfp4(plugins: PluginManager, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ BUDGETS: Mapping[str, int] = {
     "chat": 600,
     "engine": 3300,
     "ipc": 950,
-    "load": 1950,
+    "load": 1975,
     "media": 850,
     "native": 450,
     "nn": 950,
@@ -49,9 +49,6 @@ BUDGETS: Mapping[str, int] = {
 
 FILE = 400
 """Lines of code of one file."""
-
-DEEP = {"ostro.architectures.deepseek_v3.deepseek2.Config"}
-"""Classes with more than two architecture classes above them: this one only changes a default."""
 
 
 def module_of(file: str) -> str:
@@ -180,4 +177,13 @@ def test_classes_of_architectures_are_inherited_at_most_two_deep() -> None:
         for kind in vars(module).values():
             if inspect.isclass(kind) and kind.__module__ == module.__name__ and depth(kind) > 2:
                 deep.add(f"{kind.__module__}.{kind.__qualname__}")
-    assert deep <= DEEP
+    assert not deep
+
+
+def test_models_and_configs_do_not_depend_on_a_file_format() -> None:
+    """Layouts of GGUF files belong to names.py, projector.py and the record."""
+    naming = set()
+    for file in sorted((ROOT / "architectures").rglob("*.py")):
+        if file.name in ("model.py", "config.py", "vision.py") and "gguf" in file.read_text():
+            naming.add(str(file.relative_to(ROOT)))
+    assert not naming

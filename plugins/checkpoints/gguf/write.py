@@ -114,10 +114,12 @@ def quantized(saving: Saving, name: str) -> Tensor:
     weight, plans = saving.outline.container.read(name), saving.plans(name)
     stack = weight.dim() == 3 and weight.shape[0] == len(plans)
     every = weight.unbind(0) if stack else [weight]
-    made = [
-        maker.make(each.float(), torch.float32, saving.plan.importance.get(slot.name))
-        for each, (slot, maker) in zip(every, plans, strict=False)
-    ]
+    made = []
+    for each, (slot, maker) in zip(every, plans, strict=False):
+        importance = saving.plan.importance.get(slot.name)
+        if each.shape[-1] != slot.shape[-1]:
+            importance = None  # of the model's columns; the file holds the transpose
+        made.append(maker.make(each.float(), torch.float32, importance))
     return torch.stack([ggml(storage.save()) for storage in made])
 
 
