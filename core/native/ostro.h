@@ -1,8 +1,8 @@
-// What native kernels share: element types, vectors of 16 floats, the functions on them.
+// Shared header of native kernels: element types, vectors of 16 floats, functions on them.
 //
-// A vector is one AVX-512 register, or two halves of eight for the compiler to place: GCC keeps a
-// vector that is wider than the CPU's registers in memory. Intrinsics stand only where C++ cannot
-// say what the CPU can do, each with plain code beside it.
+// A vector is one AVX-512 register, or two halves of eight: GCC spills a vector that is wider than
+// the CPU's registers to memory. Intrinsics are used only if plain C++ does not compile to the
+// instruction, and each has a plain C++ fallback.
 #pragma once
 
 #include <cmath>
@@ -103,7 +103,7 @@ static inline v16u as_bits(v16 x) {
     return bits;
 }
 
-// 16 elements from anywhere, as floats.
+// Load 16 elements, unaligned, as float32.
 static inline v16 load(const float* p) {
     v16 x;
     memcpy(&x, p, sizeof x);
@@ -144,7 +144,7 @@ static inline v16 load(const f16* p) {
 
 #endif
 
-// The low halves of words as floats.
+// Interpret the low 16 bits of words as float16.
 static inline v16 from_halves(v16u x) {
 #ifdef __AVX512F__
     return (v16)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)x));
@@ -160,7 +160,7 @@ static inline v16 from_halves(v16u x) {
 #endif
 }
 
-// 16 bytes as words: one instruction that compilers do not find.
+// Zero-extend 16 bytes to words: one instruction, which compilers do not generate by themselves.
 static inline v16u widen(const uint8_t* p) {
 #if defined(__AVX512F__)
     return (v16u)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
@@ -174,7 +174,7 @@ static inline v16u widen(const uint8_t* p) {
 #endif
 }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Round to nearest, ties to even; NaN stays NaN.
 static inline void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
 
 static inline void store(bf16* p, v16 x) {
@@ -200,7 +200,7 @@ static inline void store(f16* p, v16 x) {
 #endif
 }
 
-// The same for the end of a row, where fewer than 16 may be left: what is missing reads as 0.
+// The same for the tail of a row with fewer than 16 elements; missing elements read as 0.
 template <class T>
 static inline v16 load(const T* p, int64_t left) {
     if (left >= 16) return load(p);
@@ -230,7 +230,7 @@ static inline v16 to_floats(v16i x) {
 #endif
 }
 
-// The low bytes of words.
+// Store the low byte of each word.
 static inline void store_bytes(int8_t* p, v16u x) {
 #ifdef __AVX512F__
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x));
@@ -239,8 +239,8 @@ static inline void store_bytes(int8_t* p, v16u x) {
 #endif
 }
 
-// x as it was rounded: a product stays one where the compiler would fuse it with the next sum.
-static inline v16 settled(v16 x) {
+// An optimization barrier: keeps the compiler from fusing the product x with the next sum.
+static inline v16 prevent_fma(v16 x) {
 #if defined(__AVX512F__)
     asm("" : "+v"(x));
 #elif defined(__AVX__)
@@ -261,9 +261,9 @@ static inline float sum(v16 x) {
     return (b[0][0] + b[0][2]) + (b[0][1] + b[0][3]);
 }
 
-static inline v16 larger(v16 a, v16 b) { return select(a > b, a, b); }
+static inline v16 max(v16 a, v16 b) { return select(a > b, a, b); }
 
-static inline float largest(v16 x) {
+static inline float reduce_max(v16 x) {
     v8 a[2];
     memcpy(a, &x, sizeof x);
     a[0] = a[0] > a[1] ? a[0] : a[1];
@@ -294,8 +294,8 @@ static inline v16 exp(v16 x) {
 
 static inline v16 tanh(v16 x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
 
-// acc + the 16 products of pairs of bfloat16: a and b hold 32 of them.
-static inline v16 add_pairs(v16 acc, v16u a, v16u b) {
+// acc + the 16 dot products of pairs of bfloat16; a and b hold 32 elements each.
+static inline v16 dot2_add(v16 acc, v16u a, v16u b) {
 #ifdef __AVX512BF16__
     return (v16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
@@ -304,8 +304,8 @@ static inline v16 add_pairs(v16 acc, v16u a, v16u b) {
 #endif
 }
 
-// acc + the 16 sums of four products of bytes: those of a are unsigned, the four of b signed.
-static inline v16i add_fours(v16i acc, v16u a, uint32_t b) {
+// acc + the 16 dot products of four bytes: unsigned bytes of a, the four signed bytes of b.
+static inline v16i dot4_add(v16i acc, v16u a, uint32_t b) {
 #if defined(__AVX512VNNI__)
     return (v16i)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, _mm512_set1_epi32((int)b));
 #elif defined(__AVX512BW__)
@@ -336,7 +336,7 @@ static inline v16i add_fours(v16i acc, v16u a, uint32_t b) {
 #endif
 }
 
-// 16 words of each of 16 rows, `row` bytes apart, become 16 vectors, of one word of all rows each.
+// Transpose 16 words of 16 rows, `row` bytes apart, into 16 vectors of one word of every row.
 static inline void load_transposed(const uint8_t* p, int64_t row, v16u* to) {
 #ifdef __AVX512F__
     __m512i a[16], b[16];

@@ -1,8 +1,8 @@
-"""Planes: one memory layout for quantized weights, its storage and its kernels.
+"""A memory layout for quantized weights (`Planes`), its storage (`Packed`) and its kernels.
 
-The formats of codes and scales build on it: `from ostro.trunks import planes`, then
+Formats that consist of codes and scales build on it: `from ostro.trunks import planes`, then
 `planes.Packed`, `planes.Planes`, `planes.pack_codes` and `planes.unpack_codes`.
 """
 
 TRUNK = f"{__name__}.storage"
-"""The module that `ostro.trunks.planes` is."""
+"""The module behind `ostro.trunks.planes`."""

@@ -1,18 +1,19 @@
-"""Planes: weights of few bits, laid out so that one kernel multiplies every format.
+"""Planes: one memory layout of quantized weights for all formats, so that they share kernels.
 
-Formats differ in how a file packs codes and scales; what they mean is nearly always the same:
+Formats differ in how a file packs codes and scales. The formula is nearly always the same:
 
     w = d * scale * (value(code) - zero) + m * offset
 
-`scale`, `zero` and `offset` are shared by a group of neighbours in a row, `d` and `m` by several
-groups. A format is repacked into planes once, when it is read, without loss: whoever made them can
-make the file's bytes of them again.
+`scale`, `zero` and `offset` are shared by a group of neighbours in a row, `d` and `m` by a
+superblock of several groups. A format repacks its tensors into planes once, when it reads them. The
+conversion is lossless: a storage can write the file's bytes again.
 
 A row of k weights is k / 32 cells. The bits of a code are split among planes of 8, 4, 2 and 1 bits,
 the lowest bits in the first (6 bits: 4 + 2). In a plane of b bits, a cell is 4 b bytes; byte j
-holds b bits of the codes j, j + 4 b, j + 8 b, ..., from its low end on. So 4 bits are
-neighbours twice (16 bytes, low halves, then high halves), and in little-endian words of four bytes
-the word w, shifted right by b s, holds the codes 4 (w + b s) .. + 3 in its four bytes.
+holds b bits of each of the codes j, j + 4 b, j + 8 b, ..., the first in its lowest bits. So a cell
+of 4 bits is 16 bytes: codes 0 to 15 in the low halves, 16 to 31 in the high halves. As
+little-endian words of four bytes, word w shifted right by b s holds the codes 4 (w + b s) .. + 3 in
+its four bytes.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ import torch
 from torch import Tensor
 
 CELL = 32
-"""Columns are packed by so many: only rows of a multiple of it fit planes."""
+"""Columns per cell. The length of a row must be a multiple of it."""
 
 WIDTHS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
-"""The planes of a code, by its bits."""
+"""Bits of each plane, by bits of a code."""
 
 
 def pack_codes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
-    """codes uint8 [..., k], each below 2 ** bits -> a plane uint8 [..., k / 32, 4 b] per width b.
+    """Pack codes uint8 [..., k], each below 2 ** bits, into planes uint8 [..., k / 32, 4 b].
 
-    Raises ValueError where k is no multiple of 32.
+    Returns one plane for each width b of `WIDTHS[bits]`. Raises ValueError if k is not a multiple
+    of 32.
     """
     if codes.shape[-1] % CELL:
-        raise ValueError(f"rows of {codes.shape[-1]} codes are no cells of {CELL}")
+        raise ValueError(f"rows of {codes.shape[-1]} codes, expected a multiple of {CELL}")
     planes, low = [], 0
     for width in WIDTHS[bits]:
-        some = (codes >> low) & (2**width - 1)
-        turns = some.unflatten(-1, (-1, 8 // width, 4 * width))
+        part = (codes >> low) & (2**width - 1)
+        turns = part.unflatten(-1, (-1, 8 // width, 4 * width))
         plane = turns[..., 0, :].clone()
         for i in range(1, 8 // width):
             plane |= turns[..., i, :] << (width * i)
@@ -51,29 +53,29 @@ def pack_codes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
 
 
 def unpack_codes(planes: Sequence[Tensor]) -> Tensor:
-    """The codes uint8 [..., k] again."""
+    """Unpack planes into codes uint8 [..., k]: the inverse of `pack_codes`."""
     codes, low = None, 0
     for plane in planes:
         width = plane.shape[-1] // 4
         turns = [(plane >> (width * i)) & (2**width - 1) for i in range(8 // width)]
-        some = torch.cat(turns, -1) << low
-        codes, low = some if codes is None else codes | some, low + width
+        part = torch.cat(turns, -1) << low
+        codes, low = part if codes is None else codes | part, low + width
     assert codes is not None, "no planes"
     return codes.flatten(-2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Planes:
-    """Weights [n, k], or [experts, n, k], as the module describes; `...` are all axes but the last.
+    """Weights [n, k], or [experts, n, k], by the module's formula; `...` are all axes but the last.
 
     codes   uint8 [..., k / 32, 4 b] for each width b, contiguous
     scale   [..., k / group], floats or integers; any group that divides k
-    zero    a number, or as scale
-    offset  None, or as scale
-    table   None: a code is its own value; else float32 [2 ** bits], the values of codes
-    d, m    None, or floats [..., k / group / s], of s groups each, for scale and offset
+    zero    a number, or a tensor shaped as scale
+    offset  None, or a tensor shaped as scale
+    table   None if a code is its own value; else float32 [2 ** bits], the values of codes
+    d, m    None, or floats [..., k / group / s], shared by s groups, for scale and offset
 
-    What is computed is computed in float32, as the formula says: the sum is rounded last.
+    The formula is computed in float32; only the result is rounded.
     """
 
     codes: tuple[Tensor, ...]
@@ -95,7 +97,7 @@ class Planes:
 
     @property
     def group(self) -> int:
-        """Neighbours of a row that share a scale."""
+        """Adjacent weights of a row that share a scale."""
         return self.shape[-1] // self.scale.shape[-1]
 
     @property
@@ -103,48 +105,47 @@ class Planes:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """What must agree for weights to lie in one: bits, group, types, constants."""
+    def join_key(self) -> tuple[Any, ...]:
+        """Planes can be joined if their keys are equal: columns, bits, group, dtypes, constants."""
         zero = () if isinstance(self.zero, Tensor) else (self.zero,)
         table = () if self.table is None else tuple(self.table.tolist())
         parts = ((name, t.dtype, t.shape[-1]) for name, t in self.tensors().items())
         return (self.shape[-1], *zero, *table, *parts)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that has an axis of rows, by name: "codes0", "scale"..."""
-        found = {f"codes{i}": plane for i, plane in enumerate(self.codes)}
+        """The tensors that have an axis of rows, by name: "codes0", "scale", ..."""
+        tensors = {f"codes{i}": plane for i, plane in enumerate(self.codes)}
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if isinstance(value, Tensor) and field.name != "table":
-                found[field.name] = value
-        return found
+                tensors[field.name] = value
+        return tensors
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Planes:
-        """The same with every tensor that has rows changed, those of codes flat in [..., bytes]."""
-        changed = {name: change(tensor) for name, tensor in self.flat().items()}
-        return self.like(changed)
+        """Apply `change` to every tensor that has rows; it gets codes as [..., bytes of a row]."""
+        return self.from_flat({name: change(tensor) for name, tensor in self.flat().items()})
 
     def flat(self) -> dict[str, Tensor]:
-        """`tensors` with codes as [..., bytes of a row]."""
+        """`tensors()` with codes as [..., bytes of a row]."""
         return {
             name: t.flatten(-2) if name.startswith("codes") else t
             for name, t in self.tensors().items()
         }
 
-    def like(self, flat: dict[str, Tensor]) -> Planes:
-        """Planes of this kind from what `flat` gives."""
+    def from_flat(self, flat: dict[str, Tensor]) -> Planes:
+        """Planes with the tensors of `flat()`, and the table and constants of this object."""
         widths = WIDTHS[self.bits]
         codes = tuple(
             flat.pop(f"codes{i}").unflatten(-1, (-1, 4 * width)) for i, width in enumerate(widths)
         )
         return replace(self, codes=codes, **flat)
 
-    def take(self, rows: slice | Tensor) -> Planes:
-        """Some entries of the first axis: views of a slice, copies of those that ids [t] name."""
+    def select(self, rows: slice | Tensor) -> Planes:
+        """Entries of the first axis: views for a slice, copies for ids int64 [t]."""
         return self.map(lambda tensor: tensor[rows])
 
     def rows(self) -> Planes:
-        """[n, k]: of experts, all rows end to end."""
+        """Flatten to [n, k]: the rows of all experts concatenated."""
         return self.map(lambda tensor: tensor.flatten(0, -2))
 
     def to(self, device: torch.device) -> Planes:
@@ -153,10 +154,10 @@ class Planes:
 
     @classmethod
     def join(cls, parts: Sequence[Planes], *, stack: bool = False) -> Planes:
-        """Parts of one kind, rows end to end, or as experts of a stack."""
-        first, *rest = (part.flat() for part in parts)
+        """Concatenate the rows of parts with equal `join_key`, or stack parts as experts."""
+        flats = [part.flat() for part in parts]
         joined = {}
-        for name, tensor in first.items():
-            every = [tensor, *(other[name] for other in rest)]
-            joined[name] = torch.stack(every) if stack else torch.cat(every, -2)
-        return parts[0].like(joined)
+        for name in flats[0]:
+            tensors = [flat[name] for flat in flats]
+            joined[name] = torch.stack(tensors) if stack else torch.cat(tensors, -2)
+        return parts[0].from_flat(joined)

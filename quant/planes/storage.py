@@ -1,4 +1,4 @@
-"""Packed: a weight in planes, whatever format it came in."""
+"""Packed: the storage of a quantized weight in planes, the base class of most formats."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ __all__ = ["CELL", "Packed", "Planes", "pack_codes", "unpack_codes"]
 
 
 class Packed(Storage):
-    """A weight [n, k], or [experts, n, k], in planes, that computes in `dtype`.
+    """A weight [n, k], or [experts, n, k], in planes; computes in `dtype`.
 
-    A format derives from it and brings `read`, which makes planes of a checkpoint's tensors, and
-    `save`, which makes the tensors of the planes again. `order` int64 [k], where columns were moved
-    so that groups are neighbours, says which column of the weight stands at each place.
+    A format derives from it and adds `read`, which converts a checkpoint's tensors to planes, and
+    `save`, which converts planes back. `order` int64 [k] is set if columns were permuted to make
+    groups contiguous: column i of the planes is column order[i] of the weight.
     """
 
     def __init__(
         self, format: str, planes: Planes, dtype: torch.dtype, *, order: Tensor | None = None
     ) -> None:
         self.format, self.order = format, order
-        self.held: Any = planes  # or what a kernel lays out in their place
+        self.weight: Any = planes  # `finalize` replaces it with the kernel's layout
         self.shape = planes.shape
         self.dtype, self.device = dtype, planes.scale.device
         facts = {"bits": planes.bits, "group": planes.group}
-        kernels = quant_matmul.GROUPED if len(self.shape) == 3 else quant_matmul.PRODUCT
-        self.times = Op(kernels, **facts)
-        self.unpack = Op(quant_matmul.DEQUANTIZE, **facts)
+        is_grouped = len(self.shape) == 3
+        kernels = quant_matmul.GROUPED_MATMUL if is_grouped else quant_matmul.MATMUL
+        self.matmul_op = Op(kernels, **facts)
+        self.dequantize_op = Op(quant_matmul.DEQUANTIZE, **facts)
 
     @property
     def planes(self) -> Planes:
-        """The planes as they were given; made again where a kernel holds them otherwise."""
-        planes: Planes = self.held if isinstance(self.held, Planes) else self.held.planes()
+        """The planes; converted back if a kernel keeps another layout."""
+        planes: Planes = self.weight if isinstance(self.weight, Planes) else self.weight.planes()
         return planes
 
     def of(self, planes: Planes) -> Self:
-        """A storage like this one of other planes, not finalized."""
+        """A storage like this one for other planes, not finalized."""
         made = copy(self)
         Packed.__init__(made, self.format, planes, self.dtype, order=self.order)
         return made
@@ -53,47 +54,48 @@ class Packed(Storage):
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         rows = prod(self.shape[:-1])
         if (start, stop) in ((0, None), (0, rows)):
-            return self.floats(self.held).flatten(0, -2)
-        if isinstance(self.held, Planes):
-            return self.floats(self.held.rows().take(slice(start, stop)))
+            return self.dequantized(self.weight).flatten(0, -2)
+        if isinstance(self.weight, Planes):
+            return self.dequantized(self.weight.rows().select(slice(start, stop)))
         return self.rows(torch.arange(rows)[start:stop])
 
-    def floats(self, held: Any) -> Tensor:
-        """The weights of planes, or of what a kernel holds in their place."""
-        weight: Tensor = self.unpack(held, self.dtype)
+    def dequantized(self, weight: Any) -> Tensor:
+        """Dequantize planes, or the kernel's layout of them, with columns in original order."""
+        values: Tensor = self.dequantize_op(weight, self.dtype)
         if self.order is None:
-            return weight
-        placed = torch.empty_like(weight)
-        placed[..., self.order] = weight
-        return placed
+            return values
+        ordered = torch.empty_like(values)
+        ordered[..., self.order] = values
+        return ordered
 
     def matmul(self, x: Tensor) -> Tensor:
-        flat = self.moved(x.reshape(-1, x.shape[-1]))
-        y: Tensor = self.times(flat, self.held)
+        flat = self.permute_columns(x.reshape(-1, x.shape[-1]))
+        y: Tensor = self.matmul_op(flat, self.weight)
         return y.view(*x.shape[:-1], self.shape[-2])
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
         """x [t, k], expert_of_row [t] int64, ascending -> [t, n]."""
-        y: Tensor = self.times(self.moved(x), self.held, expert_of_row)
+        y: Tensor = self.matmul_op(self.permute_columns(x), self.weight, expert_of_row)
         return y
 
-    def moved(self, x: Tensor) -> Tensor:
-        """x with its columns where those of the planes are."""
+    def permute_columns(self, x: Tensor) -> Tensor:
+        """x with its columns in the order of the planes."""
         return x if self.order is None else x.index_select(-1, self.order)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self.floats(self.held.take(ids.flatten())).view(*ids.shape, self.shape[-1])
+        selected = self.dequantized(self.weight.select(ids.flatten()))
+        return selected.view(*ids.shape, self.shape[-1])
 
     def permute_rows(self, permute: Callable[[Tensor], Tensor]) -> Self:
         return self.of(self.planes.map(lambda tensor: permute(tensor).contiguous()))
 
     @property
     def has_kernel(self) -> bool:
-        return not self.times.kernel.__module__.endswith(".naive")
+        return not self.matmul_op.kernel.__module__.endswith(".naive")
 
     @property
     def nbytes(self) -> int:
-        return int(self.held.nbytes) + (0 if self.order is None else self.order.nbytes)
+        return int(self.weight.nbytes) + (0 if self.order is None else self.order.nbytes)
 
     @classmethod
     def fuse(cls, storages: Sequence[Any]) -> Storage | None:
@@ -104,27 +106,28 @@ class Packed(Storage):
         return join(storages, stack=True)
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
-        self.unpack.select(target)
-        choice = self.times.select(target)
-        held = f"{self.times.facts['bits']} bits, groups of {self.times.facts['group']}"
-        if choice.kernel.layout is not None and isinstance(self.held, Planes):
-            self.held = resolve(choice.kernel.layout)(self.held)
-        return f"{self.format} ({held}): {choice.kernel.name} ({choice.reason})"
+        self.dequantize_op.select(target)
+        choice = self.matmul_op.select(target)
+        facts = self.matmul_op.facts
+        layout = f"{facts['bits']} bits, groups of {facts['group']}"
+        if choice.kernel.layout is not None and isinstance(self.weight, Planes):
+            self.weight = resolve(choice.kernel.layout)(self.weight)
+        return f"{self.format} ({layout}): {choice.kernel.name} ({choice.reason})"
 
 
 def join(storages: Sequence[Packed], *, stack: bool) -> Packed | None:
-    """One storage of several, where all are of one kind."""
+    """Join storages into one, or return None if their layouts, dtypes or orders differ."""
     first, *rest = storages
     for other in rest:
-        same = type(other) is type(first) and other.planes.kind == first.planes.kind
+        same = type(other) is type(first) and other.planes.join_key == first.planes.join_key
         if not same or (other.format, other.dtype) != (first.format, first.dtype):
             return None
-        if not alike(other.order, first.order):
+        if not equal_orders(other.order, first.order):
             return None
     return first.of(Planes.join([storage.planes for storage in storages], stack=stack))
 
 
-def alike(a: Tensor | None, b: Tensor | None) -> bool:
+def equal_orders(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return torch.equal(a, b)

@@ -69,8 +69,8 @@ static inline float weigh(float* s, int64_t n, float& most, float& total,
                           const float* units = nullptr) {
     for (int64_t i = n; i % 16; i++) s[i] = -INFINITY;
     v16 high = splat(-INFINITY);
-    for (int64_t i = 0; i < n; i += 16) high = larger(high, load(s + i));
-    float now = std::max(most, largest(high));
+    for (int64_t i = 0; i < n; i += 16) high = max(high, load(s + i));
+    float now = std::max(most, reduce_max(high));
     if (now == -INFINITY) {
         for (int64_t i = 0; i < n; i += 16) store(s + i, v16{});
         return 1.0f;
@@ -272,8 +272,8 @@ static inline void multiply(const bf16* a, int64_t a_row, const uint32_t* b, int
             uint32_t pair;
             memcpy(&pair, a + r * a_row + 2 * p, sizeof pair);
             v16u both = v16u{} + pair;
-            low[r] = add_pairs(low[r], both, x);
-            high[r] = add_pairs(high[r], both, y);
+            low[r] = dot2_add(low[r], both, x);
+            high[r] = dot2_add(high[r], both, y);
         }
     }
 }

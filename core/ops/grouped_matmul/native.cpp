@@ -24,7 +24,7 @@ static inline v16u take(const bf16* p, int64_t left) {
 
 static inline v16 add_products(v16 acc, v16 a, v16 b) { return acc + a * b; }
 
-static inline v16 add_products(v16 acc, v16u a, v16u b) { return add_pairs(acc, a, b); }
+static inline v16 add_products(v16 acc, v16u a, v16u b) { return dot2_add(acc, a, b); }
 
 // y [M, N] (n apart) = x [M, k] times w [N, k]. Sums take the same order whatever M and N are.
 template <class T, int M, int N>

@@ -21,10 +21,10 @@ static float reach(const T* x, int64_t d) {
     v16 most = {}, broken = {};
     for (int64_t i = 0; i < d; i += 16) {
         v16 some = load(x + i, d - i);
-        most = larger(most, larger(some, -some));
+        most = max(most, max(some, -some));
         broken += some * 0.0f;
     }
-    return largest(most) + sum(broken);
+    return reduce_max(most) + sum(broken);
 }
 
 // The nearest integers, in the low bytes: they are what is added to 1.5 * 2^23.
@@ -32,7 +32,7 @@ static inline v16u to_int8(v16 x) { return as_bits(x + 12582912.0f); }
 
 // The nearest float8_e4m3fn, |x| <= 448. Its exponent counts from 2^-6, below which 2^-9 is a step.
 static inline v16u to_float8(v16 x) {
-    v16 size = larger(x, -x);
+    v16 size = max(x, -x);
     v16u bits = as_bits(size);
     v16u normal = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - 960u;
     v16u small = as_bits(size + 16384.0f) - 0x46800000u;

@@ -33,7 +33,7 @@ static inline v16 add_products(v16 acc, const bf16* a, const bf16* x) {
     v16u ours, theirs;
     memcpy(&ours, a, sizeof ours);
     memcpy(&theirs, x, sizeof theirs);
-    return add_pairs(acc, ours, theirs);
+    return dot2_add(acc, ours, theirs);
 }
 #endif
 

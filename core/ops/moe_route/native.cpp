@@ -8,8 +8,8 @@
 // p = e^(p - max p) / their sum, for n numbers in whole vectors, -inf where none are left.
 static void softmax(float* p, int64_t n) {
     v16 most = splat(-INFINITY), total = {};
-    for (int64_t i = 0; i < n; i += 16) most = larger(most, load(p + i));
-    float top = largest(most);
+    for (int64_t i = 0; i < n; i += 16) most = max(most, load(p + i));
+    float top = reduce_max(most);
     for (int64_t i = 0; i < n; i += 16) {
         v16 power = exp(load(p + i) - top);
         total += power;

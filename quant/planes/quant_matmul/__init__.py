@@ -1,16 +1,17 @@
-"""Products with weights in planes (`quant.planes.planes`), and the weights as floats again.
+"""Operations on quantized weights in `Planes`: matrix products and dequantization.
 
-    product(x, planes) -> [t, n]
-    grouped(x, planes, expert_of_row) -> [t, n]
+    matmul(x, planes) -> [t, n]
+    grouped_matmul(x, planes, expert_of_row) -> [t, n]
     dequantize(planes, dtype) -> [..., k]
 
-x [t, k] of the model's dtype, last dimension contiguous. Planes of [n, k], for `grouped` of
-[experts, n, k] with expert_of_row [t] int64, ascending. Sums are float32, rounded once to x's
-dtype; a row's bits depend on no other row where a kernel is deterministic. `dequantize` computes in
-float32, rounded once to `dtype`.
+x [t, k] of the model's dtype, last dimension contiguous. The planes have shape [n, k], for
+`grouped_matmul` [experts, n, k] with expert_of_row [t] int64, ascending. Sums are float32, rounded
+once to x's dtype. A deterministic kernel is batch-invariant: a row's bits depend on no other row.
+`dequantize` computes in float32 and rounds once to `dtype`.
 
-Kernels marked `quantizes_activations` do as llama.cpp's: every 32 neighbours of a row of x become
-8-bit integers and a scale first (`naive.rounded`), whatever the number of rows.
+Kernels marked `quantizes_activations` first quantize every 32 neighbours of a row of x to int8 with
+one scale, as llama.cpp does (`naive.quantize_activations`), whatever the number of rows. Kernels
+named "exact" keep x in its dtype.
 """
 
 from __future__ import annotations
@@ -25,33 +26,33 @@ from ostro import Kernel
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def even(facts: Mapping[str, Any]) -> bool:
-    """Groups that kernels know: of 16, or of whole cells."""
+def supports_group(facts: Mapping[str, Any]) -> bool:
+    """Whether the compiled kernels support the group size: 16, or whole cells of 32."""
     group = facts["group"]
     return bool(group == 16 or group % 32 == 0)
 
 
-def on_cuda(verb: str) -> tuple[Kernel, ...]:
-    """Those in Triton; `quant.planes.quant_matmul.triton` says what each does."""
-    kinds = [("triton", verb, True), ("triton exact", f"{verb}_exact", False)]
+def cuda_kernels(function: str) -> tuple[Kernel, ...]:
+    """The Triton kernels of an operation (`quant.planes.quant_matmul.triton`)."""
+    kinds = [("triton", function, True), ("triton exact", f"{function}_exact", False)]
     return tuple(
         Kernel(
-            name=name + ", row by row" * fixed,
-            call=f"{__name__}.triton:{call}" + "_fixed" * fixed,
+            name=name + ", row by row" * deterministic,
+            call=f"{__name__}.triton:{call}" + "_deterministic" * deterministic,
             devices=("cuda",),
             dtypes=FLOATS,
-            deterministic=fixed,
-            quantizes_activations=rounds,
-            fits=even,
+            deterministic=deterministic,
+            quantizes_activations=quantizes,
+            fits=supports_group,
         )
-        for fixed in (False, True)
-        for name, call, rounds in kinds
+        for deterministic in (False, True)
+        for name, call, quantizes in kinds
     )
 
 
-def on_cpu(verb: str) -> tuple[Kernel, ...]:
-    """Those in C++, the same for any number of rows."""
-    kinds = [("native", verb, True), ("native exact", f"{verb}_exact", False)]
+def cpu_kernels(function: str) -> tuple[Kernel, ...]:
+    """The C++ kernels of an operation, which are deterministic for any number of rows."""
+    kinds = [("native", function, True), ("native exact", f"{function}_exact", False)]
     return tuple(
         Kernel(
             name=name,
@@ -59,31 +60,34 @@ def on_cpu(verb: str) -> tuple[Kernel, ...]:
             devices=("cpu",),
             dtypes=FLOATS,
             deterministic=True,
-            quantizes_activations=rounds,
-            layout=f"{__name__}.native:Weight",
-            fits=even,
+            quantizes_activations=quantizes,
+            layout=f"{__name__}.native:NativeWeight",
+            fits=supports_group,
         )
-        for name, call, rounds in kinds
+        for name, call, quantizes in kinds
     )
 
 
-def kernels(verb: str) -> tuple[Kernel, ...]:
-    """The ways to run one of the verbs, in order of preference."""
-    here = __name__
+def kernels(function: str) -> tuple[Kernel, ...]:
+    """All kernels of an operation, in order of preference."""
     return (
-        *on_cuda(verb),
-        *on_cpu(verb),
+        *cuda_kernels(function),
+        *cpu_kernels(function),
         Kernel(
             name="naive, blocks of rows",
-            call=f"{here}.naive:{verb}",
+            call=f"{__name__}.naive:{function}",
             deterministic=False,
         ),
-        Kernel(name="naive, row by row", call=f"{here}.naive:{verb}_fixed", deterministic=True),
+        Kernel(
+            name="naive, row by row",
+            call=f"{__name__}.naive:{function}_deterministic",
+            deterministic=True,
+        ),
     )
 
 
-PRODUCT = kernels("product")
-GROUPED = kernels("grouped")
+MATMUL = kernels("matmul")
+GROUPED_MATMUL = kernels("grouped_matmul")
 DEQUANTIZE = (
     Kernel(
         name="triton",
@@ -91,7 +95,7 @@ DEQUANTIZE = (
         devices=("cuda",),
         dtypes=FLOATS,
         deterministic=True,
-        fits=even,
+        fits=supports_group,
     ),
     Kernel(
         name="native",
@@ -99,7 +103,7 @@ DEQUANTIZE = (
         devices=("cpu",),
         dtypes=FLOATS,
         deterministic=True,
-        fits=even,
+        fits=supports_group,
     ),
     Kernel(name="naive", call=f"{__name__}.naive:dequantize", deterministic=True),
 )

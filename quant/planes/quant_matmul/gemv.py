@@ -1,8 +1,8 @@
-"""Products of few rows with planes in Triton: a lane owns a cell until rows are summed.
+"""Triton matrix products of few rows (GEMV): one cell of a row of the weight per lane.
 
-`words` multiplies integers: rows of x are rounded to eight bits first, and the GPU multiplies four
-codes at a time. `floats` rounds nothing. Programs of one block of the weight lie side by side, so
-that it is read once.
+`integers` quantizes rows of x to int8 and multiplies four codes per instruction (dp4a). `floats`
+multiplies x in float32. Programs of one block of the weight have adjacent ids, so that they read it
+from the L2 cache.
 """
 
 # Triton's language only looks like Python: it has no types to check, and no (*a, b).
@@ -17,52 +17,58 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.quant.planes.quant_matmul.tiles import Lanes, assembler, lanes
+from ostro.quant.planes.quant_matmul.tiles import GemvBlock, assembler, gemv_block
 from ostro.quant.planes.quant_matmul.unpack import (
     cell_words,
     dot4,
-    group_number,
-    group_place,
+    group_index,
+    group_value,
     half_weights,
 )
-from ostro.quant.planes.quant_matmul.weight import Weight
+from ostro.quant.planes.quant_matmul.weight import TritonWeight
 
-Rounded = tuple[Tensor, Tensor, Tensor]
+Quantized = tuple[Tensor, Tensor, Tensor]
 
 
-def words(x: Tensor, weight: Weight, expert_of_row: Tensor | None = None, many: int = 1) -> Tensor:
-    """x [t, k] -> [t, n]; `many` rows of x to a program (one where rows have experts)."""
-    q, scales, sums = round_words(x, weight)
+def integers(
+    x: Tensor, weight: TritonWeight, expert_of_row: Tensor | None = None, rows: int = 1
+) -> Tensor:
+    """x [t, k] -> [t, n]; `rows` rows of x per program (one if rows have experts)."""
+    q, scales, sums = quantize_to_integers(x, weight)
     y = torch.empty(len(x), weight.n, dtype=x.dtype, device=x.device)
-    given = (weight.numbers, q.view(torch.int32), scales, sums, y, expert_of_row)
+    tensors = (weight.tensors, q.view(torch.int32), scales, sums, y, expert_of_row)
     sizes = (len(x), weight.n, weight.cells)
-    block = lanes(weight, many, floats=False)
+    block = gemv_block(weight, rows, floats=False)
     if len(x):
-        words_kernel[grid(y, many, block)](
-            *given, *sizes, KIND=weight.kind, ASM=assembler(), **launch(many, block)
+        integers_kernel[grid(y, rows, block)](
+            *tensors, *sizes, LAYOUT=weight.layout, ASM=assembler(), **launch(rows, block)
         )
     return y
 
 
-def floats(x: Tensor, weight: Weight, expert_of_row: Tensor | None = None, many: int = 1) -> Tensor:
-    """As `words`, with x as it is."""
+def floats(
+    x: Tensor, weight: TritonWeight, expert_of_row: Tensor | None = None, rows: int = 1
+) -> Tensor:
+    """As `integers`, without quantizing x."""
     y = torch.empty(len(x), weight.n, dtype=x.dtype, device=x.device)
-    given = (weight.numbers, x, y, expert_of_row)
+    tensors = (weight.tensors, x, y, expert_of_row)
     sizes = (len(x), weight.n, weight.cells, x.stride(0))
-    block = lanes(weight, many, floats=True)
+    block = gemv_block(weight, rows, floats=True)
     if len(x):
-        floats_kernel[grid(y, many, block)](*given, *sizes, KIND=weight.kind, **launch(many, block))
+        floats_kernel[grid(y, rows, block)](
+            *tensors, *sizes, LAYOUT=weight.layout, **launch(rows, block)
+        )
     return y
 
 
-def grid(y: Tensor, many: int, block: Lanes) -> tuple[int]:
-    return (triton.cdiv(y.shape[0], many) * triton.cdiv(y.shape[1], block.rows),)
+def grid(y: Tensor, rows: int, block: GemvBlock) -> tuple[int]:
+    return (triton.cdiv(y.shape[0], rows) * triton.cdiv(y.shape[1], block.rows),)
 
 
-def launch(many: int, block: Lanes) -> dict[str, int]:
-    # Products and sums are fused where the source says so: the same bits for any number of rows.
+def launch(rows: int, block: GemvBlock) -> dict[str, int]:
+    # Only the explicit tl.fma calls are fused, so that the bits do not depend on ROWS.
     return {
-        "ROWS": many,
+        "ROWS": rows,
         "BLOCK_N": block.rows,
         "CELLS": block.cells,
         "num_warps": block.warps,
@@ -70,50 +76,51 @@ def launch(many: int, block: Lanes) -> dict[str, int]:
     }
 
 
-def round_words(x: Tensor, weight: Weight) -> Rounded:
-    """q int8 [t, k], their scales [t, k / 32], and the sums of q where zeros or offsets want them,
-    float32 [t, k / 32], or of halves of cells, [t, k / 16].
+def quantize_to_integers(x: Tensor, weight: TritonWeight) -> Quantized:
+    """Quantize x [t, k]: q int8 [t, k], scales float32 [t, k / 32], and sums of q.
+
+    The sums, for zeros and offsets, are float32 [t, k / 32], or [t, k / 16] for groups of 16.
     """
-    rows, cells, halves = len(x), weight.cells, 32 // min(weight.kind.group, 32)
+    rows, cells, halves = len(x), weight.cells, 32 // min(weight.layout.group, 32)
     q = torch.empty(rows, cells * 32, dtype=torch.int8, device=x.device)
     scales = torch.empty(rows, cells, dtype=torch.float32, device=x.device)
     sums = torch.empty(rows, cells * halves, dtype=torch.float32, device=x.device)
     if rows:
-        round_kernel[(rows, triton.cdiv(cells, 32))](
+        quantize_kernel[(rows, triton.cdiv(cells, 32))](
             x, q, scales, sums, cells, x.stride(0), HALVES=halves, CELLS=32, num_warps=1
         )
     return q, scales, sums
 
 
-def round_floats(x: Tensor) -> Tensor:
-    """x with every 32 neighbours rounded to eight bits and a scale, in x's dtype again."""
+def quantize_to_floats(x: Tensor) -> Tensor:
+    """Quantize every 32 neighbours of x to int8 and a scale, and return them in x's dtype."""
     rows, cells = len(x), x.shape[1] // 32
     y = torch.empty(rows, cells * 32, dtype=x.dtype, device=x.device)
     if rows:
-        round_kernel[(rows, triton.cdiv(cells, 32))](
+        quantize_kernel[(rows, triton.cdiv(cells, 32))](
             x, y, None, None, cells, x.stride(0), HALVES=1, CELLS=32, num_warps=1
         )
     return y
 
 
 @triton.jit
-def round_kernel(x, q, scales, sums, cells, x_row, HALVES: tl.constexpr, CELLS: tl.constexpr):
-    """CELLS cells of one row, as `naive.rounded` has them: divided, ties to even."""
+def quantize_kernel(x, q, scales, sums, cells, x_row, HALVES: tl.constexpr, CELLS: tl.constexpr):
+    """Quantize CELLS cells of one row as `naive.quantize_activations` does: ties to even."""
     row = tl.program_id(0).to(tl.int64)
     cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
-    place = cell[:, None] * 32 + tl.arange(0, 32)[None, :]
+    position = cell[:, None] * 32 + tl.arange(0, 32)[None, :]
     mask = (cell < cells)[:, None]
-    value = tl.load(x + row * x_row + place, mask, 0.0).to(tl.float32)
-    # what is not finite makes its cell NaN
+    value = tl.load(x + row * x_row + position, mask, 0.0).to(tl.float32)
+    # NaN or Inf makes the whole cell NaN, so that the fault shows in the result.
     scale = tl.div_rn(tl.max(tl.abs(value), 1) + tl.sum(value * 0, 1), 127.0)
     ratio = tl.div_rn(value, tl.where(scale > 0, scale, 1.0)[:, None])
-    # adding a number whose unit is 1 rounds to whole ones
+    # Adding 1.5 * 2 ** 23 rounds to an integer, ties to even.
     whole = (ratio + 12582912.0) - 12582912.0
     if scales is None:
         back = (whole * scale[:, None]).to(q.dtype.element_ty)
-        tl.store(q + row * cells * 32 + place, back, mask)
+        tl.store(q + row * cells * 32 + position, back, mask)
     else:
-        tl.store(q + row * cells * 32 + place, whole.to(tl.int8), mask)
+        tl.store(q + row * cells * 32 + position, whole.to(tl.int8), mask)
         tl.store(scales + row * cells + cell, scale, cell < cells)
         half = cell[:, None] * HALVES + tl.arange(0, HALVES)[None, :]
         total = tl.sum(whole.reshape(CELLS, HALVES, 32 // HALVES), 2)
@@ -121,7 +128,7 @@ def round_kernel(x, q, scales, sums, cells, x_row, HALVES: tl.constexpr, CELLS: 
 
 
 @triton.jit
-def words_kernel(
+def integers_kernel(
     w,
     q,
     scales,
@@ -131,13 +138,13 @@ def words_kernel(
     rows,
     n,
     cells,
-    KIND: tl.constexpr,
+    LAYOUT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CELLS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """ROWS rows of x, rounded, times BLOCK_N of the weight."""
+    """Multiply ROWS quantized rows of x by BLOCK_N rows of the weight."""
     blocks = tl.cdiv(rows, ROWS)
     first = (tl.program_id(0) % blocks * ROWS).to(tl.int64)
     column = tl.program_id(0) // blocks * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -150,31 +157,31 @@ def words_kernel(
     for at in range(0, cells, CELLS):
         here = at + tl.arange(0, CELLS)
         cell = tl.minimum(here, cells - 1)[None, :]
-        planes = cell_words(w, row, cell, cells, KIND, ASM)
-        some = ()
+        planes = cell_words(w, row, cell, cells, LAYOUT, ASM)
+        updated = ()
         for r in tl.static_range(ROWS):
-            mine = tl.minimum(first + r, rows - 1) * cells + cell
-            scale = tl.load(scales + mine, (here < cells)[None, :], 0.0)
+            index = tl.minimum(first + r, rows - 1) * cells + cell
+            scale = tl.load(scales + index, (here < cells)[None, :], 0.0)
             total = acc[r]
-            for half in tl.static_range(32 // min(KIND.group, 32)):
-                dot = cell_dot(planes, q, mine, half, KIND, ASM)
-                part = weigh(w, dot, sums, mine, row, cell, cells, half, KIND)
+            for half in tl.static_range(32 // min(LAYOUT.group, 32)):
+                dot = cell_dot(planes, q, index, half, LAYOUT, ASM)
+                part = apply_scales(w, dot, sums, index, row, cell, cells, half, LAYOUT)
                 total = tl.fma(part, scale, total)
-            some = some + (total,)
-        acc = some
+            updated = updated + (total,)
+        acc = updated
     for r in tl.static_range(ROWS):
-        total = tl.sum(acc[r], 1) * KIND.unit
+        total = tl.sum(acc[r], 1) * LAYOUT.unit
         inside = column < tl.where(first + r < rows, n, 0)
         tl.store(y + (first + r) * n + column, total.to(y.dtype.element_ty), inside)
 
 
 @triton.jit
-def cell_dot(planes, q, mine, HALF: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr):
-    """Sums of code by q in cells, or in half of each, float32 [rows, cells]."""
-    total, place = None, mine[:, :, None] * 8
-    for p in tl.static_range(len(KIND.widths)):
-        part = plane_dot(planes[p], q + place, HALF, KIND.widths[p], KIND.group, ASM)
-        part = part << KIND.lows[p]
+def cell_dot(planes, q, index, HALF: tl.constexpr, LAYOUT: tl.constexpr, ASM: tl.constexpr):
+    """Sums of code * q over cells, or over half of each, float32 [rows, cells]."""
+    total, position = None, index[:, :, None] * 8
+    for p in tl.static_range(len(LAYOUT.widths)):
+        part = plane_dot(planes[p], q + position, HALF, LAYOUT.widths[p], LAYOUT.group, ASM)
+        part = part << LAYOUT.lows[p]
         total = part if total is None else total + part
     return total.to(tl.float32)
 
@@ -193,19 +200,19 @@ def plane_dot(
 
 
 @triton.jit
-def weigh(w, dot, sums, mine, row, cell, cells, HALF: tl.constexpr, KIND: tl.constexpr):
+def apply_scales(w, dot, sums, index, row, cell, cells, HALF: tl.constexpr, LAYOUT: tl.constexpr):
     """scale * (dot - zero * sum) + offset * sum."""
-    group, groups = group_place(cell, cells, HALF, KIND)
-    lowered: tl.constexpr = 128 if KIND.widths[0] == 8 else 0
-    total = tl.load(sums + mine * (32 // min(KIND.group, 32)) + HALF)
+    group, groups = group_index(cell, cells, HALF, LAYOUT)
+    lowered: tl.constexpr = 128 if LAYOUT.widths[0] == 8 else 0
+    total = tl.load(sums + index * (32 // min(LAYOUT.group, 32)) + HALF)
     if w.zero is not None:
         zero = tl.load(w.zero + row * groups + group).to(tl.float32)
         dot = tl.fma(lowered - zero, total, dot)
-    elif KIND.zero != lowered:
-        dot = tl.fma(total, lowered - KIND.zero, dot)
-    dot *= group_number(w.scale, w.d, KIND.d, row, group, groups)
+    elif LAYOUT.zero != lowered:
+        dot = tl.fma(total, lowered - LAYOUT.zero, dot)
+    dot *= group_value(w.scale, w.d, LAYOUT.d, row, group, groups)
     if w.offset is not None:
-        dot = tl.fma(group_number(w.offset, w.m, KIND.m, row, group, groups), total, dot)
+        dot = tl.fma(group_value(w.offset, w.m, LAYOUT.m, row, group, groups), total, dot)
     return dot
 
 
@@ -219,12 +226,12 @@ def floats_kernel(
     n,
     cells,
     x_row,
-    KIND: tl.constexpr,
+    LAYOUT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CELLS: tl.constexpr,
 ):
-    """ROWS rows of x times BLOCK_N of the weight."""
+    """Multiply ROWS rows of x by BLOCK_N rows of the weight."""
     blocks = tl.cdiv(rows, ROWS)
     first = (tl.program_id(0) % blocks * ROWS).to(tl.int64)
     column = tl.program_id(0) // blocks * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -238,14 +245,14 @@ def floats_kernel(
         here = (at + tl.arange(0, CELLS))[None, :]
         cell = tl.minimum(here, cells - 1)
         for half in tl.static_range(2):
-            weight = half_weights(w, row, cell, cells, half, KIND)
-            place = here[:, :, None] * 32 + half * 16 + tl.arange(0, 16)[None, None, :]
-            some = ()
+            weight = half_weights(w, row, cell, cells, half, LAYOUT)
+            position = here[:, :, None] * 32 + half * 16 + tl.arange(0, 16)[None, None, :]
+            updated = ()
             for r in tl.static_range(ROWS):
-                mine = x + tl.minimum(first + r, rows - 1) * x_row + place
-                value = tl.load(mine, (here < cells)[:, :, None], 0.0).to(tl.float32)
-                some = some + (acc[r] + tl.sum(weight * value, 2),)
-            acc = some
+                index = x + tl.minimum(first + r, rows - 1) * x_row + position
+                value = tl.load(index, (here < cells)[:, :, None], 0.0).to(tl.float32)
+                updated = updated + (acc[r] + tl.sum(weight * value, 2),)
+            acc = updated
     for r in tl.static_range(ROWS):
         inside = column < tl.where(first + r < rows, n, 0)
         tl.store(y + (first + r) * n + column, tl.sum(acc[r], 1).to(y.dtype.element_ty), inside)

@@ -1,9 +1,8 @@
-"""Strips: planes as vectors of a CPU read them.
+"""The row-interleaved x16 memory layout of quantized weights for CPU kernels.
 
-Sixteen rows are the lanes of a vector. What a row has one after the other, the words of four bytes
-of its planes and the numbers of its groups, stands in a strip beside what fifteen others have: a
-tensor [..., n, many] becomes [..., n / 16, many, 16], and a product reads memory from one end to
-the other. Rows that are missing in the last strip are zeros.
+Sixteen rows form a panel, one row per vector lane. A tensor [..., n, c] of c words of codes, or c
+values of groups, becomes [..., n / 16, c, 16]: a matrix product reads memory front to back, one
+vector at a time. Rows missing in the last panel are zeros.
 """
 
 from __future__ import annotations
@@ -16,52 +15,54 @@ from ostro.quant.planes.planes import Planes
 LANES = 16
 
 
-class Strips:
-    """Planes [n, k], or [experts, n, k], laid out in strips; `planes()` gives them back."""
+class InterleavedPlanes:
+    """Planes [n, k], or [experts, n, k], in the interleaved layout; `planes()` converts back."""
 
     def __init__(self, planes: Planes) -> None:
         self.shape = planes.shape
-        self.empty = planes.map(lambda tensor: tensor[..., :0, :].clone())
-        self.parts = {
-            name: lay(words(tensor) if name.startswith("codes") else tensor)
+        # Holds what the interleaved tensors do not: the bits, the table, a constant zero.
+        self.template = planes.map(lambda tensor: tensor[..., :0, :].clone())
+        self.tensors = {
+            name: interleave(as_words(tensor) if name.startswith("codes") else tensor)
             for name, tensor in planes.flat().items()
         }
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def planes(self) -> Planes:
-        """The planes that these strips were made of."""
+        """Convert back to the original planes, bit for bit."""
         n = self.shape[-2]
-        rows = {name: part.mT.flatten(-3, -2)[..., :n, :] for name, part in self.parts.items()}
-        return self.like(rows)
-
-    def take(self, ids: Tensor) -> Planes:
-        """The rows `ids` int64 [t], of all experts end to end."""
-        n = self.shape[-2]
-        strip = ids // n * -(-n // LANES) + ids % n // LANES
-        lane = ids % n % LANES
-        return self.like(
-            {name: part.flatten(0, -3)[strip, :, lane] for name, part in self.parts.items()}
+        return self.from_rows(
+            {name: t.mT.flatten(-3, -2)[..., :n, :] for name, t in self.tensors.items()}
         )
 
-    def like(self, rows: dict[str, Tensor]) -> Planes:
-        """Planes of rows that stand alone again."""
-        found = {name: tensor.contiguous() for name, tensor in rows.items()}
-        for name, tensor in found.items():
+    def select(self, ids: Tensor) -> Planes:
+        """The rows `ids` int64 [t], counted over all experts, as planes [t, k]."""
+        n = self.shape[-2]
+        panel = ids // n * -(-n // LANES) + ids % n // LANES
+        lane = ids % n % LANES
+        return self.from_rows(
+            {name: tensor.flatten(0, -3)[panel, :, lane] for name, tensor in self.tensors.items()}
+        )
+
+    def from_rows(self, rows: dict[str, Tensor]) -> Planes:
+        """Planes of de-interleaved tensors, with words of codes as bytes again."""
+        tensors = {name: tensor.contiguous() for name, tensor in rows.items()}
+        for name, tensor in tensors.items():
             if name.startswith("codes"):
-                found[name] = tensor.view(torch.uint8)
-        return self.empty.like(found)
+                tensors[name] = tensor.view(torch.uint8)
+        return self.template.from_flat(tensors)
 
 
-def words(plane: Tensor) -> Tensor:
+def as_words(plane: Tensor) -> Tensor:
     """Bytes [..., 4 w] as int32 [..., w]."""
     return plane.contiguous().view(torch.int32)
 
 
-def lay(rows: Tensor) -> Tensor:
-    """[..., n, many] -> [..., n / 16, many, 16], contiguous."""
+def interleave(rows: Tensor) -> Tensor:
+    """[..., n, c] -> [..., ceil(n / 16), c, 16], contiguous."""
     missing = -rows.shape[-2] % LANES
     if missing:
         zeros = rows.new_zeros(*rows.shape[:-2], missing, rows.shape[-1])

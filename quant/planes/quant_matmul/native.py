@@ -1,8 +1,8 @@
-"""Products with planes on CPU: they lie in strips, and codes are unpacked in the cache.
+"""CPU matrix products with quantized weights in the interleaved layout (native.cpp).
 
-`product` and `grouped` round x to bytes (`naive.rounded`) and multiply integers; the values of a
-table that are no integers, and all in `product_exact` and `grouped_exact`, are multiplied in
-float32. Sums of a row have one order, whatever other rows there are.
+`matmul` and `grouped_matmul` quantize x to int8 (`naive.quantize_activations`) and multiply
+integers. `matmul_exact` and `grouped_matmul_exact`, and weights whose code table does not hold
+integers, multiply float32. The order of each sum is fixed, so a row's bits depend on no other row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from ostro.errors import InvalidTensor
 from ostro.ops import native
 from ostro.quant.planes.planes import CELL, WIDTHS, Planes
-from ostro.quant.planes.quant_matmul.interleaved import Strips
+from ostro.quant.planes.quant_matmul.interleaved import InterleavedPlanes
 
 TYPES = {
     torch.float32: 0,
@@ -27,46 +27,52 @@ TYPES = {
     torch.float8_e8m0fnu: 5,
     torch.float8_e4m3fn: 6,
 }
-"""Types of scales that are read as they lie; others are kept as float32 besides."""
+"""Dtypes of group values that native.cpp reads; others are converted to float32."""
 
 
-class Numbers(Structure):
-    """What groups share: `many` numbers of each row, or no data."""
+class GroupValues(Structure):
+    """Values shared by groups, `per_row` for each row; null data means absent."""
 
-    _fields_ = (("data", c_void_p), ("many", c_int64), ("type", c_int64))
+    _fields_ = (("data", c_void_p), ("per_row", c_int64), ("type", c_int64))
 
 
-class Told(Structure):
-    """Strips as native.cpp is told of them.
+class WeightStruct(Structure):
+    """The struct `Weights` of weights.h; the fields must match.
 
-    codes     the planes, `widths` bits each; none is 0
-    table     float32 [2 ** bits], as in `Planes`
-    values    float32 [2 ** bits], at least 16: what codes stand for, less a zero of all; or none
-    bytes     uint8 [16]: code c stands for unit (bytes[c] - 128); or none
-    experts   1 where there are none
-    together  groups that share d and m
-    constant  a zero of all groups
-    rest      what of it is neither in `values` nor in `start`, which is what integers have too much
-    e4m3      whether values are all numbers of torch.float8_e4m3fn, in order
+    codes                 the planes, `widths` bits each; width 0 means absent
+    table                 float32 [2 ** bits], as in `Planes`, or null
+    code_values           float32 [2 ** bits], at least 16: values of codes minus the constant zero,
+                          or null
+    code_bytes            uint8 [16]: code c has value table_unit * (code_bytes[c] - 128), or null
+    experts               1 for a plain matrix
+    groups_per_superblock groups that share d and m
+    shared_zero           the constant zero of all groups
+    zero_residual         the zero that neither `code_values` nor `zero_point` contains
+    zero_point            the integer that is subtracted from each code
+    is_e4m3               1 if code_values are all values of torch.float8_e4m3fn, in order
     """
 
     _fields_ = (
         ("codes", c_void_p * 3),
         ("widths", c_int64 * 3),
-        *((name, Numbers) for name in ("scale", "zero", "offset", "d", "m")),
-        *((name, c_void_p) for name in ("table", "values", "bytes")),
-        *((name, c_int64) for name in ("bits", "n", "k", "group", "experts", "together")),
-        *((name, c_float) for name in ("constant", "unit", "rest")),
-        ("start", c_int32),
-        ("e4m3", c_int32),
+        *((name, GroupValues) for name in ("scale", "zero", "offset", "d", "m")),
+        *((name, c_void_p) for name in ("table", "code_values", "code_bytes")),
+        *((name, c_int64) for name in ("bits", "n", "k", "group", "experts")),
+        ("groups_per_superblock", c_int64),
+        *((name, c_float) for name in ("shared_zero", "table_unit", "zero_residual")),
+        ("zero_point", c_int32),
+        ("is_e4m3", c_int32),
     )
 
 
 LIBRARY = native.load(Path(__file__).with_suffix(".cpp"))
-CALL = (POINTER(Told), native.ADDRESS, native.INT, native.ADDRESS, native.INT, native.ADDRESS)
-ROUNDED = native.functions(LIBRARY, "product", *CALL)
-EXACT = native.functions(LIBRARY, "product_exact", *CALL)
-DEQUANTIZE = native.functions(LIBRARY, "dequantize", POINTER(Told), native.ADDRESS)
+ARGUMENTS = (
+    *(POINTER(WeightStruct), native.ADDRESS, native.INT),
+    *(native.ADDRESS, native.INT, native.ADDRESS),
+)
+MATMUL = native.functions(LIBRARY, "matmul", *ARGUMENTS)
+MATMUL_EXACT = native.functions(LIBRARY, "matmul_exact", *ARGUMENTS)
+DEQUANTIZE = native.functions(LIBRARY, "dequantize", POINTER(WeightStruct), native.ADDRESS)
 SIGNATURE = native.Signature(
     "quant_matmul",
     x=native.Arg("rows k", strided="rows"),
@@ -74,93 +80,105 @@ SIGNATURE = native.Signature(
 )
 
 
-class Weight(Strips):
-    """Strips, and what native.cpp is told of them."""
+class NativeWeight(InterleavedPlanes):
+    """Interleaved planes with the structs that native.cpp takes. Raises InvalidTensor."""
 
     def __init__(self, planes: Planes) -> None:
         check(planes)
         super().__init__(planes)
-        self.views: dict[type[View], View] = {}
+        self.arguments: dict[type[KernelArgs], KernelArgs] = {}
 
     @property
-    def rounded(self) -> View:
-        """For products of integers, or of floats where codes stand for other numbers."""
-        return self.view(Rounded)
+    def integers(self) -> KernelArgs:
+        """For products of integers; of floats if the table does not hold integers."""
+        return self.args(IntegerArgs)
 
     @property
-    def exact(self) -> View:
+    def floats(self) -> KernelArgs:
         """For products of floats."""
-        return self.view(Exact)
+        return self.args(FloatArgs)
 
-    def view(self, kind: type[View]) -> View:
-        """Made once; and again where tensors have other memory, as those that visit a device."""
-        view = self.views.get(kind)
-        if view is None or view.moved:
+    def args(self, kind: type[KernelArgs]) -> KernelArgs:
+        """The arguments of this kind, cached until a tensor moves.
+
+        Offloading replaces the memory of the tensors, and the struct holds their addresses.
+        """
+        args = self.arguments.get(kind)
+        if args is None or args.is_stale:
             try:
-                view = kind(self)
-            except ValueError:
-                view = Exact(self)
-            self.views[kind] = view
-        return view
+                args = kind(self)
+            except NotIntegers:
+                args = FloatArgs(self)
+            self.arguments[kind] = args
+        return args
 
 
-class View:
-    """What native.cpp is `told` of strips, and the function that multiplies by them."""
+class KernelArgs:
+    """The struct of a weight, and the C++ function that multiplies by it.
 
-    product = ROUNDED
+    Raises InvalidTensor if a tensor is not contiguous CPU memory.
+    """
 
-    def __init__(self, strips: Strips) -> None:
-        planes, parts = strips.empty, strips.parts
-        for name, part in parts.items():
-            if not part.is_cpu or not part.is_contiguous():
-                raise InvalidTensor(f"has {name} of planes on {part.device}, expected cpu")
-        self.kept: list[Tensor] = []
-        self.places = [(part, part.data_ptr()) for part in parts.values()]
-        self.told = told = Told(bits=planes.bits, group=planes.group, experts=1, unit=1.0)
-        *experts, told.n, told.k = strips.shape
+    functions = MATMUL
+
+    def __init__(self, weight: InterleavedPlanes) -> None:
+        planes, tensors = weight.template, weight.tensors
+        for name, tensor in tensors.items():
+            if not tensor.is_cpu or not tensor.is_contiguous():
+                raise InvalidTensor(f"has {name} of planes on {tensor.device}, expected cpu")
+        # The struct holds bare addresses: keep every tensor alive as long as it.
+        self.references: list[Tensor] = []
+        self.addresses = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
+        self.struct = WeightStruct(bits=planes.bits, group=planes.group, experts=1, table_unit=1.0)
+        struct = self.struct
+        *experts, struct.n, struct.k = weight.shape
         if experts:
-            told.experts = experts[0]
+            struct.experts = experts[0]
         for i, plane in enumerate(planes.codes):
-            told.codes[i], told.widths[i] = self.address(parts[f"codes{i}"]), plane.shape[-1] // 4
+            struct.codes[i] = self.address(tensors[f"codes{i}"])
+            struct.widths[i] = plane.shape[-1] // 4
         for name in ("scale", "zero", "offset", "d", "m"):
-            if name in parts:
-                known = parts[name] if parts[name].dtype in TYPES else parts[name].float()
-                numbers = Numbers(self.address(known), known.shape[-2], TYPES[known.dtype])
-                setattr(told, name, numbers)
-        told.together = told.scale.many // (told.d.many or told.m.many or told.scale.many)
+            if name in tensors:
+                setattr(struct, name, self.group_values(tensors[name]))
+        groups = struct.scale.per_row
+        struct.groups_per_superblock = groups // (struct.d.per_row or struct.m.per_row or groups)
         if not isinstance(planes.zero, Tensor):
-            told.constant = planes.zero
+            struct.shared_zero = planes.zero
         if planes.table is not None:
-            told.table = self.address(planes.table.float())
-        self.n, self.k, self.pointer = told.n, told.k, pointer(told)
+            struct.table = self.address(planes.table.float())
+        self.n, self.k, self.pointer = struct.n, struct.k, pointer(struct)
 
     @property
-    def moved(self) -> bool:
-        """Whether strips have other memory than when this was made."""
-        return any(part.data_ptr() != place for part, place in self.places)
+    def is_stale(self) -> bool:
+        """Whether a tensor of the weight has other memory than when this was made."""
+        return any(tensor.data_ptr() != address for tensor, address in self.addresses)
 
     def address(self, tensor: Tensor) -> int:
-        """Where a tensor lies, which is kept."""
-        self.kept.append(tensor)
+        """The address of a tensor, which is kept alive."""
+        self.references.append(tensor)
         return tensor.data_ptr()
+
+    def group_values(self, tensor: Tensor) -> GroupValues:
+        values = tensor if tensor.dtype in TYPES else tensor.float()
+        return GroupValues(self.address(values), values.shape[-2], TYPES[values.dtype])
 
 
 def check(planes: Planes) -> None:
-    """Raise InvalidTensor where the tensors of planes disagree in their sizes.
+    """Raise InvalidTensor if the tensors of planes have inconsistent shapes.
 
-    native.cpp gets the number of rows and columns once, and finds all tensors by it.
+    native.cpp gets the number of rows and columns once, and computes all addresses from them.
     """
     rows, k = planes.codes[0].shape[:-2], planes.shape[-1]
     layout = [(codes.dtype, codes.shape[-1]) for codes in planes.codes]
     if layout != [(torch.uint8, 4 * bits) for bits in WIDTHS.get(planes.bits, ())]:
-        raise InvalidTensor(f"has planes of codes {layout}, which are not those of 1 to 8 bits")
+        raise InvalidTensor(f"has planes of codes {layout}, expected those of 1 to 8 bits")
     groups = planes.scale.shape[-1] if planes.scale.ndim else 0
     shared = next((t.shape[-1] for t in (planes.d, planes.m) if t is not None), groups)
     if not groups or not shared or k % groups or groups % shared:
-        raise InvalidTensor(f"has planes of {k} columns in {groups} groups in runs of {shared}")
+        raise InvalidTensor(f"has planes of {k} columns, {groups} groups and {shared} superblocks")
     if planes.group != 16 and planes.group % CELL:
         raise InvalidTensor(
-            f"has planes in groups of {planes.group}, expected 16 or {CELL} times n"
+            f"has planes in groups of {planes.group}, expected 16 or a multiple of {CELL}"
         )
     sizes = {"scale": groups, "zero": groups, "offset": groups, "d": shared, "m": shared}
     for name, tensor in planes.tensors().items():
@@ -174,94 +192,106 @@ def check(planes: Planes) -> None:
         raise InvalidTensor(f"has planes whose table has shape {shape}, expected {expected}")
 
 
-class Exact(View):
+class FloatArgs(KernelArgs):
     """For products in float32."""
 
-    product = EXACT
+    functions = MATMUL_EXACT
 
-    def __init__(self, strips: Strips) -> None:
-        super().__init__(strips)
-        told, table, bits = self.told, strips.empty.table, strips.empty.bits
+    def __init__(self, weight: InterleavedPlanes) -> None:
+        super().__init__(weight)
+        struct, table, bits = self.struct, weight.template.table, weight.template.bits
         if table is None and bits > 4:
-            told.rest = told.constant
+            struct.zero_residual = struct.shared_zero
             return
         values = torch.arange(2**bits) if table is None else table
-        values = values.float() - told.constant
-        told.e4m3 = len(values) == 256 and torch.allclose(values, bytes_as_floats(), 0, 0, True)
-        told.values = self.address(torch.nn.functional.pad(values, (0, max(0, 16 - len(values)))))
+        values = values.float() - struct.shared_zero
+        struct.is_e4m3 = len(values) == 256 and torch.allclose(values, e4m3_values(), 0, 0, True)
+        # The kernel loads 16 values at once, whatever the number of bits.
+        padded = torch.nn.functional.pad(values, (0, max(0, 16 - len(values))))
+        struct.code_values = self.address(padded)
 
 
-def bytes_as_floats() -> Tensor:
+def e4m3_values() -> Tensor:
+    """The 256 values of torch.float8_e4m3fn, float32."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
-class Rounded(View):
-    """For products of integers. Raises ValueError where codes stand for other numbers."""
+class IntegerArgs(KernelArgs):
+    """For products of integers. Raises NotIntegers if the table does not hold integers."""
 
-    def __init__(self, strips: Strips) -> None:
-        super().__init__(strips)
-        told, table = self.told, strips.empty.table
+    def __init__(self, weight: InterleavedPlanes) -> None:
+        super().__init__(weight)
+        struct, table = self.struct, weight.template.table
         if table is not None:
-            numbers, told.unit = integers(table)
-            told.bytes = self.address(torch.nn.functional.pad(numbers, (0, 16 - len(numbers))))
-            told.start = MIDDLE
-        zero = told.constant / told.unit
+            values, struct.table_unit = table_as_bytes(table)
+            padded = torch.nn.functional.pad(values, (0, 16 - len(values)))
+            struct.code_bytes = self.address(padded)
+            struct.zero_point = BYTE_ZERO
+        zero = struct.shared_zero / struct.table_unit
+        # The kernel sums zero_point * q in int32: a large or fractional zero is applied in float.
         if zero.is_integer() and abs(zero) < 2**15:
-            told.start += int(zero)
+            struct.zero_point += int(zero)
         else:
-            told.rest = told.constant
+            struct.zero_residual = struct.shared_zero
 
 
-MIDDLE = 128  # the byte that stands for 0
+BYTE_ZERO = 128  # the byte of code_bytes that represents 0
 
 
-def integers(table: Tensor) -> tuple[Tensor, float]:
-    """A table as bytes, uint8, and what their distance from `MIDDLE` is multiplied by."""
+class NotIntegers(Exception):
+    """A code table has no representation in bytes."""
+
+
+def table_as_bytes(table: Tensor) -> tuple[Tensor, float]:
+    """A table as uint8 bytes and a unit: value = unit * (byte - `BYTE_ZERO`).
+
+    Raises NotIntegers if it has more than 16 values or they are not such multiples.
+    """
     if len(table) > 16:
-        raise ValueError("more values than are looked up at once")
+        raise NotIntegers
     for unit in (1.0, 0.5, 0.25, 0.125):
-        numbers = table.float() / unit + MIDDLE
-        if bool(((numbers == numbers.round()) & (numbers >= 0) & (numbers <= 255)).all()):
-            return numbers.to(torch.uint8), unit
-    raise ValueError("values that are no integers")
+        values = table.float() / unit + BYTE_ZERO
+        if bool(((values == values.round()) & (values >= 0) & (values <= 255)).all()):
+            return values.to(torch.uint8), unit
+    raise NotIntegers
 
 
-def weight_of(planes: Planes | Weight) -> Weight:
-    """Planes as they are held, or laid out for this once."""
-    return planes if isinstance(planes, Weight) else Weight(planes)
+def weight_of(planes: Planes | NativeWeight) -> NativeWeight:
+    """The interleaved weight; converts planes for this one call."""
+    return planes if isinstance(planes, NativeWeight) else NativeWeight(planes)
 
 
-def run(x: Tensor, view: View, expert_of_row: Tensor | None = None) -> Tensor:
-    SIGNATURE(x, expert_of_row, k=view.k)
-    y = torch.empty(x.shape[0], view.n, dtype=x.dtype)
+def run(x: Tensor, args: KernelArgs, expert_of_row: Tensor | None = None) -> Tensor:
+    SIGNATURE(x, expert_of_row, k=args.k)
+    y = torch.empty(x.shape[0], args.n, dtype=x.dtype)
     experts = None if expert_of_row is None else expert_of_row.data_ptr()
-    call = view.product[x.dtype]
-    call(view.pointer, x.data_ptr(), x.stride(0), experts, x.shape[0], y.data_ptr())
+    call = args.functions[x.dtype]
+    call(args.pointer, x.data_ptr(), x.stride(0), experts, x.shape[0], y.data_ptr())
     return y
 
 
-def product(x: Tensor, planes: Planes | Weight) -> Tensor:
+def matmul(x: Tensor, planes: Planes | NativeWeight) -> Tensor:
+    """See the package; quantizes activations."""
+    return run(x, weight_of(planes).integers)
+
+
+def matmul_exact(x: Tensor, planes: Planes | NativeWeight) -> Tensor:
     """See the package."""
-    return run(x, weight_of(planes).rounded)
+    return run(x, weight_of(planes).floats)
 
 
-def product_exact(x: Tensor, planes: Planes | Weight) -> Tensor:
-    """See the package; x is not rounded."""
-    return run(x, weight_of(planes).exact)
+def grouped_matmul(x: Tensor, planes: Planes | NativeWeight, expert_of_row: Tensor) -> Tensor:
+    """See the package; quantizes activations."""
+    return run(x, weight_of(planes).integers, expert_of_row.contiguous())
 
 
-def grouped(x: Tensor, planes: Planes | Weight, expert_of_row: Tensor) -> Tensor:
+def grouped_matmul_exact(x: Tensor, planes: Planes | NativeWeight, expert_of_row: Tensor) -> Tensor:
     """See the package."""
-    return run(x, weight_of(planes).rounded, expert_of_row.contiguous())
+    return run(x, weight_of(planes).floats, expert_of_row.contiguous())
 
 
-def grouped_exact(x: Tensor, planes: Planes | Weight, expert_of_row: Tensor) -> Tensor:
-    """See the package; x is not rounded."""
-    return run(x, weight_of(planes).exact, expert_of_row.contiguous())
-
-
-def dequantize(planes: Planes | Weight, dtype: torch.dtype) -> Tensor:
-    """See the package: the same numbers as naive."""
-    view, weight = weight_of(planes).view(View), torch.empty(planes.shape, dtype=dtype)
-    DEQUANTIZE[dtype](view.pointer, weight.data_ptr())
+def dequantize(planes: Planes | NativeWeight, dtype: torch.dtype) -> Tensor:
+    """See the package: the same bits as the naive kernel."""
+    args, weight = weight_of(planes).args(KernelArgs), torch.empty(planes.shape, dtype=dtype)
+    DEQUANTIZE[dtype](args.pointer, weight.data_ptr())
     return weight

@@ -1,38 +1,37 @@
-// A block of rows of x, as integers or as floats, times the codes of one.
+// Rows of x, quantized to int8 or in float32, times a block of codes.
 #pragma once
 
 #include "weights.h"
 
 #include <type_traits>
 
-// Rows of x that share what is loaded of weights, and how many sixteens of these do: what registers
-// hold.
+// Register tile: ROW_TILE rows of x by PANELS panels of weights, as many as the registers hold.
 #ifdef __AVX512F__
-enum { TOGETHER = 6, SIXTEENS = 2 };
+enum { ROW_TILE = 6, PANELS = 2 };
 #else
-enum { TOGETHER = 3, SIXTEENS = 1 };
+enum { ROW_TILE = 3, PANELS = 1 };
 #endif
 
-// A block of a row of x as integers: x is about d q; of each unit the number that its sums of
-// products start from, and the sum of what it holds.
-struct alignas(64) Rounded {
+// A block of a row of x quantized to int8, x = d * q approximately. `bias` is the initial value of
+// each unit's integer sum (it removes the zero point), `sum` the sum of the unit's values.
+struct alignas(64) QuantizedRow {
     int8_t q[BLOCK];
     float d[CELLS];
-    int32_t start[UNITS];
+    int32_t bias[UNITS];
     float sum[UNITS];
     static constexpr bool BYTES = true;
-    static constexpr int MOST = TOGETHER;
+    static constexpr int MAX_ROWS = ROW_TILE;
 };
 
 template <class T>
-static void prepare(const T* x, int64_t k, const Weights& w, Rounded& to) {
+static void prepare(const T* x, int64_t k, const Weights& w, QuantizedRow& to) {
     int halves = w.group == 16 ? 2 : 1;
     for (int64_t i = 0; i < k; i += CELL) {
         v16 part[2] = {load(x + i), load(x + i + 16)}, size[2];
         for (int h = 0; h < 2; h++) size[h] = as_floats(as_bits(part[h]) & 0x7fffffffu);
-        // What is no finite number shows in all that it meets.
-        float fault = sum(part[0] - part[0] + (part[1] - part[1]));
-        float d = largest(larger(size[0], size[1])) / 127 + fault;
+        // NaN if any element is NaN or Inf, so that the result is NaN instead of a wrong number.
+        float nonfinite = sum(part[0] - part[0] + (part[1] - part[1]));
+        float d = reduce_max(max(size[0], size[1])) / 127 + nonfinite;
         float sums[2];
         for (int h = 0; h < 2; h++) {
             v16 q = d > 0 ? part[h] / d + 12582912.0f : splat(12582912.0f);
@@ -43,19 +42,22 @@ static void prepare(const T* x, int64_t k, const Weights& w, Rounded& to) {
         to.d[i / CELL] = d;
         for (int h = 0; h < halves; h++) {
             int64_t u = i / CELL * halves + h;
-            to.start[u] = d > 0 ? -w.start * (int32_t)sums[h] : 0;
+            to.bias[u] = d > 0 ? -w.zero_point * (int32_t)sums[h] : 0;
             to.sum[u] = sums[h] * d;
         }
     }
 }
 
-// What codes stand for in float32: themselves, few numbers, many, or floats of eight bits.
-struct Themselves {
-    static v16 of(v16u codes, const float*) { return as_floats(codes | 0x4b000000u) - 8388608.0f; }
+// Decoders of codes to float32: the code itself, a table of 16, a table of up to 256, or e4m3.
+struct Identity {
+    // OR-ed below the bits of 2^23, a code adds itself; cheaper than an integer conversion.
+    static v16 decode(v16u codes, const float*) {
+        return as_floats(codes | 0x4b000000u) - 8388608.0f;
+    }
 };
 
-struct Few {
-    static v16 of(v16u codes, const float* values) {
+struct SmallTable {
+    static v16 decode(v16u codes, const float* values) {
 #ifdef __AVX512F__
         return (v16)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(values));
 #else
@@ -66,32 +68,32 @@ struct Few {
     }
 };
 
-struct Many {
-    static v16 of(v16u codes, const float* values) {
+struct LargeTable {
+    static v16 decode(v16u codes, const float* values) {
 #ifdef __AVX512F__
         return (v16)_mm512_i32gather_ps((__m512i)codes, values, 4);
 #else
-        return Few::of(codes, values);
+        return SmallTable::decode(codes, values);
 #endif
     }
 };
 
-struct Bytes {
-    static v16 of(v16u codes, const float*) { return from_e4m3(codes); }
+struct E4m3 {
+    static v16 decode(v16u codes, const float*) { return from_e4m3(codes); }
 };
 
-// A block of a row of x as it is, and the sum of each unit.
+// A block of a row of x in float32, and the sum of each unit.
 template <class Values>
-struct alignas(64) Floats {
+struct alignas(64) FloatRow {
     float x[BLOCK], sum[UNITS];
     const float* values;
     static constexpr bool BYTES = false;
-    static constexpr int MOST = TOGETHER * 2 / 3;
+    static constexpr int MAX_ROWS = ROW_TILE * 2 / 3;
 };
 
 template <class T, class Values>
-static void prepare(const T* x, int64_t k, const Weights& w, Floats<Values>& to) {
-    to.values = w.values;
+static void prepare(const T* x, int64_t k, const Weights& w, FloatRow<Values>& to) {
+    to.values = w.code_values;
     for (int64_t i = 0; i < k; i += 16) store(to.x + i, load(x + i));
     for (int64_t i = 0; i < k; i += CELL) {
         v16 low = load(to.x + i), high = load(to.x + i + 16);
@@ -104,19 +106,19 @@ static void prepare(const T* x, int64_t k, const Weights& w, Floats<Values>& to)
     }
 }
 
-// acc [R, 16 C] += rows of x times C sixteens of a block; a unit is UNIT weights of a row.
+// acc [R, 16 C] += R quantized rows of x times C panels of a block; a unit is UNIT weights.
 template <int R, int C, int UNIT, class Codes>
-static void multiply(const Codes* codes, const Factors* factors, const Rounded* x, int64_t units,
-                     bool plus, float* acc) {
+static void multiply(const Codes* codes, const Factors* factors, const QuantizedRow* x,
+                     int64_t units, bool has_bias, float* acc) {
     v16 sums[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) sums[r][c] = load(acc + (r * C + c) * 16);
     for (int64_t u = 0; u < units; u++) {
         v16i dots[R][C];
         for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) dots[r][c] = v16i{} + x[r].start[u];
+            for (int c = 0; c < C; c++) dots[r][c] = v16i{} + x[r].bias[u];
         int64_t cell = u * UNIT / CELL;
-        if (C == 1) codes[0].expect(cell);
+        if (C == 1) codes[0].prefetch(cell);
         for (int i = 0; i < UNIT / 4; i++) {
             bool second = UNIT != CELL && u % 2;  // half of the cell
             v16u w[C];
@@ -125,24 +127,24 @@ static void multiply(const Codes* codes, const Factors* factors, const Rounded* 
             for (int r = 0; r < R; r++) {
                 uint32_t four;
                 memcpy(&four, x[r].q + u * UNIT + 4 * i, 4);
-                for (int c = 0; c < C; c++) dots[r][c] = add_fours(dots[r][c], w[c], four);
+                for (int c = 0; c < C; c++) dots[r][c] = dot4_add(dots[r][c], w[c], four);
             }
         }
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) {
-                v16 times = factors[c].times[u] * x[r].d[cell];
-                sums[r][c] += to_floats(dots[r][c]) * times;
-                if (plus) sums[r][c] += factors[c].plus[u] * x[r].sum[u];
+                v16 scale = factors[c].scale[u] * x[r].d[cell];
+                sums[r][c] += to_floats(dots[r][c]) * scale;
+                if (has_bias) sums[r][c] += factors[c].bias[u] * x[r].sum[u];
             }
     }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(acc + (r * C + c) * 16, sums[r][c]);
 }
 
-// The same in float32.
+// The same for rows of x in float32.
 template <int R, int C, int UNIT, class Codes, class Values>
-static void multiply(const Codes* codes, const Factors* factors, const Floats<Values>* x,
-                     int64_t units, bool plus, float* acc) {
+static void multiply(const Codes* codes, const Factors* factors, const FloatRow<Values>* x,
+                     int64_t units, bool has_bias, float* acc) {
     v16 sums[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) sums[r][c] = load(acc + (r * C + c) * 16);
@@ -153,32 +155,32 @@ static void multiply(const Codes* codes, const Factors* factors, const Floats<Va
             for (int c = 0; c < C; c++) four[c] = codes[c].planes[0][u * UNIT / 4 + i];
             for (int j = 0; j < 4; j++)
                 for (int c = 0; c < C; c++) {
-                    v16 value = Values::of((four[c] >> (8 * j)) & 255u, x->values);
+                    v16 value = Values::decode((four[c] >> (8 * j)) & 255u, x->values);
                     for (int r = 0; r < R; r++)
                         parts[r][c][j % 2] += value * x[r].x[u * UNIT + 4 * i + j];
                 }
         }
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) {
-                sums[r][c] += (parts[r][c][0] + parts[r][c][1]) * factors[c].times[u];
-                if (plus) sums[r][c] += factors[c].plus[u] * x[r].sum[u];
+                sums[r][c] += (parts[r][c][0] + parts[r][c][1]) * factors[c].scale[u];
+                if (has_bias) sums[r][c] += factors[c].bias[u] * x[r].sum[u];
             }
     }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(acc + (r * C + c) * 16, sums[r][c]);
 }
 
-// The same for any number of rows, which lie one after the other: MOST of them together, or fewer.
-template <int MOST, int C, int UNIT, class Codes, class X>
+// The same for any number of adjacent rows, in tiles of MAX_ROWS, 2 and 1.
+template <int MAX_ROWS, int C, int UNIT, class Codes, class X>
 static void multiply_rows(const Codes* codes, const Factors* factors, const X* x, int64_t rows,
-                          int64_t units, bool plus, float* acc) {
+                          int64_t units, bool has_bias, float* acc) {
     int64_t r = 0;
-    auto some = [&](auto many) {
-        constexpr int R = decltype(many)::value;
+    auto run = [&](auto count) {
+        constexpr int R = decltype(count)::value;
         for (; r + R <= rows; r += R)
-            multiply<R, C, UNIT>(codes, factors, x + r, units, plus, acc + r * 16 * C);
+            multiply<R, C, UNIT>(codes, factors, x + r, units, has_bias, acc + r * 16 * C);
     };
-    some(std::integral_constant<int, MOST>());
-    some(std::integral_constant<int, 2>());
-    some(std::integral_constant<int, 1>());
+    run(std::integral_constant<int, MAX_ROWS>());
+    run(std::integral_constant<int, 2>());
+    run(std::integral_constant<int, 1>());
 }

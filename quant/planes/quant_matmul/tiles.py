@@ -1,8 +1,7 @@
-"""How products with planes are cut up, per kind of GPU.
+"""Tile sizes of the Triton matrix products with quantized weights, per kind of GPU.
 
-A file `configs/<name of the GPU>.json` says what was measured to be best on it, in the fields of
-`Cuts`; where there is none, or it leaves a field out, what stands here holds. It is read once, when
-a model is settled.
+A file `configs/<name of the GPU>.json` overrides fields of `Tuning` with measured values; without
+one, the defaults here apply. It is read once per process.
 """
 
 from __future__ import annotations
@@ -15,39 +14,45 @@ import torch
 import triton
 
 from ostro.ops import target_family
-from ostro.quant.planes.quant_matmul.weight import Weight
+from ostro.quant.planes.quant_matmul.weight import TritonWeight
 
 CONFIGS = Path(__file__).parent / "configs"
 
 
-class Cuts(NamedTuple):
-    """few: rows of x that lanes multiply; some: that tiles do, before weights are dequantized.
+class Tuning(NamedTuple):
+    """Limits and tile sizes.
 
-    together: rows of x of a program of lanes; widest: of a tile; columns, cells: of the weight, in
-    a step; warps, stages: of a tile; programs: how many a GPU wants at least.
+    gemv_rows        most rows of x for the vector kernels
+    gemv_block_rows  rows of x per program of a vector kernel
+    gemm_rows        most rows of x for tiles; beyond, weights are dequantized first
+    block_m          most rows of x per tile
+    block_n          rows of the weight per tile
+    block_cells      cells of 32 columns per step of a tile
+    num_warps, num_stages  of a tile
+    programs         programs that occupy a GPU
     """
 
-    few: int = 8
-    together: int = 8
-    some: int = 512
-    widest: int = 64
-    columns: int = 64
-    cells: int = 4
-    warps: int = 4
-    stages: int = 3
+    gemv_rows: int = 8
+    gemv_block_rows: int = 8
+    gemm_rows: int = 512
+    block_m: int = 64
+    block_n: int = 64
+    block_cells: int = 4
+    num_warps: int = 4
+    num_stages: int = 3
     programs: int = 256
 
 
 FAMILIES = {
-    "sm_75": Cuts(together=4),
-    "sm_89": Cuts(widest=32),
-    "gfx1100": Cuts(widest=16),
+    "sm_75": Tuning(gemv_block_rows=4),
+    "sm_89": Tuning(block_m=32),
+    "gfx1100": Tuning(block_m=16),
 }
-"""Where the usual cuts would spill registers."""
+"""GPUs on which the default sizes would spill registers."""
 
 
-class Lanes(NamedTuple):
-    """A program of few rows: rows of the weight, cells of each at a time, warps."""
+class GemvBlock(NamedTuple):
+    """A program of a vector kernel: rows of the weight, cells of each per step, warps."""
 
     rows: int
     cells: int
@@ -55,59 +60,61 @@ class Lanes(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A program of many rows: rows of x, rows of the weight, cells at a time, warps, stages."""
+    """A program of a tile kernel: rows of x, rows of the weight, cells per step, warps, stages."""
 
-    rows: int
-    columns: int
+    m: int
+    n: int
     cells: int
     warps: int
     stages: int
 
 
-def tuned(name: str) -> dict[str, Any]:
-    """What was measured on the GPU of that name ("NVIDIA H200"); nothing where it was not."""
+def read_config(name: str) -> dict[str, Any]:
+    """The measured values of the GPU of that name ("NVIDIA H200"); empty without a file."""
     path = CONFIGS / f"{name.lower().replace(' ', '_')}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return config
 
 
-TUNED = tuned(torch.cuda.get_device_name()) if torch.cuda.is_available() else {}
+CONFIG = read_config(torch.cuda.get_device_name()) if torch.cuda.is_available() else {}
 
 
-def cuts() -> Cuts:
-    return FAMILIES.get(target_family(), Cuts())._replace(**TUNED)
+def tuning() -> Tuning:
+    """The tuning of the current GPU."""
+    return FAMILIES.get(target_family(), Tuning())._replace(**CONFIG)
 
 
 def assembler() -> str:
-    """Whose instructions kernels may name; "" where they are interpreted."""
+    """The instruction set for inline assembly, "cuda" or "hip"; "" in Triton's interpreter."""
     if triton.knobs.runtime.interpret:
         return ""
     return str(triton.runtime.driver.active.get_current_target().backend)
 
 
 def tensor_cores(dtype: torch.dtype) -> bool:
-    """Whether tiles are worth it; without such cores they would spill registers as well."""
+    """Whether tiles use tensor cores; without them, tiles are slow and spill registers."""
     return dtype.itemsize == 2 and target_family() != "sm_75"
 
 
-def lanes(weight: Weight, many: int, *, floats: bool) -> Lanes:
-    """Choose for `many` rows of x: every lane has one cell of each row at a time."""
+def gemv_block(weight: TritonWeight, rows: int, *, floats: bool) -> GemvBlock:
+    """The program size for `rows` rows of x: a lane has one cell of each row at a time."""
     warp = 64 if target_family() == "gfx942" else 32
     cells = min(128, max(warp, triton.next_power_of_2(weight.cells)))
-    return Lanes(rows=2 if floats or many > 4 else 4, cells=cells, warps=cells // warp)
+    return GemvBlock(rows=2 if floats or rows > 4 else 4, cells=cells, warps=cells // warp)
 
 
 def tile(rows: int) -> Tile:
-    """Choose for so many rows of x, or of each expert."""
-    cut = cuts()
-    wide = max(16, min(cut.widest, triton.next_power_of_2(rows)))
-    return Tile(wide, cut.columns, cut.cells, cut.warps, cut.stages)
+    """The tile for `rows` rows of x, or of each expert."""
+    config = tuning()
+    m = max(16, min(config.block_m, triton.next_power_of_2(rows)))
+    return Tile(m, config.block_n, config.block_cells, config.num_warps, config.num_stages)
 
 
-def parts(tiles: int, cells: int) -> int:
-    """In how many parts each tile is summed, so that there are programs enough: a power of two."""
-    split, cut = 1, cuts()
-    # a part is no shorter than the pipeline that loads it
-    while tiles * split * 2 <= cut.programs and cells >= split * 2 * cut.cells * cut.stages:
+def split_k(tiles: int, cells: int) -> int:
+    """Parts to split the sum of each tile into, so that the GPU is occupied: a power of two."""
+    split, config = 1, tuning()
+    # A part must be at least as long as the pipeline that loads it.
+    least = config.block_cells * config.num_stages
+    while tiles * split * 2 <= config.programs and cells >= split * 2 * least:
         split *= 2
     return split

@@ -1,9 +1,9 @@
-"""Products with planes in Triton: which kernels take how many rows.
+"""Triton matrix products with quantized weights: the choice of a kernel by the number of rows.
 
-Few rows are multiplied in lanes (`gemv`), more in tiles that dequantize in registers (`gemm`), and
-many by the dense product of weights dequantized once. Where x is rounded, it is rounded alike for
-all of them: lanes multiply integers, the others the rounded numbers in x's dtype. Tables of values
-that are no integers times a power of two multiply x as it is.
+Few rows use the vector kernels (`gemv`), more use tiles that dequantize in registers (`gemm`), and
+many use a dense product with the weight dequantized once. All three quantize x to the same values:
+`gemv` multiplies integers, the others multiply the rounded values in x's dtype. If the code table
+holds values that are not integers times a power of two, x stays in its dtype.
 """
 
 from __future__ import annotations
@@ -13,68 +13,68 @@ from torch import Tensor
 
 from ostro.quant.planes.planes import Planes
 from ostro.quant.planes.quant_matmul import gemm, gemv
-from ostro.quant.planes.quant_matmul.tiles import cuts, tensor_cores
-from ostro.quant.planes.quant_matmul.weight import Weight, prepare
+from ostro.quant.planes.quant_matmul.tiles import tensor_cores, tuning
+from ostro.quant.planes.quant_matmul.weight import TritonWeight, prepare
 
-WORKSPACE = 1 << 26  # weights dequantized at a time
+WORKSPACE = 1 << 26  # elements of a weight dequantized at a time
 
 
-def product(x: Tensor, planes: Planes) -> Tensor:
-    """See the package; x is rounded."""
+def matmul(x: Tensor, planes: Planes) -> Tensor:
+    """See the package; quantizes activations."""
     weight = prepare(planes)
-    if not weight.whole:
-        return product_exact(x, planes)
-    if len(x) <= cuts().few:
-        return gemv.words(x, weight, many=ceiling(len(x), cuts().together))
-    return many_rows(gemv.round_floats(x), weight)
+    if not weight.has_integer_values:
+        return matmul_exact(x, planes)
+    if len(x) <= tuning().gemv_rows:
+        return gemv.integers(x, weight, rows=block_rows(len(x), tuning().gemv_block_rows))
+    return matmul_batch(gemv.quantize_to_floats(x), weight)
 
 
-def product_exact(x: Tensor, planes: Planes) -> Tensor:
+def matmul_exact(x: Tensor, planes: Planes) -> Tensor:
     """See the package."""
     weight = prepare(planes)
-    if len(x) <= cuts().few:
-        return gemv.floats(x, weight, many=ceiling(len(x), 4))
-    return many_rows(x, weight)
+    if len(x) <= tuning().gemv_rows:
+        return gemv.floats(x, weight, rows=block_rows(len(x), 4))
+    return matmul_batch(x, weight)
 
 
-def product_fixed(x: Tensor, planes: Planes) -> Tensor:
-    """As `product`; a row's result has the same bits whatever other rows there are."""
+def matmul_deterministic(x: Tensor, planes: Planes) -> Tensor:
+    """As `matmul`, batch-invariant."""
     weight = prepare(planes)
-    return gemv.words(x, weight) if weight.whole else gemv.floats(x, weight)
+    return gemv.integers(x, weight) if weight.has_integer_values else gemv.floats(x, weight)
 
 
-def product_exact_fixed(x: Tensor, planes: Planes) -> Tensor:
-    """As `product_exact`, likewise."""
+def matmul_exact_deterministic(x: Tensor, planes: Planes) -> Tensor:
+    """As `matmul_exact`, batch-invariant."""
     return gemv.floats(x, prepare(planes))
 
 
-def grouped(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
-    """See the package; x is rounded."""
+def grouped_matmul(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+    """See the package; quantizes activations."""
     weight = prepare(planes)
-    if not weight.whole:
-        return grouped_exact(x, planes, expert_of_row)
-    if alone(x, weight):
-        return gemv.words(x, weight, expert_of_row)
-    return gemm.grouped(gemv.round_floats(x), weight, expert_of_row)
+    if not weight.has_integer_values:
+        return grouped_matmul_exact(x, planes, expert_of_row)
+    if prefers_gemv(x, weight):
+        return gemv.integers(x, weight, expert_of_row)
+    return gemm.grouped_matmul(gemv.quantize_to_floats(x), weight, expert_of_row)
 
 
-def grouped_exact(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+def grouped_matmul_exact(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
     """See the package."""
     weight = prepare(planes)
-    if alone(x, weight):
+    if prefers_gemv(x, weight):
         return gemv.floats(x, weight, expert_of_row)
-    return gemm.grouped(x, weight, expert_of_row)
+    return gemm.grouped_matmul(x, weight, expert_of_row)
 
 
-def grouped_fixed(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
-    """As `grouped`; a row's result has the same bits whatever other rows there are."""
+def grouped_matmul_deterministic(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+    """As `grouped_matmul`, batch-invariant."""
     weight = prepare(planes)
-    rounds = gemv.words if weight.whole else gemv.floats
-    return rounds(x, weight, expert_of_row)
+    multiply = gemv.integers if weight.has_integer_values else gemv.floats
+    return multiply(x, weight, expert_of_row)
 
 
-def grouped_exact_fixed(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
-    """As `grouped_exact`, likewise."""
+def grouped_matmul_exact_deterministic(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+    """As `grouped_matmul_exact`, batch-invariant."""
     return gemv.floats(x, prepare(planes), expert_of_row)
 
 
@@ -84,19 +84,21 @@ def dequantize(planes: Planes, dtype: torch.dtype) -> Tensor:
     return gemm.dequantize(weight, 0, weight.matrices * weight.n, dtype).view(planes.shape)
 
 
-def ceiling(rows: int, most: int) -> int:
-    """How many rows a program takes: a power of two."""
-    return min(most, 1 << max(rows - 1, 0).bit_length())
+def block_rows(rows: int, limit: int) -> int:
+    """Rows of x per program: the next power of two, at most `limit`."""
+    return min(limit, 1 << max(rows - 1, 0).bit_length())
 
 
-def alone(x: Tensor, weight: Weight) -> bool:
-    """Whether rows are multiplied one by one: where most have an expert to themselves."""
-    return len(x) <= max(cuts().few, weight.matrices // 2) or not tensor_cores(x.dtype)
+def prefers_gemv(x: Tensor, weight: TritonWeight) -> bool:
+    """Whether to multiply row by row: if most experts have at most one row of x."""
+    few = len(x) <= max(tuning().gemv_rows, weight.matrices // 2)
+    return few or not tensor_cores(x.dtype)
 
 
-def many_rows(x: Tensor, weight: Weight) -> Tensor:
-    if len(x) <= cuts().some and tensor_cores(x.dtype):
-        return gemm.product(x, weight)
+def matmul_batch(x: Tensor, weight: TritonWeight) -> Tensor:
+    """x [t, k] -> [t, n] by tiles, or by dense products with parts of the dequantized weight."""
+    if len(x) <= tuning().gemm_rows and tensor_cores(x.dtype):
+        return gemm.matmul(x, weight)
     y = x.new_empty(len(x), weight.n)
     step = max(1, WORKSPACE // x.shape[1])
     for start in range(0, weight.n, step):

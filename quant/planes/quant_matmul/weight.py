@@ -1,4 +1,4 @@
-"""A weight in planes as Triton kernels take it, made once of each `Planes`."""
+"""A quantized weight as the Triton kernels take it, prepared once per `Planes`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ostro.quant.planes.planes import WIDTHS, Planes
 
-READABLE = (
+LOADABLE = (
     *(torch.float32, torch.float16, torch.bfloat16),
     *(torch.int8, torch.uint8, torch.int16, torch.int32),
 )
-"""Types of scales that a kernel loads on any GPU."""
+"""Dtypes of scales that a kernel can load on every GPU."""
 
 
-class Numbers(NamedTuple):
-    """The tensors of a weight, as a kernel's one argument; codes uint8, as words int32."""
+class WeightTensors(NamedTuple):
+    """The tensors of a weight, as one kernel argument; codes as uint8, and as int32 words."""
 
     codes: tuple[Tensor, ...]
     words: tuple[Tensor, ...]
@@ -33,11 +33,15 @@ class Numbers(NamedTuple):
     ints: Tensor | None
 
 
-class Kind(NamedTuple):
-    """What a kernel is compiled for.
+class WeightLayout(NamedTuple):
+    """Compile-time constants of a kernel.
 
-    widths, lows: bits of each plane, and below it; group: weights that share a scale; zero: where
-    all share it, else 0; d, m: groups that share one; unit: what `ints` are multiples of.
+    widths  bits of each plane
+    lows    bits below each plane
+    group   weights that share a scale
+    zero    the constant zero of all groups, or 0
+    d, m    groups that share one value of d and m
+    unit    the factor of the values in `ints`
     """
 
     widths: tuple[int, ...]
@@ -49,53 +53,53 @@ class Kind(NamedTuple):
     unit: float
 
 
-class Weight(NamedTuple):
-    """A weight of planes, ready for kernels: so many matrices of n rows of cells of 32."""
+class TritonWeight(NamedTuple):
+    """A weight ready for kernels: `matrices` matrices of n rows of `cells` cells of 32."""
 
-    numbers: Numbers
-    kind: Kind
+    tensors: WeightTensors
+    layout: WeightLayout
     matrices: int
     n: int
     cells: int
 
     @property
     def device(self) -> torch.device:
-        return self.numbers.scale.device
+        return self.tensors.scale.device
 
     @property
-    def whole(self) -> bool:
-        """Whether values of codes are whole numbers, so that integers can multiply them."""
-        return self.numbers.table is None or self.numbers.ints is not None
+    def has_integer_values(self) -> bool:
+        """Whether codes decode to int8 times a unit, so that kernels can multiply integers."""
+        return self.tensors.table is None or self.tensors.ints is not None
 
 
-WEIGHTS: WeakKeyDictionary[Planes, Weight] = WeakKeyDictionary()
+WEIGHTS: WeakKeyDictionary[Planes, TritonWeight] = WeakKeyDictionary()
 TABLES = WeakTensorKeyDictionary()
 
 
-def prepare(planes: Planes) -> Weight:
-    """The weight that kernels take; made once for each object."""
+def prepare(planes: Planes) -> TritonWeight:
+    """The weight that kernels take, cached per `Planes` object."""
     weight = WEIGHTS.get(planes)
     if weight is None:
-        weight = WEIGHTS[planes] = make(planes)
+        weight = WEIGHTS[planes] = make_weight(planes)
     return weight
 
 
-def make(planes: Planes) -> Weight:
+def make_weight(planes: Planes) -> TritonWeight:
     zero = planes.zero
-    ints, unit = (None, 1.0) if planes.table is None else whole(planes.table)
-    numbers = Numbers(
+    ints, unit = (None, 1.0) if planes.table is None else integer_table(planes.table)
+    tensors = WeightTensors(
         codes=tuple(plane.contiguous() for plane in planes.codes),
         words=tuple(plane.contiguous().view(torch.int32) for plane in planes.codes),
-        scale=readable(planes.scale),
-        zero=readable(zero) if isinstance(zero, Tensor) else None,
-        offset=None if planes.offset is None else readable(planes.offset),
-        d=None if planes.d is None else readable(planes.d),
-        m=None if planes.m is None else readable(planes.m),
+        scale=loadable(planes.scale),
+        zero=loadable(zero) if isinstance(zero, Tensor) else None,
+        offset=None if planes.offset is None else loadable(planes.offset),
+        d=None if planes.d is None else loadable(planes.d),
+        m=None if planes.m is None else loadable(planes.m),
         table=planes.table,
         ints=ints,
     )
     groups, widths = planes.scale.shape[-1], WIDTHS[planes.bits]
-    kind = Kind(
+    layout = WeightLayout(
         widths=widths,
         lows=tuple(sum(widths[:i]) for i in range(len(widths))),
         group=planes.group,
@@ -104,32 +108,33 @@ def make(planes: Planes) -> Weight:
         m=1 if planes.m is None else groups // planes.m.shape[-1],
         unit=unit,
     )
-    return Weight(
-        numbers, kind, math.prod(planes.shape[:-2]), planes.shape[-2], planes.shape[-1] // 32
+    return TritonWeight(
+        tensors, layout, math.prod(planes.shape[:-2]), planes.shape[-2], planes.shape[-1] // 32
     )
 
 
-def readable(tensor: Tensor) -> Tensor:
-    """Contiguous, and of a type that kernels load: others are widened."""
-    return (tensor if tensor.dtype in READABLE else tensor.float()).contiguous()
+def loadable(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous; as float32 if kernels cannot load its dtype."""
+    return (tensor if tensor.dtype in LOADABLE else tensor.float()).contiguous()
 
 
-def whole(table: Tensor) -> tuple[Tensor | None, float]:
-    """Sixteen values as integers of eight bits, int32 [4, 32] of four each, and their unit.
+def integer_table(table: Tensor) -> tuple[Tensor | None, float]:
+    """A table of 16 values as int8, and the unit that each is a multiple of; cached.
 
-    (None, 1) where they are no multiples of one power of two, or too many.
+    The integers are packed by four, int32 [4, 32], one copy per lane of a warp. Returns (None, 1)
+    if the table has another length or its values are not int8 times a power of two.
     """
-    found = TABLES.get(table)
-    if found is None:
-        found = TABLES[table] = integers(table)
-    return found
+    result = TABLES.get(table)
+    if result is None:
+        result = TABLES[table] = to_integers(table)
+    return result
 
 
-def integers(table: Tensor) -> tuple[Tensor | None, float]:
+def to_integers(table: Tensor) -> tuple[Tensor | None, float]:
     values = table.double().cpu()
     for power in range(8 if len(values) == 16 else 0):
         scaled = values * 2**power
         if scaled.equal(scaled.round()) and scaled.abs().max() <= 127:
-            four = scaled.to(torch.int8).view(torch.int32)
-            return four[:, None].repeat(1, 32).to(table.device), 2.0**-power
+            words = scaled.to(torch.int8).view(torch.int32)
+            return words[:, None].repeat(1, 32).to(table.device), 2.0**-power
     return None, 1.0

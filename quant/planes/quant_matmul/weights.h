@@ -1,8 +1,8 @@
-// Weights in planes as native.cpp reads them, sixteen rows at a time.
+// Quantized weights in the row-interleaved x16 layout (interleaved.py): structs and readers.
 //
-// Sixteen rows make a strip and are the lanes of a vector (strips.py): the words of a plane, of each
-// row one, lie beside each other, and so do the numbers that groups share. A word holds four
-// neighbouring codes at a time (quant/planes/planes.py).
+// A panel is sixteen rows, one per vector lane. A vector of a plane holds one four-byte word of
+// each row; a vector of scales holds one scale of each row. A word holds four consecutive codes per
+// turn (quant/planes/planes.py).
 #pragma once
 
 #include "ostro.h"
@@ -11,35 +11,35 @@
 
 enum { CELL = 32, CELLS = 16, BLOCK = CELL * CELLS, UNITS = 2 * CELLS };
 
-// Not copied to every place that calls it: that takes long to compile.
-#define APART __attribute__((noinline))
+// Inlining into every instantiation would make compilation slow.
+#define NOINLINE __attribute__((noinline))
 
 enum Type { F32, F16, BF16, I8, U8, E8M0, E4M3 };
 
-// What groups share: `many` numbers of each row; absent where there is no data.
-struct Numbers {
+// Values shared by groups, `per_row` for each row; null data means absent.
+struct GroupValues {
     const uint8_t* data;
-    int64_t many, type;
+    int64_t per_row, type;
 };
 
-// As `Weights` of native.py, which says what the fields are.
+// Must match `WeightStruct` in native.py, which documents the fields.
 struct Weights {
     const uint8_t* codes[3];
     int64_t widths[3];
-    Numbers scale, zero, offset, d, m;
+    GroupValues scale, zero, offset, d, m;
     const float* table;
-    const float* values;
-    const uint8_t* bytes;
-    int64_t bits, n, k, group, experts, together;
-    float constant, unit, rest;
-    int32_t start, e4m3;
+    const float* code_values;
+    const uint8_t* code_bytes;
+    int64_t bits, n, k, group, experts, groups_per_superblock;
+    float shared_zero, table_unit, zero_residual;
+    int32_t zero_point, is_e4m3;
 };
 
 static constexpr int size_of(int64_t type) {
     return type == F32 ? 4 : type == F16 || type == BF16 ? 2 : 1;
 }
 
-// A byte of eight bits of exponent, and one of a sign, four bits of exponent, three of fraction.
+// Decode float8_e8m0fnu and float8_e4m3fn bytes.
 static inline v16 from_e8m0(v16u x) {
     v16u power = select(x == 0u, v16u{} + 0x00400000u, x << 23);
     return as_floats(select(x == 255u, v16u{} + 0x7fc00000u, power));
@@ -51,9 +51,9 @@ static inline v16 from_e4m3(v16u x) {
     return select(size == 0x07f00000u, splat(NAN), number);
 }
 
-// Sixteen numbers of a type, beside each other.
+// Load sixteen adjacent elements of a type as float32.
 template <int TYPE>
-static inline v16 number(const uint8_t* p) {
+static inline v16 load_as(const uint8_t* p) {
     switch (TYPE) {
         case F32: return load((const float*)p);
         case F16: return load((const f16*)p);
@@ -65,112 +65,111 @@ static inline v16 number(const uint8_t* p) {
     }
 }
 
-// The numbers of a strip: a vector holds one of each row.
+// Group values of a panel: each vector holds one value of each row.
 struct Column {
     const uint8_t* data;
     int64_t type;
 
-    void begin(const Numbers& numbers, int64_t strip) {
-        type = numbers.type;
-        data = numbers.data + strip * numbers.many * 16 * size_of(type);
+    void begin(const GroupValues& values, int64_t panel) {
+        type = values.type;
+        data = values.data + panel * values.per_row * 16 * size_of(type);
     }
 
-    // Of the units first.. + count, `together` of which share a number.
-    APART void read(int64_t first, int64_t count, int64_t together, v16* to) const {
+    // Read the values of the units [first, first + count); `units_per_value` units share one.
+    NOINLINE void read(int64_t first, int64_t count, int64_t units_per_value, v16* to) const {
         switch (type) {
-            case F32: return read_as<F32>(first, count, together, to);
-            case F16: return read_as<F16>(first, count, together, to);
-            case BF16: return read_as<BF16>(first, count, together, to);
-            case I8: return read_as<I8>(first, count, together, to);
-            case U8: return read_as<U8>(first, count, together, to);
-            case E8M0: return read_as<E8M0>(first, count, together, to);
-            default: return read_as<E4M3>(first, count, together, to);
+            case F32: return read_as<F32>(first, count, units_per_value, to);
+            case F16: return read_as<F16>(first, count, units_per_value, to);
+            case BF16: return read_as<BF16>(first, count, units_per_value, to);
+            case I8: return read_as<I8>(first, count, units_per_value, to);
+            case U8: return read_as<U8>(first, count, units_per_value, to);
+            case E8M0: return read_as<E8M0>(first, count, units_per_value, to);
+            default: return read_as<E4M3>(first, count, units_per_value, to);
         }
     }
 
     template <int TYPE>
-    void read_as(int64_t first, int64_t count, int64_t together, v16* to) const {
-        const uint8_t* p = data + first / together * 16 * size_of(TYPE);
-        int64_t until = together - first % together;
-        for (int64_t i = 0; i < count; until += together, p += 16 * size_of(TYPE)) {
+    void read_as(int64_t first, int64_t count, int64_t units_per_value, v16* to) const {
+        const uint8_t* p = data + first / units_per_value * 16 * size_of(TYPE);
+        int64_t until = units_per_value - first % units_per_value;
+        for (int64_t i = 0; i < count; until += units_per_value, p += 16 * size_of(TYPE)) {
             __builtin_prefetch(p + 16 * size_of(TYPE) * 2 * UNITS);
-            v16 x = number<TYPE>(p);
+            v16 x = load_as<TYPE>(p);
             for (; i < std::min(count, until); i++) to[i] = x;
         }
     }
 };
 
-// Of the units of a block of sixteen rows, which are cells or halves of cells: what a sum of
-// products of codes is multiplied by, and what a sum of x is.
+// Factors per unit (a cell, or half a cell) of a panel: y += scale * sum(code * x) + bias * sum(x).
 struct Factors {
-    v16 times[UNITS], plus[UNITS];
+    v16 scale[UNITS], bias[UNITS];
 };
 
-// A strip of weights: its codes and the factors of its units, in order.
-struct Strip {
-    const Weights* of;
+// Sequential reader of one panel: its codes and the factors of its units.
+struct Panel {
+    const Weights* weights;
     const v16u* planes[3];
     Column scale, zero, offset, d, m;
     int64_t unit;  // the next one
-    v16 more[UNITS];
+    v16 superblock[UNITS];
 
-    void begin(const Weights& w, int64_t strip) {
-        of = &w, unit = 0;
+    void begin(const Weights& w, int64_t panel) {
+        weights = &w, unit = 0;
         for (int i = 0; i < 3 && w.codes[i]; i++)
-            planes[i] = (const v16u*)w.codes[i] + strip * (w.k / CELL * w.widths[i]);
-        scale.begin(w.scale, strip);
-        if (w.zero.data) zero.begin(w.zero, strip);
-        if (w.offset.data) offset.begin(w.offset, strip);
-        if (w.d.data) d.begin(w.d, strip);
-        if (w.m.data) m.begin(w.m, strip);
+            planes[i] = (const v16u*)w.codes[i] + panel * (w.k / CELL * w.widths[i]);
+        scale.begin(w.scale, panel);
+        if (w.zero.data) zero.begin(w.zero, panel);
+        if (w.offset.data) offset.begin(w.offset, panel);
+        if (w.d.data) d.begin(w.d, panel);
+        if (w.m.data) m.begin(w.m, panel);
     }
 
-    // Go on behind so many cells.
+    // Advance by `cells` cells of `units` units.
     void next(int64_t cells, int64_t units) {
-        for (int i = 0; i < 3 && of->codes[i]; i++) planes[i] += cells * of->widths[i];
+        for (int i = 0; i < 3 && weights->codes[i]; i++) planes[i] += cells * weights->widths[i];
         unit += units;
     }
 
-    // Of the next units, `of_group` of which make a group.
-    void factors(int64_t units, int64_t of_group, bool any_plus, Factors& to) {
-        read_scales(units, of_group, to.times);
-        if (any_plus) {
-            if (of->zero.data) {
-                zero.read(unit, units, of_group, to.plus);
-                for (int i = 0; i < units; i++) to.plus[i] = -to.times[i] * to.plus[i];
+    // Compute the factors of the next units; `per_group` units share a group.
+    void factors(int64_t units, int64_t per_group, bool has_bias, Factors& to) {
+        read_scales(units, per_group, to.scale);
+        if (has_bias) {
+            if (weights->zero.data) {
+                zero.read(unit, units, per_group, to.bias);
+                for (int i = 0; i < units; i++) to.bias[i] = -to.scale[i] * to.bias[i];
             } else {
-                for (int i = 0; i < units; i++) to.plus[i] = to.times[i] * -of->rest;
+                for (int i = 0; i < units; i++) to.bias[i] = to.scale[i] * -weights->zero_residual;
             }
-            if (of->offset.data) {
-                v16 some[UNITS];
-                read_offsets(units, of_group, some);
-                for (int i = 0; i < units; i++) to.plus[i] += some[i];
+            if (weights->offset.data) {
+                v16 offsets[UNITS];
+                read_offsets(units, per_group, offsets);
+                for (int i = 0; i < units; i++) to.bias[i] += offsets[i];
             }
         }
-        if (of->unit != 1)
-            for (int i = 0; i < units; i++) to.times[i] *= of->unit;
+        if (weights->table_unit != 1)
+            for (int i = 0; i < units; i++) to.scale[i] *= weights->table_unit;
     }
 
-    void read_scales(int64_t units, int64_t of_group, v16* to) {
-        read_product(scale, d, of->d, units, of_group, to);
+    void read_scales(int64_t units, int64_t per_group, v16* to) {
+        read_product(scale, d, weights->d, units, per_group, to);
     }
 
-    void read_offsets(int64_t units, int64_t of_group, v16* to) {
-        read_product(offset, m, of->m, units, of_group, to);
+    void read_offsets(int64_t units, int64_t per_group, v16* to) {
+        read_product(offset, m, weights->m, units, per_group, to);
     }
 
-    void read_product(const Column& fine, const Column& coarse, const Numbers& any, int64_t units,
-                      int64_t of_group, v16* to) {
-        fine.read(unit, units, of_group, to);
-        if (!any.data) return;
-        coarse.read(unit, units, of_group * of->together, more);
-        for (int i = 0; i < units; i++) to[i] *= more[i];
+    void read_product(const Column& fine, const Column& coarse, const GroupValues& shared,
+                      int64_t units, int64_t per_group, v16* to) {
+        fine.read(unit, units, per_group, to);
+        if (!shared.data) return;
+        coarse.read(unit, units, per_group * weights->groups_per_superblock, superblock);
+        for (int i = 0; i < units; i++) to[i] *= superblock[i];
     }
 };
 
-enum { AHEAD = 64 };  // vectors of a plane that are fetched before they are needed
+enum { PREFETCH_DISTANCE = 64 };  // vectors of a plane
 
-// Codes below 16 become the bytes that they stand for.
+// Map codes below 16 to bytes of the table.
 static inline v16u look_up(v16u codes, const uint8_t* bytes) {
 #ifdef __AVX512BW__
     __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)bytes));
@@ -184,21 +183,21 @@ static inline v16u look_up(v16u codes, const uint8_t* bytes) {
 #endif
 }
 
-// Bits of the planes of a code.
+// Bits per plane, by bits of a code; the same as WIDTHS in planes.py.
 constexpr int WIDTHS[9][3] = {{}, {1}, {2}, {2, 1}, {4}, {4, 1}, {4, 2}, {4, 2, 1}, {8}};
 
-// The codes of a strip, four neighbours of each row at a time, made of the words of planes.
+// Unpack four consecutive codes of each row of a panel from the words of its planes.
 template <int BITS, bool BYTES>
 struct Codes {
     const v16u* planes[3];
     const uint8_t* bytes;
 
-    // Ask for what lies ahead: by itself a CPU keeps up with 3/4 of what its memory gives. Inline,
-    // for a function that does nothing else is taken for one that does nothing.
-    __attribute__((always_inline)) void expect(int64_t cell) const {
+    // The hardware prefetcher alone reaches 3/4 of the memory bandwidth. always_inline because the
+    // compiler treats a function that only prefetches as empty and removes the call.
+    __attribute__((always_inline)) void prefetch(int64_t cell) const {
         for (int p = 0; p < 3 && WIDTHS[BITS][p]; p++)
             for (int i = 0, width = WIDTHS[BITS][p]; i < width; i++)
-                __builtin_prefetch(planes[p] + cell * width + i + AHEAD);
+                __builtin_prefetch(planes[p] + cell * width + i + PREFETCH_DISTANCE);
     }
 
     v16u four(int64_t cell, int i) const {
@@ -216,12 +215,12 @@ struct Codes {
     }
 };
 
-// `run` of the codes that a strip has.
+// Call `run` with the `Codes` instantiation that matches the panel.
 template <class Run>
-static void with_codes(const Strip& strip, bool bytes, Run run) {
-    const v16u* const* p = strip.planes;
-    const uint8_t* b = strip.of->bytes;
-    switch (strip.of->bits + (bytes ? 8 : 0)) {
+static void with_codes(const Panel& panel, bool bytes, Run run) {
+    const v16u* const* p = panel.planes;
+    const uint8_t* b = panel.weights->code_bytes;
+    switch (panel.weights->bits + (bytes ? 8 : 0)) {
         case 1: return run(Codes<1, false>{{p[0]}, b});
         case 2: return run(Codes<2, false>{{p[0]}, b});
         case 3: return run(Codes<3, false>{{p[0], p[1]}, b});
@@ -237,9 +236,9 @@ static void with_codes(const Strip& strip, bool bytes, Run run) {
     }
 }
 
-// The codes of the next so many cells, in the order of 8 bits.
-APART static void lay_out(const Strip& strip, bool bytes, int64_t cells, v16u* to) {
-    with_codes(strip, bytes, [&](auto codes) {
+// Unpack the codes of the next `cells` cells into the layout of 8-bit planes.
+NOINLINE static void unpack_codes(const Panel& panel, bool bytes, int64_t cells, v16u* to) {
+    with_codes(panel, bytes, [&](auto codes) {
         for (int64_t i = 0; i < cells; i++)
             for (int j = 0; j < 8; j++) to[8 * i + j] = codes.four(i, j);
     });

@@ -15,7 +15,7 @@ from ostro.core.ops.rms_norm.native import rms_norm
 from ostro.quant.planes.planes import Planes, pack_codes
 from ostro.quant.planes.quant_matmul import native
 
-WEIGHT = native.Weight(
+WEIGHT = native.NativeWeight(
     Planes(
         codes=pack_codes(torch.arange(512).view(16, 32).to(torch.uint8) % 16, 4),
         scale=torch.ones(16, 1),
@@ -24,7 +24,7 @@ WEIGHT = native.Weight(
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "a kernel": lambda x: rms_norm(x, torch.ones(32), 1e-6)[0],
-    "a product": lambda x: native.product(x, WEIGHT),
+    "a product": lambda x: native.matmul(x, WEIGHT),
     "an operation": lambda x: x * 2 + 1,
     "several outputs": lambda x: torch.cat(x.split((8, 24), 1)[::-1], 1).sort(-1)[0],
     "views": lambda x: x.view(-1, 4, 8).transpose(0, 1)[1:, :, 2:].flatten(1) - x[0, 0],
@@ -33,7 +33,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "a view alone": lambda x: x[1:],
     "a number that stays": lambda x: x * torch.full((32,), 3.0),
     "places": lambda x: x[:, x[0].argsort()[:5]],
-    "both": lambda x: native.product(rms_norm(x.relu(), torch.ones(32), 1e-6)[0], WEIGHT).exp(),
+    "both": lambda x: native.matmul(rms_norm(x.relu(), torch.ones(32), 1e-6)[0], WEIGHT).exp(),
 }
 
 

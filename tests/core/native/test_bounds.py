@@ -370,14 +370,14 @@ CASES = {
         },
     ),
     "quant_matmul": Case(
-        "quant.planes.quant_matmul.native:product_exact",
-        "quant.planes.quant_matmul.naive:product",
+        "quant.planes.quant_matmul.native:matmul_exact",
+        "quant.planes.quant_matmul.naive:matmul",
         multiply,
         {"x": rand(4, 64), "scale": CODES.scale, "codes": CODES.codes[0]},
     ),
     "quant_matmul, experts": Case(
-        "quant.planes.quant_matmul.native:grouped_exact",
-        "quant.planes.quant_matmul.naive:grouped",
+        "quant.planes.quant_matmul.native:grouped_matmul_exact",
+        "quant.planes.quant_matmul.naive:grouped_matmul",
         multiply_grouped,
         {"x": rand(4, 64), "expert_of_row": ints(0, 1, 1, 2)},
     ),

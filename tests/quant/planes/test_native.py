@@ -1,4 +1,4 @@
-"""Products with planes in C++ against naive, of every kind, with outputs poisoned; other CPUs."""
+"""The C++ quantized matrix products against the naive ones, with poisoned outputs; other CPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = (
     "e4m3",
     "double",
 )
-"""Ways to make weights of codes; `planes` says what they are."""
+"""Kinds of scales, zeros and tables; `planes` makes them."""
 
 EDGE = 2e-5  # of the size of the results: sums of float32 in another order
 HALF = {torch.float32: 0.0, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -85,9 +85,9 @@ def planes(kind: str, bits: int, group: int, n: int, k: int, *experts: int) -> P
 
 
 def truth(x: Tensor, weights: Planes, kind: str) -> Tensor:
-    """What `product` shall give: a table of other numbers than few integers rounds no x."""
+    """Expected result of `matmul`: x is quantized unless the table holds other values than int8."""
     exact = kind == "table" or (kind == "integers" and weights.bits > 4)
-    return (naive.product if exact else naive.product_rounded)(x.float(), weights)
+    return (naive.matmul if exact else naive.matmul_quantized)(x.float(), weights)
 
 
 def assert_near(ours: Tensor, theirs: Tensor, *, edge: float = EDGE) -> None:
@@ -110,9 +110,9 @@ def test_every_kind(bits: int, group: int, kind: str) -> None:
     for rows in (1, 3, 11):
         x = torch.randn(rows, 480 + 3).to(dtype)[:, 3:]
         with poison():
-            y, e = native.product(x, weights), native.product_exact(x, weights)
+            y, e = native.matmul(x, weights), native.matmul_exact(x, weights)
         assert_near(y, truth(x, weights, kind))
-        assert_near(e, naive.product(x.double(), weights))
+        assert_near(e, naive.matmul(x.double(), weights))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -122,18 +122,16 @@ def test_shapes(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
     weights = planes("super", 6, 16, *shape)
     x = torch.randn(rows, shape[1]).to(dtype)
     with poison():
-        y, e = native.product(x, weights), native.product_exact(x, weights)
+        y, e = native.matmul(x, weights), native.matmul_exact(x, weights)
     assert y.shape == (rows, shape[0])
     if rows:
         assert_near(y, truth(x, weights, "super"), edge=1e-4)
-        assert_near(e, naive.product(x.double(), weights), edge=1e-4)
+        assert_near(e, naive.matmul(x.double(), weights), edge=1e-4)
 
 
-@pytest.mark.parametrize("call", [native.product, native.product_exact])
+@pytest.mark.parametrize("call", [native.matmul, native.matmul_exact])
 @pytest.mark.parametrize(("kind", "bits", "group"), [("super", 4, 32), ("zero", 8, 16)])
-def test_a_row_has_the_same_bits_in_any_company(
-    call: Any, kind: str, bits: int, group: int
-) -> None:
+def test_rows_are_batch_invariant(call: Any, kind: str, bits: int, group: int) -> None:
     weights = planes(kind, bits, group, 70, 1056)
     x = torch.randn(300, 1056).bfloat16()
     alone = torch.cat([call(row, weights) for row in x.split(1)])
@@ -141,7 +139,7 @@ def test_a_row_has_the_same_bits_in_any_company(
         assert torch.equal(call(x[first:last], weights), alone[first:last])
 
 
-@pytest.mark.parametrize("call", [native.grouped, native.grouped_exact])
+@pytest.mark.parametrize("call", [native.grouped_matmul, native.grouped_matmul_exact])
 @pytest.mark.parametrize("kind", ["super", "integers"])
 @pytest.mark.parametrize(
     "runs", [[0, 1, 0], [1, 1, 1, 1], [0, 3, 0, 0, 18, 1, 0], [0, 600, 700], [0, 0]], ids=str
@@ -155,13 +153,11 @@ def test_grouped(runs: list[int], kind: str, call: Any) -> None:
     assert y.shape == (len(experts), 37)
     for expert in set(experts.tolist()):
         mine = experts == expert
-        alone = weights.take(slice(expert, expert + 1)).rows()
-        one = native.product if call is native.grouped else native.product_exact
+        alone = weights.select(slice(expert, expert + 1)).rows()
+        one = native.matmul if call is native.grouped_matmul else native.matmul_exact
         assert torch.equal(y[mine], one(x[mine], alone))
-        exact = call is native.grouped_exact
-        assert_near(
-            y[mine], naive.product(x[mine], alone) if exact else truth(x[mine], alone, kind)
-        )
+        exact = call is native.grouped_matmul_exact
+        assert_near(y[mine], naive.matmul(x[mine], alone) if exact else truth(x[mine], alone, kind))
 
 
 def test_one_thread_and_two_give_the_same_bits() -> None:
@@ -169,27 +165,27 @@ def test_one_thread_and_two_give_the_same_bits() -> None:
     before, found = torch.get_num_threads(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.append((native.product(x, weights), native.product_exact(x, weights)))
+        found.append((native.matmul(x, weights), native.matmul_exact(x, weights)))
     torch.set_num_threads(before)
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_no_finite_number_shows(bad: float) -> None:
+def test_nan_and_inf_make_the_row_nan(bad: float) -> None:
     weights, x = planes("zero", 4, 32, 20, 96), torch.randn(3, 96)
-    good = native.product(x, weights)
+    good = native.matmul(x, weights)
     x[1, 40] = bad
-    y = native.product(x, weights)
+    y = native.matmul(x, weights)
     assert y[1].isnan().all() and torch.equal(y[[0, 2]], good[[0, 2]])
-    assert not native.product_exact(x, weights)[1].isfinite().any()
+    assert not native.matmul_exact(x, weights)[1].isfinite().any()
 
 
 def test_rows_of_zeros_are_zeros() -> None:
     weights = planes("offset", 4, 32, 20, 96)
-    assert native.product(torch.zeros(3, 96), weights).eq(0).all()
+    assert native.matmul(torch.zeros(3, 96), weights).eq(0).all()
 
 
-def test_floats_of_eight_bits() -> None:
+def test_e4m3_table() -> None:
     codes = torch.arange(256, dtype=torch.uint8)
     table = codes.view(torch.float8_e4m3fn).float()
     rows = codes.view(8, 32)
@@ -197,7 +193,7 @@ def test_floats_of_eight_bits() -> None:
     w = native.dequantize(weights, torch.float32)
     torch.testing.assert_close(w.flatten(), table, rtol=0, atol=0, equal_nan=True)
     x = torch.randn(5, 32)
-    y = native.product(x, weights)
+    y = native.matmul(x, weights)
     assert y[:, [3, 7]].isnan().all()
     keep = [0, 1, 2, 4, 5, 6]
     assert_near(y[:, keep], x.double() @ w[keep].double().t())
@@ -205,53 +201,55 @@ def test_floats_of_eight_bits() -> None:
 
 @pytest.mark.parametrize("experts", [(), (3,)], ids=str)
 @pytest.mark.parametrize("kind", ["super", "float zeros", "e4m3", "double", "table"])
-def test_strips_give_planes_back(kind: str, experts: tuple[int, ...]) -> None:
+def test_interleaved_planes_convert_back(kind: str, experts: tuple[int, ...]) -> None:
     weights = planes(kind, 5 if kind != "table" else 3, 32, 37, 96, *experts)
-    strips = native.Weight(weights)
-    assert strips.shape == weights.shape
-    again, ids = strips.planes(), torch.tensor([0, 36, 15, 16, 36])
+    interleaved = native.NativeWeight(weights)
+    assert interleaved.shape == weights.shape
+    again, ids = interleaved.planes(), torch.tensor([0, 36, 15, 16, 36])
     ids = torch.cat((ids, ids + 37, ids + 74)) if experts else ids
-    taken, rows = strips.take(ids), weights.rows().take(ids)
+    taken, rows = interleaved.select(ids), weights.rows().select(ids)
     for ours, theirs in ((again, weights), (taken, rows)):
-        assert ours.kind == theirs.kind
+        assert ours.join_key == theirs.join_key
         for name, tensor in theirs.tensors().items():
             assert ours.tensors()[name].equal(tensor), name
     x = torch.randn(4, 96)
     if not experts:
-        assert native.product(x, strips).equal(native.product(x, weights))
-    assert native.dequantize(strips, torch.float32).equal(naive.dequantize(weights, torch.float32))
+        assert native.matmul(x, interleaved).equal(native.matmul(x, weights))
+    assert native.dequantize(interleaved, torch.float32).equal(
+        naive.dequantize(weights, torch.float32)
+    )
 
 
-def test_weights_that_move_are_found_again() -> None:
+def test_moved_tensors_refresh_the_struct() -> None:
     weights, x = planes("zero", 4, 32, 16, 96), torch.randn(3, 96)
-    strips = native.Weight(weights)
-    for product in (native.product, native.product_exact):
-        first = product(x, strips)
-        for part in strips.parts.values():
+    interleaved = native.NativeWeight(weights)
+    for product in (native.matmul, native.matmul_exact):
+        first = product(x, interleaved)
+        for part in interleaved.tensors.values():
             part.data = part.flip(-1)
-        assert product(x, strips).equal(first.flip(1))
-        assert not product(x, strips).equal(first)
+        assert product(x, interleaved).equal(first.flip(1))
+        assert not product(x, interleaved).equal(first)
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """Strips of one weight end behind 2 ** 32 bytes; the pages between are never touched."""
+    """The panels of one weight end beyond 2 ** 32 bytes; the pages between are never touched."""
     n, k = 70_000, 64 * 1024
     few = Planes(
         codes=(torch.randint(0, 256, (16, k // 32, 32), dtype=torch.uint8),),
         scale=torch.ones(16, 1),
         zero=128,
     )
-    alone, x = native.Weight(few), torch.randn(1, k)
+    alone, x = native.NativeWeight(few), torch.randn(1, k)
     codes = torch.empty(n * k, dtype=torch.uint8).view(torch.int32).view(n // 16, k // 4, 16)
-    codes[-1] = alone.parts["codes0"][0]
-    many = native.Weight(few.map(lambda tensor: tensor[None]))
+    codes[-1] = alone.tensors["codes0"][0]
+    many = native.NativeWeight(few.map(lambda tensor: tensor[None]))
     many.shape = (n // 16, 16, k)
-    many.parts = {
+    many.tensors = {
         "codes0": codes[:, None],
         "scale": torch.ones(1, 1, 1, 16).expand(n // 16, 1, 1, 16).contiguous(),
     }
     last = torch.tensor([n // 16 - 1])
-    assert native.grouped(x, many, last).equal(native.product(x, alone))
+    assert native.grouped_matmul(x, many, last).equal(native.matmul(x, alone))
 
 
 @pytest.mark.slow
@@ -266,13 +264,13 @@ def test_other_cpus(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert other.dequantize(weights, x.dtype).equal(naive.dequantize(weights, x.dtype))
             for rows in (1, 11):
                 some = x[:rows]
-                assert_near(other.product(some, weights), truth(some, weights, kind))
-                exact = naive.product(some.double(), weights)
-                assert_near(other.product_exact(some, weights), exact)
+                assert_near(other.matmul(some, weights), truth(some, weights, kind))
+                exact = naive.matmul(some.double(), weights)
+                assert_near(other.matmul_exact(some, weights), exact)
 
 
 def built_with(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module again, over a library that is compiled for a lesser CPU."""
+    """The module over a library that is compiled for a CPU with fewer instructions."""
     monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, *flags))
     library.machine.cache_clear()
     spec = spec_from_file_location("lesser", native.__file__)
@@ -288,7 +286,7 @@ def built_with(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("exact", "group", "kernel"),
     [(False, 32, "native"), (True, 32, "native exact"), (True, 16, "native exact")],
 )
-@pytest.mark.parametrize("kernels", [ops.PRODUCT, ops.GROUPED])
+@pytest.mark.parametrize("kernels", [ops.MATMUL, ops.GROUPED_MATMUL])
 def test_choice(kernels: Any, exact: bool, group: int, kernel: str) -> None:
     for deterministic in (False, True):
         target = Target(

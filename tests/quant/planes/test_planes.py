@@ -1,4 +1,4 @@
-"""Planes: codes come back as they were, cuts and joins say what the whole says."""
+"""Planes: packing round trips, the formula, selecting and joining, and `Packed`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N, K = 12, 128
 def planes(
     bits: int = 4, group: int = 32, *, lead: tuple[int, ...] = (N,), seed: int = 0
 ) -> tuple[Planes, Tensor]:
-    """Random planes of every part, and their weights by the formula, each written out."""
+    """Random planes with every tensor set, and their weights by the formula."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2**bits, (*lead, K), generator=generator, dtype=torch.uint8)
     groups = (*lead, K // group)
@@ -38,7 +38,7 @@ def planes(
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
-def test_codes_come_back(bits: int) -> None:
+def test_codes_round_trip(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (3, 5, 96), dtype=torch.uint8)
     packed = pack_codes(codes, bits)
     assert [plane.shape[-1] for plane in packed] == [4 * width for width in WIDTHS[bits]]
@@ -47,7 +47,7 @@ def test_codes_come_back(bits: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
-def test_words_hold_neighbours(width: int) -> None:
+def test_words_hold_adjacent_codes(width: int) -> None:
     codes = torch.randint(0, 2**width, (CELL,), dtype=torch.uint8)
     (plane,) = pack_codes(codes, width)
     words = plane[0].contiguous().view(torch.int32)
@@ -58,20 +58,20 @@ def test_words_hold_neighbours(width: int) -> None:
             assert four.equal(codes[first : first + 4])
 
 
-def test_rows_that_are_no_cells_are_refused() -> None:
+def test_rejects_rows_of_partial_cells() -> None:
     with pytest.raises(ValueError, match="rows of 40 codes"):
         pack_codes(torch.zeros(2, 40, dtype=torch.uint8), 4)
 
 
 @pytest.mark.parametrize("group", [16, 32, 64])
 @pytest.mark.parametrize("bits", WIDTHS)
-def test_dequantizes_as_the_formula_says(bits: int, group: int) -> None:
+def test_dequantizes_by_the_formula(bits: int, group: int) -> None:
     made, truth = planes(bits, group)
     assert (made.bits, made.group, made.shape) == (bits, group, (N, K))
     assert naive.dequantize(made, torch.float32).equal(truth)
 
 
-def test_only_what_is_there_counts() -> None:
+def test_absent_tensors_are_skipped() -> None:
     made, _ = planes()
     plain = replace(made, zero=8, offset=None, table=None, d=None, m=None)
     assert plain.nbytes == N * K // 2 + N * K // 32
@@ -80,11 +80,11 @@ def test_only_what_is_there_counts() -> None:
     assert naive.dequantize(plain, torch.float32).equal(truth)
 
 
-def test_cuts_and_joins() -> None:
+def test_select_and_join() -> None:
     made, truth = planes(6, 16)
-    assert naive.dequantize(made.take(slice(3, 7)), torch.float32).equal(truth[3:7])
+    assert naive.dequantize(made.select(slice(3, 7)), torch.float32).equal(truth[3:7])
     ids = torch.tensor([4, 4, 0])
-    assert naive.dequantize(made.take(ids), torch.float32).equal(truth[ids])
+    assert naive.dequantize(made.select(ids), torch.float32).equal(truth[ids])
     more, other = planes(6, 16, seed=1)
     more = replace(more, table=made.table)
     other = naive.dequantize(more, torch.float32)
@@ -102,7 +102,7 @@ class Plain(Packed):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_packed_answers_every_verb(ordered: bool, deterministic: bool) -> None:
+def test_packed_implements_every_storage_method(ordered: bool, deterministic: bool) -> None:
     made, truth = planes(4, 32)
     order = torch.randperm(K) if ordered else None
     if order is not None:
@@ -131,10 +131,10 @@ def test_packed_answers_every_verb(ordered: bool, deterministic: bool) -> None:
     torch.testing.assert_close(stacked.grouped(x, experts), x @ truth.t(), rtol=1e-5, atol=2e-3)
 
 
-def test_rounded_activations_are_within_half_a_step() -> None:
+def test_quantized_activations_are_within_half_a_step() -> None:
     x = torch.randn(4, K)
     x[0] = 0
-    q, d = naive.rounded(x)
+    q, d = naive.quantize_activations(x)
     assert q.dtype == torch.int8 and d.shape == (4, K // CELL)
     back = (q.float().unflatten(-1, (-1, CELL)) * d[..., None]).flatten(-2)
     step = d.repeat_interleave(CELL, -1)

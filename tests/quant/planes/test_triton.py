@@ -1,4 +1,4 @@
-"""Products with planes in Triton: every kind of planes against the naive twin, and machine code."""
+"""The Triton quantized matrix products against the naive ones, for every kind of planes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ostro.plugins.conformance.kernels import DEVICE, poison
 from ostro.quant.planes.planes import WIDTHS, Planes, pack_codes
 from ostro.quant.planes.quant_matmul import (
     DEQUANTIZE,
-    GROUPED,
-    PRODUCT,
+    GROUPED_MATMUL,
+    MATMUL,
     gemv,
     naive,
     tiles,
     unpack,
     weight,
 )
-from ostro.quant.planes.quant_matmul import triton as product
+from ostro.quant.planes.quant_matmul import triton as kernels
 
 NL = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -74,7 +74,7 @@ def planes(
     d: int = 0,
     lead: tuple[int, ...] = (),
 ) -> Planes:
-    """Random planes on `DEVICE`; strings and types say what the numbers of groups are."""
+    """Random planes on `DEVICE`; strings and dtypes select the kind of group values."""
     generator = torch.Generator().manual_seed(bits)
     codes = torch.randint(0, 2**bits, (*lead, n, k), generator=generator, dtype=torch.uint8)
     groups, coarse = (*lead, n, k // group), (*lead, n, k // group // max(d, 1))
@@ -92,7 +92,7 @@ def planes(
 
 
 def some_rows(rows: int, k: int, dtype: torch.dtype = FLOAT) -> Tensor:
-    """Rows of x as views of wider ones; 32 numbers of the second are zero."""
+    """Rows of x as views of wider rows; 32 elements of the second row are zero."""
     torch.manual_seed(0)
     x = torch.randn(rows, k + 5)[:, 5:]
     x[1:2, :32] = 0
@@ -100,36 +100,36 @@ def some_rows(rows: int, k: int, dtype: torch.dtype = FLOAT) -> Tensor:
 
 
 def assert_near(y: Tensor, truth: Tensor, bound: float) -> None:
-    """Within `bound` of the truth's spread; products of one dtype come back in it."""
+    """Assert that y is within `bound` standard deviations of the expected result."""
     assert not y.isnan().any()
     assert (y.float() - truth.float()).abs().max() <= bound * truth.float().std()
 
 
 def truth_of(x: Tensor, made: Planes, rounds: bool) -> Tensor:
-    """What the naive twin says of float32; tables of no integers multiply x as it is."""
-    whole = weight.prepare(made).whole
-    twin = naive.product_rounded if rounds and whole else naive.product
-    return twin(x.float(), made)
+    """The naive result in float32; x is quantized only for tables of integers."""
+    integers = weight.prepare(made).has_integer_values
+    multiply = naive.matmul_quantized if rounds and integers else naive.matmul
+    return multiply(x.float(), made)
 
 
-def test_rounds_as_the_naive_twin() -> None:
+def test_quantizes_as_the_naive_kernel() -> None:
     x = some_rows(3, 1056)
     x[2, 40] = 1e30
-    q, d = naive.rounded(x)
+    q, d = naive.quantize_activations(x)
     made = weight.prepare(planes(1, 1056, bits=4, group=16))
     with poison():
-        mine, scales, sums = gemv.round_words(x, made)
-        back = gemv.round_floats(x)
+        mine, scales, sums = gemv.quantize_to_integers(x, made)
+        back = gemv.quantize_to_floats(x)
     assert mine.equal(q) and scales.equal(d)
     assert sums.equal(q.float().unflatten(-1, (-1, 16)).sum(-1))
     assert back.equal((q.float().unflatten(-1, (-1, 32)) * d[..., None]).flatten(-2))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
+def test_nan_and_inf_make_the_row_nan(bad: float) -> None:
     x = some_rows(1, 96)
     x[0, 40] = bad
-    assert product.product(x, planes(bits=4, group=32)).isnan().all()
+    assert kernels.matmul(x, planes(bits=4, group=32)).isnan().all()
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -137,7 +137,7 @@ def test_one_row(kind: dict[str, Any]) -> None:
     made = planes(**kind)
     x = some_rows(1, made.shape[1])
     with poison():
-        rounded, exact = product.product(x, made), product.product_exact(x, made)
+        rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
     assert_near(rounded, truth_of(x, made, True), 1e-5)
     assert_near(exact, truth_of(x, made, False), 1e-5)
 
@@ -146,7 +146,7 @@ def test_few_rows() -> None:
     """Three rows by a program for four."""
     made, x = planes(**KINDS["6 bits"]), some_rows(3, 96)
     with poison():
-        rounded, exact = product.product(x, made), product.product_exact(x, made)
+        rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
     assert_near(rounded, truth_of(x, made, True), 1e-5)
     assert_near(exact, truth_of(x, made, False), 1e-5)
 
@@ -155,7 +155,7 @@ def test_few_rows() -> None:
 def test_dequantizes_bit_for_bit(kind: dict[str, Any]) -> None:
     made = planes(**kind, lead=(2,))
     with poison():
-        assert product.dequantize(made, FLOAT).equal(naive.dequantize(made, FLOAT))
+        assert kernels.dequantize(made, FLOAT).equal(naive.dequantize(made, FLOAT))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_tiles(name: str) -> None:
     made = planes(n=37, **KINDS[name])
     x = some_rows(9, 96, HALF)
     with poison():
-        rounded, exact = product.product(x, made), product.product_exact(x, made)
+        rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
     assert_near(rounded, truth_of(x, made, True), 4e-3)
     assert_near(exact, truth_of(x, made, False), 4e-3)
 
@@ -173,19 +173,19 @@ def test_tiles(name: str) -> None:
 def test_tiles_in_parts() -> None:
     """A long row is summed by several programs."""
     made = planes(3, 32 * 51, bits=4, group=32, zero=8)
-    assert tiles.parts(1, 51) > 2
+    assert tiles.split_k(1, 51) > 2
     x = some_rows(9, 32 * 51, HALF)
     with poison():
-        y = product.product_exact(x, made)
+        y = kernels.matmul_exact(x, made)
     assert_near(y, truth_of(x, made, False), 4e-3)
 
 
 def test_many_rows_are_multiplied_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "TUNED", {"some": 8})
-    monkeypatch.setattr(product, "WORKSPACE", 96 * 4)
+    monkeypatch.setattr(tiles, "CONFIG", {"gemm_rows": 8})
+    monkeypatch.setattr(kernels, "WORKSPACE", 96 * 4)
     made, x = planes(n=9, bits=4, group=32, zero=8), some_rows(11, 96)
     with poison():
-        rounded, exact = product.product(x, made), product.product_exact(x, made)
+        rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
     assert_near(rounded, truth_of(x, made, True), 1e-5)
     assert_near(exact, truth_of(x, made, False), 1e-5)
 
@@ -196,20 +196,20 @@ def test_experts(name: str, runs: list[int]) -> None:
     made = planes(**KINDS[name], lead=(3,))
     x = some_rows(sum(runs), 96, HALF)
     experts = torch.arange(3).repeat_interleave(torch.tensor(runs)).to(DEVICE)
-    whole = weight.prepare(made).whole
-    q, d = naive.rounded(x)
-    back = (q.float().unflatten(-1, (-1, 32)) * d[..., None]).flatten(-2) if whole else x.float()
+    integers = weight.prepare(made).has_integer_values
+    q, d = naive.quantize_activations(x)
+    back = (q.float().unflatten(-1, (-1, 32)) * d[..., None]).flatten(-2) if integers else x.float()
     with poison():
-        rounded = product.grouped(x, made, experts)
-        exact = product.grouped_exact(x, made, experts)
-        fixed = product.grouped_fixed(x[:3], made, experts[:3])
-    assert_near(rounded, naive.grouped(back, made, experts), 4e-3)
-    assert_near(exact, naive.grouped(x.float(), made, experts), 4e-3)
-    assert_near(fixed, naive.grouped(back[:3], made, experts[:3]), 4e-3)
+        rounded = kernels.grouped_matmul(x, made, experts)
+        exact = kernels.grouped_matmul_exact(x, made, experts)
+        fixed = kernels.grouped_matmul_deterministic(x[:3], made, experts[:3])
+    assert_near(rounded, naive.grouped_matmul(back, made, experts), 4e-3)
+    assert_near(exact, naive.grouped_matmul(x.float(), made, experts), 4e-3)
+    assert_near(fixed, naive.grouped_matmul(back[:3], made, experts[:3]), 4e-3)
 
 
-@pytest.mark.parametrize("call", [product.product_fixed, product.product_exact_fixed])
-def test_fixed_rows_have_the_same_bits_in_any_company(call: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("call", [kernels.matmul_deterministic, kernels.matmul_exact_deterministic])
+def test_deterministic_rows_are_batch_invariant(call: Callable[..., Tensor]) -> None:
     made, x = planes(4, bits=4, group=32, zero=8), some_rows(4, 96)
     together = call(x, made)
     assert torch.equal(call(x[1:2], made), together[1:2])
@@ -219,17 +219,17 @@ def test_fixed_rows_have_the_same_bits_in_any_company(call: Callable[..., Tensor
 def test_no_rows() -> None:
     made = planes(bits=4, group=32)
     none = torch.empty(0, dtype=torch.int64, device=DEVICE)
-    for call in (product.product, product.product_exact, product.product_fixed):
+    for call in (kernels.matmul, kernels.matmul_exact, kernels.matmul_deterministic):
         assert call(some_rows(0, 96), made).shape == (0, 5)
     stack = planes(bits=4, group=32, lead=(2,))
-    assert product.grouped(some_rows(0, 96), stack, none).shape == (0, 5)
+    assert kernels.grouped_matmul(some_rows(0, 96), stack, none).shape == (0, 5)
 
 
 def test_bfloat16_is_computed_in_float32() -> None:
     made, x = planes(bits=6, group=32, zero=32), some_rows(1, 96, BF16)
-    assert product.product(x, made).dtype == BF16
-    assert_near(product.product(x, made), truth_of(x, made, True), 2e-2)
-    assert_near(product.product_exact(x, made), truth_of(x, made, False), 2e-2)
+    assert kernels.matmul(x, made).dtype == BF16
+    assert_near(kernels.matmul(x, made), truth_of(x, made, True), 2e-2)
+    assert_near(kernels.matmul_exact(x, made), truth_of(x, made, False), 2e-2)
 
 
 def test_addresses_are_wide() -> None:
@@ -243,8 +243,8 @@ def test_addresses_are_wide() -> None:
     stack, x = Planes(codes=(codes,), scale=scale, zero=8), some_rows(1, cells * 32)
     expert = torch.tensor([experts - 1], device=DEVICE)
     truth = truth_of(x, last, False)
-    assert_near(product.grouped_exact(x, stack, expert), truth, 1e-5)
-    assert_near(product.grouped(x, stack, expert), truth_of(x, last, True), 1e-5)
+    assert_near(kernels.grouped_matmul_exact(x, stack, expert), truth, 1e-5)
+    assert_near(kernels.grouped_matmul(x, stack, expert), truth_of(x, last, True), 1e-5)
 
 
 @jit  # type: ignore[untyped-decorator]
@@ -258,7 +258,7 @@ def look_up_kernel(ints, word, y, ASM: tl.constexpr):  # type: ignore[no-untyped
 def test_values_of_tables_are_looked_up() -> None:
     word = torch.randint(-(1 << 31), 1 << 31, (64,), dtype=torch.int32, device=DEVICE)
     table = torch.tensor(NL, dtype=torch.float32, device=DEVICE)
-    ints, unit = weight.whole(table)
+    ints, unit = weight.integer_table(table)
     assert ints is not None and unit == 1
     y = torch.empty(2, 64, dtype=torch.int32, device=DEVICE)
     look_up_kernel[(1,)](ints, word, y, ASM=tiles.assembler())
@@ -268,17 +268,17 @@ def test_values_of_tables_are_looked_up() -> None:
 
 
 def test_which_tables_are_integers() -> None:
-    assert weight.whole(torch.tensor(FP4))[1] == 0.5
-    assert weight.whole(torch.tensor(NL).float() * 2)[0] is None
-    assert weight.whole(torch.arange(256.0))[0] is None
+    assert weight.integer_table(torch.tensor(FP4))[1] == 0.5
+    assert weight.integer_table(torch.tensor(NL).float() * 2)[0] is None
+    assert weight.integer_table(torch.arange(256.0))[0] is None
 
 
-def test_what_was_measured_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia_x1.json").write_text('{"few": 4, "stages": 2}')
+def test_config_files_override_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia_x1.json").write_text('{"gemv_rows": 4, "num_stages": 2}')
     monkeypatch.setattr(tiles, "CONFIGS", tmp_path)
-    monkeypatch.setattr(tiles, "TUNED", tiles.tuned("NVIDIA X1"))
-    assert (tiles.cuts().few, tiles.tile(9).stages, tiles.cuts().some) == (4, 2, 512)
-    assert tiles.tuned("NVIDIA X2") == {}
+    monkeypatch.setattr(tiles, "CONFIG", tiles.read_config("NVIDIA X1"))
+    assert (tiles.tuning().gemv_rows, tiles.tile(9).stages, tiles.tuning().gemm_rows) == (4, 2, 512)
+    assert tiles.read_config("NVIDIA X2") == {}
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -288,9 +288,9 @@ def test_choice(deterministic: bool, exact: bool) -> None:
         device=torch.device("cuda"), dtype=BF16, deterministic=deterministic, exact=exact
     )
     name = "triton" + " exact" * exact + ", row by row" * deterministic
-    for kernels in (PRODUCT, GROUPED):
-        assert Op(kernels, bits=4, group=32).select(target).kernel.name == name
-        chosen = Op(kernels, bits=4, group=24).select(target).kernel.name
+    for operation in (MATMUL, GROUPED_MATMUL):
+        assert Op(operation, bits=4, group=32).select(target).kernel.name == name
+        chosen = Op(operation, bits=4, group=24).select(target).kernel.name
         assert chosen.startswith("naive")
     assert Op(DEQUANTIZE, bits=4, group=32).select(target).kernel.name == "triton"
 
@@ -307,10 +307,10 @@ def test_grid(bits: int, group: int) -> None:
         made = planes(
             n=7, k=384, bits=bits, group=group, zero=zero, scale=scale, offset=offset, d=d
         )
-        assert product.dequantize(made, FLOAT).equal(naive.dequantize(made, FLOAT))
+        assert kernels.dequantize(made, FLOAT).equal(naive.dequantize(made, FLOAT))
         for rows in (1, 3, 8):
             x = some_rows(rows, 384)
             with poison():
-                rounded, exact = product.product(x, made), product.product_exact(x, made)
+                rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
             assert_near(rounded, truth_of(x, made, True), 1e-5)
             assert_near(exact, truth_of(x, made, False), 1e-5)

@@ -1,4 +1,4 @@
-"""Products with planes in machine code: nothing spills, and weights cost few instructions.
+"""Machine code of the Triton quantized matrix products: no spills, few instructions per weight.
 
 `instructions.json` lists the instructions per weight by triton version. Run this file to measure
 them again with the installed triton.
@@ -45,16 +45,16 @@ BUDGETS = {
 """Instructions that a weight may cost one row of x: what a GPU issues while it loads the weight."""
 
 LAUNCHES = {
-    "one row": ("product", 1),
-    "four rows": ("product", 4),
-    "eight rows": ("product", 8),
-    "exact, one row": ("product_exact", 1),
-    "exact, eight rows": ("product_exact", 8),
-    "tiles of 16": ("product_exact", 16),
-    "tiles of 64": ("product_exact", 64),
-    "experts, few rows": ("grouped", 8),
-    "experts, tiles of 16": ("grouped", 100),
-    "experts, tiles of 64": ("grouped", 4096),
+    "one row": ("matmul", 1),
+    "four rows": ("matmul", 4),
+    "eight rows": ("matmul", 8),
+    "exact, one row": ("matmul_exact", 1),
+    "exact, eight rows": ("matmul_exact", 8),
+    "tiles of 16": ("matmul_exact", 16),
+    "tiles of 64": ("matmul_exact", 64),
+    "experts, few rows": ("grouped_matmul", 8),
+    "experts, tiles of 16": ("grouped_matmul", 100),
+    "experts, tiles of 64": ("grouped_matmul", 4096),
     "floats": ("dequantize", 0),
 }
 
@@ -73,7 +73,7 @@ def outline(
     table: bool = False,
     experts: int = 0,
 ) -> Planes:
-    """Planes without numbers, [N, K] or of so many experts."""
+    """Planes on the meta device, [N, K] or [experts, N, K]."""
     rows = (experts, N) if experts else (N,)
 
     def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -93,20 +93,20 @@ def outline(
 
 def launched(target: str, kind: str, verb: str, rows: int) -> list[Build]:
     dtype = HALF if target == "sm_75" else torch.bfloat16
-    made = outline(**KINDS[kind], experts=32 if verb == "grouped" else 0)
+    made = outline(**KINDS[kind], experts=32 if verb == "grouped_matmul" else 0)
     x = torch.empty(rows, K, dtype=dtype, device="meta")
     arguments: tuple[Any, ...] = (x, made)
     if verb == "dequantize":
         arguments = (made, dtype)
-    elif verb == "grouped":
+    elif verb == "grouped_matmul":
         arguments = (x, made, torch.empty(rows, dtype=torch.int64, device="meta"))
     return compile_for(target, f"ostro.quant.planes.quant_matmul.triton:{verb}", *arguments)
 
 
 def cost(target: str, kind: str, rows: int) -> float:
     """Instructions per weight of the lanes' loop: a lane has a cell of each row of the weight."""
-    build = launched(target, kind, "product", rows)[-1]
-    assert build.kernel == "words_kernel"
+    build = launched(target, kind, "matmul", rows)[-1]
+    assert build.kernel == "integers_kernel"
     columns = 2 if rows > 4 else 4
     return round(build.instructions_per(columns * build.threads * 32), 2)
 
@@ -148,7 +148,7 @@ def test_the_table_of_costs_holds(target: str, kind: str, rows: int) -> None:
 
 
 def test_hopper_takes_dequantized_weights_from_registers() -> None:
-    build = launched("sm_90", "4 bits, super scales", "product_exact", 64)[-1]
+    build = launched("sm_90", "4 bits, super scales", "matmul_exact", 64)[-1]
     products = [line for line in build.loop if line.startswith("HGMMA")]
     assert len(products) == 8
     # accumulators, the left operand, the right one: a descriptor names what lies in shared memory
@@ -175,7 +175,7 @@ def test_compiles_without_spills(kind: str, launch: str, target: str) -> None:
     "target", ["gfx942", pytest.param("gfx1100", marks=(pytest.mark.slow, pytest.mark.grid))]
 )
 def test_amd_multiplies_four_codes_at_once(target: str) -> None:
-    build = launched(target, "4 bits, integer table", "product", 1)[-1]
+    build = launched(target, "4 bits, integer table", "matmul", 1)[-1]
     assert "v_dot4" in build.assembly and "v_perm_b32" in build.assembly
     assert build.spills == 0
 
