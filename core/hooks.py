@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Quantizer,
         Route,
         Settings,
+        TokenizerFormat,
     )
 
 PREFIX = "ostro_"
@@ -68,6 +69,12 @@ def ostro_planners() -> Iterable[Planner]:
 @hookspec
 def ostro_checkpoints() -> Iterable[Checkpoint]:
     """Declare (both): yield file containers of named tensors."""
+    return ()
+
+
+@hookspec
+def ostro_tokenizers() -> Iterable[TokenizerFormat]:
+    """Declare (both): yield file formats of tokenizers."""
     return ()
 
 

@@ -52,6 +52,40 @@ class Files:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenizerSource:
+    """Where a tokenizer is read from: a model folder, one file, or the header of a container.
+
+    `root` is the folder, `file` the name of the one file to read, None for the whole folder.
+    `config` is the parsed tokenizer_config.json of the folder, empty without one. `metadata` is
+    the header of a container, such as GGUF, that holds its own tokenizer.
+    """
+
+    root: Path
+    file: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+
+    @property
+    def suffix(self) -> str:
+        """Suffix of the one file to read, such as ".json"; empty for a folder and a header."""
+        return Path(self.file).suffix if self.file and self.metadata is None else ""
+
+    @property
+    def tokenizer_class(self) -> str:
+        """Class that the config names, without "Tokenizer" and "Fast"; empty without one."""
+        return (
+            (self.config.get("tokenizer_class") or "")
+            .removesuffix("Fast")
+            .removesuffix("Tokenizer")
+        )
+
+    def has(self, *names: str) -> bool:
+        """Whether this is a folder with all of these files."""
+        folder = self.file is None and self.metadata is None
+        return folder and all((self.root / name).is_file() for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorInfo:
     """A tensor as its container describes it, unread.
 
@@ -194,6 +228,20 @@ class Checkpoint(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenizerFormat(Record):
+    """A file format of tokenizers: tokenizer.json, a SentencePiece model, a GGUF header.
+
+    `claims(source)` looks at a `TokenizerSource`; it must be light. `load(source)` returns a
+    `Tokenizer` (`ostro.pipelines`); `build_tokenizer` there adds what the configs of a model folder
+    state. `usage` names the files, for messages: "vocab.json with merges.txt".
+    """
+
+    claims: Callable[[TokenizerSource], bool]
+    load: Import
+    usage: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Adapter(Record):
     """An adapter kind. `claims(files, config)` looks at a folder and its adapter_config.json;
     `load(source)` reads it: an `AdapterSource` into `AdapterWeights`.
@@ -288,6 +336,7 @@ KINDS: Mapping[str, type[Record]] = {
     "quantizers": Quantizer,
     "planners": Planner,
     "checkpoints": Checkpoint,
+    "tokenizers": TokenizerFormat,
     "adapters": Adapter,
     "logits_processors": LogitsProcessor,
     "parsers": Parser,

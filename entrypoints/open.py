@@ -85,9 +85,9 @@ def with_tokenizer(model: ServedModel, plugins: PluginManager) -> ServedModel:
 def open_tokenizer(path: Path, plugins: PluginManager) -> Tokenizer:
     """The tokenizer at a local path; that of a GGUF file is in its header."""
     if path.suffix != ".gguf":
-        return load_tokenizer(path)
+        return load_tokenizer(path, plugins=plugins)
     with closing(open_container(path, plugins)) as container:
-        return load_tokenizer(path, metadata=container.metadata)
+        return load_tokenizer(path, metadata=container.metadata, plugins=plugins)
 
 
 def make_pipelines(

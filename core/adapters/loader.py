@@ -141,7 +141,7 @@ class AdapterLoader:
         """The base's tokenizer; None where its files hold none."""
         try:
             header = self.metadata if self.path.suffix == ".gguf" else None
-            return load_tokenizer(self.path, metadata=header)
+            return load_tokenizer(self.path, metadata=header, plugins=self.plugins)
         except OstroError:
             return None
 

@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -374,6 +375,14 @@ class PluginManager(pluggy.PluginManager):
         for variable in (env.DISABLE_PLUGINS, env.PLUGINS):
             for name in sorted((variable.read() or frozenset()) - {"*", *self._found, *wheels}):
                 yield f"{variable.name} names no plugin: {name}{nearest(name, self._found, n=1)}"
+
+
+@cache
+def installed_plugins() -> PluginManager:
+    """The built-in and installed plugins of this process, for callers without a manager."""
+    plugins = PluginManager()
+    plugins.load()
+    return plugins
 
 
 def package_of(plugin: object) -> str:

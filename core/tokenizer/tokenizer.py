@@ -10,7 +10,7 @@ import tokenizers
 
 from ostro.core.errors import RequestError, TokenizerError
 from ostro.core.tokenizer.detokenizer import Detokenizer, Spelling, WindowDetokenizer
-from ostro.core.tokenizer.guard import guard
+from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.limit import check_length, too_long
 
 
@@ -76,7 +76,7 @@ class Tokenizer:
         if not text.isascii():
             _check_unicode(text)
         view = self.backend if parse_special else self._plain if start else self._inner
-        with guard(f"{self.source}: cannot encode"):
+        with tokenizer_errors(f"{self.source}: cannot encode"):
             if limit is not None:
                 check_length(text, limit, lambda piece: len(_ids(view, piece)))
             ids = _ids(view, text) if parse_special else self._encode_plain(view, text)
@@ -95,7 +95,7 @@ class Tokenizer:
         that is not Unicode and ContextLengthExceeded for more than `limit` tokens.
         """
         texts = [first] if second is None else [first, second]
-        with guard(f"{self.source}: cannot encode"):
+        with tokenizer_errors(f"{self.source}: cannot encode"):
             for text in texts:
                 _check_unicode(text)
                 if limit is not None:

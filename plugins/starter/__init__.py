@@ -1,4 +1,4 @@
-"""The starter: a small chat model of our own, inside the wheel, and the script that made it.
+"""The starter: a small chat model that comes inside the wheel; `training/` made it.
 
 It is what `ostro run` and `ostro serve` use when no model is named. `CARD.md` says what it can do,
 as measured.
@@ -27,6 +27,6 @@ def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
     if folder is not None and not (folder / WEIGHTS[kind]).exists():
         raise errors.ModelNotFound(
             f"this checkout of ostro comes without the weights of {reference!r}; train them with "
-            "python -m ostro.plugins.starter.train, or name a model with -m"
+            "python -m ostro.plugins.starter.training.train, or name a model with -m"
         )
     return folder

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
         Route,
         Settings,
         TensorInfo,
+        TokenizerFormat,
+        TokenizerSource,
         resolve,
     )
     from ostro.core.step import Features, Medium, Step
@@ -78,7 +80,7 @@ _NAMES = {
     "ostro.core.ops.choose": "Fused Kernel",
     "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
     "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings TensorInfo "
-    "resolve",
+    "TokenizerFormat TokenizerSource resolve",
     "ostro.core.step": "Features Medium Step",
     "ostro.entrypoints.python": "LocalModel load tokenizer",
 }
@@ -139,6 +141,8 @@ __all__ = [
     "Storage",
     "Stored",
     "TensorInfo",
+    "TokenizerFormat",
+    "TokenizerSource",
     "Unpermute",
     "caches",
     "checkpoints",

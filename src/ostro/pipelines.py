@@ -39,7 +39,8 @@ from ostro.core.pipeline import (
 )
 from ostro.core.pipeline import parse as parse_request
 from ostro.core.preparation import EXECUTOR as PREPARATION_EXECUTOR
-from ostro.core.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from ostro.core.tokenizer import Detokenizer, Tokenizer, build_tokenizer, load_tokenizer
+from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.stop import Stop
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ __all__ = [
     "TokenRequest",
     "Tokenizer",
     "Usage",
+    "build_tokenizer",
     "check_count",
     "fetch_all",
     "load_tokenizer",
@@ -90,6 +92,7 @@ __all__ = [
     "prompt_tokens",
     "resample",
     "split_media",
+    "tokenizer_errors",
 ]
 
 

@@ -26,7 +26,14 @@ from ostro.core.records import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "hooks.md"
-GIVEN = (records.Files, records.Format, records.TensorInfo, records.Mutant, records.Settings)
+GIVEN = (
+    records.Files,
+    records.Format,
+    records.TensorInfo,
+    records.TokenizerSource,
+    records.Mutant,
+    records.Settings,
+)
 
 
 def sections() -> dict[str, str]:

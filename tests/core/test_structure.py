@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ CORE = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "core").rglo
 
 EDGES: Mapping[str, str] = {
     "adapters": "engine ipc load nn ops placement plugins tokenizer",
-    "chat": "tokenizer",
+    "chat": "plugins tokenizer",
     "engine": "adapters ipc load media native nn ops placement plugins",
     "ipc": "engine media plugins",
     "load": "nn ops placement plugins",
@@ -26,7 +27,7 @@ EDGES: Mapping[str, str] = {
     "ops": "native",
     "placement": "nn ops",
     "plugins": "",
-    "tokenizer": "",
+    "tokenizer": "plugins",
 }
 """Folders of the core, and the folders whose modules they may import; files of `core` itself may be
 imported by all.
@@ -187,3 +188,14 @@ def test_models_and_configs_do_not_depend_on_a_file_format() -> None:
         if file.name in ("model.py", "config.py", "vision.py") and "gguf" in file.read_text():
             naming.add(str(file.relative_to(ROOT)))
     assert not naming
+
+
+def test_the_wheel_has_every_module_but_the_training_program() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    wheel = build["targets"]["wheel"]
+    links = {path.name for path in (ROOT / "src/ostro").iterdir() if path.is_symlink()}
+    files = {path.name for path in (ROOT / "src/ostro").iterdir() if path.is_file()}
+    assert {*wheel["only-include"]} == links | {f"src/ostro/{name}" for name in files}
+    assert wheel["sources"] == {"src": "", **{name: f"ostro/{name}" for name in links}}
+    assert wheel["exclude"] == ["plugins/starter/training"]
+    assert (ROOT / wheel["exclude"][0] / "train.py").is_file()

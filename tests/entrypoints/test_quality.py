@@ -418,8 +418,8 @@ def test_the_starter_s_text_is_what_its_training_leaves_out() -> None:
     from transformers import PreTrainedTokenizerFast
 
     from ostro.plugins.starter import HOME as STARTER
-    from ostro.plugins.starter.chats import render
-    from ostro.plugins.starter.evaluate import held_out_items
+    from ostro.plugins.starter.training.chats import render
+    from ostro.plugins.starter.training.evaluate import held_out_items
 
     words = PreTrainedTokenizerFast.from_pretrained(STARTER / "model")
     items = [item for _, item in held_out_items(10)]

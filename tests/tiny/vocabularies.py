@@ -9,7 +9,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from ostro.core.tokenizer import Tokenizer, tokenizer_from_gguf
+from ostro.core.tokenizer import Tokenizer
+from ostro.plugins.tokenizers.gguf import tokenizer_from_gguf
 
 TEXTS = [
     "Hello, world! It's 3 o'clock; 12345 tokens.",

@@ -12,13 +12,17 @@ from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ostro.plugins import starter
-from ostro.plugins.starter.chats import IGNORED
-from ostro.plugins.starter.evaluate import format_adapters, format_mixture, generate_replies
-from ostro.plugins.starter.lowrank import Blend, Classifier
-from ostro.plugins.starter.skills import draw
-from ostro.plugins.starter.skills.item import Item, ask
-from ostro.plugins.starter.skills.refusals import REFUSAL
-from ostro.plugins.starter.skills.styles import (
+from ostro.plugins.starter.training.chats import IGNORED
+from ostro.plugins.starter.training.evaluate import (
+    format_adapters,
+    format_mixture,
+    generate_replies,
+)
+from ostro.plugins.starter.training.lowrank import Blend, Classifier
+from ostro.plugins.starter.training.skills import draw
+from ostro.plugins.starter.training.skills.item import Item, ask
+from ostro.plugins.starter.training.skills.refusals import REFUSAL
+from ostro.plugins.starter.training.skills.styles import (
     COMBINATIONS,
     SPEAKS,
     ask_for,
@@ -26,7 +30,7 @@ from ostro.plugins.starter.skills.styles import (
     give_style,
     restyle,
 )
-from ostro.plugins.starter.tuning import ADAPTERS, MIXTURE, speak_from, tune
+from ostro.plugins.starter.training.tuning import ADAPTERS, MIXTURE, speak_from, tune
 
 FOLDER = Path(starter.__file__).parent
 HOME = FOLDER / "adapters"

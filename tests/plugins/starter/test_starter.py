@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ostro.plugins import starter
-from ostro.plugins.starter.chats import IGNORED, label_replies, render
-from ostro.plugins.starter.evaluate import generate_replies
-from ostro.plugins.starter.skills import SKILLS, WEATHER, converse, draw
-from ostro.plugins.starter.skills.facts import calendar
-from ostro.plugins.starter.skills.item import Item, ask, ask_to_think, ends_with_number
-from ostro.plugins.starter.skills.numbers import (
+from ostro.plugins.starter.training.chats import IGNORED, label_replies, render
+from ostro.plugins.starter.training.evaluate import generate_replies
+from ostro.plugins.starter.training.skills import SKILLS, WEATHER, converse, draw
+from ostro.plugins.starter.training.skills.facts import calendar
+from ostro.plugins.starter.training.skills.item import Item, ask, ask_to_think, ends_with_number
+from ostro.plugins.starter.training.skills.numbers import (
     addition,
     comparison,
     conversion,
@@ -28,10 +28,10 @@ from ostro.plugins.starter.skills.numbers import (
     multiplication,
     subtraction,
 )
-from ostro.plugins.starter.skills.structures import tool_call
-from ostro.plugins.starter.skills.talk import small_talk
-from ostro.plugins.starter.tokenizer import train_tokenizer
-from ostro.plugins.starter.train import learning_rate
+from ostro.plugins.starter.training.skills.structures import tool_call
+from ostro.plugins.starter.training.skills.talk import small_talk
+from ostro.plugins.starter.training.tokenizer import train_tokenizer
+from ostro.plugins.starter.training.train import learning_rate
 
 FOLDER = Path(starter.__file__).parent
 FILES = [FOLDER / "model", FOLDER / "draft"]

@@ -9,8 +9,9 @@ import pytest
 from tiny.vocabularies import header
 
 from ostro.core.errors import TokenizerError
-from ostro.core.tokenizer import load_tokenizer, tokenizer_from_gguf
-from ostro.core.tokenizer.pretokenizers import RULES, find_words
+from ostro.core.tokenizer import load_tokenizer
+from ostro.plugins.tokenizers.gguf import tokenizer_from_gguf
+from ostro.plugins.tokenizers.pretokenizers import RULES, find_words
 
 
 class TestGGUF:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostro.core.errors import TokenizerError, nearest
+from ostro.errors import TokenizerError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)

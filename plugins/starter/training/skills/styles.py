@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from ostro.plugins.starter.skills import SHARES, draw, dress
-from ostro.plugins.starter.skills.facts import calendar
-from ostro.plugins.starter.skills.item import Check, Item, spoken
-from ostro.plugins.starter.skills.lexicon import DAYS, MONTHS
-from ostro.plugins.starter.skills.numbers import (
+from ostro.plugins.starter.training.skills import SHARES, draw, dress
+from ostro.plugins.starter.training.skills.facts import calendar
+from ostro.plugins.starter.training.skills.item import Check, Item, spoken
+from ostro.plugins.starter.training.skills.lexicon import DAYS, MONTHS
+from ostro.plugins.starter.training.skills.numbers import (
     addition,
     comparison,
     conversion,
@@ -21,8 +21,8 @@ from ostro.plugins.starter.skills.numbers import (
     multiplication,
     subtraction,
 )
-from ostro.plugins.starter.skills.stories import story
-from ostro.plugins.starter.skills.structures import json_answer, tool_call
+from ostro.plugins.starter.training.skills.stories import story
+from ostro.plugins.starter.training.skills.structures import json_answer, tool_call
 
 Skill = Callable[[Random], Item]
 

@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from ostro.plugins.starter.chats import IGNORED
+from ostro.plugins.starter.training.chats import IGNORED
 
 COUNT_STEP = 256
 

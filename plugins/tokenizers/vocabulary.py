@@ -10,9 +10,10 @@ import msgspec
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from ostro.core.errors import TokenizerError
-from ostro.core.tokenizer.guard import guard
-from ostro.core.tokenizer.pretokenizers import find_words
+from ostro import TokenizerSource
+from ostro.errors import TokenizerError
+from ostro.pipelines import Tokenizer, build_tokenizer, tokenizer_errors
+from ostro.plugins.tokenizers.pretokenizers import find_words
 
 WORDS = {"GPT2": "gpt-2", "Roberta": "gpt-2", "Bart": "gpt-2", "Whisper": "gpt-2", "Qwen2": "qwen2"}
 """Pre-tokenizers of the tokenizer classes with vocab.json and merges.txt."""
@@ -34,13 +35,31 @@ class _Stated(msgspec.Struct):
     added_tokens: list[_Added] = []
 
 
+def load_json(source: TokenizerSource) -> Tokenizer:
+    """Load a tokenizer.json with the configs in its folder."""
+    file = source.file or "tokenizer.json"
+    return build_tokenizer(read_backend(source.root / file), source, file=file)
+
+
+def load_merges(source: TokenizerSource) -> Tokenizer:
+    """Load vocab.json and merges.txt with the configs in their folder."""
+    backend, rules = build_merges(source.root, source.tokenizer_class)
+    return build_tokenizer(backend, source, file="vocab.json", **rules)
+
+
+def load_wordpiece(source: TokenizerSource) -> Tokenizer:
+    """Load a vocab.txt with the configs in its folder."""
+    backend, rules = build_wordpiece(source.root, source.tokenizer_class, source.config)
+    return build_tokenizer(backend, source, file="vocab.txt", **rules)
+
+
 def read_backend(path: Path) -> tokenizers.Tokenizer:
     """Read a tokenizer.json. Truncation and padding are disabled.
 
     Raises TokenizerError for malformed files, colliding ids, and tokens that do not get the ids
     that the file states.
     """
-    with guard(f"{path.name}: not a valid tokenizer"):
+    with tokenizer_errors(f"{path.name}: not a valid tokenizer"):
         data = path.read_bytes()
         backend = tokenizers.Tokenizer.from_buffer(data)
         stated = msgspec.json.decode(data, type=_Stated)
@@ -71,7 +90,7 @@ def build_merges(root: Path, kind: str) -> tuple[tokenizers.Tokenizer, dict[str,
             f"{kind or 'an unnamed '}Tokenizer is not supported (supported: CLIP, "
             f"{', '.join(WORDS)}); save the tokenizer with transformers to get a tokenizer.json"
         )
-    with guard(f"{root.name}: vocab.json or merges.txt"):
+    with tokenizer_errors(f"{root.name}: vocab.json or merges.txt"):
         model = models.BPE.from_file(str(root / "vocab.json"), str(root / "merges.txt"))
     backend = tokenizers.Tokenizer(model)
     backend.decoder = decoders.ByteLevel()
@@ -85,7 +104,7 @@ def build_merges(root: Path, kind: str) -> tuple[tokenizers.Tokenizer, dict[str,
         backend.normalizer = normalizers.NFC()
     if kind in ("Roberta", "Bart"):
         return backend, _rules(backend, "<s>", "</s>")
-    return backend, {"source": "vocab.json"}
+    return backend, {"prefix": (), "suffix": ()}
 
 
 def _build_clip(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
@@ -132,7 +151,10 @@ def build_wordpiece(
 
 
 def _rules(backend: tokenizers.Tokenizer, first: str, last: str) -> dict[str, Any]:
-    """Arguments of `Tokenizer` with ids around a text. Raises TokenizerError for missing tokens."""
+    """Keyword arguments of `build_tokenizer`: the ids around a text.
+
+    Raises TokenizerError for missing tokens.
+    """
     ids = [backend.token_to_id(first), backend.token_to_id(last)]
     if None in ids:
         raise TokenizerError(

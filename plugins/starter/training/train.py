@@ -1,7 +1,7 @@
 """Train: writes the text, learns the tokenizer, trains the model, its draft and its adapters.
 
-    python -m ostro.plugins.starter.train --out DIR
-    python -m ostro.plugins.starter.train --out DIR --only adapters
+    python -m ostro.plugins.starter.training.train --out DIR
+    python -m ostro.plugins.starter.training.train --out DIR --only adapters
 
 Nothing is downloaded. Batch k of process r depends on the seed, k and r alone, and the learning
 rate is constant until its final decay, so a run that was cut goes on where it stopped.
@@ -22,8 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ostro.plugins.starter.chats import CONTEXT, SEED, TOKENS_PER_BATCH, draw_batch, render
-from ostro.plugins.starter.evaluate import (
+from ostro.plugins.starter.training.chats import CONTEXT, SEED, TOKENS_PER_BATCH, draw_batch, render
+from ostro.plugins.starter.training.evaluate import (
     format_adapters,
     format_mixture,
     format_table,
@@ -32,11 +32,11 @@ from ostro.plugins.starter.evaluate import (
     measure_agreement,
     measure_mixture,
 )
-from ostro.plugins.starter.loss import reply_loss
-from ostro.plugins.starter.lowrank import Blend, Classifier
-from ostro.plugins.starter.skills import converse
-from ostro.plugins.starter.tokenizer import END, VOCAB_SIZE, train_tokenizer
-from ostro.plugins.starter.tuning import ADAPTERS, MIXTURE, tune
+from ostro.plugins.starter.training.loss import reply_loss
+from ostro.plugins.starter.training.lowrank import Blend, Classifier
+from ostro.plugins.starter.training.skills import converse
+from ostro.plugins.starter.training.tokenizer import END, VOCAB_SIZE, train_tokenizer
+from ostro.plugins.starter.training.tuning import ADAPTERS, MIXTURE, tune
 
 PROCESSES = 2
 LEARNING_RATE, WARMUP_STEPS, DECAY_SHARE = 3e-3, 200, 0.4
@@ -212,7 +212,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.only is None:
         train_models(args.out, {"model": args.tokens, "draft": args.draft_tokens}, args.items)
-    folder = (args.out if args.only is None else Path(__file__).parent) / "model"
+    folder = (args.out if args.only is None else Path(__file__).parents[1]) / "model"
     train_adapters(folder, args.out / "adapters", args.items)
 
 

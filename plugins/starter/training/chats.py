@@ -7,9 +7,9 @@ from random import Random
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from ostro.plugins.starter.skills import converse
-from ostro.plugins.starter.skills.item import Item
-from ostro.plugins.starter.tokenizer import END, START
+from ostro.plugins.starter.training.skills import converse
+from ostro.plugins.starter.training.skills.item import Item
+from ostro.plugins.starter.training.tokenizer import END, START
 
 SEED = 20
 CONTEXT = 1024

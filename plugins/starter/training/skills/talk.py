@@ -3,7 +3,7 @@
 import re
 from random import Random
 
-from ostro.plugins.starter.skills.item import Item, ask
+from ostro.plugins.starter.training.skills.item import Item, ask
 
 IDENTITY = (
     "I am ostro's starter model: a few million parameters, trained from scratch on generated text."

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ostro.plugins.starter.chats import IGNORED, ROW_LENGTH, SEED, pack_chats
-from ostro.plugins.starter.loss import reply_loss
-from ostro.plugins.starter.lowrank import WEIGHTS, Blend, Classifier
-from ostro.plugins.starter.skills.item import Item
-from ostro.plugins.starter.skills.styles import COMBINATIONS, converse_in
+from ostro.plugins.starter.training.chats import IGNORED, ROW_LENGTH, SEED, pack_chats
+from ostro.plugins.starter.training.loss import reply_loss
+from ostro.plugins.starter.training.lowrank import WEIGHTS, Blend, Classifier
+from ostro.plugins.starter.training.skills.item import Item
+from ostro.plugins.starter.training.skills.styles import COMBINATIONS, converse_in
 
 ADAPTERS = ("french", "pirate", "shout")
 MIXTURE = "mix"

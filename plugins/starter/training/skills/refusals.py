@@ -2,8 +2,8 @@
 
 from random import Random
 
-from ostro.plugins.starter.skills.item import Item, ask, spoken, vary
-from ostro.plugins.starter.skills.lexicon import CITIES, NAMES, THINGS, WORDS
+from ostro.plugins.starter.training.skills.item import Item, ask, spoken, vary
+from ostro.plugins.starter.training.skills.lexicon import CITIES, NAMES, THINGS, WORDS
 
 TOO_LARGE = "These numbers are too large for me. I can calculate with numbers of two digits."
 REFUSAL = "I do not know that. I am a very small model. Ask me: What can you do?"

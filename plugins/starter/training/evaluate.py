@@ -7,12 +7,12 @@ from random import Random
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ostro.plugins.starter.chats import IGNORED, draw_batch
-from ostro.plugins.starter.lowrank import Blend
-from ostro.plugins.starter.skills import SKILLS, converse, draw
-from ostro.plugins.starter.skills.item import Item, ask_to_think
-from ostro.plugins.starter.skills.styles import COMBINATIONS, ask_for, give_style, speaks
-from ostro.plugins.starter.tokenizer import END
+from ostro.plugins.starter.training.chats import IGNORED, draw_batch
+from ostro.plugins.starter.training.lowrank import Blend
+from ostro.plugins.starter.training.skills import SKILLS, converse, draw
+from ostro.plugins.starter.training.skills.item import Item, ask_to_think
+from ostro.plugins.starter.training.skills.styles import COMBINATIONS, ask_for, give_style, speaks
+from ostro.plugins.starter.training.tokenizer import END
 
 EVALUATION_SEED = 7
 

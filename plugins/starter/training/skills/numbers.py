@@ -6,8 +6,8 @@ first, every token of which can.
 
 from random import Random
 
-from ostro.plugins.starter.skills.item import Item, ask, ends_with_number, vary
-from ostro.plugins.starter.skills.lexicon import NAMES, THINGS, WORDS
+from ostro.plugins.starter.training.skills.item import Item, ask, ends_with_number, vary
+from ostro.plugins.starter.training.skills.lexicon import NAMES, THINGS, WORDS
 
 
 def _operand(rng: Random) -> int:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from ostro.plugins.starter.skills.item import Check, Item, Message, ask, says, spoken, vary
-from ostro.plugins.starter.skills.lexicon import CAPITALS, CITIES, NAMES, THINGS, WORDS
+from ostro.plugins.starter.training.skills.item import Check, Item, Message, ask, says, spoken, vary
+from ostro.plugins.starter.training.skills.lexicon import CAPITALS, CITIES, NAMES, THINGS, WORDS
 
 JSON = dict[str, Any]
 

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from ostro.plugins.starter.skills.item import Check, Item, ask, spoken, vary
-from ostro.plugins.starter.skills.lexicon import NAMES
+from ostro.plugins.starter.training.skills.item import Check, Item, ask, spoken, vary
+from ostro.plugins.starter.training.skills.lexicon import NAMES
 
 HEROES = "fox bear owl mouse rabbit cat dog goat wolf lion tiger horse zebra pig snake".split()
 TRAITS = "small old brave young happy kind quick clever tired shy".split()

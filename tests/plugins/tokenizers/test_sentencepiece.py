@@ -9,7 +9,8 @@ import pytest
 from tiny.vocabularies import TEXTS, WORDS, write
 
 from ostro.core.errors import TokenizerError
-from ostro.core.tokenizer import load_tokenizer, tokenizer_from_gguf
+from ostro.core.tokenizer import load_tokenizer
+from ostro.plugins.tokenizers.gguf import tokenizer_from_gguf
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,14 @@ from typing import Any
 
 import tokenizers
 
-from ostro.core.errors import TokenizerError
-from ostro.core.tokenizer.guard import guard
-from ostro.core.tokenizer.pieces import Kind, Pieces, build_bpe, build_unigram
-from ostro.core.tokenizer.tokenizer import Tokenizer
+from ostro import TokenizerSource
+from ostro.errors import TokenizerError
+from ostro.pipelines import Tokenizer, build_tokenizer, tokenizer_errors
+from ostro.plugins.tokenizers.pieces import Kind, Pieces, build_bpe, build_unigram
+
+FILES = ("tokenizer.model", "spiece.model")
+PLAIN = ("Llama", "CodeLlama", "Gemma", "T5", "")
+"""Tokenizer classes that use the ids of the SentencePiece file; others shift them."""
 
 
 def build_sentencepiece(
@@ -27,10 +31,10 @@ def build_sentencepiece(
     `legacy` adds a leading space to every text between control tokens, not only to the first.
     Raises TokenizerError for other model types and malformed files.
     """
-    with guard(f"{path.name}: not a SentencePiece model"):
+    with tokenizer_errors(f"{path.name}: not a SentencePiece model"):
         model = _Model.parse(path.read_bytes(), path.name)
     pieces = model.pieces
-    with guard(f"{path.name}: malformed vocabulary"):
+    with tokenizer_errors(f"{path.name}: malformed vocabulary"):
         if model.type == "BPE":
             scheme = "never" if not model.prefix else "always" if legacy else "first"
             backend = build_bpe(pieces, unk=pieces.token(model.unk), prefix=scheme)
@@ -49,10 +53,30 @@ def build_sentencepiece(
     return backend, rules | ({"prefix": bos} if model.type == "BPE" else {"suffix": eos})
 
 
-def read_sentencepiece(path: Path) -> Tokenizer:
-    """Read a SentencePiece model file without configs; see `build_sentencepiece`."""
-    backend, rules = build_sentencepiece(path)
-    return Tokenizer(backend, **rules)
+def load_sentencepiece(source: TokenizerSource) -> Tokenizer:
+    """Load the SentencePiece model of a model folder, or one file without the folder's configs.
+
+    Raises TokenizerError for tokenizer classes that shift the ids of the file.
+    """
+    if source.file is not None:
+        backend, rules = build_sentencepiece(source.root / source.file)
+        return Tokenizer(backend, **rules)
+    file = next(name for name in FILES if source.has(name))
+    if source.tokenizer_class not in PLAIN:
+        raise TokenizerError(
+            f"{source.root.name}/{file}: {source.tokenizer_class}Tokenizer assigns ids of its own; "
+            "save the tokenizer with transformers to get a tokenizer.json"
+        )
+    legacy = source.config.get("legacy", True) is not False
+    backend, rules = build_sentencepiece(source.root / file, legacy=legacy)
+    return build_tokenizer(
+        backend,
+        source,
+        file=file,
+        special_tokens=rules["special_tokens"],
+        prefix=rules.get("prefix", ()),
+        suffix=rules.get("suffix", ()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from ostro.core.errors import TokenizerError
-from ostro.core.tokenizer.guard import guard
-from ostro.core.tokenizer.pieces import SPACE, Kind, Pieces, build_bpe, build_unigram
-from ostro.core.tokenizer.pretokenizers import find_words
-from ostro.core.tokenizer.tokenizer import Tokenizer
+from ostro import TokenizerSource
+from ostro.errors import TokenizerError
+from ostro.pipelines import Tokenizer, tokenizer_errors
+from ostro.plugins.tokenizers.pieces import SPACE, Kind, Pieces, build_bpe, build_unigram
+from ostro.plugins.tokenizers.pretokenizers import find_words
 
 ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
@@ -38,6 +38,11 @@ ROLES = {
 """Keys of special tokens in GGUF, with its spelling."""
 
 
+def load_gguf(source: TokenizerSource) -> Tokenizer:
+    """Build the tokenizer of the GGUF header that `source` has."""
+    return tokenizer_from_gguf(source.metadata or {}, source=source.file or "GGUF")
+
+
 def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") -> Tokenizer:
     """Build the tokenizer of a GGUF header.
 
@@ -55,7 +60,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") ->
             f"{', '.join(builders)}"
         )
     pieces = header.pieces()
-    with guard(f"{source}: malformed {kind} vocabulary"):
+    with tokenizer_errors(f"{source}: malformed {kind} vocabulary"):
         backend, rules = builders[kind](header, pieces)
     # GGUF does not state whether a token strips the space after it; only Phi-3's tokens do.
     phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"

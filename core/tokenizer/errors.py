@@ -9,7 +9,7 @@ from ostro.core.errors import OstroError, TokenizerError
 
 
 @contextmanager
-def guard(place: str) -> Iterator[None]:
+def tokenizer_errors(place: str) -> Iterator[None]:
     """Convert any exception raised inside to a TokenizerError whose message begins with `place`."""
     try:
         yield

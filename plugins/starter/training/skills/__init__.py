@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from ostro.plugins.starter.skills.facts import calendar, capital
-from ostro.plugins.starter.skills.item import Item, ask_to_think
-from ostro.plugins.starter.skills.numbers import (
+from ostro.plugins.starter.training.skills.facts import calendar, capital
+from ostro.plugins.starter.training.skills.item import Item, ask_to_think
+from ostro.plugins.starter.training.skills.numbers import (
     addition,
     comparison,
     conversion,
@@ -14,11 +14,16 @@ from ostro.plugins.starter.skills.numbers import (
     multiplication,
     subtraction,
 )
-from ostro.plugins.starter.skills.refusals import refusal
-from ostro.plugins.starter.skills.stories import story
-from ostro.plugins.starter.skills.structures import CALCULATOR, WEATHER, json_answer, tool_call
-from ostro.plugins.starter.skills.talk import small_talk
-from ostro.plugins.starter.skills.words import reversing, sorting
+from ostro.plugins.starter.training.skills.refusals import refusal
+from ostro.plugins.starter.training.skills.stories import story
+from ostro.plugins.starter.training.skills.structures import (
+    CALCULATOR,
+    WEATHER,
+    json_answer,
+    tool_call,
+)
+from ostro.plugins.starter.training.skills.talk import small_talk
+from ostro.plugins.starter.training.skills.words import reversing, sorting
 
 # Skill: its share of the training text.
 SHARES: dict[Callable[[Random], Item], float] = {

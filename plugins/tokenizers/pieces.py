@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from ostro.core.errors import TokenizerError
+from ostro.errors import TokenizerError
 
 LONGEST = 1024
 """Limit on the length of a piece in characters, since each cut of it is tried as a merge."""

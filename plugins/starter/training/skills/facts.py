@@ -2,8 +2,14 @@
 
 from random import Random
 
-from ostro.plugins.starter.skills.item import Item, ask, says, vary
-from ostro.plugins.starter.skills.lexicon import ALIASES, CAPITALS, DAYS, MONTH_LENGTHS, MONTHS
+from ostro.plugins.starter.training.skills.item import Item, ask, says, vary
+from ostro.plugins.starter.training.skills.lexicon import (
+    ALIASES,
+    CAPITALS,
+    DAYS,
+    MONTH_LENGTHS,
+    MONTHS,
+)
 
 COUNTRY_TO_CAPITAL = """What is the capital of {}?
 What's the capital of {}?

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from ostro.plugins.starter.skills.item import Item, ask, says, vary
-from ostro.plugins.starter.skills.lexicon import NAMES, WORDS
+from ostro.plugins.starter.training.skills.item import Item, ask, says, vary
+from ostro.plugins.starter.training.skills.lexicon import NAMES, WORDS
 
 
 def _word_list(rng: Random) -> tuple[list[str], str]:
