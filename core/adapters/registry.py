@@ -12,11 +12,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
 
 from ostro.core.adapters.adapter import EMPTY, LoadedAdapter, Mixture, WeightedAdapter
 from ostro.core.adapters.loader import AdapterLoader, check_mixture
+from ostro.core.adapters.pool import AdapterPool
 from ostro.core.adapters.weights import AdapterWeights
 from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import (
@@ -55,38 +59,58 @@ class Alias:
 
 @dataclass(eq=False)
 class PendingLoad:
-    """A load that was asked for, and who is told of its end."""
+    """The command `id` to load an adapter; its alias replaces the one of its name once read."""
 
+    id: str
     alias: Alias
-    reading: Future[LoadedAdapter]
-    done: Callable[[OstroError | None], None]
     expected: str | None = None
 
 
-@dataclass
-class WaitingRequest:
-    """A request whose adapters are being read, and what is done with it then.
+@dataclass(eq=False)
+class PendingRead:
+    """The adapters that the request or command `id` waits for.
 
-    `held` are the generations that have been read for it: they stay until it goes.
+    `generations` have been read for it: the store keeps them until the request is submitted.
     """
 
+    id: str
     aliases: list[Alias]
-    held: set[str]
-    go: Callable[[], None]
-    fail: Callable[[OstroError], None]
+    generations: set[str]
+
+
+class ReadResult(NamedTuple):
+    """The end of what the request or command `id` waited for."""
+
+    id: str
+    error: OstroError | None = None
 
 
 class Registry:
-    """The adapters of one model."""
+    """The adapters of one model. All methods belong to one thread; `wake` is called from another.
 
-    def __init__(self, loader: AdapterLoader, probe: Probe, *, most: int, host_bytes: int) -> None:
+    A read that ends is put on the queue `finished`, then `wake` is called: it makes the owner of
+    the registry call `poll` soon.
+    """
+
+    def __init__(
+        self,
+        loader: AdapterLoader,
+        adapter_pool: AdapterPool,
+        probe: Probe,
+        *,
+        most: int,
+        host_bytes: int,
+    ) -> None:
         """At most `most` names; `host_bytes` of adapters are kept that nobody runs."""
-        self.loader, self.probe, self.most, self.host_bytes = loader, probe, most, host_bytes
+        self.loader, self.adapter_pool, self.probe = loader, adapter_pool, probe
+        self.most, self.host_bytes = most, host_bytes
         self.aliases: dict[str, Alias] = {}
         self.store: OrderedDict[str, LoadedAdapter] = OrderedDict()
         self.reader = ThreadPoolExecutor(1, "ostro-adapters")
-        self.change: PendingLoad | None = None
-        self.waiting: list[WaitingRequest] = []
+        self.finished: SimpleQueue[tuple[Alias, Future[LoadedAdapter]]] = SimpleQueue()
+        self.wake: Callable[[], None] = lambda: None
+        self.loading: PendingLoad | None = None
+        self.waiting: dict[str, PendingRead] = {}
         self.leases: Counter[str] = Counter()
 
     # Names
@@ -143,7 +167,7 @@ class Registry:
         adapter = self.store.get(generation)
         if adapter is None:
             return facts
-        facts.loaded, facts.resident = True, generation in self.loader.adapter_pool.here
+        facts.loaded, facts.resident = True, generation in self.adapter_pool.here
         facts.kind, facts.rank, facts.base = adapter.kind, adapter.rank, adapter.base
         facts.nbytes, facts.effect = adapter.nbytes, adapter.effect
         facts.modules, facts.norms = len(adapter.matched), dict(adapter.norms) if norms else {}
@@ -154,15 +178,16 @@ class Registry:
 
     def load(
         self,
+        id: str,
         name: str,
         reference: str,
-        done: Callable[[OstroError | None], None],
         *,
         inplace: bool = False,
         expected: str | None = None,
         pinned: bool = False,
     ) -> None:
-        """Read an adapter and have a name go to it; `done` is told when it does, or why not.
+        """Start to read an adapter that takes a name once it is read; `poll` yields the result of
+        the command `id`.
 
         Raises AdapterConflict for a name that is taken, unless `inplace`, and for one that does not
         go to the `expected` generation; AdapterBusy while another is being loaded.
@@ -175,13 +200,13 @@ class Registry:
                 param="lora_name",
             )
         self.check_expected(known, name, expected)
-        if self.change is not None:
-            raise AdapterBusy(f"{self.change.alias.name!r} is being loaded; try again")
+        if self.loading is not None:
+            raise AdapterBusy(f"{self.loading.alias.name!r} is being loaded; try again")
         if known is None:
             self.make_way()
         alias = Alias(name, reference, pinned=pinned)
-        reading = self.reader.submit(self.loader.read, reference)
-        self.change = PendingLoad(alias, reading, done, expected)
+        self.loading = PendingLoad(id, alias, expected)
+        self.start_reading(alias)
 
     def add(self, name: str, weights: AdapterWeights, *, inplace: bool = False) -> str:
         """Have a name go to an adapter that is in memory already; gives its generation.
@@ -221,32 +246,53 @@ class Registry:
             return
         if any(alias.generation == generation for alias in self.aliases.values()):
             return
-        self.loader.adapter_pool.pinned.discard(generation)
+        self.adapter_pool.pinned.discard(generation)
         if adapter := self.store.pop(generation, None):
             for each in (adapter, *adapter.members):
-                self.loader.adapter_pool.forget(each.generation)
+                self.adapter_pool.forget(each.generation)
 
     @property
     def busy(self) -> bool:
-        """Whether something is being read that somebody waits for."""
-        return self.change is not None or bool(self.waiting)
+        """Whether a request or command waits for a read."""
+        return self.loading is not None or bool(self.waiting)
 
-    def poll(self) -> None:
-        """Switch to what has been read since the last pass."""
-        awaited = [alias for each in self.waiting for alias in each.aliases]
-        for alias in dict.fromkeys((*self.aliases.values(), *awaited)):
-            if alias.reading is not None and alias.reading.done():
-                reading, alias.reading = alias.reading, None
-                self.settle(alias, reading)
-        if self.change is not None and self.change.reading.done():
-            change, self.change = self.change, None
-            self.switch(change)
+    @property
+    def has_finished(self) -> bool:
+        """Whether a read has ended that `poll` has not handled yet."""
+        return not self.finished.empty()
 
-    def settle(self, alias: Alias, reading: Future[LoadedAdapter]) -> None:
-        """An alias was read for requests that wait for it: they go, or fail. Where its name was
-        taken from it meanwhile, they are told, or go with what has the name now.
+    def start_reading(self, alias: Alias) -> None:
+        """Read an alias in the reader thread, unless it is being read already."""
+        if alias.reading is None:
+            alias.reading = self.reader.submit(self.loader.read, alias.reference)
+            alias.reading.add_done_callback(partial(self.finish_reading, alias))
+
+    def finish_reading(self, alias: Alias, reading: Future[LoadedAdapter]) -> None:
+        """Called in the reader thread when a read ends."""
+        # Queued before the call: the woken thread must find the read.
+        self.finished.put((alias, reading))
+        self.wake()
+
+    def poll(self) -> Iterator[ReadResult]:
+        """Handle the reads that have ended; yield the requests and commands that wait no more.
+
+        The caller submits a request before it takes the next result: until then nothing leases
+        the generations of the request, and a later read may evict them from the store.
         """
-        waiting = [each for each in self.waiting if alias in each.aliases]
+        while self.has_finished:
+            alias, reading = self.finished.get()
+            alias.reading = None
+            if self.loading is not None and self.loading.alias is alias:
+                yield self.finish_load(self.loading, reading)
+            else:
+                yield from self.settle(alias, reading)
+
+    def settle(self, alias: Alias, reading: Future[LoadedAdapter]) -> Iterator[ReadResult]:
+        """Store an adapter that was read for requests; yield those that wait for no other. If its
+        name was removed meanwhile, or refers to another adapter, `mixture` decides.
+        """
+        waiting = [each for each in self.waiting.values() if alias in each.aliases]
+        error: OstroError | None = None
         try:
             if self.aliases.get(alias.name) is alias:
                 adapter = reading.result()
@@ -257,39 +303,33 @@ class Registry:
                     )
                 self.keep(alias, adapter)
                 for each in waiting:
-                    each.held.add(adapter.generation)
-        except Exception as error:
-            told = as_error(error, alias.name)
-            self.waiting = [each for each in self.waiting if each not in waiting]
-            for each in waiting:
-                each.fail(told)
-            return
+                    each.generations.add(adapter.generation)
+        except Exception as caught:
+            error = as_error(caught, alias.name)
         for each in waiting:
             each.aliases.remove(alias)
-        ready = [each for each in waiting if not each.aliases]
-        self.waiting = [each for each in self.waiting if each not in ready]
-        for each in ready:
-            each.go()
+            if error is not None or not each.aliases:
+                del self.waiting[each.id]
+                yield ReadResult(each.id, error)
 
-    def switch(self, change: PendingLoad) -> None:
-        """An alias was read that is to take a name."""
-        alias = change.alias
+    def finish_load(self, load: PendingLoad, reading: Future[LoadedAdapter]) -> ReadResult:
+        """Store the adapter of a load command, and let its alias replace the one of its name."""
+        self.loading, alias = None, load.alias
         try:
-            adapter = change.reading.result()
+            adapter = reading.result()
             known = self.aliases.get(alias.name)
-            self.check_expected(known, alias.name, change.expected)
+            self.check_expected(known, alias.name, load.expected)
             self.keep(alias, adapter)
         except Exception as error:
-            change.done(as_error(error, alias.name))
-            return
+            return ReadResult(load.id, as_error(error, alias.name))
         self.aliases[alias.name] = alias
         if known is not None and known.generation != alias.generation:
             self.drop(known.generation)
-        change.done(None)
+        return ReadResult(load.id)
 
     def keep(self, alias: Alias, adapter: LoadedAdapter) -> None:
         """Take an adapter that was read in, once it is shown to do something."""
-        adapter_pool = self.loader.adapter_pool
+        adapter_pool = self.adapter_pool
         known = self.store.get(adapter.generation)
         if known is None:
             self.check_norms(alias, adapter)
@@ -335,43 +375,34 @@ class Registry:
         """
         self.store.move_to_end(newest)
         held = sum(adapter.nbytes for adapter in self.store.values())
-        awaited = {newest}.union(*(each.held for each in self.waiting))
+        awaited = {newest}.union(*(each.generations for each in self.waiting.values()))
         for generation in list(self.store):
             if held <= self.host_bytes:
                 return
-            here = self.loader.adapter_pool.here
+            here = self.adapter_pool.here
             if self.leases[generation] or generation in awaited or generation in here:
                 continue
             held -= self.store.pop(generation).nbytes
 
     # Requests
 
-    def ask(
-        self,
-        wanted: Sequence[AdapterRef],
-        go: Callable[[], None],
-        fail: Callable[[OstroError], None],
-    ) -> WaitingRequest | None:
-        """Have the adapters of a request read: `go` is called once they are, now or later.
-
-        Raises AdapterError for those that do not exist. Gives what waits, to be dropped.
+    def ensure_read(self, id: str, wanted: Sequence[AdapterRef]) -> bool:
+        """Whether the adapters of the request `id` have been read. If not, they are read now, and
+        `poll` yields the result. Raises AdapterError if one of them does not exist.
         """
         named = list(self.named(wanted))
-        missing = [a for a in named if a.generation not in self.store]
+        missing = list(dict.fromkeys(a for a in named if a.generation not in self.store))
         if not missing:
-            go()
-            return None
+            return True
         for alias in missing:
-            alias.reading = alias.reading or self.reader.submit(self.loader.read, alias.reference)
-        held = {g for g in (*(a.generation for a in named), *(w.generation for w in wanted)) if g}
-        waiting = WaitingRequest(list(dict.fromkeys(missing)), held, go, fail)
-        self.waiting.append(waiting)
-        return waiting
+            self.start_reading(alias)
+        known = (*(alias.generation for alias in named), *(each.generation for each in wanted))
+        self.waiting[id] = PendingRead(id, missing, {g for g in known if g})
+        return False
 
-    def forget(self, waiting: WaitingRequest) -> None:
-        """Whoever waited does not any more."""
-        if waiting in self.waiting:
-            self.waiting.remove(waiting)
+    def cancel(self, id: str) -> None:
+        """Wait no more for the request `id`. A read under way goes on to its end."""
+        self.waiting.pop(id, None)
 
     def named(self, wanted: Sequence[AdapterRef]) -> Iterator[Alias]:
         """The aliases that a request names. Raises AdapterNotFound."""
@@ -428,7 +459,7 @@ class Registry:
 
     def check_room(self, adapters: Sequence[LoadedAdapter]) -> None:
         """Raise AdapterLimit for what pinned adapters leave no room for."""
-        adapter_pool = self.loader.adapter_pool
+        adapter_pool = self.adapter_pool
         wanted = {each.generation: each.pages for a in adapters for each in members(a)}
         pinned = sum(
             resident.adapter.pages
@@ -457,7 +488,7 @@ class Registry:
     def close(self) -> None:
         """Stop reading, and leave the model as it was."""
         self.reader.shutdown(wait=False, cancel_futures=True)
-        self.loader.adapter_pool.detach()
+        self.adapter_pool.detach()
 
 
 def members(adapter: LoadedAdapter) -> Sequence[LoadedAdapter]:

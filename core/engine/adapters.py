@@ -70,6 +70,7 @@ def build_registry(
     size = HOST_BYTES if asked is None else parse_size(asked)
     registry = Registry(
         loader,
+        adapter_pool,
         lambda adapter: None if runner is None else probe(runner, adapter_pool, adapter),
         most=settings.max_adapters,
         host_bytes=int(size),

@@ -178,8 +178,8 @@ def explain_narrow(loaded: LoadedModel, asked: str, kinds: Sequence[CacheKind]) 
 def renew(engine: Engine, loaded: LoadedModel, settings: Settings) -> None:
     """Go on with weights that have changed in place: other block keys, other graphs."""
     engine.identity = key_root(loaded, settings)
-    if engine.registry is not None:
-        engine.registry.loader.adapter_pool.renew()
+    if engine.runner.adapter_pool is not None:
+        engine.runner.adapter_pool.renew()
     engine.runner.graphs = Graphs()
     make_ready(engine, loaded)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
-from ostro.core.adapters.pool import MixtureLease
+from ostro.core.adapters.pool import AdapterPool, MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.failure import PLAIN, Failures
 from ostro.core.engine.request import JobOutput, JobRequest
@@ -50,12 +50,17 @@ class JobEngine:
     """The jobs of one model, in turn."""
 
     def __init__(
-        self, worker: Worker, registry: Registry | None = None, failures: Failures = PLAIN
+        self,
+        worker: Worker,
+        registry: Registry | None = None,
+        adapter_pool: AdapterPool | None = None,
+        failures: Failures = PLAIN,
     ) -> None:
-        """`registry` is told which adapters are in use, and brings them to the device. `failures`
-        makes the errors that end jobs.
+        """`registry` counts the uses of adapters, `adapter_pool` brings them to the device; a model
+        without adapters has neither. `failures` makes the errors that end jobs.
         """
         self.worker, self.registry, self.failures = worker, registry, failures
+        self.adapter_pool = adapter_pool
         self.turns: deque[tuple[str, Iterator[Slice]]] = deque()
         self.held: dict[str, tuple[Mixture, MixtureLease]] = {}
 
@@ -68,14 +73,14 @@ class JobEngine:
         for a job that the model does not begin.
         """
         step = ROWS
-        if mixture.shares and self.registry is not None:
-            held = self.registry.loader.adapter_pool.hold(mixture)
+        if mixture.shares and self.registry is not None and self.adapter_pool is not None:
+            held = self.adapter_pool.hold(mixture)
             if held is None:
                 raise Overloaded("there is no room on the device for these adapters; try again")
             self.registry.lease(mixture)
             self.held[request.id] = mixture, held
             row = torch.tensor([held.row(0)], dtype=torch.int32)
-            step = replace(ROWS, mixture=row.to(self.registry.loader.adapter_pool.target.device))
+            step = replace(ROWS, mixture=row.to(self.adapter_pool.target.device))
         try:
             slices = self.worker.work(request, step)
         except Exception as error:
@@ -85,9 +90,9 @@ class JobEngine:
 
     def let_go(self, id: str) -> None:
         """A job has ended: its adapters may leave the device."""
-        if id in self.held and self.registry is not None:
+        if id in self.held and self.registry is not None and self.adapter_pool is not None:
             mixture, held = self.held.pop(id)
-            self.registry.loader.adapter_pool.let_go(held)
+            self.adapter_pool.let_go(held)
             self.registry.release(mixture)
 
     def abort(self, id: str) -> list[JobOutput]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 from ostro.core.adapters.adapter import EMPTY
-from ostro.core.adapters.registry import Registry, WaitingRequest
+from ostro.core.adapters.registry import ReadResult, Registry
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.pooling import PoolingEngine
@@ -20,9 +19,10 @@ from ostro.core.engine.request import (
     PoolingRequest,
     Request,
     Stats,
+    TokenOutput,
     TokenRequest,
 )
-from ostro.core.errors import AdapterNotFound, NotFound, OstroError, Unsupported
+from ostro.core.errors import AdapterNotFound, NotFound, Unsupported
 from ostro.core.ipc.loop import ProgressCallback
 from ostro.core.ipc.messages import (
     AdapterCommand,
@@ -35,9 +35,6 @@ from ostro.core.ipc.messages import (
 from ostro.core.load.model import LoadedModel
 
 SubEngine = Engine | PoolingEngine | JobEngine
-
-PAUSE = 0.002
-"""Seconds between two looks at whether an adapter has been read, while nothing else is done."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,16 @@ class ModelEntry:
                 yield part
 
 
+@dataclass(frozen=True)
+class WaitingRequest:
+    """A request whose adapters are being read, its model, and the choices aborted meanwhile."""
+
+    request: Request
+    entry: ModelEntry
+    registry: Registry
+    aborted: set[int] = field(default_factory=set)
+
+
 class MultiModelEngine:
     """Routes requests to models and gives each part that has work a turn in every pass."""
 
@@ -76,8 +83,12 @@ class MultiModelEngine:
         self.entries = dict(entries)
         self.parts: list[SubEngine] = [part for t in entries.values() for part in t.parts]
         self.registries = [t.registry for t in entries.values() if t.registry is not None]
-        self.waiting: dict[str, tuple[Registry, WaitingRequest]] = {}
+        self.waiting: dict[str, WaitingRequest] = {}
         self.unsent: list[FromEngine] = []
+        self.read_ended = threading.Event()
+        self.notify: Callable[[], None] = lambda: None
+        for registry in self.registries:
+            registry.wake = self.wake
 
     @property
     def first(self) -> ModelEntry:
@@ -90,7 +101,22 @@ class MultiModelEngine:
 
     @property
     def busy(self) -> bool:
+        """Whether a request or command is under way, reads of adapters included."""
         return any(each.busy for each in (*self.parts, *self.registries))
+
+    @property
+    def runnable(self) -> bool:
+        """Whether `step` has something to do now, rather than to wait for the end of a read."""
+        return any(part.busy for part in self.parts) or any(r.has_finished for r in self.registries)
+
+    def set_wake(self, notify: Callable[[], None]) -> None:
+        """Have `notify` called, in another thread, whenever the read of an adapter ends."""
+        self.notify = notify
+
+    def wake(self) -> None:
+        """Called in a reader thread when the read of an adapter ends."""
+        self.read_ended.set()
+        self.notify()
 
     def entry(self, model: str) -> ModelEntry:
         """The model of that name. Raises NotFound."""
@@ -110,36 +136,43 @@ class MultiModelEngine:
         return entry.requantize(message, report)
 
     def submit(self, request: Request) -> None:
-        """Take a request in, now or when its adapters have been read. Raises an OstroError where
-        its model cannot do it.
+        """Add a request, now or once its adapters have been read. Raises an OstroError if its model
+        cannot do it.
         """
         entry = self.entry(request.model)
-        submit = partial(self.hand, entry, request)
-        if not request.adapters:
-            submit()
-            return
-        if entry.registry is None:
+        if request.adapters and entry.registry is None:
             raise AdapterNotFound(f"{request.model} takes no adapters", param="adapters")
+        if entry.registry is None or entry.registry.ensure_read(request.id, request.adapters):
+            self.dispatch(entry, request)
+        else:
+            self.waiting[request.id] = WaitingRequest(request, entry, entry.registry)
 
-        def fail(error: Exception) -> None:
-            self.waiting.pop(request.id, None)
-            self.unsent.append(Failed.of(error, request.id))
+    def finish_read(self, registry: Registry, result: ReadResult) -> None:
+        """Go on with the request or command that waited for a read; an error fails it alone."""
+        waiting = self.waiting.pop(result.id, None)
+        if waiting is None:
+            self.answer(registry, result)
+            return
+        try:
+            if result.error is not None:
+                raise result.error
+            self.dispatch(waiting.entry, waiting.request)
+        except Exception as error:
+            self.unsent.append(Failed.of(error, result.id))
+            return
+        for index in waiting.aborted:
+            # The last output of the choice was sent when it was aborted.
+            self.abort(result.id, index)
 
-        def go() -> None:
-            if self.waiting.pop(request.id, None) is None:
-                submit()
-                return
-            try:
-                submit()
-            except Exception as error:
-                fail(error)
+    def answer(self, registry: Registry, result: ReadResult) -> None:
+        """Answer an adapter command with all adapters of its model, or with its error."""
+        if result.error is None:
+            self.unsent.append(AdapterResult(result.id, registry.facts()))
+        else:
+            self.unsent.append(Failed.of(result.error, result.id))
 
-        waiting = entry.registry.ask(request.adapters, go, fail)
-        if waiting is not None:
-            self.waiting[request.id] = entry.registry, waiting
-
-    def hand(self, entry: ModelEntry, request: Request) -> None:
-        """Hand a request, whose adapters are read, to the part of a model that does it."""
+    def dispatch(self, entry: ModelEntry, request: Request) -> None:
+        """Submit a request, whose adapters are read, to the part of a model that does it."""
         mixture = EMPTY
         if entry.registry is not None and request.adapters:
             tokens = request.tokens if isinstance(request, TokenRequest) else ()
@@ -159,33 +192,29 @@ class MultiModelEngine:
         if registry is None:
             raise AdapterNotFound(f"{message.model} takes no adapters")
 
-        def done(error: OstroError | None) -> None:
-            told = AdapterResult(message.id, registry.facts()) if error is None else None
-            self.unsent.append(told or Failed.of(error or OstroError(""), message.id))
-
         if message.do == "load":
             registry.load(
+                message.id,
                 message.name,
                 message.reference,
-                done,
                 inplace=message.inplace,
                 expected=message.expected,
                 pinned=message.pinned,
             )
             return
         if message.do == "read":
-            registry.ask([AdapterRef(name=message.name)], partial(done, None), done)
-            return
-        if message.do == "unload":
+            if not registry.ensure_read(message.id, [AdapterRef(name=message.name)]):
+                return
+        elif message.do == "unload":
             registry.unload(message.name, message.expected)
-        if message.do == "register":
+        elif message.do == "register":
             registry.register(
                 message.name,
                 message.reference,
                 generation=message.expected or None,
                 pinned=message.pinned,
             )
-        done(None)
+        self.answer(registry, ReadResult(message.id))
 
     def events(self) -> list[FromEngine]:
         """What has come up beside outputs since this was last asked."""
@@ -193,21 +222,46 @@ class MultiModelEngine:
         return events
 
     def abort(self, id: str, index: int | None = None) -> list[Output]:
-        """Drop a request, or one choice of it; unknown ones are ignored."""
-        found = list[Output]()
+        """Drop a request, or one choice of it; unknown ones are ignored.
+
+        Returns the last output of each choice that was dropped, except for a whole request whose
+        adapters are being read.
+        """
         if id in self.waiting:
-            registry, waiting = self.waiting.pop(id)
-            registry.forget(waiting)
+            return self.abort_waiting(self.waiting[id], index)
+        found = list[Output]()
         for part in self.parts:
             found += part.abort(id, index) if isinstance(part, Engine) else part.abort(id)
         return found
 
+    def abort_waiting(self, waiting: WaitingRequest, index: int | None) -> list[Output]:
+        """Drop a request whose adapters are being read, or note that a choice of it is aborted."""
+        id = waiting.request.id
+        outputs = list[Output]()
+        if index is not None and isinstance(waiting.request, TokenRequest):
+            choices = range(waiting.request.sampling.n)
+            if index not in choices or index in waiting.aborted:
+                return []
+            waiting.aborted.add(index)
+            outputs = [TokenOutput(id=id, index=index, finish="abort")]
+            if len(waiting.aborted) < len(choices):
+                return outputs
+        del self.waiting[id]
+        waiting.registry.cancel(id)
+        return outputs
+
     def step(self) -> list[Output]:
-        """One pass: a step of every part that has something to do."""
+        """One pass: a step of every part that has something to do.
+
+        If all that is under way waits for adapters, block until a read ends.
+        """
+        if self.busy and not self.runnable:
+            self.read_ended.wait()
+        # Cleared before the queues are read: a read that ends from here on sets the event again.
+        self.read_ended.clear()
         for registry in self.registries:
-            registry.poll()
-        if not any(part.busy for part in self.parts):
-            time.sleep(PAUSE)
+            for result in registry.poll():
+                self.finish_read(registry, result)
         return [output for part in self.parts if part.busy for output in part.step()]
 
     def stats(self) -> Stats:

@@ -45,8 +45,8 @@ class PoolingEngine:
         registry: Registry | None = None,
         failures: Failures = PLAIN,
     ) -> None:
-        """`registry` is told which adapters are in use, and brings them to the device. `failures`
-        makes the errors that end requests.
+        """`registry` counts the uses of adapters; the runner's pool brings them to the device.
+        `failures` makes the errors that end requests.
         """
         self.runner, self.pool, self.registry = runner, pool, registry
         self.vocab, self.context, self.max_rows = vocab, context, max_rows
@@ -170,14 +170,14 @@ class PoolingEngine:
 
     def hold(self, mixture: Mixture) -> MixtureLease | None:
         """Bring a mixture to the device; None where there is no room now."""
-        if not mixture.shares or self.registry is None:
+        if not mixture.shares or self.runner.adapter_pool is None:
             return NOTHING
-        return self.registry.loader.adapter_pool.hold(mixture)
+        return self.runner.adapter_pool.hold(mixture)
 
     def let_go(self, helds: Sequence[MixtureLease]) -> None:
         for held in helds:
-            if self.registry is not None:
-                self.registry.loader.adapter_pool.let_go(held)
+            if self.runner.adapter_pool is not None:
+                self.runner.adapter_pool.let_go(held)
 
     def whole(self, id: str) -> bool:
         reading = self.live[id]

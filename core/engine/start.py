@@ -128,7 +128,7 @@ def build_entry(
         registry = build_registry(loaded, settings, plugins, pool)
         model = face(loaded, JobModel)  # type: ignore[type-abstract]
         change = partial(change_formats, loaded, settings, plugins, None)
-        jobs = JobEngine(model, registry, Failures(plugins.explain, loaded.device))
+        jobs = JobEngine(model, registry, pool, Failures(plugins.explain, loaded.device))
         return ModelEntry(jobs=jobs, registry=registry, loaded=loaded, requantize=change)
     face(loaded, TokenModel if tasks & TOKEN_TASKS else EncoderModel)  # type: ignore[type-abstract]
     engine = build_engine(loaded, settings, plugins, eos_ids, share=share)

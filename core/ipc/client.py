@@ -336,13 +336,32 @@ def check_output(output: TokenOutput | JobOutput) -> None:
         raise RequestError(message, param=param) if param else OstroError(message)
 
 
+class QueueInbox:
+    """Messages to an engine in another thread; see `loop.Inbox`."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[ToEngine | None] = SimpleQueue()
+
+    def put(self, message: ToEngine) -> None:
+        self._queue.put(message)
+
+    def wake(self) -> None:
+        self._queue.put(None)
+
+    def receive(self, wait: bool) -> list[ToEngine]:
+        found = [self._queue.get()] if wait else []
+        while not self._queue.empty():
+            found.append(self._queue.get())
+        return [message for message in found if message is not None]
+
+
 class ThreadEngine(AsyncEngine):
     """An engine in a thread of this process. `build` makes it there, warmed up."""
 
     def __init__(self, build: Callable[[loop.ProgressCallback], loop.DrivenEngine]) -> None:
         super().__init__()
         self._build = build
-        self._inbox: SimpleQueue[ToEngine] = SimpleQueue()
+        self._inbox = QueueInbox()
         self._thread = threading.Thread(target=self._run, name="ostro-engine", daemon=True)
 
     async def start(self) -> Ready:
@@ -363,15 +382,9 @@ class ThreadEngine(AsyncEngine):
         try:
             engine = self._build(lambda *steps: self._post(Progress(*steps)))
             self._post(Ready(models=engine.facts))
-            loop.drive(engine, self._receive, self._post)
+            loop.drive(engine, self._inbox, self._post)
         except Exception as error:
             self._post(Failed.of(error))
-
-    def _receive(self, wait: bool) -> list[ToEngine]:
-        messages = [self._inbox.get()] if wait else []
-        while not self._inbox.empty():
-            messages.append(self._inbox.get())
-        return messages
 
     def _post(self, message: FromEngine) -> None:
         try:

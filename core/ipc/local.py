@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from itertools import count
 from typing import Any, Literal
 
@@ -138,6 +139,7 @@ class LocalClient(AsyncEngine):
         self.local = local
         local.deliver = self._deliver
         self.info = Ready(models=local.engine.facts)
+        self._changed = asyncio.Event()
         self._stepping: asyncio.Future[None] | None = None
 
     async def start(self) -> Ready:
@@ -146,17 +148,31 @@ class LocalClient(AsyncEngine):
 
     async def close(self) -> None:
         self._lose(EngineDied("the engine is closed"))
+        self._changed.set()
 
     def _send(self, message: ToEngine) -> None:
         answer(self.local.engine, message, self.local.dispatch)
         self.local.dispatch_events()
+        self._changed.set()
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.ensure_future(self._step())
 
     async def _step(self) -> None:
+        engine, running = self.local.engine, asyncio.get_running_loop()
+        changed = self._changed = asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the event loop has ended before the read
+                running.call_soon_threadsafe(changed.set)
+
+        engine.set_wake(wake)
         try:
-            while self.local.engine.busy and (self._streams or self._changes):
-                self.local.step()
-                await asyncio.sleep(0)
+            while engine.busy and (self._streams or self._changes) and self.fault is None:
+                changed.clear()
+                if engine.runnable:
+                    self.local.step()
+                    await asyncio.sleep(0)
+                else:  # a step would block the event loop until an adapter has been read
+                    await changed.wait()
         except Exception as error:
             self._lose(Failed.of(error).error())

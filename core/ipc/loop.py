@@ -27,21 +27,41 @@ from ostro.core.ipc.messages import (
 
 log = logging.getLogger(__name__)
 
-Receive = Callable[[bool], list[ToEngine]]
-"""Gives the messages that have come in; waits for the first one if its argument is true."""
 Send = Callable[[FromEngine], None]
 ProgressCallback = Callable[[str, int, int], None]
 """Told how far loading has come: what, done, total."""
 
 
+class Inbox(Protocol):
+    """Messages to an engine, with a way for other threads to interrupt the wait for them."""
+
+    def receive(self, wait: bool) -> list[ToEngine]:
+        """The messages that have come in. With `wait`, block until there is one or until `wake`,
+        which may leave the list empty.
+        """
+
+    def wake(self) -> None:
+        """End the wait of `receive`, or that of its next call. May be called in any thread."""
+
+
 class DrivenEngine(Protocol):
-    """An engine as its driver sees it."""
+    """An engine as its driver sees it.
+
+    `busy`: requests are under way. `runnable`: `step` can go on with one of them now; otherwise all
+    of them wait for adapters, and `step` would block until one has been read.
+    """
 
     @property
     def facts(self) -> dict[str, ModelInfo]: ...
 
     @property
     def busy(self) -> bool: ...
+
+    @property
+    def runnable(self) -> bool: ...
+
+    def set_wake(self, notify: Callable[[], None]) -> None:
+        """Have `notify` called in another thread whenever the engine may have become runnable."""
 
     def submit(self, request: Any) -> None: ...
 
@@ -60,15 +80,17 @@ class DrivenEngine(Protocol):
     def close(self) -> None: ...
 
 
-def drive(engine: DrivenEngine, receive: Receive, send: Send) -> None:
-    """Run the loop until `Close` comes. While nothing is to be done it waits for messages."""
+def drive(engine: DrivenEngine, inbox: Inbox, send: Send) -> None:
+    """Run the loop until `Close` comes. Without work it waits for messages and for the engine."""
+    engine.set_wake(inbox.wake)
     try:
         while True:
-            for message in receive(not engine.busy):
+            for message in inbox.receive(wait=not engine.runnable):
                 if isinstance(message, Close):
                     return
                 answer(engine, message, send)
-            if engine.busy and (outputs := engine.step()):
+            # A step that is not runnable would block: messages such as Abort have to be received.
+            if engine.runnable and (outputs := engine.step()):
                 send(Outputs(list(outputs)))
             for event in engine.events():
                 send(event)

@@ -174,28 +174,43 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
 
 
 class EngineConnection:
-    """The child's end of the socket."""
+    """The child's end of the socket; see `loop.Inbox`."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._frames = Frames()
+        # A wait for the socket can be interrupted only by another descriptor that is polled.
+        self._wakes, self._waker = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._poll.register(self._wakes, select.POLLIN)
+        for each in (self._wakes, self._waker):
+            os.set_blocking(each, False)
 
     def send(self, message: FromEngine) -> None:
         """Write a message, waiting for room."""
         self._socket.sendall(frame(carry(message, Array.share)))
 
+    def wake(self) -> None:
+        """End the wait of `receive`, or that of its next call. May be called in any thread."""
+        with suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._waker, b"\0")
+
     def receive(self, wait: bool) -> list[ToEngine]:
-        """The messages that have come in; where `wait` says so, at least one.
+        """The messages that have come in. With `wait`, block until there is one or until `wake`.
 
         The end of the socket reads as `Close`.
         """
         messages: list[ToEngine] = []
         while True:
+            if wait and not messages and self._woken():
+                return []
             try:
-                block = wait and not messages
-                data = self._socket.recv(BUFFER, 0 if block else socket.MSG_DONTWAIT)
+                data = self._socket.recv(BUFFER, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return messages
+                if messages or not wait:
+                    return messages
+                continue
             if not data:
                 return [*messages, Close()]
             for body in self._frames.feed(data):
@@ -205,6 +220,14 @@ class EngineConnection:
                 except OstroError as error:  # its client has left and taken its arrays along
                     assert isinstance(message, TokenRequest | JobRequest)
                     self.send(Failed.of(error, message.id))
+
+    def _woken(self) -> bool:
+        """Block until the socket has bytes or `wake` is called; whether it was called."""
+        self._poll.poll()
+        try:
+            return bool(os.read(self._wakes, BUFFER))
+        except BlockingIOError:
+            return False
 
     def watch(self) -> None:
         """End this process soon after its parent has gone, whatever it is busy with."""
@@ -228,7 +251,7 @@ def main(argv: Sequence[str]) -> int:
         hello = link.receive(True)[0]
         if not isinstance(hello, StartEngine):
             return 0
-        loop.drive(load(opener, hello, link), link.receive, link.send)
+        loop.drive(load(opener, hello, link), link, link.send)
     except (BrokenPipeError, ConnectionResetError):
         return 1
     except BaseException as error:

@@ -61,7 +61,7 @@ def measure_costs(
     """Register so many random adapters on all linears of layers; one warm-up, then `runs` turns."""
     registry = engine.registry
     assert registry is not None, "engines have one"
-    adapter_pool = registry.loader.adapter_pool
+    adapter_pool = registry.adapter_pool
     names = [f"adapter {i}" for i in range(adapters)]
     registry.most = max(registry.most, adapters)
     registry.host_bytes = 1 << 50
@@ -92,15 +92,15 @@ def measure_costs(
 
 def attach_all(registry: Registry) -> None:
     """Have the modules of all adapters call their tables."""
-    changes = registry.loader.adapter_pool.changes
+    changes = registry.adapter_pool.changes
     for adapter in registry.store.values():
-        registry.loader.adapter_pool.attach(adapter)
-    registry.loader.adapter_pool.changes = changes  # as before: what is captured still holds
+        registry.adapter_pool.attach(adapter)
+    registry.adapter_pool.changes = changes  # as before: what is captured still holds
 
 
 def swaps(registry: Registry, mixtures: list[Mixture], most: int = 32) -> Iterator[float]:
     """Milliseconds in which adapters are brought to the device that were sent away."""
-    adapter_pool = registry.loader.adapter_pool
+    adapter_pool = registry.adapter_pool
     for mixture in mixtures[:most]:
         adapter = mixture.shares[0].adapter
         adapter_pool.forget(adapter.generation)

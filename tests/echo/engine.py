@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,13 @@ class EchoEngine:
     @property
     def busy(self) -> bool:
         return bool(self.live)
+
+    @property
+    def runnable(self) -> bool:
+        return self.busy
+
+    def set_wake(self, notify: Callable[[], None]) -> None:
+        """No thread beside that of the driver makes work."""
 
     def submit(self, request: TokenRequest) -> None:
         request.sampling.checked(self.vocab)

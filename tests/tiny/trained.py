@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from ostro.core.adapters.pool import MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.engine import Engine, media_under
 from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
-from ostro.core.errors import OstroError
 from ostro.plugins.conformance.examples import Example
 from ostro.plugins.conformance.parity import NEVER, Subject
 from ostro.plugins.conformance.weights import SEED
@@ -96,12 +96,13 @@ class Shelf:
 
     def load(self, name: str, folder: Path) -> LoadedAdapter:
         """Have a name go to the adapter of a folder. Raises AdapterError."""
-        told: list[OstroError | None] = []
-        self.registry.load(name, str(folder), told.append, inplace=True)
-        while not told:
-            self.registry.poll()
-        if told[0] is not None:
-            raise told[0]
+        ended = threading.Event()
+        self.registry.wake = ended.set
+        self.registry.load("load", name, str(folder), inplace=True)
+        ended.wait()
+        [result] = self.registry.poll()
+        if result.error is not None:
+            raise result.error
         return self.registry.store[self.registry.find(name).generation or ""]
 
     def mixture(self, names: Names, tokens: Sequence[int] = ()) -> Mixture:
@@ -114,7 +115,7 @@ class Shelf:
     @contextmanager
     def held(self, names: Names, tokens: Sequence[int] = ()) -> Iterator[MixtureLease]:
         """Adapters on the device."""
-        adapter_pool = self.registry.loader.adapter_pool
+        adapter_pool = self.registry.adapter_pool
         held = adapter_pool.hold(self.mixture(names, tokens))
         assert held is not None, "there is room"
         try:

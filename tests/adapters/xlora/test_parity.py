@@ -84,7 +84,7 @@ def model(mixed: Any) -> Iterator[LocalModel]:
 
 
 def test_chunks_of_a_prompt_are_the_whole(model: LocalModel) -> None:
-    adapter_pool = model.registry.loader.adapter_pool
+    adapter_pool = model.registry.adapter_pool
     held = adapter_pool.hold(model.mixture(["x"], PROMPT))
     assert held is not None
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from tiny.adapters import adapter, save
 
-from ostro.core.adapters.registry import Registry
+from ostro.core.adapters.registry import ReadResult, Registry
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import AdapterRef
@@ -25,7 +26,6 @@ from ostro.core.errors import (
     AdapterLimit,
     AdapterNameRefused,
     AdapterNotFound,
-    OstroError,
     RequestError,
 )
 from ostro.plugins.conformance.parity import Subject, greedy
@@ -49,31 +49,35 @@ def registry(engine: Engine) -> Registry:
 
 def load(registry: Registry, name: str, folder: Path, **how: object) -> str:
     """Load and wait; gives the generation, raises what it is refused with."""
-    told: list[OstroError | None] = []
-    registry.load(name, str(folder), told.append, **how)  # type: ignore[arg-type]
-    wait(registry, lambda: bool(told))
-    if told[0] is not None:
-        raise told[0]
+    registry.load("load", name, str(folder), **how)  # type: ignore[arg-type]
+    [result] = results(registry, 1)
+    if result.error is not None:
+        raise result.error
     return registry.aliases[name].generation or ""
 
 
-def wait(registry: Registry, done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < end, "it never came"
-        registry.poll()
-        time.sleep(0.001)
+def results(registry: Registry, count: int) -> Iterator[ReadResult]:
+    """The next results of reads, as the registry yields them."""
+    end, ended = time.monotonic() + 30, threading.Event()
+    registry.wake = ended.set
+    while count > 0:
+        for result in registry.poll():
+            yield result
+            count -= 1
+        ended.wait(0.1 if count > 0 else 0)
+        ended.clear()
+        assert time.monotonic() < end, "the read never ended"
 
 
 def said(engine: Engine, **scales: float) -> list[int]:
     """What the model says under adapters, which are read first where they were not."""
-    registry, went = engine.registry, list[OstroError | None]()
+    registry = engine.registry
     assert registry is not None
     wanted = [AdapterRef(name=n, scale=s) for n, s in scales.items()]
-    registry.ask(wanted, lambda: went.append(None), went.append)
-    wait(registry, lambda: bool(went))
-    if went[0] is not None:
-        raise went[0]
+    if not registry.ensure_read("said", wanted):
+        [result] = results(registry, 1)
+        if result.error is not None:
+            raise result.error
     return greedy(engine, TEXT, 12, [registry.mixture(wanted)])[0]
 
 
@@ -112,16 +116,15 @@ def test_names_are_taken_replaced_and_compared(
     registry.unload("x", expected=second)
     with pytest.raises(AdapterNotFound):
         said(engine, x=1.0)
-    assert not registry.store and not registry.loader.adapter_pool.here
+    assert not registry.store and not registry.adapter_pool.here
 
 
 def test_one_load_at_a_time(llama: Subject, registry: Registry, tmp_path: Path) -> None:
     folder = save(adapter(llama, 1), tmp_path / "a")
-    told: list[OstroError | None] = []
-    registry.load("a", str(folder), told.append)
+    registry.load("first", "a", str(folder))
     with pytest.raises(AdapterBusy):
-        registry.load("b", str(folder), told.append)
-    wait(registry, lambda: bool(told))
+        registry.load("second", "b", str(folder))
+    assert list(results(registry, 1)) == [("first", None)]
     assert load(registry, "b", folder)
 
 
@@ -131,7 +134,7 @@ def test_one_load_at_a_time(llama: Subject, registry: Registry, tmp_path: Path) 
 def test_names_that_are_none(llama: Subject, registry: Registry, tmp_path: Path, name: str) -> None:
     folder = save(adapter(llama, 1), tmp_path / "a")
     with pytest.raises(AdapterNameRefused) as refused:
-        registry.load(name, str(folder), lambda error: None)
+        registry.load("load", name, str(folder))
     assert refused.value.status == 400 and len(str(refused.value)) < 300
     assert load(registry, "good name", folder)
 
@@ -156,13 +159,13 @@ def test_what_was_sent_away_is_read_again_unless_it_changed(
     registry.register_folder(tmp_path)
     first = said(engine, a0=1.0)
     registry.host_bytes = 1
-    for resident in list(registry.loader.adapter_pool.here.values()):
-        registry.loader.adapter_pool.send_away(resident)
+    for resident in list(registry.adapter_pool.here.values()):
+        registry.adapter_pool.send_away(resident)
     said(engine, a1=1.0)
     assert [facts.name for facts in registry.facts() if facts.loaded] == ["a1"]
     assert said(engine, a0=1.0) == first
-    registry.loader.adapter_pool.send_away(
-        registry.loader.adapter_pool.here[registry.aliases["a0"].generation or ""]
+    registry.adapter_pool.send_away(
+        registry.adapter_pool.here[registry.aliases["a0"].generation or ""]
     )
     registry.store.clear()
     save(adapter(llama, 7), tmp_path / "a0")
@@ -171,29 +174,19 @@ def test_what_was_sent_away_is_read_again_unless_it_changed(
     assert said(engine, a1=1.0)
 
 
-def ask(registry: Registry, *names: str) -> list[list[int] | OstroError]:
-    """Ask for adapters; what comes of it, once it comes: the generations that go, or an error."""
-    wanted, told = [AdapterRef(name=name) for name in names], list[list[int] | OstroError]()
-
-    def go() -> None:
-        try:
-            found = registry.mixture(wanted)
-            told.append([list(registry.store).index(s.adapter.generation) for s in found.shares])
-        except OstroError as error:
-            told.append(error)
-
-    registry.ask(wanted, go, told.append)
-    return told
+def refs(*names: str) -> list[AdapterRef]:
+    return [AdapterRef(name=name) for name in names]
 
 
 def test_a_name_that_is_unloaded_while_it_is_read_for_a_request(
     llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
 ) -> None:
     registry.register("a", str(save(adapter(llama, 1), tmp_path / "a")))
-    told = ask(registry, "a")
+    assert not registry.ensure_read("waits", refs("a"))
     registry.unload("a")
-    wait(registry, lambda: bool(told))
-    assert isinstance(told[0], AdapterNotFound)
+    assert list(results(registry, 1)) == [("waits", None)]
+    with pytest.raises(AdapterNotFound):
+        registry.mixture(refs("a"))
     assert not registry.busy
     assert not registry.store
 
@@ -202,10 +195,10 @@ def test_a_name_that_is_replaced_while_it_is_read_for_a_request(
     llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
 ) -> None:
     registry.register("a", str(save(adapter(llama, 1), tmp_path / "a")))
-    told = ask(registry, "a")
-    registry.add("a", adapter(llama, 2), inplace=True)
-    wait(registry, lambda: bool(told))
-    assert told == [[0]]
+    assert not registry.ensure_read("waits", refs("a"))
+    added = registry.add("a", adapter(llama, 2), inplace=True)
+    assert list(results(registry, 1)) == [("waits", None)]
+    assert registry.mixture(refs("a")).generations == (added,)
     assert len(registry.store) == 1, "what no name goes to was kept"
 
 
@@ -221,11 +214,26 @@ def test_what_is_read_for_a_request_stays_until_all_of_it_is_read(
     registry.register_folder(tmp_path)
     # a0 is read first, and the device sends it away before a4 comes
     names = [("a0",), ("a1",), ("a2",), ("a3",), ("a0", "a4")]
-    asked = [ask(registry, *each) for each in names]
-    wait(registry, lambda: all(asked))
-    assert all(isinstance(told[0], list) for told in asked), asked
-    assert len(asked[-1][0]) == 2  # type: ignore[arg-type]
+    for i, each in enumerate(names):
+        assert not registry.ensure_read(str(i), refs(*each))
+    found = dict[str, int]()
+    for result in results(registry, len(names)):
+        assert result.error is None
+        found[result.id] = len(registry.mixture(refs(*names[int(result.id)])).shares)
+    assert found == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 2}
     engine.close()
+
+
+def test_a_cancelled_request_gets_no_result(
+    llama: Subject, registry: Registry, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        registry.register(name, str(save(adapter(llama, 1), tmp_path / name)))
+    assert not registry.ensure_read("gone", refs("a"))
+    assert not registry.ensure_read("waits", refs("b"))
+    registry.cancel("gone")
+    assert list(results(registry, 1)) == [("waits", None)]
+    assert not registry.busy
 
 
 def test_an_unknown_name_may_be_resolved(
@@ -284,7 +292,7 @@ def test_pinned_adapters_stay(llama: Subject, tmp_path: Path) -> None:
     said(engine, a0=1.0)
     for seed in (1, 2, 3):
         said(engine, **{f"a{seed}": 1.0})
-    assert registry.aliases["a0"].generation in registry.loader.adapter_pool.here
+    assert registry.aliases["a0"].generation in registry.adapter_pool.here
     with pytest.raises(AdapterLimit, match="pinned"):
         said(engine, a1=1.0, a2=1.0)
     assert said(engine, a0=1.0, a1=1.0)
@@ -295,7 +303,7 @@ def test_the_same_mixture_needs_no_row_of_its_own(registry: Registry, llama: Sub
     for seed in range(2):
         registry.add(f"a{seed}", adapter(llama, seed))
     one, other = (registry.mixture([AdapterRef(name=name)]) for name in ("a0", "a1"))
-    adapter_pool = registry.loader.adapter_pool
+    adapter_pool = registry.adapter_pool
     first = adapter_pool.hold(one)
     assert first is not None
     adapter_pool.mixtures.free, free = [], adapter_pool.mixtures.free

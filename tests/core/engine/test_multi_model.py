@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from ostro.core.adapters.adapter import EMPTY, LoadedAdapter, Mixture, WeightedAdapter
-from ostro.core.engine import multi_model
+from ostro.core.adapters.registry import ReadResult
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
@@ -21,6 +21,7 @@ from ostro.core.engine.request import (
     JobRequest,
     PoolingRequest,
     Request,
+    Sampling,
     Stats,
     TokenOutput,
     TokenRequest,
@@ -45,6 +46,7 @@ class Recorded:
     def __init__(self, name: str, log: list[tuple[str, str]], kind: type, counted: Stats) -> None:
         self.name, self.log, self.kind, self.counted = name, log, kind, counted
         self.live: dict[str, Mixture] = {}
+        self.taken: dict[str, Mixture] = {}
         self.refuses: OstroError | None = None
         self.context, self.vocab, self.eos_ids = 10, 20, frozenset({3, 1})
 
@@ -55,7 +57,7 @@ class Recorded:
     def submit(self, request: Request, mixture: Mixture = EMPTY) -> None:
         if self.refuses is not None:
             raise self.refuses
-        self.live[request.id] = mixture
+        self.live[request.id] = self.taken[request.id] = mixture
 
     def abort(self, id: str, index: int | None = None) -> list[Any]:
         self.log.append((self.name, f"abort {id} {index}"))
@@ -96,38 +98,40 @@ class Adapters:
     def __init__(self, name: str, log: list[tuple[str, str]], *known: str) -> None:
         self.name, self.log, self.known = name, log, set(known)
         self.loaded = set[str]()
-        self.waiting: list[tuple[str, Callable[[], None], Callable[[OstroError], None]]] = []
-        self.done: Callable[[OstroError | None], None] | None = None
+        self.waiting: dict[str, str] = {}
+        self.results: list[ReadResult] = []
+        self.wake: Callable[[], None] = lambda: None
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting)
+        return bool(self.waiting or self.results)
 
-    def ask(
-        self,
-        wanted: Sequence[AdapterRef],
-        go: Callable[[], None],
-        fail: Callable[[OstroError], None],
-    ) -> Any:
-        [name] = [each.name for each in wanted]
-        if name not in self.known:
+    @property
+    def has_finished(self) -> bool:
+        return bool(self.results)
+
+    def ensure_read(self, id: str, wanted: Sequence[AdapterRef]) -> bool:
+        names = {each.name for each in wanted}
+        for name in names - self.known:
             raise AdapterNotFound(f"no adapter {name}")
-        if name in self.loaded:
-            go()
-            return None
-        self.waiting.append((name, go, fail))
-        return self.waiting[-1]
+        for name in names - self.loaded:
+            self.waiting[id] = name
+        return id not in self.waiting
 
     def read(self, name: str, error: OstroError | None = None) -> None:
         """Reading of an adapter ends."""
         self.loaded.add(name)
-        ready = [each for each in self.waiting if each[0] == name]
-        self.waiting = [each for each in self.waiting if each[0] != name]
-        for _, go, fail in ready:
-            go() if error is None else fail(error)
+        ready = [id for id, each in self.waiting.items() if each == name]
+        for id in ready:
+            del self.waiting[id]
+            self.finish(id, error)
 
-    def forget(self, waiting: Any) -> None:
-        self.waiting.remove(waiting)
+    def finish(self, id: str, error: OstroError | None = None) -> None:
+        self.results.append(ReadResult(id, error))
+        self.wake()
+
+    def cancel(self, id: str) -> None:
+        del self.waiting[id]
 
     def mixture(self, wanted: Sequence[AdapterRef], tokens: Sequence[int] = ()) -> Mixture:
         [each] = wanted
@@ -135,9 +139,8 @@ class Adapters:
         adapter = LoadedAdapter(generation=each.name, kind="lora", rank=1, pages=1)
         return Mixture((WeightedAdapter(adapter, each.scale),))
 
-    def load(self, name: str, reference: str, done: Any, **fields: Any) -> None:
+    def load(self, id: str, name: str, reference: str, **fields: Any) -> None:
         self.log.append((self.name, f"load {name} {reference} {fields}"))
-        self.done = done
 
     def unload(self, name: str, expected: str | None = None) -> None:
         if name not in self.known:
@@ -150,8 +153,9 @@ class Adapters:
     def facts(self) -> list[AdapterInfo]:
         return [AdapterInfo(name=name, reference="r") for name in sorted(self.known)]
 
-    def poll(self) -> None:
-        self.log.append((self.name, "poll"))
+    def poll(self) -> Iterator[ReadResult]:
+        while self.results:
+            yield self.results.pop(0)
 
     def close(self) -> None:
         self.log.append((self.name, "close"))
@@ -175,15 +179,21 @@ class ThreeModels:
             }
         )
 
+    def read(self, name: str, error: OstroError | None = None) -> None:
+        """Reading of an adapter ends, and the engine handles it."""
+        self.adapters.read(name, error)
+        self.engine.step()
+
 
 @pytest.fixture
 def made() -> ThreeModels:
     return ThreeModels()
 
 
-def tokens(id: str = "a", model: str = DEFAULT, adapter: str = "") -> TokenRequest:
+def tokens(id: str = "a", model: str = DEFAULT, adapter: str = "", n: int = 1) -> TokenRequest:
     adapters = (AdapterRef(name=adapter, scale=0.5),) if adapter else ()
-    return TokenRequest(id=id, tokens=[7, 8], model=model, adapters=adapters)
+    rules = Sampling(n=n)
+    return TokenRequest(id=id, tokens=[7, 8], model=model, adapters=adapters, sampling=rules)
 
 
 # Routing
@@ -253,23 +263,36 @@ def test_each_engine_with_work_runs_one_step_in_a_pass(made: ThreeModels) -> Non
     for request in (tokens("a"), tokens("b"), JobRequest(id="c", model="draw")):
         made.engine.submit(request)
     assert [output.id for output in made.engine.step()] == ["b", "c"]
-    assert made.log == [("adapters", "poll"), ("chat", "step"), ("draw", "step")]
+    assert made.log == [("chat", "step"), ("draw", "step")]
     assert made.engine.busy
     assert [output.id for output in made.engine.step()] == ["a"]
     assert not made.engine.busy
 
 
-def test_a_pass_sleeps_only_while_adapters_alone_are_read(
-    made: ThreeModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept = list[float]()
-    monkeypatch.setattr(time, "sleep", slept.append)
+def test_a_pass_blocks_only_while_adapters_alone_are_read(made: ThreeModels) -> None:
     made.engine.submit(tokens("a", adapter="x"))
-    assert made.engine.busy and made.engine.step() == []
-    assert slept == [multi_model.PAUSE]
     made.engine.submit(tokens("b"))
-    made.engine.step()
-    assert slept == [multi_model.PAUSE]
+    assert made.engine.runnable
+    assert [output.id for output in made.engine.step()] == ["b"]
+    assert made.engine.busy and not made.engine.runnable
+    reader = threading.Timer(0.1, made.adapters.read, ["x"])
+    reader.start()
+    assert [output.id for output in made.engine.step()] == ["a"]
+    reader.join()
+    assert not made.engine.busy
+
+
+def test_a_pass_without_work_returns_at_once(made: ThreeModels) -> None:
+    assert made.engine.step() == []
+
+
+def test_the_end_of_a_read_wakes_the_driver(made: ThreeModels) -> None:
+    wakes = list[None]()
+    made.engine.set_wake(lambda: wakes.append(None))
+    made.engine.submit(tokens("a", adapter="x"))
+    assert not made.engine.runnable and not wakes
+    made.adapters.read("x")
+    assert made.engine.runnable and len(wakes) == 1
 
 
 def test_counters_of_all_models_are_summed(made: ThreeModels) -> None:
@@ -293,10 +316,10 @@ def test_a_request_waits_until_its_adapter_is_read(made: ThreeModels) -> None:
     made.engine.submit(tokens("a", adapter="x"))
     assert not made.chat.live and made.engine.busy
     made.adapters.read("y")
-    assert not made.chat.live
-    made.adapters.read("x")
-    assert made.chat.live["a"].generations == ("x",) and not made.engine.waiting
-    assert made.log == [("adapters", "mixture x [7, 8]")]
+    assert not made.engine.runnable
+    made.read("x")
+    assert made.chat.taken["a"].generations == ("x",) and not made.engine.waiting
+    assert made.log == [("adapters", "mixture x [7, 8]"), ("chat", "step")]
     made.engine.submit(tokens("b", adapter="x"))
     assert "b" in made.chat.live, "a known adapter is not waited for"
 
@@ -304,9 +327,11 @@ def test_a_request_waits_until_its_adapter_is_read(made: ThreeModels) -> None:
 def test_a_pooling_request_may_have_adapters(made: ThreeModels) -> None:
     adapters = (AdapterRef(name="x"),)
     made.engine.submit(PoolingRequest(id="a", inputs=[[1]], adapters=adapters))
-    made.adapters.read("x")
-    assert made.vectors.live["a"].generations == ("x",)
-    assert made.log == [("adapters", "mixture x []")], "invocations are looked for in prompts alone"
+    made.read("x")
+    assert made.vectors.taken["a"].generations == ("x",)
+    assert made.log[0] == ("adapters", "mixture x []"), (
+        "invocations are looked for in prompts alone"
+    )
 
 
 def test_adapters_of_a_model_that_takes_none_are_refused(made: ThreeModels) -> None:
@@ -322,7 +347,7 @@ def test_adapters_of_a_model_that_takes_none_are_refused(made: ThreeModels) -> N
 def test_a_request_whose_adapter_cannot_be_read_fails_alone(made: ThreeModels) -> None:
     made.engine.submit(tokens("a", adapter="x"))
     made.engine.submit(tokens("b", adapter="y"))
-    made.adapters.read("x", AdapterError("it is damaged"))
+    made.read("x", AdapterError("it is damaged"))
     [failed] = made.engine.events()
     assert isinstance(failed, Failed) and (failed.id, failed.message) == ("a", "it is damaged")
     assert isinstance(failed.error(), AdapterError)
@@ -332,7 +357,7 @@ def test_a_request_whose_adapter_cannot_be_read_fails_alone(made: ThreeModels) -
 def test_a_request_that_is_refused_once_its_adapter_is_read_fails_alone(made: ThreeModels) -> None:
     made.engine.submit(tokens("a", adapter="x"))
     made.chat.refuses = Overloaded("there is no room")
-    made.adapters.read("x")
+    made.read("x")
     [failed] = made.engine.events()
     assert isinstance(failed, Failed) and failed.id == "a"
     assert isinstance(failed.error(), Overloaded) and not made.engine.waiting
@@ -367,8 +392,37 @@ def test_a_request_that_is_aborted_while_it_waits_is_not_submitted(made: ThreeMo
     made.engine.submit(tokens("a", adapter="x"))
     made.engine.submit(tokens("b", adapter="x"))
     assert made.engine.abort("a") == []
+    made.read("x")
+    assert list(made.chat.taken) == ["b"] and not made.engine.waiting
+
+
+def test_a_choice_that_is_aborted_while_it_waits_is_dropped_once_submitted(
+    made: ThreeModels,
+) -> None:
+    made.engine.submit(tokens("a", adapter="x", n=3))
+    [output] = made.engine.abort("a", 1)
+    assert isinstance(output, TokenOutput)
+    assert (output.id, output.index, output.finish) == ("a", 1, "abort")
+    assert made.engine.abort("a", 1) == [], "the choice has had its last output"
+    assert made.engine.abort("a", 3) == [], "there is no such choice"
+    made.read("x")
+    assert "a" in made.chat.taken and ("chat", "abort a 1") in made.log
+    assert [what for _, what in made.log if "abort" in what] == [
+        "abort a 1",
+        "abort a None",
+        "abort a None",
+        "abort a 1",
+    ]
+
+
+def test_a_request_whose_choices_are_all_aborted_while_it_waits_is_not_submitted(
+    made: ThreeModels,
+) -> None:
+    made.engine.submit(tokens("a", adapter="x", n=2))
+    assert [len(made.engine.abort("a", index)) for index in (0, 1)] == [1, 1]
+    assert not made.engine.busy and not made.engine.waiting
     made.adapters.read("x")
-    assert list(made.chat.live) == ["b"] and not made.engine.waiting
+    assert not made.chat.taken
 
 
 # Commands
@@ -424,7 +478,8 @@ def test_a_load_is_answered_when_it_has_ended(made: ThreeModels) -> None:
     for error in (None, AdapterConflict("the name is taken")):
         made.engine.adapt(AdapterCommand(id="q", do="load", name="z", reference="r", inplace=True))
         assert made.engine.events() == []
-        made.adapters.done(error)
+        made.adapters.finish("q", error)
+        made.engine.step()
         [answer] = made.engine.events()
         assert isinstance(answer, Failed if error else AdapterResult) and answer.id == "q"
     asked = "load z r {'inplace': True, 'expected': None, 'pinned': False}"
@@ -434,11 +489,11 @@ def test_a_load_is_answered_when_it_has_ended(made: ThreeModels) -> None:
 def test_a_read_is_answered_when_the_adapter_is_read(made: ThreeModels) -> None:
     made.engine.adapt(AdapterCommand(id="q", do="read", name="x"))
     assert made.engine.events() == []
-    made.adapters.read("x")
+    made.read("x")
     [answer] = made.engine.events()
     assert isinstance(answer, AdapterResult)
     made.engine.adapt(AdapterCommand(id="q", do="read", name="y"))
-    made.adapters.read("y", AdapterError("it is damaged"))
+    made.read("y", AdapterError("it is damaged"))
     [answer] = made.engine.events()
     assert isinstance(answer, Failed) and answer.message == "it is damaged"
 

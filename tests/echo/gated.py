@@ -1,0 +1,49 @@
+"""An engine without models whose adapters take as long to read as a file is missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ostro.core.adapters.adapter import LoadedAdapter
+from ostro.core.adapters.registry import Registry
+from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
+from ostro.core.engine.request import Stats
+from ostro.core.errors import AdapterError
+from ostro.core.ipc.messages import FromEngine, ModelSpec
+
+
+class GatedLoader:
+    """Reading an adapter waits for the file that its reference names, and then fails."""
+
+    def read(self, reference: str) -> LoadedAdapter:
+        while not Path(reference).exists():
+            time.sleep(0.005)
+        raise AdapterError("the gate is open")
+
+
+class GatedEngine(MultiModelEngine):
+    """`stats().steps` counts the passes of the loop that drives this engine."""
+
+    def __init__(self) -> None:
+        pool: Any = SimpleNamespace(detach=lambda: None)
+        loader: Any = GatedLoader()
+        self.registry = Registry(loader, pool, lambda adapter: None, most=8, host_bytes=1 << 20)
+        self.passes = 0
+        super().__init__({"m": ModelEntry(registry=self.registry)})
+
+    def events(self) -> list[FromEngine]:
+        self.passes += 1
+        return super().events()
+
+    def stats(self) -> Stats:
+        return Stats(steps=self.passes)
+
+
+def open_engine(
+    models: Sequence[ModelSpec], plugins: Any, report: Any
+) -> tuple[MultiModelEngine, list[str]]:
+    return GatedEngine(), []
