@@ -1,1 +1,1 @@
-"""Measurements of an engine in this process, or of any OpenAI server."""
+"""Benchmarks of an engine in this process, or of a server with OpenAI's API."""

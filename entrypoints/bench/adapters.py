@@ -1,5 +1,6 @@
-"""What adapters cost: the same requests without any, with adapters that nobody asks for, and with
-one for each request, turn by turn in one process.
+"""Benchmark of the cost of adapters: requests without adapters, with idle ones, and one each.
+
+The three phases alternate in one process, so that all see the same state of the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import UsageError
 from ostro.core.nn import Head, Linear
-from ostro.entrypoints.bench.figures import Row, Trace, summed, title
+from ostro.entrypoints.bench.figures import Row, Trace, summarize, title
 from ostro.entrypoints.bench.local import random_prompts, run
 
 PHASES = ("base", "idle adapters", "an adapter each")
@@ -28,8 +29,10 @@ PHASES = ("base", "idle adapters", "an adapter each")
 
 @dataclass(frozen=True)
 class Costs:
-    """Rows of the three phases, and what adapters take: bytes on the host, bytes of their tables,
-    and the median time in which one is brought to the device.
+    """Rows of the three phases and the cost of adapters.
+
+    host_bytes: weights in host memory. table_bytes: pool on the device. swap_ms: median time to
+    load an adapter from host memory into the pool.
     """
 
     rows: list[Row]
@@ -40,7 +43,7 @@ class Costs:
     swap_ms: float
 
     def describe(self) -> str:
-        """One line."""
+        """Return a summary in one line."""
         return (
             f"{self.registered} adapters registered, {self.resident} resident; "
             f"{self.host_bytes / 2**20:.0f} MiB on the host, {self.table_bytes / 2**20:.0f} MiB of "
@@ -58,7 +61,7 @@ def measure_costs(
     runs: int,
     concurrency: int,
 ) -> Costs:
-    """Register so many random adapters on all linears of layers; one warm-up, then `runs` turns."""
+    """Register random adapters on all linears of the layers; run one warm-up and `runs` rounds."""
     registry = engine.registry
     assert registry is not None, "engines have one"
     adapter_pool = registry.adapter_pool
@@ -81,7 +84,7 @@ def measure_costs(
             traces[phase] += [found] if turn else []
     name = title(prompt, tokens, ())
     return Costs(
-        rows=[summed(f"{name}, {phase}", found) for phase, found in traces.items()],
+        rows=[summarize(f"{name}, {phase}", found) for phase, found in traces.items()],
         registered=adapters,
         resident=len(adapter_pool.here),
         host_bytes=sum(adapter.nbytes for adapter in registry.store.values()),
@@ -91,15 +94,15 @@ def measure_costs(
 
 
 def attach_all(registry: Registry) -> None:
-    """Have the modules of all adapters call their tables."""
+    """Attach all adapters to their modules."""
     changes = registry.adapter_pool.changes
     for adapter in registry.store.values():
         registry.adapter_pool.attach(adapter)
-    registry.adapter_pool.changes = changes  # as before: what is captured still holds
+    registry.adapter_pool.changes = changes  # the captured graphs stay valid
 
 
 def swaps(registry: Registry, mixtures: list[Mixture], most: int = 32) -> Iterator[float]:
-    """Milliseconds in which adapters are brought to the device that were sent away."""
+    """Yield the milliseconds to load each evicted adapter into the pool again."""
     adapter_pool = registry.adapter_pool
     for mixture in mixtures[:most]:
         adapter = mixture.shares[0].adapter
@@ -109,12 +112,12 @@ def swaps(registry: Registry, mixtures: list[Mixture], most: int = 32) -> Iterat
         if adapter_pool.target.device.type == "cuda":
             torch.cuda.synchronize()
         yield 1e3 * (perf_counter() - start)
-        assert held is not None, "nothing else runs"
+        assert held is not None, "the pool has room: nothing else runs"
         adapter_pool.let_go(held)
 
 
 def random_adapter(registry: Registry, rank: int, seed: int) -> AdapterWeights:
-    """Noise on every linear of the model but heads. Raises UsageError where there is none."""
+    """Return random factors for every linear except heads. Raises UsageError without linears."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, slot in registry.loader.places.slots.items():
@@ -126,5 +129,5 @@ def random_adapter(registry: Registry, rank: int, seed: int) -> AdapterWeights:
             b = torch.randn(n, rank, generator=generator) * (1e-3 / sqrt(rank))
             weights[name] = LowRank(a=a, b=b)
     if not weights:
-        raise UsageError("this model has no linears: there is nothing to adapt")
+        raise UsageError("--with-adapters: this model has no linear layers to adapt")
     return AdapterWeights(kind="lora", weights=weights)

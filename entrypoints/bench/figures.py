@@ -1,8 +1,8 @@
-"""What is measured, and how it is summed up.
+"""Metrics of a benchmark.
 
-TTFT is the time from sending a request to its first token; ITL the gap between two tokens of one
-request, all requests pooled; prefill is prompt tokens over TTFT of a lone request; decode is tokens
-after the first over the time they took, summed over the requests that ran together.
+TTFT is the time from sending a request to its first token. ITL is the time between two tokens of a
+request, pooled over all requests. Prefill is prompt tokens divided by the time until every request
+has its first token. Decode is tokens per second while all requests decode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass
 class Trace:
-    """One request: when it was sent, and when each of its tokens came (seconds)."""
+    """Times of one request in seconds: when it was sent, and when each token arrived."""
 
     sent: float
     prompt: int
@@ -37,7 +37,7 @@ class Trace:
 
 @dataclass
 class Row:
-    """One line of the table. Times in milliseconds, rates in tokens per second."""
+    """Results of one test. Times are in milliseconds, rates in tokens per second."""
 
     test: str
     concurrency: int
@@ -59,17 +59,17 @@ class Row:
 
 
 def take(prompts: Sequence[T], count: int) -> list[T]:
-    """So many of the prompts, from the first again where there are too few; none of none."""
+    """Return `count` prompts, repeating them if there are fewer; [] if there are none."""
     return list(islice(cycle(prompts), count))
 
 
 def title(prompt: int, tokens: int, prompts: Sequence[object]) -> str:
-    """The name of a test: of random prompts of a length, or of prompts that were given."""
+    """Return the name of a test with random prompts of a length, or with given prompts."""
     return f"given+tg{tokens}" if prompts else f"pp{prompt}+tg{tokens}"
 
 
-def summed(test: str, runs: Sequence[Sequence[Trace]]) -> Row:
-    """One row out of several runs of the same requests: medians over runs, percentiles over all."""
+def summarize(test: str, runs: Sequence[Sequence[Trace]]) -> Row:
+    """Return the row of several runs: medians over runs, percentiles over all requests."""
     gaps = [gap for run in runs for trace in run for gap in trace.gaps]
     ttfts = [trace.ttft for run in runs for trace in run]
     prefills = [prefill_rate(run) for run in runs]
@@ -91,21 +91,21 @@ def summed(test: str, runs: Sequence[Sequence[Trace]]) -> Row:
 
 
 def prefill_rate(run: Sequence[Trace]) -> float:
-    """Prompt tokens of all requests over the time until the last of them has its first token."""
+    """Return the prompt tokens of all requests per second until the last has its first token."""
     start = min(trace.sent for trace in run)
     return sum(t.prompt for t in run) / (max(t.times[0] for t in run) - start)
 
 
 def decode_rate(run: Sequence[Trace]) -> float:
-    """Tokens drawn while all requests were decoding, over that time; a lone request's own rate."""
+    """Return the tokens per second during the time in which all requests decode."""
     start = max(trace.times[0] for trace in run)
     stop = min(trace.times[-1] for trace in run)
-    drawn = sum(start < time <= stop for trace in run for time in trace.times)
-    return drawn / (stop - start) if stop > start else 0.0
+    sampled = sum(start < time <= stop for trace in run for time in trace.times)
+    return sampled / (stop - start) if stop > start else 0.0
 
 
 def total_rate(run: Sequence[Trace]) -> float:
-    """All tokens drawn over the whole time."""
+    """Return all generated tokens per second of the whole run."""
     start, stop = min(t.sent for t in run), max(t.times[-1] for t in run)
     return sum(len(t.times) for t in run) / (stop - start)
 
@@ -115,7 +115,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank; 0 for no values."""
+    """Return the nearest-rank percentile, 0 without values."""
     ordered = sorted(values)
     if not ordered:
         return 0.0

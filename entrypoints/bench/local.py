@@ -1,4 +1,4 @@
-"""Measure an engine in this process: no HTTP, no templates, one step after the other."""
+"""Benchmark of an engine in this process, without HTTP and chat templates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import OstroError
-from ostro.entrypoints.bench.figures import Row, Trace, summed, take, title
+from ostro.entrypoints.bench.figures import Row, Trace, summarize, take, title
 
 if TYPE_CHECKING:
     from ostro.core.adapters.adapter import Mixture
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def random_prompts(vocab: int, length: int, count: int, shared: int, seed: int) -> list[list[int]]:
-    """Prompts of random tokens that begin with the same `shared` tokens, whatever the seed."""
+    """Return prompts of random tokens. Their first `shared` tokens do not depend on the seed."""
     rng = random.Random(-1)
     common = [rng.randrange(vocab) for _ in range(shared)]
     rng.seed(seed)
@@ -35,14 +35,14 @@ def measure(
     shared: int = 0,
     prompts: Sequence[Sequence[int]] = (),
 ) -> Row:
-    """One warm-up, then `runs` runs of `concurrency` requests at once, each of other tokens."""
+    """Run a warm-up and `runs` runs of `concurrency` requests, each run with new prompts."""
     traces = []
     for turn in range(runs + 1):
         chosen = [list(p) for p in take(prompts, concurrency)] or random_prompts(
             engine.vocab, prompt, concurrency, shared, seed=1000 * concurrency + turn
         )
         traces.append(run(engine, chosen, tokens, cache=engine.prefix_cache))
-    row = summed(title(prompt, tokens, prompts), traces[1:])
+    row = summarize(title(prompt, tokens, prompts), traces[1:])
     row.peak_kv_bytes = engine.stats().peak_cache_bytes
     row.prefix_cache = engine.prefix_cache
     return row
@@ -56,8 +56,9 @@ def run(
     cache: bool,
     mixtures: Sequence[Mixture] = (),
 ) -> list[Trace]:
-    """Send all prompts, turn the loop until all are answered, and note when each token came; each
-    under its own adapters.
+    """Generate from all prompts at once and record the time of each token.
+
+    mixtures: the adapters of each prompt. Raises OstroError if a request fails.
     """
     rules = Sampling(temperature=0, max_tokens=tokens + 1, ignore_eos=True)
     traces: dict[str, Trace] = {}

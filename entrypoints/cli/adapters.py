@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import OstroError
-from ostro.entrypoints.cli.options import settings
+from ostro.entrypoints.cli.options import parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
@@ -89,11 +89,11 @@ def run(args: argparse.Namespace) -> int:
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.python import load_text
 
-    asked, plugins = settings(args), PluginManager()
-    plugins.load(asked, args.plugin)
-    base = nullcontext() if args.model is None else load_text(asked, args.plugin)
+    settings, plugins = parse_settings(args), PluginManager()
+    plugins.load(settings, args.plugin)
+    base = nullcontext() if args.model is None else load_text(settings, args.plugin)
     with base as model:
-        found = [check(reference, asked, plugins, model) for reference in args.references]
+        found = [check(reference, settings, plugins, model) for reference in args.references]
     find_twins(found)
     if args.json:
         print(json.dumps([asdict(each) for each in found], indent=2))
@@ -104,14 +104,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check(
-    reference: str, asked: Settings, plugins: PluginManager, model: LocalModel | None
+    reference: str, settings: Settings, plugins: PluginManager, model: LocalModel | None
 ) -> Checked:
     """Check an adapter's files and, with a model, its effect."""
     from ostro.core.adapters.loader import locate, read_weights
 
     found = Checked(reference)
     try:
-        weights = read_weights(locate(reference, asked, plugins), plugins)
+        weights = read_weights(locate(reference, settings, plugins), plugins)
         describe(found, weights)
         if model is not None and found.error is None:
             try_on(found, weights, model)
@@ -153,8 +153,8 @@ def try_on(found: Checked, weights: AdapterWeights, model: LocalModel) -> None:
     model.unload_adapter(NAME)
     if found.effect is None:
         found.warnings.append("effect not measured: text does not pass through the adapted modules")
-    mine = Path(found.base).name
-    if mine and mine.lower() not in (model.name.lower(), original(model).lower()):
+    trained_on = Path(found.base).name
+    if trained_on and trained_on.lower() not in (model.name.lower(), original(model).lower()):
         found.warnings.append(f"trained for {found.base}, not for {model.name}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
 from ostro.core.records import STARTER, Settings
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.engine.engine import Engine
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not 0 <= args.shared_prefix <= args.prompt_tokens:
         raise UsageError(f"--shared-prefix {args.shared_prefix}: expected 0 to --prompt-tokens")
-    check_place(args)
+    check_target(args)
     rows = remote(args, counts) if args.url else local(args, counts)
     if args.json:
         print(json.dumps([{"model": name_of(args), **row.plain()} for row in rows], indent=2))
@@ -99,7 +99,7 @@ def name_of(args: argparse.Namespace) -> str:
     return str(args.name or args.model or args.dummy_weights or STARTER)
 
 
-def check_place(args: argparse.Namespace) -> None:
+def check_target(args: argparse.Namespace) -> None:
     """Raise UsageError for options of a server without --url, and of a local model with it."""
     if not args.url:
         if args.api_key:
@@ -111,9 +111,11 @@ def check_place(args: argparse.Namespace) -> None:
         return
     if args.no_prefix_cache:
         raise UsageError("--no-prefix-cache excludes --url: disable the cache of that server")
-    asked = settings(args)
-    plain = Settings(reference=asked.reference, name=asked.name)
-    unused = [f.name for f in fields(Settings) if getattr(asked, f.name) != getattr(plain, f.name)]
+    settings = parse_settings(args)
+    plain = Settings(reference=settings.reference, name=settings.name)
+    unused = [
+        f.name for f in fields(Settings) if getattr(settings, f.name) != getattr(plain, f.name)
+    ]
     if unused or args.plugin:
         option = "--" + (unused or ["plugin"])[0].replace("_", "-")
         raise UsageError(f"{option} applies to a local model and excludes --url")
@@ -124,18 +126,18 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
     from ostro.core.ipc.messages import ModelSpec
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.bench.local import measure
-    from ostro.entrypoints.python import tokenizer
+    from ostro.entrypoints.python import tokenizer as load_tokenizer
 
     need = args.prompt_tokens + args.tokens + 2
-    asked = settings(args)
-    if asked.context is None and asked.memory is None:
-        asked = replace(asked, max_seqs=max(counts))
+    settings = parse_settings(args)
+    if settings.context is None and settings.memory is None:
+        settings = replace(settings, max_seqs=max(counts))
     texts = read_prompts(args.prompts)
-    words = tokenizer(args.tokenizer or args.model or STARTER) if texts else None
-    prompts = encode(words, texts, args.chat_template) if words else []
+    tokenizer = load_tokenizer(args.tokenizer or args.model or STARTER) if texts else None
+    prompts = encode(tokenizer, texts, args.chat_template) if tokenizer else []
     plugins = PluginManager()
-    plugins.load(asked, args.plugin)
-    models, explain = open_engine([ModelSpec(asked)], plugins, lambda *news: None)
+    plugins.load(settings, args.plugin)
+    models, explain = open_engine([ModelSpec(settings)], plugins, lambda *progress: None)
     with closing(models):
         engine = models.first.tokens
         if engine is None:
@@ -183,14 +185,14 @@ def cost(args: argparse.Namespace, counts: list[int], engine: Engine) -> list[An
     return rows
 
 
-def encode(words: Tokenizer, texts: list[str], template: str | None) -> list[list[int]]:
+def encode(tokenizer: Tokenizer, texts: list[str], template: str | None) -> list[list[int]]:
     """Token ids of texts, which become user messages if a chat template is given."""
     if template is None:
-        return [words.encode(text) for text in texts]
+        return [tokenizer.encode(text) for text in texts]
     from ostro.core.chat import load_template, prompt_tokens
 
-    found = load_template(words, file=Path(template))
-    return [prompt_tokens(found, words, [{"role": "user", "content": text}]) for text in texts]
+    found = load_template(tokenizer, file=Path(template))
+    return [prompt_tokens(found, tokenizer, [{"role": "user", "content": text}]) for text in texts]
 
 
 def remote(args: argparse.Namespace, counts: list[int]) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
         )
     options = options_of(args)
-    with open_model(replace(settings(args), task="draw"), args.plugin) as model:
+    with open_model(replace(parse_settings(args), task="draw"), args.plugin) as model:
         with bar(args.output) as report:
             images = model.draw(args.prompt, progress=report, **options)
     for i, image in enumerate(images, 1):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
         )
-    with open_model(replace(settings(args), task="embed"), args.plugin) as model:
+    with open_model(replace(parse_settings(args), task="embed"), args.plugin) as model:
         vectors = model.embed(texts, prompt=args.prompt, dimensions=args.dimensions)
     write(vectors, texts, args.output)
     return 0
 
 
 def read_texts(given: list[str], file: Path | None) -> list[str]:
-    """The texts of a command. Raises UsageError for no text, and for texts beside --file."""
+    """The texts of a command. Raises UsageError for no text, and for texts together with --file."""
     if bool(given) == (file is not None):
         raise UsageError("expected texts, or --file with one text a line, and not both")
     if file is None:

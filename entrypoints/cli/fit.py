@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
@@ -30,11 +30,11 @@ def run(args: argparse.Namespace) -> int:
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.fit.report import report
 
-    asked = settings(args)
+    settings = parse_settings(args)
     plugins = PluginManager()
-    plugins.load(asked, args.plugin)
-    check(asked, plugins)
-    found = report(find(asked, plugins), asked, plugins)
+    plugins.load(settings, args.plugin)
+    check(settings, plugins)
+    found = report(find(settings, plugins), settings, plugins)
     if args.json:
         print(json.dumps(found.plain(), indent=2))
     else:
@@ -42,15 +42,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def check(asked: Settings, plugins: PluginManager) -> None:
+def check(settings: Settings, plugins: PluginManager) -> None:
     """Raise UsageError for options that an estimate does not support."""
     from ostro.core.load.quantize import planner_of
 
-    if asked.placement is not None:
+    if settings.placement is not None:
         raise UsageError("--placement, --offload: fit estimates for one device; remove the option")
-    if planner_of(asked.quant, plugins) is not None:
+    if planner_of(settings.quant, plugins) is not None:
         raise UsageError(
-            f"--quant {asked.quant} names no format; remove it to list the size of every format"
+            f"--quant {settings.quant} names no format; remove it to list the size of every format"
         )
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.adapters import add_base_options
-from ostro.entrypoints.cli.options import settings
-from ostro.entrypoints.cli.quantize import Shown
+from ostro.entrypoints.cli.options import parse_settings
+from ostro.entrypoints.cli.quantize import WriteProgress
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.core.plugins.manager import PluginManager
 
-    asked, plugins = settings(args), PluginManager()
-    plugins.load(asked, args.plugin)
-    print(write(asked, plugins, dict(map(read_share, args.merge)), Path(args.output)))
+    settings, plugins = parse_settings(args), PluginManager()
+    plugins.load(settings, args.plugin)
+    print(write(settings, plugins, dict(map(read_share, args.merge)), Path(args.output)))
     return 0
 
 
 def read_share(text: str) -> tuple[str, float]:
-    """Parse REF or REF=SCALE; the text behind the last "=" is a scale if it is a number.
+    """Parse REF or REF=SCALE; the text after the last "=" is a scale if it is a number.
 
     Raises UsageError for a scale that is not finite.
     """
@@ -60,7 +60,9 @@ def read_share(text: str) -> tuple[str, float]:
     return reference, scale
 
 
-def write(asked: Settings, plugins: PluginManager, shares: dict[str, float], folder: Path) -> Path:
+def write(
+    settings: Settings, plugins: PluginManager, shares: dict[str, float], folder: Path
+) -> Path:
     """Write a model with adapters merged at the given scales; returns the folder's path.
 
     Raises AdapterError for an adapter that cannot be merged.
@@ -75,11 +77,13 @@ def write(asked: Settings, plugins: PluginManager, shares: dict[str, float], fol
 
     refuse_existing(folder)
     adapters = {
-        name: (read_weights(locate(name, asked, plugins), plugins), scale)
+        name: (read_weights(locate(name, settings, plugins), plugins), scale)
         for name, scale in shares.items()
     }
-    found = merged(plan_model(find(asked, plugins), asked, plugins, open_probe), adapters, folder)
-    shown = Shown()
-    path: Path = resolve(plugins.get("checkpoints", "safetensors").write)(found, shown)
-    shown.finish()
+    found = merged(
+        plan_model(find(settings, plugins), settings, plugins, open_probe), adapters, folder
+    )
+    progress = WriteProgress()
+    path: Path = resolve(plugins.get("checkpoints", "safetensors").write)(found, progress)
+    progress.finish()
     return path

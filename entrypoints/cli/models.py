@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.load.model import LoadedModel
@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     if args.explain:
         from ostro.core.engine.start import open_weights
 
-        asked = settings(args)
-        plugins.load(asked, args.plugin)
-        loaded = open_weights(asked, plugins)
+        settings = parse_settings(args)
+        plugins.load(settings, args.plugin)
+        loaded = open_weights(settings, plugins)
         found = explained(loaded)
     else:
         plugins.load(None, args.plugin)

@@ -175,7 +175,7 @@ def add_adapter_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings(args: argparse.Namespace) -> Settings:
+def parse_settings(args: argparse.Namespace) -> Settings:
     """The `Settings` of parsed options; fields without an option keep their defaults.
 
     Raises UsageError for --token-source with a local model.

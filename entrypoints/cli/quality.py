@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
@@ -56,18 +56,20 @@ def run(args: argparse.Namespace) -> int:
 
     if args.plot is not None:
         check_plot(args.plot)
-    asked = settings(args)
+    settings = parse_settings(args)
     plugins = PluginManager()
-    plugins.load(asked, args.plugin)
-    reference = reference_of(asked, args.reference)
-    if asked == reference and args.reference is None:
+    plugins.load(settings, args.plugin)
+    reference = reference_of(settings, args.reference)
+    if settings == reference and args.reference is None:
         raise UsageError(
             "nothing to compare: add formats (--quant q8_0,q4k or all), --topology or --reference"
         )
-    variants = variants_of(asked, plugins)
+    variants = variants_of(settings, plugins)
     text = read_text(args.text, reference.reference)
-    with progress() as told:
-        report = measure(reference, variants, text, plugins, tokens=args.tokens, told=told)
+    with progress() as report_progress:
+        report = measure(
+            reference, variants, text, plugins, tokens=args.tokens, progress=report_progress
+        )
     if args.plot is not None:
         write_plot(report, args.plot)
     written = json.dumps(report.plain(), indent=2)
@@ -90,11 +92,11 @@ def check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{option} {file}: the folder does not exist")
 
 
-def reference_of(asked: Settings, other: str | None) -> Settings:
+def reference_of(settings: Settings, other: str | None) -> Settings:
     """Settings of the reference: the same model, or another one, in its stored formats."""
     usual = Settings()
     plain = replace(
-        asked,
+        settings,
         quant=None,
         topology=None,
         importance=None,
@@ -106,25 +108,25 @@ def reference_of(asked: Settings, other: str | None) -> Settings:
     return replace(plain, reference=other, name=None, arch=None, revision=None)
 
 
-def variants_of(asked: Settings, plugins: PluginManager) -> dict[str, Settings]:
+def variants_of(settings: Settings, plugins: PluginManager) -> dict[str, Settings]:
     """Settings of the models to compare, by name: -m in each format of --quant."""
     from ostro.core.load.quantize import makers
     from ostro.entrypoints.open import name_of
 
-    if asked.quant is None:
-        return {name_of(asked): asked}
-    formats = [word.strip() for word in asked.quant.split(",")]
+    if settings.quant is None:
+        return {name_of(settings): settings}
+    formats = [word.strip() for word in settings.quant.split(",")]
     if formats == [EVERY]:
         known = makers(plugins)
         formats = sorted(known, key=lambda name: (-known[name].format.bits, name))
-    return {name: replace(asked, quant=name) for name in formats}
+    return {name: replace(settings, quant=name) for name in formats}
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback that moves a progress bar; without a terminal it does nothing."""
+    """A callback that moves a progress bar; without a terminal it ignores its arguments."""
     if not sys.stderr.isatty():
-        yield lambda *news: None
+        yield lambda *step: None
         return
     from rich.console import Console
     from rich.progress import Progress

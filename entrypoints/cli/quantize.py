@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
@@ -27,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.core.plugins.manager import PluginManager
 
-    asked, plugins = settings(args), PluginManager()
-    plugins.load(asked, args.plugin)
-    names = (asked.quant or "").split(",")
+    settings, plugins = parse_settings(args), PluginManager()
+    plugins.load(settings, args.plugin)
+    names = (settings.quant or "").split(",")
     for name in names:
         folder = Path(args.output)
         written = write(
-            replace(asked, quant=name.strip() or None),
+            replace(settings, quant=name.strip() or None),
             plugins,
             args.to,
             folder / name.strip() if len(names) > 1 else folder,
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write(asked: Settings, plugins: PluginManager, container: str, folder: Path) -> Path:
+def write(settings: Settings, plugins: PluginManager, container: str, folder: Path) -> Path:
     """Write a quantized model into a folder; returns the path of the written file or folder.
 
     Raises UsageError without a format to quantize to, and if no plugin writes the container.
@@ -58,29 +58,29 @@ def write(asked: Settings, plugins: PluginManager, container: str, folder: Path)
     if record is None or record.write is None:
         known = ", ".join(name for name, each in records.items() if each.write is not None)
         raise UsageError(f"--to {container}: unknown file format; expected one of {known}")
-    found = plan_model(find(asked, plugins), asked, plugins, open_probe)
+    found = plan_model(find(settings, plugins), settings, plugins, open_probe)
     if found.plan is None:
         raise UsageError("no format to quantize to; add --quant q4k or --topology RULES")
     default = found.plan.default
     saving = Saving(found, folder, default.format.name if default else "mixed", plugins)
-    shown = Shown()
-    path: Path = resolve(record.write)(saving, shown)
-    shown.finish()
+    progress = WriteProgress()
+    path: Path = resolve(record.write)(saving, progress)
+    progress.finish()
     for line in found.plan.describe():
         print(line, file=sys.stderr)
     return path
 
 
-class Shown:
+class WriteProgress:
     """Prints the progress of writing a model."""
 
     def __init__(self) -> None:
-        self.since, self.wide = time.monotonic(), sys.stderr.isatty()
+        self.start, self.is_terminal = time.monotonic(), sys.stderr.isatty()
 
     def __call__(self, done: int, total: int) -> None:
-        if self.wide:
+        if self.is_terminal:
             print(f"\r{done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr)
 
     def finish(self) -> None:
-        end = "\n" if self.wide else ""
-        print(f"{end}written in {time.monotonic() - self.since:.1f} s", file=sys.stderr)
+        end = "\n" if self.is_terminal else ""
+        print(f"{end}written in {time.monotonic() - self.start:.1f} s", file=sys.stderr)

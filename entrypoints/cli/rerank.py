@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.entrypoints.cli.embed import read_texts
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
 
     documents = read_texts(args.documents, args.file)
-    with open_model(replace(settings(args), task="rerank"), args.plugin) as model:
+    with open_model(replace(parse_settings(args), task="rerank"), args.plugin) as model:
         ranked = model.rerank(args.query, documents)
     for item in ranked[: args.top]:
         print(f"{item.score:.4f}\t{item.index}\t{documents[item.index]}")

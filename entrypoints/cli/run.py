@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import AdapterError, ContextLengthExceeded, OstroError, UsageError
-from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, settings
+from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.load.weights import Progress
@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
     args.chosen = dict(scale_of(word) for word in applied)
     start = time.perf_counter()
     with progress() as report:
-        model = load_text(settings(args), args.plugin, progress=report)
+        model = load_text(parse_settings(args), args.plugin, progress=report)
     if args.explain:
         print("\n".join(model.explain), file=sys.stderr)
     try:
         if args.input is not None:
-            conversation = [*messages(args, []), asked(args)]
+            conversation = [*messages(args, []), user_message(args)]
             if args.json or args.choices is not None:
                 print_answers(model, args, conversation)
             else:
@@ -124,7 +124,7 @@ def check_input(args: argparse.Namespace) -> None:
         raise UsageError("--logprobs requires --json")
 
 
-def asked(args: argparse.Namespace) -> dict[str, Any]:
+def user_message(args: argparse.Namespace) -> dict[str, Any]:
     """The user message of -i: its media, then its text."""
     media = [
         {"type": kind, kind: file}
@@ -219,14 +219,14 @@ def choose(model: LocalModel, args: argparse.Namespace, words: list[str]) -> Non
     elif words == ["none"]:
         args.chosen = {}
     elif words:
-        asked = dict(scale_of(word) for word in words)
-        model.mixture(asked, [])  # raises unless all can be loaded
-        args.chosen = asked
-    for facts in model.adapters:
-        scale = args.chosen.get(facts.name)
+        scales = dict(scale_of(word) for word in words)
+        model.mixture(scales, [])  # raises unless all can be loaded
+        args.chosen = scales
+    for info in model.adapters:
+        scale = args.chosen.get(info.name)
         chosen = "" if scale is None else f" = {scale:g}"
-        known = f": {facts.kind}, rank {facts.rank}" if facts.loaded else ""
-        print(f"{facts.name}{chosen}{known}", file=sys.stderr)
+        known = f": {info.kind}, rank {info.rank}" if info.loaded else ""
+        print(f"{info.name}{chosen}{known}", file=sys.stderr)
     if not model.adapters:
         print("no adapters; load one with /adapter load NAME REF", file=sys.stderr)
 
@@ -298,6 +298,14 @@ def prompt_of(
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Sampling parameters of the options; the model's generation config holds for the rest."""
-    names = "max_tokens temperature top_k top_p min_p repetition_penalty seed".split()
+    names = (
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "seed",
+    )
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return {**given, "stop": tuple(args.stop)}

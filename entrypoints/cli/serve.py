@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, settings
+from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, parse_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=120.0,
         metavar="S",
-        help="seconds without a sign of life until the engine counts as hung (default: 120)",
+        help="seconds without a response until the engine counts as hung (default: 120)",
     )
     add("--restart", action="store_true", help="restart the engine when it dies or hangs")
     add(
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.hang_timeout > 0:
         raise UsageError(f"--hang-timeout {args.hang_timeout}: expected a positive number")
     return serve(
-        settings(args),
+        parse_settings(args),
         host=args.host,
         port=args.port,
         api_keys=api_keys(args),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 SUFFIXES = (".wav", ".flac", ".mp3", ".opus", ".pcm")
 OPTIONS = ("voice", "seed", "temperature", "top_p", "guidance", "max_seconds")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         )
     text = sys.stdin.read() if args.text == "-" else args.text
     options = {name: getattr(args, name) for name in OPTIONS}
-    with open_model(replace(settings(args), task="speak"), args.plugin) as model:
+    with open_model(replace(parse_settings(args), task="speak"), args.plugin) as model:
         model.pipeline("speak").check_format(args.output.suffix[1:].lower())
         with bar() as report:
             sound = model.speak(text, progress=report, **options)

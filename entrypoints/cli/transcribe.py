@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
 FORMS = {".json": "verbose_json", ".srt": "srt", ".txt": "text", ".vtt": "vtt"}
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         "temperature": args.temperature,
         "follow": args.follow,
     }
-    with open_model(replace(settings(args), task="transcribe"), args.plugin) as model:
+    with open_model(replace(parse_settings(args), task="transcribe"), args.plugin) as model:
         for file in args.files:
             text = model.transcribe(file, **options).format(form)
             if args.output is not None:

@@ -1,1 +1,1 @@
-"""What fits a machine: a model in every format beside the memory there is, from its headers."""
+"""Estimates of the formats and context lengths that fit in memory, from a model's headers."""

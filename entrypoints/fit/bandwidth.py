@@ -1,4 +1,4 @@
-"""How fast a device reads its memory: what bounds the tokens that one sequence draws."""
+"""Measurement of a device's memory bandwidth, which bounds the decode speed of one sequence."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from time import perf_counter
 import torch
 
 SIZE = {"cpu": 2**28, "cuda": 2**30}
-"""Bytes that are read: far more than caches hold."""
+"""Bytes to read: much more than the processor's caches."""
 
 PASSES = 8
-"""The fastest of so many counts: others are those in which the machine did something else."""
+"""Repetitions. The fastest one counts: other work on the machine slows the others down."""
 
 
 def measure_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read by as many threads as torch has; takes a fraction of a second."""
-    # Pages that nothing was written to would all be one.
+    """Return bytes per second, read by torch's threads. Takes a fraction of a second."""
+    # Without a write the kernel would map all pages to one zero page.
     buffer = torch.ones(SIZE[device.type] // 8, dtype=torch.int64, device=device)
     return buffer.nbytes / min(seconds(buffer) for _ in range(PASSES))
 

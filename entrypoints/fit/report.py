@@ -1,4 +1,4 @@
-"""The report of what fits: formats, caches, and contexts by sequences at once."""
+"""Report of `ostro fit`: formats, KV caches, and contexts by number of sequences."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from ostro.entrypoints.fit.room import Cache, Growth, cache_of, growths, room_of
 from ostro.entrypoints.fit.weights import Weights, weigh
 
 STREAMS = (1, 2, 4, 8, 16, 32)
-"""Sequences at once that are looked at."""
+"""Numbers of sequences to estimate."""
 
 SHORTEST, STEP = 1024, 4
-"""The shortest context that is looked at, and how many times longer the next is."""
+"""Shortest context to estimate, and the factor to the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A format: its weights; the room for a cache beside them, 0 where they do not fit; the context
-    that an engine has there, and how many sequences of it at once; tokens per second of one of them
-    at its beginning, at most. None where nothing is remembered, and so no tokens are drawn.
+    """Estimate for one format.
+
+    room: bytes for the KV cache, 0 if the weights do not fit. context: context length in tokens.
+    streams: number of sequences of that length. speed: upper bound on tokens per second of one
+    sequence at a short context. The last three are None for models without a KV cache.
     """
 
     weights: Weights
@@ -42,8 +44,10 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class FitReport:
-    """All that was found. `contexts` are bytes of the cache in `kv_dtype`, by context and sequences
-    at once: those that fit beside the weights of `example`, the largest format that fits.
+    """All estimates. Sizes are in bytes, `bandwidth` in bytes per second.
+
+    contexts: bytes of the KV cache in `kv_dtype`, by context and number of sequences, as far as
+    they fit beside the weights of `example`, the largest format that fits.
     """
 
     model: str
@@ -63,7 +67,7 @@ class FitReport:
 
 
 def report(path: Path, settings: Settings, plugins: PluginManager) -> FitReport:
-    """What fits of the model at a path. Raises an OstroError as loading it would."""
+    """Estimate the model at a path. Raises the OstroError that loading it would raise."""
     set_threads(settings.threads)
     found = outline(path, settings, plugins)
     with closing(found.container):
@@ -113,7 +117,7 @@ def fit(
 
 
 def contexts(cache: Cache, room: int) -> dict[int, dict[int, int]]:
-    """Bytes of the cache by context and sequences at once, those that there is room for."""
+    """Return bytes of the KV cache by context and number of sequences, as far as they fit."""
     lengths, length = list[int](), SHORTEST
     while length < cache.context:
         lengths.append(length)

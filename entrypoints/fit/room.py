@@ -1,4 +1,4 @@
-"""The room for keys and values beside a model's weights, as the engine plans it."""
+"""Memory for the KV cache beside a model's weights, computed as the engine does."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from ostro.core.records import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """What a cache in a type takes: bytes of each 1000 tokens, and of a sequence however long it
-    is (windows and states).
+    """Size of a KV cache by dtype: bytes per 1000 tokens, and fixed bytes per sequence.
+
+    The fixed part is that of sliding windows and recurrent states.
     """
 
     name: str
@@ -34,9 +35,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Cache:
-    """What a model remembers: its kinds of cache, and the context that it was made for, or less
-    where less was asked for.
-    """
+    """A model's cache kinds, and its context: the model's own, or --context if shorter."""
 
     kinds: Sequence[CacheKind]
     context: int
@@ -44,11 +43,11 @@ class Cache:
     block: int
 
     def nbytes(self, context: int, streams: int = 1) -> int:
-        """Of sequences of a length."""
+        """Return the bytes of `streams` sequences with `context` tokens each."""
         return sum(kind.bytes(streams * kind.blocks_of(context, self.rows)) for kind in self.kinds)
 
     def streams(self, room: int, context: int, most: int) -> int:
-        """Sequences of a length that an engine for `most` of them has at once in so many bytes."""
+        """Return the number of sequences of a length that fit in `room` bytes, at most `most`."""
         try:
             counts = plan_blocks(self.kinds, room, context, self.rows, most)
         except InsufficientMemory:
@@ -63,13 +62,13 @@ class Cache:
             for kind in self.kinds
         }
         per_block = sum(kind.bytes(1) for kind in self.kinds if grows[kind])
-        still = [kind for kind in self.kinds if not grows[kind]]
-        fixed = replace(self, kinds=still).nbytes(self.context)
+        constant = [kind for kind in self.kinds if not grows[kind]]
+        fixed = replace(self, kinds=constant).nbytes(self.context)
         return Growth(name=name, per_1000=1000 * per_block // self.block, fixed=fixed)
 
 
 def cache_of(found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager) -> Cache:
-    """What the model of an outline remembers. Raises Unsupported for a type that it cannot."""
+    """Return the caches of an outline's model. Raises Unsupported for a dtype it cannot have."""
     block = BLOCK[found.device.type]
     unread = LoadedModel(
         model=found.model,
@@ -93,18 +92,18 @@ def cache_of(found: ModelOutline, path: Path, settings: Settings, plugins: Plugi
 def growths(
     found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
 ) -> Iterator[Growth]:
-    """What the cache takes in each type that the model can have it in."""
+    """Yield the size of the KV cache in each dtype that the model supports."""
     for name in ("auto", *NARROW):
         with suppress(Unsupported):
-            asked = replace(settings, kv_dtype=name)
-            yield cache_of(found, path, asked, plugins).growth(name)
+            changed = replace(settings, kv_dtype=name)
+            yield cache_of(found, path, changed, plugins).growth(name)
 
 
 def room_of(settings: Settings, device: torch.device, free: int) -> int:
-    """Bytes for the cache where so many are free: what --memory says, else the engine's share.
+    """Return the bytes for the KV cache: --memory or the engine's share of `free` bytes.
 
-    None are left where there are fewer than that.
+    Returns 0 if --memory exceeds the free memory.
     """
-    asked = parse_size(settings.memory) if settings.memory else SHARE[device.type]
-    room = int(asked * free) if asked <= 1 else int(asked)
+    memory = parse_size(settings.memory) if settings.memory else SHARE[device.type]
+    room = int(memory * free) if memory <= 1 else int(memory)
     return room if room <= free else 0

@@ -1,4 +1,4 @@
-"""What the weights of a model take in a format, and how much of that each token reads."""
+"""Sizes of a model's weights in each format, and the bytes that decoding a token reads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
 
 STORED = "as stored"
-"""The name of what is not quantized at load."""
+"""Name of the variant without quantization at load."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """A model's linears, embeddings and experts: bytes in memory, bits of each weight, and bytes
-    that are read to draw one token.
+    """Size of a model's linears, embeddings and experts.
+
+    nbytes: in memory. bits: average per weight. read: bytes read to decode one token.
     """
 
     name: str
@@ -36,21 +37,23 @@ class Weights:
 def variants(
     found: ModelOutline, plugins: PluginManager
 ) -> Iterator[tuple[str, QuantizationPlan | None]]:
-    """What is weighed: the format that was asked for; or the model as it is stored, and every
-    format that its floats can be brought to.
+    """Yield the variants to estimate: the format of --quant, or the model as stored followed by
+    every format that its float weights can be quantized to.
     """
-    asked = found.plan
-    if asked is not None and asked.default is not None:
-        yield asked.default.format.name, asked
+    requested = found.plan
+    if requested is not None and requested.default is not None:
+        yield requested.default.format.name, requested
         return
-    plan = asked or QuantizationPlan(makers(plugins), None, sensitive=found.architecture.sensitive)
-    yield STORED, asked
+    plan = requested or QuantizationPlan(
+        makers(plugins), None, sensitive=found.architecture.sensitive
+    )
+    yield STORED, requested
     every: list[Maker] = sorted(plan.known.values(), key=lambda m: (-m.format.bits, m.format.name))
     yield from ((maker.format.name, replace(plan, default=maker, notes={})) for maker in every)
 
 
 def weigh(found: ModelOutline, sizes: Sizes, plugins: PluginManager) -> list[Weights]:
-    """The variants of a model, the largest first; those that change nothing are left out."""
+    """Return the variants of a model, the largest first, without those that change nothing."""
     stored, *others = (weigh_as(name, found, sizes, p) for name, p in variants(found, plugins))
     changed = [other for other in others if other.nbytes != stored.nbytes]
     return sorted([stored, *changed], key=lambda weights: -weights.nbytes)
@@ -59,23 +62,23 @@ def weigh(found: ModelOutline, sizes: Sizes, plugins: PluginManager) -> list[Wei
 def weigh_as(
     name: str, found: ModelOutline, sizes: Sizes, plan: QuantizationPlan | None
 ) -> Weights:
-    """The weights of a model as a plan has them, or as they are stored."""
+    """Return the size of a model's weights under a plan, or as stored without a plan."""
     nbytes, read, count = 0, 0, 0
-    idle = asides(found.model)
+    idle = encoder_prefixes(found.model)
     for path, module in found.model.named_modules():
         if not isinstance(module, Linear | Embedding | ExpertLinear):
             continue
-        parts = places(path, module)
+        parts = weight_slots(path, module)
         size = sizes.of(parts, plan) * copies(module) if parts else 0
         nbytes += size
         count += sum(prod(slot.shape) for slot in parts) * copies(module)
-        if not any(path.startswith(aside) for aside in idle):
-            read += share(size, path, module, found, sizes, plan)
+        if not any(path.startswith(prefix) for prefix in idle):
+            read += bytes_read(size, path, module, found, sizes, plan)
     return Weights(name=name, nbytes=nbytes, bits=8 * nbytes / max(count, 1), read=read)
 
 
-def places(path: str, module: Any) -> list[Slot]:
-    """The slots of a module's weights; those of its first expert stand for all."""
+def weight_slots(path: str, module: Any) -> list[Slot]:
+    """Return the slots of a module's weights; of experts, those of the first one only."""
     slots = [slot for slot in module.slots(path) if slot.kind == "storage"]
     return [slot for slot in slots if not slot.expert]
 
@@ -84,7 +87,7 @@ def copies(module: Module) -> int:
     return module.experts if isinstance(module, ExpertLinear) else 1
 
 
-def share(
+def bytes_read(
     size: int,
     path: str,
     module: Any,
@@ -92,13 +95,13 @@ def share(
     sizes: Sizes,
     plan: QuantizationPlan | None,
 ) -> int:
-    """What a token reads of a module that takes `size` bytes: of an embedding one row, of experts
-    those that it is sent to, of a tied head the embedding.
+    """Return the bytes that a token reads of a module of `size` bytes: one row of an embedding,
+    the selected experts, and the embedding's table for a tied head.
     """
     if isinstance(module, Embedding):
         return size // module.n
     if isinstance(module, ExpertLinear):
-        # What every config of experts calls them; where one does not, all count.
+        # The field of all supported configs; without it all experts count.
         chosen = getattr(found.config, "num_experts_per_tok", None) or module.experts
         return size * min(chosen, module.experts) // module.experts
     if not (isinstance(module, Head) and module.tied):
@@ -108,9 +111,9 @@ def share(
     return sizes.of([replace(table, module=module)], plan)
 
 
-def asides(model: Model) -> list[str]:
-    """How the paths of what no token passes begin: towers and encoders, whose layers remember
-    nothing.
+def encoder_prefixes(model: Model) -> list[str]:
+    """Return the path prefixes of towers and encoders: parts without a cached layer, which decoded
+    tokens do not pass.
     """
     found = []
     for name in model.layers:

@@ -14,10 +14,10 @@ from ostro.core.pipeline import AdapterChoice, ModelTarget
 
 log = logging.getLogger(__name__)
 
-MOST = 16
+MAX_ADAPTERS = 16
 """Limit on the number of adapters in one request."""
-LONGEST = 128
-"""Limit on the length of a name, in characters."""
+MAX_NAME = 128
+"""Limit on the length of an adapter's name, in characters."""
 HEX = frozenset("0123456789abcdef")
 
 
@@ -40,9 +40,9 @@ class Adapters:
 
     def note(self, model: str, reported: Sequence[AdapterInfo]) -> None:
         """Replace the adapters of a model by those that the engine reports."""
-        self.known[model] = {facts.name: facts for facts in reported}
-        self.templates |= {facts.generation: facts.template for facts in reported if facts.loaded}
-        alive = {facts.generation for each in self.known.values() for facts in each.values()}
+        self.known[model] = {info.name: info for info in reported}
+        self.templates |= {info.generation: info.template for info in reported if info.loaded}
+        alive = {info.generation for each in self.known.values() for info in each.values()}
         self.templates = {g: text for g, text in self.templates.items() if g in alive}
 
     async def refresh(self, model: str) -> None:
@@ -72,33 +72,35 @@ class Adapters:
             except AdapterError as error:  # a request has registered it meanwhile
                 log.warning("%s", error)
 
-    async def template(self, model: str, wanted: Sequence[AdapterRef]) -> str | None:
+    async def template(self, model: str, refs: Sequence[AdapterRef]) -> str | None:
         """The chat template of a request's adapter; None without one, and for several adapters.
 
         Loads the adapter if its template is unknown. Raises AdapterError if that fails.
         """
-        if len(wanted) != 1 or not wanted[0].scale:
+        if len(refs) != 1 or not refs[0].scale:
             return None
-        if self.generation(model, wanted[0]) not in self.templates:
-            self.note(model, await self.engine.adapt("read", model=model, name=wanted[0].name))
-        return self.templates.get(self.generation(model, wanted[0]))
+        if self.generation(model, refs[0]) not in self.templates:
+            self.note(model, await self.engine.adapt("read", model=model, name=refs[0].name))
+        return self.templates.get(self.generation(model, refs[0]))
 
-    def generation(self, model: str, wanted: AdapterRef) -> str:
+    def generation(self, model: str, refs: AdapterRef) -> str:
         """The generation that a request selects, "" if it is unknown."""
-        facts = self.of(model).get(wanted.name)
-        return wanted.generation or ("" if facts is None else facts.generation)
+        info = self.of(model).get(refs.name)
+        return refs.generation or ("" if info is None else info.generation)
 
 
-def wanted_of(asked: ModelTarget, own: str | None = None) -> tuple[AdapterRef, ...]:
+def adapter_refs(target: ModelTarget, own: str | None = None) -> tuple[AdapterRef, ...]:
     """The adapters of a request. `own` is the adapter in its field `model`.
 
     Raises RequestError for a malformed adapter, for too many, and for duplicates.
     """
-    choices = [] if own is None else [chosen(own, "model")]
-    choices += [chosen(each, "adapters") for each in asked.adapters or ()]
-    choices += [] if asked.adapter is None else [chosen(asked.adapter, "adapter")]
-    if len(choices) > MOST:
-        raise RequestError(f"got {len(choices)} adapters; the limit is {MOST}", param="adapters")
+    choices = [] if own is None else [adapter_ref(own, "model")]
+    choices += [adapter_ref(each, "adapters") for each in target.adapters or ()]
+    choices += [] if target.adapter is None else [adapter_ref(target.adapter, "adapter")]
+    if len(choices) > MAX_ADAPTERS:
+        raise RequestError(
+            f"got {len(choices)} adapters; the limit is {MAX_ADAPTERS}", param="adapters"
+        )
     seen: set[str] = set()
     for each in choices:
         key = each.name or each.generation
@@ -111,15 +113,15 @@ def wanted_of(asked: ModelTarget, own: str | None = None) -> tuple[AdapterRef, .
     return tuple(choices)
 
 
-def chosen(given: str | AdapterChoice, param: str) -> AdapterRef:
+def adapter_ref(given: str | AdapterChoice, param: str) -> AdapterRef:
     """Convert an adapter of a request. Raises RequestError if it is malformed."""
     choice = AdapterChoice(name=given) if isinstance(given, str) else given
     name, generation = choice.name, choice.generation
     if (name is None) == (generation is None):
         raise RequestError(f"{param}: expected either a name or a generation", param=param)
-    if name is not None and not 0 < len(name) <= LONGEST:
+    if name is not None and not 0 < len(name) <= MAX_NAME:
         raise AdapterNameRefused(
-            f"{param}: expected a name of 1 to {LONGEST} characters, got {len(name)}", param=param
+            f"{param}: expected a name of 1 to {MAX_NAME} characters, got {len(name)}", param=param
         )
     if generation is not None and not (len(generation) == 64 and HEX.issuperset(generation)):
         raise RequestError(

@@ -28,15 +28,15 @@ from ostro.core.errors import (
 from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.paths import resolve_path
 from ostro.core.pipeline import parse
-from ostro.entrypoints.http.adapters import chosen
+from ostro.entrypoints.http.adapters import adapter_ref
 from ostro.entrypoints.http.body import read_json
-from ostro.entrypoints.http.errors import body, respond
-from ostro.entrypoints.http.middleware import bears, digest
+from ostro.entrypoints.http.errors import error_content, respond
+from ostro.entrypoints.http.middleware import digest, has_key
 from ostro.entrypoints.http.service import Service
 
-LONGEST = 4096
+MAX_PATH = 4096
 """Limit on the length of a path, in characters."""
-ENTRIES = 10_000
+MAX_FILES = 10_000
 """Limit on the files in an adapter's folder."""
 
 
@@ -70,19 +70,19 @@ class Admin:
         """The response to a request without permission, None for one with permission."""
         if self.root is None:
             message = "loading adapters is disabled; start the server with --adapter-root"
-            return respond(404, body(404, message, "lora_loading_disabled"))
+            return respond(404, error_content(404, message, "lora_loading_disabled"))
         if self.key is None and not self.locked:
             return None
         if self.key is None:
             message = "this route requires an admin key; start the server with --admin-key"
-            return respond(403, body(403, message, "admin_key_required"))
-        if bears(request.headers, [self.key]):
+            return respond(403, error_content(403, message, "admin_key_required"))
+        if has_key(request.headers, [self.key]):
             return None
         message = "the admin key is missing or invalid; send it as Authorization: Bearer KEY"
         if self.locked:
-            return respond(403, body(403, message, "admin_key_required"))
+            return respond(403, error_content(403, message, "admin_key_required"))
         headers = {"www-authenticate": "Bearer"}
-        return respond(401, body(401, message, "invalid_admin_key"), headers)
+        return respond(401, error_content(401, message, "invalid_admin_key"), headers)
 
     def find(self, given: str) -> Path:
         """The path of an adapter.
@@ -91,13 +91,13 @@ class Admin:
         the folder, leads out of the root.
         """
         assert self.root is not None, "refusal() rejects requests without a root"
-        if len(given) > LONGEST or (found := self.inside(self.root / given)) is None:
+        if len(given) > MAX_PATH or (found := self.inside(self.root / given)) is None:
             raise self.outside(given)
         if not os.path.exists(found):
             raise AdapterNotFound(f"{given!r:.200} does not exist", param="lora_path")
         for number, path in enumerate(entries(found)):
-            if number >= ENTRIES:
-                raise AdapterError(f"{given!r:.200} has more than {ENTRIES} files")
+            if number >= MAX_FILES:
+                raise AdapterError(f"{given!r:.200} has more than {MAX_FILES} files")
             if self.inside(path) is None:
                 raise self.outside(given)
         return found
@@ -148,20 +148,20 @@ async def load(request: Request) -> Response:
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
-    asked = parse(await read_json(request, service.max_body()), LoadRequest)
-    name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
+    body = parse(await read_json(request, service.max_body()), LoadRequest)
+    name, model = adapter_ref(body.lora_name, "lora_name").name, service.model(body.model)
     if name in (*service.names, DEFAULT):
         raise AdapterConflict(f"{name!r} is the name of a model", param="lora_name")
-    path = await asyncio.to_thread(admin.find, asked.lora_path)
+    path = await asyncio.to_thread(admin.find, body.lora_path)
     try:
         reported = await service.engine.adapt(
             "load",
             model=model,
             name=name,
             reference=str(path),
-            inplace=asked.load_inplace,
-            expected=asked.expected_generation,
-            pinned=asked.pinned,
+            inplace=body.load_inplace,
+            expected=body.expected_generation,
+            pinned=body.pinned,
         )
     except AdapterError as error:
         raise admin.shown(error) from None
@@ -175,10 +175,10 @@ async def unload(request: Request) -> Response:
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
-    asked = parse(await read_json(request, service.max_body()), UnloadRequest)
-    name, model = chosen(asked.lora_name, "lora_name").name, service.model(asked.model)
+    body = parse(await read_json(request, service.max_body()), UnloadRequest)
+    name, model = adapter_ref(body.lora_name, "lora_name").name, service.model(body.model)
     reported = await service.engine.adapt(
-        "unload", model=model, name=name, expected=asked.expected_generation
+        "unload", model=model, name=name, expected=body.expected_generation
     )
     service.adapters.note(model, reported)
     return respond(200, {"name": name, "model": model, "unloaded": True})
@@ -193,29 +193,29 @@ async def adapters(request: Request) -> Response:
     for model in service.names:
         await service.adapters.refresh(model)
     data = [
-        entry(model, facts)
+        entry(model, info)
         for model in service.names
-        for facts in service.adapters.of(model).values()
+        for info in service.adapters.of(model).values()
     ]
     return respond(200, {"object": "list", "data": data})
 
 
-def entry(model: str, facts: AdapterInfo) -> dict[str, Any]:
+def entry(model: str, info: AdapterInfo) -> dict[str, Any]:
     """The public properties of an adapter; its path is not one of them."""
     return {
-        "name": facts.name,
+        "name": info.name,
         "model": model,
-        "generation": facts.generation or None,
-        "loaded": facts.loaded,
-        "resident": facts.resident,
-        "pinned": facts.pinned,
-        "requests": facts.requests,
-        "running": facts.running,
-        "kind": facts.kind or None,
-        "rank": facts.rank,
-        "bytes": facts.nbytes,
-        "effect": facts.effect,
-        "modules": facts.modules,
+        "generation": info.generation or None,
+        "loaded": info.loaded,
+        "resident": info.resident,
+        "pinned": info.pinned,
+        "requests": info.requests,
+        "running": info.running,
+        "kind": info.kind or None,
+        "rank": info.rank,
+        "bytes": info.nbytes,
+        "effect": info.effect,
+        "modules": info.modules,
     }
 
 

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, health, and what stands before them."""
+"""The HTTP application: its routes, health checks and middleware."""
 
 from __future__ import annotations
 
@@ -21,43 +21,45 @@ from ostro.core.records import resolve
 from ostro.entrypoints.http import admin, audio, images, metrics, openai, speech, vectors
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.budget import BodyBudget
-from ostro.entrypoints.http.errors import HANDLERS, body, respond, respond_to
+from ostro.entrypoints.http.errors import HANDLERS, error_content, respond, respond_to
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
+from ostro.entrypoints.http.responses import ADAPTERS_HEADER
 from ostro.entrypoints.http.service import Service
-from ostro.entrypoints.http.shapes import ADAPTERS
 
 log = logging.getLogger(__name__)
 PAGES = (openai, vectors, audio, images, speech, admin, metrics)
-OURS = tuple(route for page in PAGES for route in page.ROUTES)
+BUILTIN_ROUTES = tuple(route for page in PAGES for route in page.ROUTES)
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 while the engine lives, or is being started; 503 if it is gone or hangs."""
+    """GET /health: 200 while the engine starts or runs, 503 if it has ended or hangs."""
     service: Service = request.app.state.service
-    return trouble(service.engine) or respond(200, {"status": "ok"})
+    return engine_failure(service.engine) or respond(200, {"status": "ok"})
 
 
-def trouble(engine: AsyncEngine) -> Response | None:
-    """What to answer for an engine that is gone, or gives no sign of life."""
+def engine_failure(engine: AsyncEngine) -> Response | None:
+    """Return the response for an engine that has ended or hangs, None for a working one."""
     if engine.fault is not None:
         return respond_to(EngineDied(str(engine.fault)))
     if engine.hung:
-        reason = f"the engine has given no sign of life for {engine.silence:.0f} s"
-        return respond(503, body(503, f"{reason}; restart the server", "engine_hung"))
+        reason = f"the engine has not responded for {engine.silence:.0f} s"
+        return respond(503, error_content(503, f"{reason}; restart the server", "engine_hung"))
     return None
 
 
 async def ready(request: Request) -> Response:
-    """GET /ready: 200 when a request would be answered; kernels are compiled, a token was drawn."""
+    """GET /ready: 200 if the server accepts requests: weights are loaded, kernels are compiled."""
     service: Service = request.app.state.service
     engine = service.engine
     if service.ready:
         return respond(200, {"status": "ready", "model": service.name})
-    if response := trouble(engine):
+    if response := engine_failure(engine):
         return response
     status = "draining" if engine.draining else "loading"
     step = engine.progress
-    content = body(503, f"{status}: {step.what}" if status == "loading" else status, "not_ready")
+    content = error_content(
+        503, f"{status}: {step.what}" if status == "loading" else status, "not_ready"
+    )
     progress = {"what": step.what, "done": step.done, "total": step.total}
     return respond(503, {**content, "status": status, "progress": progress})
 
@@ -72,12 +74,12 @@ def make_app(
     adapter_root: str | Path | None = None,
     admin_key: str | None = None,
 ) -> Starlette:
-    """The application.
+    """Return the application.
 
-    `keys` open every route but /health; `hosts` are the names a request may address the server by,
-    None for any; `origins` are the web origins whose pages may call it; `adapter_root` is where
-    adapters may be loaded from, by whom has the `admin_key`, which opens the other routes as well.
-    Raises UsageError for a root that is none.
+    keys: API keys that all routes but /health and /ready require. hosts: names to accept in the
+    Host header, None for any. origins: web origins that CORS allows. adapter_root: folder that
+    clients may load adapters from. admin_key: key for the adapter routes, valid as an API key too.
+    Raises UsageError if the root is not a folder.
     """
     guard = Admin.of(adapter_root, admin_key, bool(keys))
     if keys and admin_key is not None:
@@ -85,13 +87,13 @@ def make_app(
     routes = [
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
-        *OURS,
+        *BUILTIN_ROUTES,
     ]
     routes += plugin_routes(plugins, service, {route.path for route in routes})
     middleware = [Middleware(BodyBudget), Middleware(RequestId)]
     if origins:
         allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
-        allow["expose_headers"] = [ADAPTERS]
+        allow["expose_headers"] = [ADAPTERS_HEADER]
         allowed = Middleware(CORSMiddleware, allow_origins=list(origins), **allow)
         middleware.append(allowed)
     middleware.append(Middleware(AccessMiddleware, keys=keys, hosts=hosts))
@@ -103,14 +105,14 @@ def make_app(
 
 
 def plugin_routes(plugins: PluginManager, service: Service, taken: set[str]) -> list[Route]:
-    """The routes that plugins add; ours stay ours."""
+    """Return the routes of plugins. A plugin cannot replace a built-in route."""
     routes = []
     for name, record in plugins.collect("routes", engine=service.engine).items():
         method, _, path = name.partition(" ")
         if not (method.isupper() and path.startswith("/")):
-            log.warning("the plugin route %r is not used: its name is no 'METHOD /path'", name)
-        elif path in taken or any(route.path_regex.match(path) for route in OURS):
-            log.warning("the plugin route %r is not used: ostro has that path itself", name)
+            log.warning("plugin route %r ignored: name it 'METHOD /path'", name)
+        elif path in taken or any(route.path_regex.match(path) for route in BUILTIN_ROUTES):
+            log.warning("plugin route %r ignored: its path is a built-in route", name)
         else:
             routes.append(Route(path, record.endpoint, methods=[method]))
     return routes

@@ -15,9 +15,9 @@ from starlette.routing import Route
 from ostro.core.errors import RequestError, Unsupported, nearest
 from ostro.core.pipeline import ModelTarget, parse
 from ostro.entrypoints.http.body import check_values, read_form
+from ostro.entrypoints.http.responses import adapter_headers, adapters
 from ostro.entrypoints.http.service import Service
-from ostro.entrypoints.http.shapes import adapter_headers, adapters
-from ostro.entrypoints.http.stream import EventStream, event, while_there
+from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
 
 TYPES = {
     "json": "application/json",
@@ -54,7 +54,7 @@ async def answer(request: Request, task: str) -> Response:
     service: Service = request.app.state.service
     async with read_form(request) as form:
         check_fields(form)
-        admitted = service.admit(addressed(form), "transcribe")
+        admitted = service.admit(target_of(form), "transcribe")
         pipeline, options = admitted.pipeline, options_of(form, task)
         shape = text_of(form, "response_format") or "json"
         if shape not in TYPES:
@@ -67,13 +67,13 @@ async def answer(request: Request, task: str) -> Response:
     if streamed:
         return EventStream(events(pipeline, data, pipeline.work(options, admitted.adapters)))
     work = pipeline.transcribe(data, adapters=admitted.adapters, **options)
-    transcript = await while_there(request, work)
+    transcript = await unless_disconnected(request, work)
     headers = {} if "json" in shape else adapter_headers(transcript.generations)
     return Response(transcript.format(shape), 200, headers, TYPES[shape])
 
 
 def check_fields(form: FormData) -> None:
-    """Raise RequestError for unknown and repeated fields, Unsupported for times of words."""
+    """Raise RequestError for unknown and repeated fields, Unsupported for word timestamps."""
     for name in form:
         if name not in FIELDS | LISTS:
             raise RequestError(
@@ -81,13 +81,13 @@ def check_fields(form: FormData) -> None:
             )
         if name in FIELDS and len(form.getlist(name)) > 1:
             raise RequestError(f"duplicate field {name}", param=name)
-    asked = [x for name in LISTS for x in form.getlist(name)]
-    if "word" in asked:
+    granularities = [x for name in LISTS for x in form.getlist(name)]
+    if "word" in granularities:
         raise Unsupported("timestamp_granularities: word is not supported; use segment")
 
 
-def addressed(form: FormData) -> ModelTarget:
-    """The model and the adapters of a form; adapters are a name or JSON."""
+def target_of(form: FormData) -> ModelTarget:
+    """Return the model and the adapters of a form. Adapters are a name or JSON."""
     given: dict[str, Any] = {"model": text_of(form, "model"), "adapter": text_of(form, "adapter")}
     for name in ("adapter", "adapters"):
         text = text_of(form, name)

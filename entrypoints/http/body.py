@@ -1,4 +1,4 @@
-"""Reads a request's JSON body, within bounds of size, time, depth and form."""
+"""Reads request bodies, JSON and forms, with limits on size, time and nesting."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ostro.entrypoints.http.budget import HeldBody
 from ostro.entrypoints.http.errors import CLOSE
 
 MAX_BYTES = 50 << 20
-"""Bytes of a JSON body of any route."""
+"""Limit on the bytes of a JSON body."""
 MAX_FORM = 512 << 20
-"""Bytes of a form: some hours of compressed sound."""
+"""Limit on the bytes of a form: some hours of compressed audio."""
 MAX_DEPTH = 64
 MAX_NODES = 200_000
 """Members, arrays and objects of a JSON body: several times what 10,000 messages need."""
@@ -29,8 +29,9 @@ MAX_ITEMS = 1 << 20
 """Items of all arrays and objects of a JSON body: a context of a million token ids."""
 TOO_DEEP = f"the body is nested deeper than {MAX_DEPTH} levels"
 SECONDS = 60.0
-"""How long a client may take to send its body."""
+"""Time limit for receiving a JSON body."""
 FORM_SECONDS = 600.0
+"""Time limit for receiving a form."""
 SMALL = 64 << 10
 """Bytes that are parsed on the event loop; larger bodies are parsed in a thread."""
 PIECE = 64 << 10
@@ -38,10 +39,9 @@ PIECE = 64 << 10
 
 
 async def read_json(request: Request, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in the body of a request, of at most `limit` bytes.
+    """Return the JSON object in the body of a request, of at most `limit` bytes.
 
-    Raises HTTPException 408, 413, 415 or 503, and RequestError for a body that is not an acceptable
-    object.
+    Raises HTTPException 408, 413, 415 or 503, and RequestError if `parse` rejects the body.
     """
     check_type(request)
     try:
@@ -54,20 +54,21 @@ async def read_json(request: Request, limit: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def check_type(request: Request) -> None:
-    """Raise HTTPException 415 unless the body says that it is plain JSON."""
+    """Raise HTTPException 415 unless the headers declare uncompressed JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, f"Content-Type is {kind!r:.80}; send application/json")
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
-        raise HTTPException(415, f"Content-Encoding {coding!r:.80} is not taken; send plain JSON")
+        message = f"Content-Encoding {coding!r:.80} is not supported; send uncompressed JSON"
+        raise HTTPException(415, message)
 
 
 @asynccontextmanager
 async def read_form(request: Request) -> AsyncIterator[FormData]:
-    """The fields and files of a multipart form; files beyond a megabyte lie on disk meanwhile.
+    """Yield the fields and files of a multipart form. Files above 1 MB are spooled to disk.
 
-    Raises HTTPException 415, 413 or 408, and RequestError for what is no form.
+    Raises HTTPException 415, 413 or 408, and RequestError for a malformed form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
@@ -83,7 +84,7 @@ async def read_form(request: Request) -> AsyncIterator[FormData]:
     except HTTPException as error:
         if error.status_code != 400:
             raise
-        raise RequestError(f"the form cannot be read: {error.detail:.200}") from None
+        raise RequestError(f"the form is malformed: {error.detail:.200}") from None
     try:
         yield form
     finally:
@@ -102,7 +103,7 @@ def too_long(limit: int) -> HTTPException:
 
 
 def bound(request: Request) -> Receive:
-    """The `receive` of a request. It raises HTTPException 413 after more than `MAX_FORM` bytes."""
+    """Return a `receive` that raises HTTPException 413 after more than `MAX_FORM` bytes."""
     held = HeldBody.of(request)
 
     async def counted() -> Message:
@@ -116,7 +117,7 @@ def bound(request: Request) -> Receive:
 
 
 async def read(request: Request, limit: int) -> bytes:
-    """The body. Raises HTTPException 413 if it is longer than `limit`, and 503."""
+    """Return the body. Raises HTTPException 413 if it is longer than `limit`, and 503."""
     check_length(request, limit)
     held, data = HeldBody.of(request), bytearray()
     async for chunk in request.stream():
@@ -128,7 +129,7 @@ async def read(request: Request, limit: int) -> bytes:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Parse JSON strictly. Raises RequestError saying what is wrong, and where."""
+    """Parse JSON strictly. Raises RequestError with the cause and its position."""
     members = count_members(data)
     try:
         found = msgspec.json.decode(data)
@@ -149,7 +150,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def count_members(data: bytes) -> int:
-    """The number of members of all objects in a JSON text, equal names counted each time.
+    """Return the number of members of all objects in a JSON text; repeated names all count.
 
     Raises RequestError for more members, arrays and objects than `MAX_NODES`, and for more items
     of arrays and objects than `MAX_ITEMS`: the decoder holds the GIL, for longer the more there
@@ -177,7 +178,7 @@ def count_members(data: bytes) -> int:
 
 
 def repeated(data: bytes) -> RequestError:
-    """The error for an object that has two members of one name."""
+    """Return the error for an object that has two members of one name."""
     names: list[str] = []
 
     def check(pairs: list[tuple[str, Any]]) -> None:
@@ -192,7 +193,7 @@ def repeated(data: bytes) -> RequestError:
 
 
 def check_values(found: dict[str, Any]) -> int:
-    """The number of members of all objects in a parsed body.
+    """Return the number of members of all objects in a parsed body.
 
     Raises RequestError for nesting that is too deep, and for the character U+0000.
     """

@@ -9,16 +9,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ostro.entrypoints.http.errors import CLOSE
 
 MAX_HELD = 1 << 30
-"""Bytes: twice what the largest body, a form, may have."""
+"""Limit in bytes: twice the largest body, a form."""
 SMALL = 64 << 10
-"""A body is never refused for this many bytes, so that large ones cannot keep out small ones."""
+"""Bytes that every body may have even above the limit: large bodies cannot block small ones."""
 _KEY = "ostro.body"
 
 
 class BodyBudget:
-    """ASGI middleware: counts the bytes of bodies from their arrival to the end of the response.
+    """ASGI middleware that counts the bytes of bodies from arrival to the end of the response.
 
-    A parsed body lives as long as its request, and takes at least as much memory as its bytes.
+    A parsed body lives as long as its request and needs at least as much memory as its bytes.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -42,14 +42,14 @@ class HeldBody:
 
     @classmethod
     def of(cls, request: Request) -> HeldBody:
-        """The one of a request that `BodyBudget` serves."""
+        """Return the counter that `BodyBudget` attached to a request."""
         held: HeldBody = request.scope[_KEY]
         return held
 
     def add(self, size: int) -> None:
-        """Count further bytes.
+        """Add bytes to the count.
 
-        Raises HTTPException 503 where the body is not small and all bodies exceed `MAX_HELD`.
+        Raises HTTPException 503 if this body exceeds `SMALL` and all bodies exceed `MAX_HELD`.
         """
         budget = self.budget
         if self.size + size > SMALL and budget.used + size > MAX_HELD:
@@ -60,6 +60,6 @@ class HeldBody:
         budget.used += size
 
     def release(self) -> None:
-        """Count the bytes no longer."""
+        """Subtract the bytes of this body from the count."""
         self.budget.used -= self.size
         self.size = 0

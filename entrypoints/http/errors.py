@@ -32,7 +32,9 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+\b", re.IGNORECASE)
 """A heap address, as the default repr of an object has it."""
 
 
-def body(status: int, message: str, code: str | None, param: str | None = None) -> dict[str, Any]:
+def error_content(
+    status: int, message: str, code: str | None, param: str | None = None
+) -> dict[str, Any]:
     """The error object. Heap addresses, which help an attacker, are removed from the message."""
     message = ADDRESS.sub("", message)
     kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -41,10 +43,10 @@ def body(status: int, message: str, code: str | None, param: str | None = None) 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def body_of(error: OstroError) -> dict[str, Any]:
+def error_content_of(error: OstroError) -> dict[str, Any]:
     """The error object of an OstroError. The cause of an EngineDied is left to the log."""
     message = DIED if isinstance(error, EngineDied) else str(error)
-    return body(error.status, message, error.code, error.param)
+    return error_content(error.status, message, error.code, error.param)
 
 
 def respond(
@@ -59,7 +61,7 @@ def respond(
 
 def respond_to(error: OstroError) -> Response:
     """The response to an OstroError."""
-    return respond(error.status, body_of(error))
+    return respond(error.status, error_content_of(error))
 
 
 async def on_ostro(request: Request, error: Exception) -> Response:
@@ -76,7 +78,7 @@ async def on_http(request: Request, error: Exception) -> Response:
         message = f"unknown route: {request.method} {request.url.path:.200}"
     elif error.status_code == 405:
         message = f"{request.url.path:.200} does not accept {request.method}"
-    content = body(error.status_code, message, CODES.get(error.status_code))
+    content = error_content(error.status_code, message, CODES.get(error.status_code))
     return respond(error.status_code, content, error.headers)
 
 
@@ -84,10 +86,10 @@ async def on_bug(request: Request, error: Exception) -> Response:
     """Respond to an unexpected exception; its traceback goes to the log only."""
     id = request.scope.get("state", {}).get("request_id", "")
     message = f"internal error; see the server's log for request {id}"
-    return respond(500, body(500, message, "internal"))
+    return respond(500, error_content(500, message, "internal"))
 
 
-async def on_gone(request: Request, error: Exception) -> Response:
+async def on_disconnect(request: Request, error: Exception) -> Response:
     """Respond to a request whose client has disconnected."""
     return Response(status_code=499)
 
@@ -95,6 +97,6 @@ async def on_gone(request: Request, error: Exception) -> Response:
 HANDLERS: Mapping[Any, Any] = {
     OstroError: on_ostro,
     HTTPException: on_http,
-    ClientDisconnect: on_gone,
+    ClientDisconnect: on_disconnect,
     Exception: on_bug,
 }

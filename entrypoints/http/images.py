@@ -17,9 +17,9 @@ from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import ModelTarget, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import respond
+from ostro.entrypoints.http.responses import adapters
 from ostro.entrypoints.http.service import Service
-from ostro.entrypoints.http.shapes import adapters
-from ostro.entrypoints.http.stream import EventStream, event, while_there
+from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
 
 
 class ImageRequest(ModelTarget, kw_only=True):
@@ -40,39 +40,39 @@ class ImageRequest(ModelTarget, kw_only=True):
 async def generations(request: Request) -> Response:
     """POST /v1/images/generations"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body()), ImageRequest)
-    if asked.response_format == "url":
+    body = parse(await read_json(request, service.max_body()), ImageRequest)
+    if body.response_format == "url":
         raise Unsupported(
             "response_format: url is not supported, since images are not stored; use b64_json",
             param="response_format",
         )
-    admitted = service.admit(asked, "draw")
-    pipeline, options = admitted.pipeline, options_of(asked)
+    admitted = service.admit(body, "draw")
+    pipeline, options = admitted.pipeline, options_of(body)
     options["adapters"] = admitted.adapters
-    if asked.stream:
-        options["previews"] = asked.partial_images or 0
-        return EventStream(events(pipeline.stream(asked.prompt, **options), asked))
-    drawn = await while_there(request, pipeline.finish(asked.prompt, **options))
-    data = [{"b64_json": packed(image, asked.output_format)} for image in drawn.images]
+    if body.stream:
+        options["previews"] = body.partial_images or 0
+        return EventStream(events(pipeline.stream(body.prompt, **options), body))
+    drawn = await unless_disconnected(request, pipeline.finish(body.prompt, **options))
+    data = [{"b64_json": packed(image, body.output_format)} for image in drawn.images]
     head = {"created": int(time.time()), "model": admitted.name}
     return respond(200, {**head, "data": data, **adapters(drawn.generations)})
 
 
-def options_of(asked: ImageRequest) -> dict[str, Any]:
+def options_of(body: ImageRequest) -> dict[str, Any]:
     """The pipeline's options. Raises RequestError for a malformed size."""
-    fields = {"n": asked.n, "steps": asked.steps, "guidance": asked.guidance, "seed": asked.seed}
-    if asked.size not in (None, "auto"):
-        width, _, height = asked.size.partition("x")
-        if not (width.isdigit() and height.isdigit() and len(asked.size) < 12):
+    fields = {"n": body.n, "steps": body.steps, "guidance": body.guidance, "seed": body.seed}
+    if body.size not in (None, "auto"):
+        width, _, height = body.size.partition("x")
+        if not (width.isdigit() and height.isdigit() and len(body.size) < 12):
             raise RequestError(
-                f"size={asked.size!r:.40}: expected WIDTHxHEIGHT, such as 1024x1024", param="size"
+                f"size={body.size!r:.40}: expected WIDTHxHEIGHT, such as 1024x1024", param="size"
             )
         fields |= {"width": int(width), "height": int(height)}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 async def events(
-    steps: AsyncGenerator[Any, None], asked: ImageRequest
+    steps: AsyncGenerator[Any, None], body: ImageRequest
 ) -> AsyncGenerator[bytes, None]:
     """The events of an image generation: progress, previews, and the images."""
     previews = 0
@@ -89,10 +89,10 @@ async def events(
                 content["partial_image_index"] = previews
                 previews += 1
             if step.images:
-                content["b64_json"] = packed(step.images[0], asked.output_format)
+                content["b64_json"] = packed(step.images[0], body.output_format)
             if len(step.images) > 1:
                 content["data"] = [
-                    {"b64_json": packed(image, asked.output_format)} for image in step.images
+                    {"b64_json": packed(image, body.output_format)} for image in step.images
                 ]
             yield event(content)
 

@@ -15,7 +15,7 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.http.errors import CODES, body
+from ostro.entrypoints.http.errors import CODES, error_content
 
 BACKLOG = 1024
 HEADER_BYTES = 32 << 10
@@ -108,7 +108,7 @@ class Protocol(H11Protocol):
     def _send_error(self, status: int) -> None:
         code = CODES.get(status, "invalid_request_error")
         message = "the request's head is too long" if status == 431 else "invalid HTTP request"
-        content = msgspec.json.encode(body(status, message, code))
+        content = msgspec.json.encode(error_content(status, message, code))
         headers = {
             "content-type": "application/json",
             "content-length": str(len(content)),
@@ -179,7 +179,7 @@ class LingeringTransport:
         self._protocol.loop.call_later(LINGER_SECONDS, self._transport.close)
 
     def discard(self, data: bytes) -> bool:
-        """Discard data if the transport lingers; whether it does."""
+        """Discard data if the transport lingers. Return whether it does."""
         if self._left is None:
             return False
         self._left -= len(data)

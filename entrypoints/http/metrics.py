@@ -43,7 +43,7 @@ async def metrics(request: Request) -> Response:
         with suppress(TimeoutError):
             async with asyncio.timeout(SECONDS):
                 found += of_engine(await service.engine.stats())
-                await service.learn()
+                await service.refresh_adapters()
                 found += of_adapters(service.adapters)
     registry = CollectorRegistry()
     registry.register(Families(found))
@@ -69,7 +69,7 @@ def of_engine(stats: Stats) -> Iterator[Metric]:
 
 def of_adapters(adapters: Adapters) -> Iterator[Metric]:
     """Metrics of every adapter, labelled by its name and current generation."""
-    asked = CounterMetricFamily(
+    requests = CounterMetricFamily(
         "ostro_adapter_requests", "Requests with the adapter.", labels=LABELS
     )
     running = GaugeMetricFamily(
@@ -82,13 +82,13 @@ def of_adapters(adapters: Adapters) -> Iterator[Metric]:
         "ostro_adapter_bytes", "Bytes of its weights, 0 until loaded.", labels=LABELS
     )
     for model, known in adapters.known.items():
-        for facts in known.values():
-            labels = (model, facts.name, facts.generation)
-            asked.add_metric(labels, facts.requests)
-            running.add_metric(labels, facts.running)
-            resident.add_metric(labels, int(facts.resident))
-            size.add_metric(labels, facts.nbytes)
-    yield from (asked, running, resident, size)
+        for info in known.values():
+            labels = (model, info.name, info.generation)
+            requests.add_metric(labels, info.requests)
+            running.add_metric(labels, info.running)
+            resident.add_metric(labels, int(info.resident))
+            size.add_metric(labels, info.nbytes)
+    yield from (requests, running, resident, size)
 
 
 ROUTES = [Route("/metrics", metrics, methods=["GET"])]

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostro.entrypoints.http.errors import body, respond
+from ostro.entrypoints.http.errors import error_content, respond
 
 OPEN = ("/health", "/ready")
 """Paths that need no API key, because probes rarely send one."""
@@ -81,16 +81,16 @@ class AccessMiddleware:
     def refusal(self, scope: Scope) -> Response | None:
         """The response to a request that is rejected, None for a request that is accepted."""
         headers = Headers(scope=scope)
-        if not self.knows_host(headers.get("host", "")):
+        if not self.accepts_host(headers.get("host", "")):
             message = "the Host header is not a name of this server; add it with --allow-host"
-            return respond(403, body(403, message, "forbidden"))
-        if self.keys and scope["path"] not in OPEN and not bears(headers, self.keys):
+            return respond(403, error_content(403, message, "forbidden"))
+        if self.keys and scope["path"] not in OPEN and not has_key(headers, self.keys):
             message = "the API key is missing or invalid; send one key as Authorization: Bearer KEY"
-            content = body(401, message, "invalid_api_key")
+            content = error_content(401, message, "invalid_api_key")
             return respond(401, content, {"www-authenticate": "Bearer"})
         return None
 
-    def knows_host(self, host: str) -> bool:
+    def accepts_host(self, host: str) -> bool:
         """Whether a Host header is absent, an IP address, or an accepted name."""
         if self.hosts is None or not host:
             return True
@@ -102,10 +102,10 @@ class AccessMiddleware:
         return True
 
 
-def bears(headers: Headers, keys: Sequence[bytes]) -> bool:
-    """Whether a request carries one of the keys, and no second, different key.
+def has_key(headers: Headers, keys: Sequence[bytes]) -> bool:
+    """Whether a request contains one of the keys, and no second, different key.
 
-    `keys` are digests. The time does not depend on how much of a wrong key is right.
+    `keys` are digests. The comparison takes constant time.
     """
     given = given_keys(headers)
     found = digest(given[0] if given else b"")

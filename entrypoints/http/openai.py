@@ -23,66 +23,66 @@ from ostro.core.pipeline import (
     TextRequest,
     parse,
 )
-from ostro.entrypoints.http import shapes
+from ostro.entrypoints.http import responses
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.service import Service
-from ostro.entrypoints.http.stream import DONE, EventStream, event, while_there
+from ostro.entrypoints.http.stream import DONE, EventStream, event, unless_disconnected
 
 MAX_PROMPTS = 1024
 """Prompts of one completion request."""
-Piece = Callable[[TextDelta, bool], dict[str, Any]]
-"""Converts a delta to a choice of a chunk; the argument is true for the first of a choice."""
+ToChoice = Callable[[TextDelta, bool], dict[str, Any]]
+"""Converts a delta to a choice of a chunk. The argument is true for the first of a choice."""
 
 
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body()), schema_of(request).chat_request)
-    if asked.stream and asked.prompt_logprobs is not None:
+    body = parse(await read_json(request, service.max_body()), schema_of(request).chat_request)
+    if body.stream and body.prompt_logprobs is not None:
         raise Unsupported("prompt_logprobs is not supported with stream", param="prompt_logprobs")
-    admitted = service.admit(asked)
+    admitted = service.admit(body)
     text: TextPipeline = admitted.pipeline
-    template = await while_there(request, service.template(admitted))
-    work = text.chat(asked, adapters=admitted.adapters, template=template)
-    answer = await while_there(request, work)
+    template = await unless_disconnected(request, service.template(admitted))
+    work = text.chat(body, adapters=admitted.adapters, template=template)
+    answer = await unless_disconnected(request, work)
     head = heading(request, "chatcmpl", "chat.completion", admitted.name)
-    if asked.stream:
+    if body.stream:
         head["object"] += ".chunk"
-        piece = partial(shapes.chat_piece, spell=text.token_text)
-        return EventStream(chunks(answer, asked, head, lambda d, first: piece(d, first=first)))
-    deltas = await while_there(request, gather(answer))
+        to_choice = partial(responses.chat_chunk_choice, token_text=text.token_text)
+        return EventStream(chunks(answer, body, head, lambda d, first: to_choice(d, first=first)))
+    deltas = await unless_disconnected(request, collect(answer))
     content = {
         **head,
-        "choices": [shapes.chat_choice(delta, text.token_text) for delta in deltas],
-        "usage": shapes.usage(answer.usage),
-        **shapes.adapters(answer.generations),
+        "choices": [responses.chat_choice(delta, text.token_text) for delta in deltas],
+        "usage": responses.usage(answer.usage),
+        **responses.adapters(answer.generations),
     }
     if (known := deltas[0].prompt_logprobs) is not None:
-        content["prompt_logprobs"] = shapes.prompt_logprobs(known, text.token_text)
+        content["prompt_logprobs"] = responses.prompt_logprobs(known, text.token_text)
     return respond(200, content)
 
 
 async def completions(request: Request) -> Response:
     """POST /v1/completions"""
     service: Service = request.app.state.service
-    body = await read_json(request, service.max_body(MAX_PROMPTS))
-    asked = parse(body, schema_of(request).completion_request)
-    admitted = service.admit(asked)
+    raw = await read_json(request, service.max_body(MAX_PROMPTS))
+    body = parse(raw, schema_of(request).completion_request)
+    admitted = service.admit(body)
     text: TextPipeline = admitted.pipeline
-    answer = await while_there(request, text.complete(asked, adapters=admitted.adapters))
+    answer = await unless_disconnected(request, text.complete(body, adapters=admitted.adapters))
     head = heading(request, "cmpl", "text_completion", admitted.name)
-    if asked.stream:
-        piece = partial(shapes.completion_choice, spell=text.token_text)
-        return EventStream(chunks(answer, asked, head, lambda delta, _: piece(delta)))
-    deltas = await while_there(request, gather(answer))
-    choices = [shapes.completion_choice(delta, text.token_text) for delta in deltas]
-    extra = {"usage": shapes.usage(answer.usage), **shapes.adapters(answer.generations)}
+    if body.stream:
+        to_choice = partial(responses.completion_choice, token_text=text.token_text)
+        return EventStream(chunks(answer, body, head, lambda delta, _: to_choice(delta)))
+    deltas = await unless_disconnected(request, collect(answer))
+    choices = [responses.completion_choice(delta, text.token_text) for delta in deltas]
+    extra = {"usage": responses.usage(answer.usage), **responses.adapters(answer.generations)}
     return respond(200, {**head, "choices": choices, **extra})
 
 
 def schema_of(request: Request) -> type[TextPipeline]:
-    """The text pipeline's class, which has the types of its requests before a model is loaded."""
+    """Return the text pipeline's class. It defines the request types before a model is loaded."""
     schema: type[TextPipeline] = request.app.state.text
     return schema
 
@@ -91,7 +91,7 @@ async def models(request: Request) -> Response:
     """GET /v1/models: the models, followed by their adapters."""
     service: Service = request.app.state.service
     if service.resolves and service.ready:  # requests may have registered adapters
-        await service.learn()
+        await service.refresh_adapters()
     data = [card(service, name) for name in service.names]
     taken = set(service.names)
     for model in service.names:
@@ -136,45 +136,47 @@ def adapter_card(service: Service, model: str, name: str, id: str) -> dict[str, 
 
 
 def heading(request: Request, prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """The first fields of every response and chunk."""
+    """Return the first fields of every response and chunk."""
     id = f"{prefix}-{request.state.request_id}"
     return {"id": id, "object": kind, "created": int(time.time()), "model": model}
 
 
-async def gather(answer: Answer) -> list[TextDelta]:
-    """Collect an answer: one delta per choice."""
-    wholes = [shapes.Whole(last=TextDelta(index=index)) for index in range(answer.choices)]
+async def collect(answer: Answer) -> list[TextDelta]:
+    """Read an answer to its end. Return one delta per choice."""
+    builders = [
+        responses.ChoiceBuilder(last=TextDelta(index=index)) for index in range(answer.choices)
+    ]
     try:
         async for delta in answer:
-            wholes[delta.index].add(delta)
+            builders[delta.index].add(delta)
     finally:
         await answer.aclose()
-    return [whole.delta() for whole in wholes]
+    return [builder.build() for builder in builders]
 
 
 async def chunks(
-    answer: Answer, asked: TextRequest, head: dict[str, Any], piece: Piece
+    answer: Answer, body: TextRequest, head: dict[str, Any], to_choice: ToChoice
 ) -> AsyncGenerator[bytes, None]:
-    """An answer as server-sent events: one per delta, the usage if requested, and [DONE].
+    """Yield an answer as server-sent events: one per delta, the usage if requested, and [DONE].
 
     The last event of each choice lists its adapters.
     """
-    options = asked.stream_options or StreamOptions()
+    options = body.stream_options or StreamOptions()
     begun: set[int] = set()
     try:
         async for delta in answer:
-            chunk = {**head, "choices": [piece(delta, delta.index not in begun)]}
+            chunk = {**head, "choices": [to_choice(delta, delta.index not in begun)]}
             begun.add(delta.index)
             if delta.finish:
-                chunk |= shapes.adapters(answer.generations)
+                chunk |= responses.adapters(answer.generations)
             if options.include_usage:
                 continuous = options.continuous_usage_stats
-                chunk["usage"] = shapes.usage(answer.usage) if continuous else None
+                chunk["usage"] = responses.usage(answer.usage) if continuous else None
             yield event(chunk)
     finally:
         await answer.aclose()
     if options.include_usage:
-        yield event({**head, "choices": [], "usage": shapes.usage(answer.usage)})
+        yield event({**head, "choices": [], "usage": responses.usage(answer.usage)})
     yield DONE
 
 

@@ -1,4 +1,4 @@
-"""`ostro serve`: this process speaks HTTP, a child runs the engine; neither outlives the other."""
+"""`ostro serve`: runs the HTTP server in this process and the engine in a child process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from ostro.entrypoints.open import find_model, make_pipelines, name_of
 
 log = logging.getLogger(__name__)
 QUEUE = 32
-"""Requests that may be under way, per sequence that the engine runs at once."""
+"""Limit on unfinished requests, per sequence that the engine runs at once."""
 FLUSH_SECONDS = 5
-"""How long finished answers may take to be read when the server ends."""
+"""Time limit for clients to read finished responses at shutdown."""
 KEEP_ALIVE_SECONDS = 30
-LAST_WORDS = 1.0
-"""Seconds for which a server whose engine has died goes on saying so."""
+FAILURE_NOTICE_SECONDS = 1.0
+"""Seconds for which the server still responds after its engine has died."""
 RESTARTS, RESTART_SECONDS = 3, 300.0
-"""An engine that dies more often than this is not started again."""
+"""Limit on the restarts of an engine within `RESTART_SECONDS`."""
 HANG_CHECK_SECONDS = 1.0
 SAME_SIGNAL_SECONDS = 0.1
 """Signals within this time after the first one count as the same."""
@@ -48,8 +48,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to serve. `also` are references of further models, "NAME=REF" or "REF"; `ready` is told
-    the server's URL once it answers requests; `admin_key` lets adapters be loaded over HTTP.
+    """Options of a server.
+
+    also: references of further models, "NAME=REF" or "REF". ready: callback that receives the URL
+    once the server accepts requests. admin_key: key for loading adapters over HTTP. Timeouts are in
+    seconds.
     """
 
     host: str = "127.0.0.1"
@@ -69,24 +72,24 @@ class Options:
 
 
 def serve(settings: Settings, **options: Any) -> int:
-    """Serve a model until a signal comes; `options` are the fields of `Options`.
+    """Serve a model until a signal arrives. `options` are the fields of `Options`.
 
-    Returns the exit code. Raises an OstroError when the server cannot start, or its engine dies.
+    Returns the exit code. Raises an OstroError if the server cannot start or its engine dies.
     """
     start = time.perf_counter()
-    asked = Options(**options)
-    listener = listen(asked.host, asked.port, asked.api_keys)
+    parsed = Options(**options)
+    listener = listen(parsed.host, parsed.port, parsed.api_keys)
     with contextlib.closing(listener):
-        return asyncio.run(Server(settings, asked, listener, start).run())
+        return asyncio.run(Server(settings, parsed, listener, start).run())
 
 
 class Server:
-    """One run of `serve`, from the first process to the last."""
+    """The server process: starts, supervises and stops the engine and the HTTP server."""
 
     def __init__(
         self, settings: Settings, options: Options, listener: socket.socket, start: float
     ) -> None:
-        """`start` is when the clock of the start-up time began."""
+        """start: `time.perf_counter()` when start-up began."""
         self.settings, self.options, self.listener = settings, options, listener
         self.start = start
         self.plugins = PluginManager()
@@ -99,7 +102,7 @@ class Server:
         self.forced: int | None = None
 
     async def run(self) -> int:
-        """Start, serve, end. The child starts first: it has the most to import."""
+        """Serve and return the exit code. The child starts first: it imports the most."""
         self.engine.spawn()
         try:
             with self.signals():
@@ -136,7 +139,7 @@ class Server:
                 web.cancel()
 
     async def watch(self) -> int:
-        """Load, then wait for a signal or for the engine's death."""
+        """Load, then wait for a signal or for the engine to end. Return the exit code."""
         stopped = asyncio.ensure_future(self.stop.wait())
         deaths: list[float] = []
         loaded: Callable[[], Any] = self.load
@@ -152,13 +155,13 @@ class Server:
             deaths.append(time.monotonic())
             fault = str(self.engine.fault)
             if not self.options.restart or len(deaths) > RESTARTS:
-                await asyncio.sleep(LAST_WORDS)
+                await asyncio.sleep(FAILURE_NOTICE_SECONDS)
                 raise EngineDied(fault)
-            log.error("%s; starting it again", fault)
+            log.error("%s; restarting the engine", fault)
             loaded = self.reload
 
     async def live(self, load: Callable[[], Any]) -> None:
-        """Load the engine and return when it has ended. With `restart` a hung engine is killed."""
+        """Load the engine and return when it has ended. With `restart`, kill a hung engine."""
         await load()
         ended = asyncio.ensure_future(self.engine.wait_gone())
         try:
@@ -166,19 +169,19 @@ class Server:
                 await asyncio.wait({ended}, timeout=HANG_CHECK_SECONDS)
                 if self.options.restart and self.engine.hung:
                     seconds = f"{self.engine.silence:.0f} s"
-                    self.engine.kill(f"the engine gave no sign of life for {seconds}; killed")
+                    self.engine.kill(f"the engine did not respond for {seconds}; killed")
         finally:
             ended.cancel()
 
     async def load(self) -> None:
-        """Make ready what both processes need; ours are words, the child's are weights."""
-        asked = [self.settings, *(beside(self.settings, other) for other in self.options.also)]
-        found = [await in_thread(partial(find_ready, each, self.plugins)) for each in asked]
+        """Load the tokenizers and pipelines here, and the weights in the engine process."""
+        each_settings = self.model_settings()
+        found = [await in_thread(partial(find_ready, each, self.plugins)) for each in each_settings]
         info = await self.engine.load([model.load for model in found])
         self.service.takes_media = any(
             "text" in model.tasks and model.architecture.inputs is not None for model in found
         )
-        await self.service.learn()
+        await self.service.refresh_adapters()
         self.models = [model.ready(info.models[model.name]) for model in found]
         for model in self.models:
             pipelines = make_pipelines(model, self.engine, self.plugins)
@@ -191,16 +194,20 @@ class Server:
         if self.options.ready is not None:
             self.options.ready(url)
 
+    def model_settings(self) -> list[Settings]:
+        """Return the settings of all models, the default first."""
+        further = [additional_settings(self.settings, other) for other in self.options.also]
+        return [self.settings, *further]
+
     def names(self) -> list[str]:
-        """The names of all models. Raises UsageError where two are the same."""
-        asked = [self.settings, *(beside(self.settings, other) for other in self.options.also)]
-        names = [name_of(each) for each in asked]
+        """Return the names of all models. Raises UsageError for duplicates."""
+        names = [name_of(each) for each in self.model_settings()]
         if len(set(names)) < len(names):
-            raise UsageError(f"two models go by one name: {', '.join(names)}; say --also NAME=REF")
+            raise UsageError(f"duplicate model names: {', '.join(names)}; use --also NAME=REF")
         return names
 
     async def reload(self) -> None:
-        """Start another child in the place of one that died."""
+        """Restart the engine process and register its adapters."""
         self.service.behind = True
         self.engine.spawn()
         await self.engine.load([model.load for model in self.models])
@@ -208,22 +215,22 @@ class Server:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Have the first SIGTERM or SIGINT drain, the second one end."""
+        """Handle SIGTERM and SIGINT within the block, if this is the main thread."""
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        ours = threading.current_thread() is threading.main_thread()
-        for number in numbers if ours else ():
+        in_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGINT) if in_main else ()
+        for number in numbers:
             loop.add_signal_handler(number, self.on_signal, number)
         try:
             yield
         finally:
-            for number in numbers if ours else ():
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def on_signal(self, number: int) -> None:
-        """Drain on the first signal, end on the second.
+        """Drain on the first signal, exit at once on the second.
 
-        `timeout` sends a signal to this process and to its group: two at once count as one.
+        `timeout` signals this process and its group: two signals at once count as one.
         """
         now = time.monotonic()
         if not self.stop.is_set():
@@ -235,17 +242,17 @@ class Server:
         self.stop.set()
 
     async def finish(self) -> int:
-        """Let requests under way finish, as long as there is time; then end the child."""
+        """Wait for unfinished requests until the drain timeout, then stop the engine."""
         if not await self.engine.drain(self.options.drain_timeout) and self.forced is None:
             log.warning("%d requests did not finish in time", self.engine.requests)
-        self.engine.abort_all(Overloaded("the server is shutting down; the answer is cut off"))
+        self.engine.abort_all(Overloaded("the server is shutting down; the answer is incomplete"))
         if self.forced is None:
             await self.engine.close()
         return self.forced or 0
 
 
 def find_ready(settings: Settings, plugins: PluginManager) -> ServedModel:
-    """Find a model and start the process that renders its template, before the first request."""
+    """Find a model. Render its template once to start the worker before the first request."""
     model = find_model(settings, plugins)
     if model.template is not None:
         with contextlib.suppress(TemplateError):
@@ -254,11 +261,11 @@ def find_ready(settings: Settings, plugins: PluginManager) -> ServedModel:
 
 
 class Web(uvicorn.Server):
-    """uvicorn's server, with bounds, which leaves signals and logs alone."""
+    """uvicorn's server with limits; it handles no signals and configures no logging."""
 
     @classmethod
     def of(cls, app: Starlette, *, access_log: bool = False) -> Web:
-        """A server of an application, not yet running."""
+        """Return a server of an application that is not running yet."""
         if access_log:
             logging.basicConfig(format="%(asctime)s %(message)s")
             logger = logging.getLogger("uvicorn.access")
@@ -280,28 +287,26 @@ class Web(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: `Server` has the handlers."""
+        """Do not capture signals: `Server` installs the handlers."""
         yield
 
 
 def drop_query(record: logging.LogRecord) -> bool:
-    """Cut the query string, which may hold a secret, from a record of uvicorn's access log."""
+    """Remove the query string, which may contain a secret, from a record of the access log."""
     assert isinstance(record.args, tuple)
     client, method, target, *rest = record.args
     record.args = (client, method, str(target).partition("?")[0], *rest)
     return True
 
 
-def beside(settings: Settings, reference: str) -> Settings:
-    """The settings of a further model, which share what concerns the machine; adapters are the
-    first one's.
-    """
+def additional_settings(settings: Settings, reference: str) -> Settings:
+    """Return the settings of a further model: those of the first without model and adapters."""
     name, equals, rest = reference.partition("=")
-    named = (rest, name) if equals and not Path(reference).exists() else (reference, None)
+    is_named = bool(equals) and not Path(reference).exists()
     return replace(
         settings,
-        reference=named[0],
-        name=named[1],
+        reference=rest if is_named else reference,
+        name=name if is_named else None,
         arch=None,
         task=None,
         tokenizer=None,
@@ -313,11 +318,11 @@ def beside(settings: Settings, reference: str) -> Settings:
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Do blocking work in a thread that, unlike an executor's, does not hold up the end."""
+    """Run blocking work in a daemon thread: unlike an executor's, it does not delay the exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def set_outcome(result: T | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if error is None:
@@ -331,8 +336,8 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
             outcome = (work(), None)
         except BaseException as error:
             outcome = (None, error)
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, *outcome)
+        with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
+            loop.call_soon_threadsafe(set_outcome, *outcome)
 
     threading.Thread(target=run, daemon=True).start()
     return future

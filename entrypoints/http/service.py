@@ -1,4 +1,4 @@
-"""What a server serves: models under names, through an engine that may not be ready yet."""
+"""State of the server: the models it serves, their adapters, and the engine client."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ostro.core.engine.request import DEFAULT, AdapterRef
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, nearest
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.pipeline import ModelTarget
-from ostro.entrypoints.http.adapters import Adapters, wanted_of
+from ostro.entrypoints.http.adapters import Adapters, adapter_refs
 from ostro.entrypoints.http.body import MAX_BYTES
 
 BODY_SLACK = 1 << 20
-"""Bytes of a JSON body for tools, options and whatever else is not a prompt."""
+"""Bytes of a JSON body for tools, options and other fields besides the prompt."""
 TOKEN_BYTES = 4
-"""Bytes of text per token, as usual in English."""
+"""Typical bytes of English text per token."""
 PROMPT_FACTOR = 8
-"""How much longer than usual a single prompt may be: escapes in JSON, white space."""
+"""Factor between the largest and the typical text of a prompt: JSON escapes, white space."""
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """What does a request: a model's pipeline, under adapters. The answer calls it `name`."""
+    """An accepted request: its model, pipeline and adapters. The response contains `name`."""
 
     model: str
     pipeline: Any
@@ -34,17 +34,17 @@ class Admitted:
 
 
 class Service:
-    """The state of a server. `models` are the pipelines of each, by task, once it is ready."""
+    """The state of a server. `models` maps names to pipelines by task; it is empty until ready."""
 
     def __init__(self, engine: AsyncEngine, *names: str, resolves: bool = False) -> None:
-        """`names` are those of all models, the default one first; `resolves`: names that nobody
-        knows are adapters of the first, which the engine is to find.
+        """names: of all models, the default first. resolves: treat unknown names as adapters of the
+        default model, which adapter resolvers find.
         """
         self.engine, self.names, self.resolves = engine, names, resolves
         self.models: dict[str, Mapping[str, Any]] = {}
         self.adapters = Adapters(engine)
         self.takes_media = False  # whether chats may contain images, videos and audio
-        self.behind = False  # the engine was started again, and knows less than the one before
+        self.behind = False  # whether a restarted engine still lacks the adapters
         self.started = int(time.time())
 
     @property
@@ -54,11 +54,11 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be answered now."""
+        """Whether the server accepts requests."""
         return self.engine.ready and not self.behind and bool(self.models)
 
     def max_body(self, prompts: int = 1) -> int:
-        """Bytes that the JSON body of a request with that many prompts may have.
+        """Return the limit on the bytes of a JSON body with this number of prompts.
 
         The limit grows with the largest context. Chats with media may need all of `MAX_BYTES`.
         """
@@ -69,31 +69,31 @@ class Service:
         text = TOKEN_BYTES * context * max(prompts, PROMPT_FACTOR)
         return min(MAX_BYTES, BODY_SLACK + text)
 
-    async def learn(self) -> None:
-        """Ask the engine for the adapters of all models; some take none."""
+    async def refresh_adapters(self) -> None:
+        """Update the list of adapters of all models from the engine."""
         for name in self.names:
-            with suppress(AdapterNotFound):
+            with suppress(AdapterNotFound):  # the model does not support adapters
                 await self.adapters.refresh(name)
 
     async def restore(self) -> None:
-        """Have an engine that was started again know the adapters that the one before it knew."""
+        """Register the adapters of the previous engine process with the restarted one."""
         before = dict(self.adapters.known)
-        await self.learn()
+        await self.refresh_adapters()
         for name, known in before.items():
             await self.adapters.restore(name, known)
-        self.takes_media = False  # whether chats may contain images, videos and audio
         self.behind = False
 
     def model(self, name: str | None) -> str:
-        """The model that goes by a name. Raises NotFound where none does."""
+        """Return the model with this name. Raises NotFound if there is none."""
         model, adapter = self.locate(name)
         if adapter is not None:
             raise self.unknown(name or "")
         return model
 
     def locate(self, name: str | None) -> tuple[str, str | None]:
-        """The model that a name means, and the adapter where it means one of that: "adapter", or
-        "model:adapter". Raises NotFound where it means neither.
+        """Return the model of a name, and the adapter if the name is "adapter" or "model:adapter".
+
+        Raises NotFound for an unknown name.
         """
         if name is None or name == DEFAULT:
             return self.name, None
@@ -115,36 +115,36 @@ class Service:
         adapters = [each for model in self.names for each in self.adapters.of(model)]
         near = nearest(name[:200], adapters)
         return NotFound(
-            f"there is no model {name!r:.100}; {known} and {DEFAULT!r} are served"
+            f"model {name!r:.100} not found; available: {known} and {DEFAULT!r}"
             + near.replace("nearest", "nearest adapters"),
             param="model",
         )
 
-    def admit(self, asked: ModelTarget, task: str = "text") -> Admitted:
-        """Who does a request's task; the first model that can, where it names none.
+    def admit(self, target: ModelTarget, task: str = "text") -> Admitted:
+        """Select the model, pipeline and adapters of a request.
 
-        Raises NotFound for an unknown name, Unsupported for a model that does something else,
-        RequestError for what names no adapters, Overloaded when no request can be taken now, and
-        EngineDied when none ever can.
+        A request without a model gets the first model that supports the task. Raises NotFound for
+        an unknown name, Unsupported if the model does not support the task, RequestError for
+        malformed adapters, Overloaded while the server is busy or loading, and EngineDied.
         """
-        model, adapter = self.locate(asked.model)
-        wanted = wanted_of(asked, adapter)
+        model, adapter = self.locate(target.model)
+        wanted = adapter_refs(target, adapter)
         self.engine.admit()
         if not self.models:
             raise Overloaded("the model is still loading; see /ready")
         able = [each for each in self.names if task in self.models[each]]
-        if model not in able and able and asked.model in (None, DEFAULT):
+        if model not in able and able and target.model in (None, DEFAULT):
             model = able[0]
         if model in able:
             pipeline = self.models[model][task]
-            name = model if adapter is None or asked.model is None else asked.model
+            name = model if adapter is None or target.model is None else target.model
             return Admitted(model, pipeline, wanted, name)
-        does = ", ".join(self.models[model]) or "nothing that this server answers"
-        hint = f"; {', '.join(able)} would" if able else ""
-        raise Unsupported(f"{model} does {does}, not {task}{hint}", param="model")
+        tasks = ", ".join(self.models[model]) or "no task of this server"
+        hint = f"; use {', '.join(able)}" if able else ""
+        raise Unsupported(f"{model} supports {tasks}, not {task}{hint}", param="model")
 
     async def template(self, admitted: Admitted) -> str | None:
-        """The chat template of the one adapter that a request asks for, where it brings one."""
+        """Return the chat template of the request's only adapter, None without one."""
         if not admitted.adapters:
             return None
         return await self.adapters.template(admitted.model, admitted.adapters)

@@ -12,9 +12,9 @@ from starlette.routing import Route
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import ModelTarget, parse
 from ostro.entrypoints.http.body import read_json
+from ostro.entrypoints.http.responses import adapter_headers
 from ostro.entrypoints.http.service import Service
-from ostro.entrypoints.http.shapes import adapter_headers
-from ostro.entrypoints.http.stream import while_there
+from ostro.entrypoints.http.stream import unless_disconnected
 
 TYPES = {
     "flac": "audio/flac",
@@ -45,37 +45,37 @@ class SpeechRequest(ModelTarget, kw_only=True):
 async def speech(request: Request) -> Response:
     """POST /v1/audio/speech"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body()), SpeechRequest)
-    admitted = service.admit(asked, "speak")
+    body = parse(await read_json(request, service.max_body()), SpeechRequest)
+    admitted = service.admit(body, "speak")
     pipeline = admitted.pipeline
-    check(asked)
-    pipeline.check_format(asked.response_format)
-    work = pipeline.speak(asked.input, adapters=admitted.adapters, **options_of(asked))
-    sound = await while_there(request, work)
-    data = await asyncio.to_thread(sound.encode, asked.response_format)
-    kind = TYPES[asked.response_format]
-    if asked.response_format == "pcm":
+    check(body)
+    pipeline.check_format(body.response_format)
+    work = pipeline.speak(body.input, adapters=admitted.adapters, **options_of(body))
+    sound = await unless_disconnected(request, work)
+    data = await asyncio.to_thread(sound.encode, body.response_format)
+    kind = TYPES[body.response_format]
+    if body.response_format == "pcm":
         kind += f"; rate={sound.rate}; channels=1"
     return Response(data, 200, adapter_headers(sound.generations), kind)
 
 
-def check(asked: SpeechRequest) -> None:
+def check(body: SpeechRequest) -> None:
     """Raise RequestError for values out of range, Unsupported for fields without effect."""
     slow, fast = SPEEDS
-    if not slow <= asked.speed <= fast:
-        raise RequestError(f"speed={asked.speed} is not within {slow:g}..{fast:g}", param="speed")
-    if asked.speed != 1:
+    if not slow <= body.speed <= fast:
+        raise RequestError(f"speed={body.speed} is not within {slow:g}..{fast:g}", param="speed")
+    if body.speed != 1:
         raise Unsupported("speed: only 1 is supported", param="speed")
-    if asked.stream_format != "audio":
+    if body.stream_format != "audio":
         raise Unsupported("stream_format: only audio is supported", param="stream_format")
-    if asked.instructions:
+    if body.instructions:
         raise Unsupported("instructions is not supported", param="instructions")
 
 
-def options_of(asked: SpeechRequest) -> dict[str, Any]:
+def options_of(body: SpeechRequest) -> dict[str, Any]:
     """The pipeline's options."""
     names = ("voice", "seed", "temperature", "top_p", "guidance", "max_seconds")
-    return {name: getattr(asked, name) for name in names}
+    return {name: getattr(body, name) for name in names}
 
 
 ROUTES = [Route("/v1/audio/speech", speech, methods=["POST"])]

@@ -1,4 +1,4 @@
-"""Answers that end when their client does: server-sent events, and waiting for a whole answer."""
+"""Server-sent events, and work that is cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ostro.core.errors import OstroError
-from ostro.entrypoints.http.errors import body_of, respond_to
+from ostro.entrypoints.http.errors import error_content_of, respond_to
 
 KEEP_ALIVE = 10.0
-"""Seconds of silence after which a comment is sent, so that nobody on the way gives up."""
+"""Seconds without an event after which a comment is sent, so that proxies keep the connection."""
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -32,9 +32,9 @@ def event(content: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come, and stops their generator when the client goes away.
+    """Sends events as they are generated, and closes the generator when the client disconnects.
 
-    An error before the first event is answered with its own status; a later one is an event.
+    An error before the first event sets the status of the response; a later one becomes an event.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -64,7 +64,7 @@ class EventStream(Response):
         except OstroError as error:
             if not self.started:
                 return await respond_to(error)(scope, receive, send)
-            await self._write(send, event(body_of(error)) + DONE)
+            await self._write(send, event(error_content_of(error)) + DONE)
         await send({"type": "http.response.body", "body": b""})
 
     async def _write(self, send: Send, data: bytes) -> None:
@@ -75,7 +75,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _watch(self, receive: Receive, send: Send) -> None:
-        """Return when the client is gone; meanwhile break long silences."""
+        """Send comments during long pauses. Return when the client has disconnected."""
         while True:
             try:
                 message = await asyncio.wait_for(receive(), KEEP_ALIVE)
@@ -87,10 +87,10 @@ class EventStream(Response):
                 return
 
 
-async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do a request's work as long as its client is there. Raises ClientDisconnect if it goes."""
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await the work of a request. Cancel it and raise ClientDisconnect if the client leaves."""
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(gone(request))
+    watching = asyncio.ensure_future(wait_for_disconnect(request))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -102,7 +102,7 @@ async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def gone(request: Request) -> None:
-    """Return when the client has closed its connection."""
+async def wait_for_disconnect(request: Request) -> None:
+    """Return when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -13,9 +13,9 @@ from ostro.core.errors import RequestError
 from ostro.core.pipeline import ModelTarget, parse
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.errors import respond
+from ostro.entrypoints.http.responses import adapters
 from ostro.entrypoints.http.service import Service
-from ostro.entrypoints.http.shapes import adapters
-from ostro.entrypoints.http.stream import while_there
+from ostro.entrypoints.http.stream import unless_disconnected
 
 MAX_INPUTS = 2048
 """Limit on the inputs or documents of one request."""
@@ -48,19 +48,19 @@ class ClassifyRequest(ModelTarget, kw_only=True):
 async def embeddings(request: Request) -> Response:
     """POST /v1/embeddings"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), EmbeddingRequest)
-    admitted = service.admit(asked, "embed")
+    body = parse(await read_json(request, service.max_body(MAX_INPUTS)), EmbeddingRequest)
+    admitted = service.admit(body, "embed")
     work = admitted.pipeline.embed(
-        inputs_of(asked.input),
-        prompt=asked.prompt,
-        dimensions=asked.dimensions,
+        inputs_of(body.input),
+        prompt=body.prompt,
+        dimensions=body.dimensions,
         adapters=admitted.adapters,
     )
-    read = await while_there(request, work)
+    read = await unless_disconnected(request, work)
     data = []
     for i, row in enumerate(read.answer):
         packed = base64.b64encode(row.astype("<f4").tobytes()).decode()
-        vector = packed if asked.encoding_format == "base64" else row.tolist()
+        vector = packed if body.encoding_format == "base64" else row.tolist()
         data.append({"object": "embedding", "index": i, "embedding": vector})
     return respond(200, {"object": "list", "data": data, "model": admitted.name, **ending(read)})
 
@@ -68,17 +68,17 @@ async def embeddings(request: Request) -> Response:
 async def rerank(request: Request) -> Response:
     """POST /v1/rerank"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), RerankRequest)
-    admitted = service.admit(asked, "rerank")
-    documents = [text_of(i, document) for i, document in enumerate(counted(asked.documents))]
-    if asked.top_n is not None and asked.top_n < 1:
-        raise RequestError(f"top_n={asked.top_n} is not positive", param="top_n")
-    work = admitted.pipeline.rerank(asked.query, documents, adapters=admitted.adapters)
-    read = await while_there(request, work)
+    body = parse(await read_json(request, service.max_body(MAX_INPUTS)), RerankRequest)
+    admitted = service.admit(body, "rerank")
+    documents = [text_of(i, document) for i, document in enumerate(bounded(body.documents))]
+    if body.top_n is not None and body.top_n < 1:
+        raise RequestError(f"top_n={body.top_n} is not positive", param="top_n")
+    work = admitted.pipeline.rerank(body.query, documents, adapters=admitted.adapters)
+    read = await unless_disconnected(request, work)
     results = []
-    for item in read.answer[: asked.top_n]:
+    for item in read.answer[: body.top_n]:
         result: dict[str, Any] = {"index": item.index, "relevance_score": item.score}
-        if asked.return_documents:
+        if body.return_documents:
             result["document"] = {"text": documents[item.index]}
         results.append(result)
     id = f"rerank-{request.state.request_id}"
@@ -88,23 +88,25 @@ async def rerank(request: Request) -> Response:
 async def classify(request: Request) -> Response:
     """POST /v1/classify"""
     service: Service = request.app.state.service
-    asked = parse(await read_json(request, service.max_body(MAX_INPUTS)), ClassifyRequest)
-    admitted = service.admit(asked, "classify")
-    texts = [asked.input] if isinstance(asked.input, str) else counted(asked.input)
+    body = parse(await read_json(request, service.max_body(MAX_INPUTS)), ClassifyRequest)
+    admitted = service.admit(body, "classify")
+    texts = [body.input] if isinstance(body.input, str) else bounded(body.input)
     work = admitted.pipeline.classify(texts, adapters=admitted.adapters)
-    read = await while_there(request, work)
+    read = await unless_disconnected(request, work)
     data = []
-    for i, mine in enumerate(read.answer):
-        best = max(mine, key=lambda label: mine[label])
-        data.append({"index": i, "label": best, "probs": list(mine.values()), "labels": list(mine)})
+    for i, probs in enumerate(read.answer):
+        best = max(probs, key=lambda label: probs[label])
+        data.append(
+            {"index": i, "label": best, "probs": list(probs.values()), "labels": list(probs)}
+        )
     return respond(200, {"object": "list", "data": data, "model": admitted.name, **ending(read)})
 
 
 def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """One or several texts or lists of token ids, as a list. Raises RequestError for a mixture."""
+    """Return the inputs as a list of texts or of token id lists. Raises RequestError if mixed."""
     if isinstance(given, str):
         return [given]
-    numbers = [x for x in counted(given) if isinstance(x, int)]
+    numbers = [x for x in bounded(given) if isinstance(x, int)]
     if not numbers:
         return [x for x in given if not isinstance(x, int)]
     if len(numbers) < len(given):
@@ -112,7 +114,7 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]
     return [numbers]
 
 
-def counted(given: list[Any]) -> list[Any]:
+def bounded(given: list[Any]) -> list[Any]:
     if len(given) > MAX_INPUTS and not isinstance(given[0], int):
         raise RequestError(f"got {len(given)} inputs; the limit is {MAX_INPUTS}", param="input")
     return given

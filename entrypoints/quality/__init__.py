@@ -1,1 +1,1 @@
-"""What quantization costs: models beside their reference, on the same windows of a text."""
+"""Quality loss of quantization: models compared with their reference on the same text."""

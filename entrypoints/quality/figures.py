@@ -1,4 +1,7 @@
-"""Figures with their uncertainty: 95 % intervals, positions taken as independent."""
+"""Results of a quality measurement, with 95 % confidence intervals.
+
+The intervals assume that positions are independent.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 Z = 1.959964
-"""Standard errors on either side of a mean that 95 % of a normal distribution lie within."""
+"""The 97.5 % quantile of the standard normal distribution."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, and the interval that its true value is in, 95 times of 100."""
+    """An estimate and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -23,7 +26,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What a model's linears, embeddings and experts take in memory: `bits` of each weight."""
+    """Memory of a model's linears, embeddings and experts; `bits` is the average per weight."""
 
     nbytes: int
     bits: float
@@ -32,7 +35,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerError:
-    """|W x - W' x| / |W x| over a few inputs x of the reference's run, for one weight."""
+    """Error |W x - W' x| / |W x| of one weight, over sampled inputs x of the reference."""
 
     name: str
     format: str
@@ -41,12 +44,12 @@ class LayerError:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """A variant beside its reference.
+    """The quality of a variant relative to its reference.
 
-    `kl` in nats per token; `kl_p99` is not exceeded at 99 % of the positions; `top1` is the share
-    of positions at which both find the same token likeliest; `ratio` is the perplexity over the
-    reference's, from differences token by token, so that its interval is the narrow one. `layers`
-    come worst first.
+    kl: mean KL divergence in nats per token; kl_p99 is its 99th percentile. top1: share of
+    positions with the same most likely token. ratio: the perplexity divided by the reference's,
+    from the paired differences of losses, which makes its interval narrow. layers: largest error
+    first.
     """
 
     name: str
@@ -61,7 +64,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityReport:
-    """All that was measured; `positions` are those whose next token is known."""
+    """The result of a measurement. `positions` is the number of positions with a next token."""
 
     model: str
     reference: str
@@ -80,22 +83,22 @@ class QualityReport:
 
 
 def mean(values: Tensor) -> Estimate:
-    """The mean of [N] values, float64; the spread of a single one counts as none."""
+    """Return the mean of values [N] float64. The interval of a single value has width 0."""
     value = float(values.mean())
     error = Z * float(values.std()) / sqrt(len(values)) if len(values) > 1 else 0.0
     return Estimate(value, value - error, value + error)
 
 
 def share(hits: Tensor) -> Estimate:
-    """The share of true among [N] booleans, with Wilson's interval, which never leaves 0..1."""
+    """Return the share of true in [N] booleans, with Wilson's score interval, within 0..1."""
     n, p = len(hits), float(hits.double().mean())
     scale = 1 + Z**2 / n
-    middle = (p + Z**2 / (2 * n)) / scale
+    center = (p + Z**2 / (2 * n)) / scale
     error = Z * sqrt(p * (1 - p) / n + (Z / (2 * n)) ** 2) / scale
-    return Estimate(p, max(0.0, middle - error), min(1.0, middle + error))
+    return Estimate(p, max(0.0, center - error), min(1.0, center + error))
 
 
 def perplexity(losses: Tensor) -> Estimate:
-    """exp of the mean of [N] losses in nats; the interval is made before exp is taken."""
+    """Return exp of the mean of losses [N] in nats; exp also maps the ends of the interval."""
     found = mean(losses)
     return Estimate(exp(found.value), exp(found.low), exp(found.high))

@@ -1,4 +1,4 @@
-"""The error of each weight by itself: on the same inputs, what it says beside the reference's."""
+"""Error of each weight alone: its outputs compared with the reference's on the same inputs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ostro.core.nn.experts import ExpertLinear
 from ostro.entrypoints.quality.figures import LayerError
 
 CALLS, ROWS = 4, 8
-"""Calls of a weight that are looked at, and rows of each: 32 inputs say its error well enough, and
-all weights of a model of 8 billion are kept in some 200 MB."""
+"""Sampled calls of a weight, and sampled rows of each call: 32 inputs estimate the error well
+enough, and the samples of an 8B model take about 200 MB."""
 
 Inputs = tuple[Tensor, ...]
-"""What a weight is given besides the step: x [t, k]; with experts [t]; or ids [t]."""
+"""Inputs of a weight: x [t, k]; x and the expert [t] of each row; or token ids [t]."""
 
 
 @dataclass
 class Samples:
-    """Inputs that weights were given in the reference's run, and what they said, by path."""
+    """Sampled inputs and outputs of the reference's weights, by path."""
 
     calls: dict[str, list[tuple[Inputs, Tensor]]] = field(default_factory=lambda: defaultdict(list))
 
-    def take(self, path: str, module: Any, given: tuple[Any, ...], said: Tensor) -> None:
-        """Keep some rows of a call, spread evenly."""
+    def add(self, path: str, module: Any, given: tuple[Any, ...], output: Tensor) -> None:
+        """Store some rows of a call, evenly spaced."""
         if len(self.calls[path]) == CALLS:
             return
         x = given[0]
@@ -41,23 +41,23 @@ class Samples:
             inputs: Inputs = (x, given[1])
         elif isinstance(module, Embedding):
             inputs = (x.flatten(),)
-        elif (x.shape[-1], said.shape[-1]) == (module.n_in, module.n_out):
+        elif (x.shape[-1], output.shape[-1]) == (module.n_in, module.n_out):
             inputs = (x.reshape(-1, module.n_in),)
         else:
-            return  # an architecture's own way of multiplying
+            return  # the architecture multiplies by this weight in its own way
         count = len(inputs[0])
         rows = torch.linspace(0, count - 1, min(ROWS, count), device=x.device).long()
         some = tuple(each[rows] for each in inputs)
         kept = tuple(each.cpu() for each in some)
-        self.calls[path].append((kept, times(module, some).cpu()))
+        self.calls[path].append((kept, multiply(module, some).cpu()))
 
 
 @contextmanager
-def watch(loaded: LoadedModel) -> Iterator[Samples]:
-    """Samples of what runs while the context lasts."""
+def record_samples(loaded: LoadedModel) -> Iterator[Samples]:
+    """Record samples of all forward calls within the block."""
     samples = Samples()
     hooks = [
-        module.register_forward_hook(partial(hear, samples, path))
+        module.register_forward_hook(partial(record, samples, path))
         for path, module in weights(loaded.model).items()
     ]
     try:
@@ -67,40 +67,41 @@ def watch(loaded: LoadedModel) -> Iterator[Samples]:
             hook.remove()
 
 
-def hear(samples: Samples, path: str, module: Module, given: Any, said: Tensor) -> None:
-    samples.take(path, module, given, said)
+def record(samples: Samples, path: str, module: Module, given: Any, output: Tensor) -> None:
+    samples.add(path, module, given, output)
 
 
 @torch.inference_mode()
-def errors(samples: Samples, loaded: LoadedModel) -> tuple[LayerError, ...]:
-    """The error of every weight that was heard and that the model has as well, worst first."""
+def layer_errors(samples: Samples, loaded: LoadedModel) -> tuple[LayerError, ...]:
+    """Return the error of every weight that has samples, the largest first."""
     found = []
     for path, module in weights(loaded.model).items():
         calls = samples.calls.get(path)
         if not calls:
             continue
         with loaded.placement.lent(module):
-            pairs = [(truth.float(), again(module, inputs)) for inputs, truth in calls]
-        truth, said = (torch.cat(side) for side in zip(*pairs, strict=True))
-        if truth.shape != said.shape:
+            pairs = [(reference.float(), recompute(module, inputs)) for inputs, reference in calls]
+        reference, output = (torch.cat(side) for side in zip(*pairs, strict=True))
+        if reference.shape != output.shape:
             continue
         for name, format, span in parts(path, module):
-            off = (said[:, span] - truth[:, span]).norm() / truth[:, span].norm().clamp(min=1e-30)
-            found.append(LayerError(name=name, format=format, error=float(off)))
+            expected = reference[:, span]
+            error = (output[:, span] - expected).norm() / expected.norm().clamp(min=1e-30)
+            found.append(LayerError(name=name, format=format, error=float(error)))
     return tuple(sorted(found, key=lambda layer: -layer.error))
 
 
-def again(module: Any, inputs: Inputs) -> Tensor:
-    """What a weight makes of sampled inputs, float32 on the host."""
+def recompute(module: Any, inputs: Inputs) -> Tensor:
+    """Return the outputs of a weight for sampled inputs, float32 on the host."""
     storage = module.held[0]
     there = tuple(
         x.to(storage.device, storage.dtype if x.is_floating_point() else None) for x in inputs
     )
-    return times(module, there).float().cpu()
+    return multiply(module, there).float().cpu()
 
 
-def times(module: Any, inputs: Inputs) -> Tensor:
-    """W x of a module's storages alone, without bias and adapters: [t, n]."""
+def multiply(module: Any, inputs: Inputs) -> Tensor:
+    """Return W x [t, n] of a module's storages, without bias and adapters."""
     verb = "matmul"
     if isinstance(module, Embedding | ExpertLinear):
         verb = "rows" if isinstance(module, Embedding) else "grouped"
@@ -108,13 +109,13 @@ def times(module: Any, inputs: Inputs) -> Tensor:
 
 
 def weights(model: Module) -> dict[str, Any]:
-    """The modules that hold storages, by path."""
+    """Return the modules that have storages, by path."""
     kinds = Linear | Embedding | ExpertLinear
     return {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def parts(path: str, module: Any) -> Iterator[tuple[str, str, slice]]:
-    """The weights of a module: their names in rules of formats, their formats and outputs."""
+    """Yield the weights of a module: name in --topology rules, format, and slice of outputs."""
     if isinstance(module, Linear) and len(module.parts) > 1:
         for slot in module.slots(path):
             if slot.kind == "storage":

@@ -1,4 +1,4 @@
-"""Measure: the reference reads the text once, then each variant does, one model at a time."""
+"""Measurement of quality: runs the reference over a text, then each variant, one at a time."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import Step
 from ostro.entrypoints.open import name_of, open_tokenizer
+from ostro.entrypoints.quality.divergence import ReferenceLogprobs, compare, compress, join
 from ostro.entrypoints.quality.figures import (
     Quality,
     QualityReport,
@@ -29,34 +30,33 @@ from ostro.entrypoints.quality.figures import (
     perplexity,
     share,
 )
-from ostro.entrypoints.quality.layers import Samples, errors, watch, weights
+from ostro.entrypoints.quality.layers import Samples, layer_errors, record_samples, weights
 from ostro.entrypoints.quality.text import EvaluationText, Window, batches, windows
-from ostro.entrypoints.quality.truth import Truth, differ, join, keep
 
 WINDOW = 512
-"""Tokens of a window where no context is asked for."""
+"""Tokens of a window if --context is not given."""
 
 SEQUENCES = 16
-"""Windows that are read in one step, at most."""
+"""Limit on the windows of one step."""
 
 SLICE = 128
-"""Positions whose logits there are at a time."""
+"""Positions whose logits are computed at a time, to bound memory."""
 
-Told = Callable[[str, int, int], None]
-"""Told (who, steps done, steps in all) as a model reads."""
+ProgressCallback = Callable[[str, int, int], None]
+"""Receives (model name, completed steps, total steps)."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model that reads up to `rows` tokens at once."""
+class OpenModel:
+    """A loaded model whose steps have up to `rows` tokens."""
 
     loaded: LoadedModel
     engine: Engine
     rows: int
 
     def read(self, batch: Sequence[Window]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits [t, V] float32 of some positions that count and the tokens [t] that follow them,
-        until there are those of all windows.
+        """Run the windows in one step. Yield logits [t, V] float32 of evaluated positions and their
+        next tokens [t], `SLICE` positions at a time.
         """
         hidden, step = self.engine.runner.hidden([window.ids for window in batch])
         wanted, start = list[int](), 0
@@ -83,11 +83,11 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """What is kept of the reference's run."""
+class ReferenceRun:
+    """Results of the reference: its windows by step, log-probabilities and samples of inputs."""
 
     steps: list[list[Window]]
-    truths: list[Truth]
+    distributions: list[ReferenceLogprobs]
     samples: Samples
     vocab: int
 
@@ -101,18 +101,18 @@ class Reference:
 
 
 @contextmanager
-def opened(settings: Settings, plugins: PluginManager, window: int) -> Iterator[Opened]:
-    """A model that reads windows of a length. Raises UsageError for one that makes no text."""
+def open_model(settings: Settings, plugins: PluginManager, window: int) -> Iterator[OpenModel]:
+    """Load a model for windows of a length. Raises UsageError if it does not generate text."""
     loaded = open_weights(settings, plugins)
     if "text" not in loaded.architecture.tasks:
-        raise UsageError(f"{name_of(settings)} makes no text: quality is that of what is said next")
+        raise UsageError(f"{name_of(settings)}: quality supports models that generate text only")
     loaded.context = min(window, loaded.context)
     kind = loaded.device.type
     rows = max(ROWS[kind], loaded.context)
     blocks = ceil(rows / BLOCK[kind]) + SEQUENCES
     alone = replace(settings, context=loaded.context, max_seqs=1)
     with ready_engine(loaded, alone, plugins, rows=rows, blocks=blocks) as engine:
-        yield Opened(loaded, engine, rows)
+        yield OpenModel(loaded, engine, rows)
 
 
 def measure(
@@ -122,26 +122,26 @@ def measure(
     plugins: PluginManager,
     *,
     tokens: int | None = None,
-    told: Told = lambda *news: None,
+    progress: ProgressCallback = lambda *news: None,
 ) -> QualityReport:
-    """Compare variants, by name, with a reference. `reference.context` is the length of windows,
-    `tokens` how much of the text is read.
+    """Compare variants, by name, with a reference.
 
-    Raises an OstroError that says what is wrong and what to do.
+    reference.context: length of windows. tokens: limit on the tokens of the text. Raises an
+    OstroError if a model cannot be loaded or compared.
     """
     set_threads(reference.threads)
     length = reference.context or WINDOW
-    with opened(reference, plugins, length) as model:
-        words = Path(reference.tokenizer) if reference.tokenizer else model.loaded.path
-        tokenizer = open_tokenizer(words, plugins)
+    with open_model(reference, plugins, length) as model:
+        path = Path(reference.tokenizer) if reference.tokenizer else model.loaded.path
+        tokenizer = open_tokenizer(path, plugins)
         cuts = windows(text, tokenizer, model.loaded.context, tokens)
-        known = listen(model, cuts, told)
+        known = run_reference(model, cuts, progress)
         weighed, dtype = model.weights, model.loaded.dtype
     del model
     qualities = []
     for name, settings in variants.items():
-        with opened(settings, plugins, length) as model:
-            qualities.append(judge(name, model, known, told))
+        with open_model(settings, plugins, length) as model:
+            qualities.append(compare_variant(name, model, known, progress))
         del model
     return QualityReport(
         model=name_of(next(iter(variants.values()), reference)),
@@ -149,42 +149,46 @@ def measure(
         text=text.name,
         windows=len(known.windows),
         window=known.longest,
-        positions=sum(len(truth.following) for truth in known.truths),
+        positions=sum(len(each.following) for each in known.distributions),
         dtype=str(dtype).removeprefix("torch."),
-        outcomes=known.truths[0].said.shape[-1],
+        outcomes=known.distributions[0].logprobs.shape[-1],
         weights=weighed,
-        perplexity=perplexity(torch.cat([truth.losses for truth in known.truths])),
+        perplexity=perplexity(torch.cat([each.losses for each in known.distributions])),
         variants=tuple(qualities),
     )
 
 
-def listen(model: Opened, cuts: list[Window], told: Told) -> Reference:
-    """Let the reference read all windows."""
+def run_reference(model: OpenModel, cuts: list[Window], progress: ProgressCallback) -> ReferenceRun:
+    """Run the reference over all windows."""
     steps = list(batches(cuts, model.rows, SEQUENCES))
-    truths = []
-    with watch(model.loaded) as samples:
+    distributions = []
+    with record_samples(model.loaded) as samples:
         for i, batch in enumerate(steps):
-            told("reference", i, len(steps))
-            truths += [keep(logits, following) for logits, following in model.read(batch)]
-    return Reference(steps, truths, samples, model.engine.vocab)
+            progress("reference", i, len(steps))
+            distributions += [
+                compress(logits, following) for logits, following in model.read(batch)
+            ]
+    return ReferenceRun(steps, distributions, samples, model.engine.vocab)
 
 
-def judge(name: str, model: Opened, known: Reference, told: Told) -> Quality:
-    """Let a variant read the same windows. Raises UsageError where it cannot."""
+def compare_variant(
+    name: str, model: OpenModel, known: ReferenceRun, progress: ProgressCallback
+) -> Quality:
+    """Run a variant over the same windows. Raises UsageError if they do not fit the variant."""
     if model.engine.vocab != known.vocab:
         raise UsageError(
-            f"{name} has a vocabulary of {model.engine.vocab}, its reference one of {known.vocab}: "
-            "name the --reference that it was made of"
+            f"{name} has a vocabulary of {model.engine.vocab}, its reference one of {known.vocab}; "
+            "set --reference to the float model of the same vocabulary"
         )
     if model.engine.context < known.longest:
         raise UsageError(
-            f"{name} has room for {model.engine.context} positions, the longest window has "
+            f"{name} has a context of {model.engine.context} tokens, the longest window has "
             f"{known.longest}; set --context {model.engine.context}"
         )
-    truths, parts = iter(known.truths), []
+    distributions, parts = iter(known.distributions), []
     for i, batch in enumerate(known.steps):
-        told(name, i, len(known.steps))
-        parts += [differ(next(truths), logits) for logits, _ in model.read(batch)]
+        progress(name, i, len(known.steps))
+        parts += [compare(next(distributions), logits) for logits, _ in model.read(batch)]
     found = join(parts)
     return Quality(
         name=name,
@@ -194,5 +198,5 @@ def judge(name: str, model: Opened, known: Reference, told: Told) -> Quality:
         top1=share(found.same),
         perplexity=perplexity(found.losses),
         ratio=perplexity(found.gains),
-        layers=errors(known.samples, model.loaded),
+        layers=layer_errors(known.samples, model.loaded),
     )

@@ -1,4 +1,4 @@
-"""The text that models are compared on, and the windows it is read in."""
+"""Texts to evaluate models on, and the windows they are split into."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ostro.core.errors import UsageError
 from ostro.core.records import STARTER
 from ostro.core.tokenizer import Tokenizer
 
-HOME = Path(__file__).parent / "texts"
-USUAL = "plain.txt"
-"""English, code and numbers, written for this."""
+FOLDER = Path(__file__).parent / "texts"
+DEFAULT = "plain.txt"
+"""The text for all other models: English, code and numbers."""
 
 BUILT_IN = {STARTER: "starter.jsonl"}
-"""Texts for models that know little else: of the starter, chats that its training left out."""
+"""Texts by model: held-out chats for the starter model."""
 
-PAIRS = ".jsonl"
+PAIRS_SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """What is read, and what it is called in reports.
+    """A text to evaluate.
 
-    `passages` are pairs of text: what is only read, and what follows it and counts. One that has
-    nothing before it is prose, cut into windows; others are read whole.
+    name: for reports. passages: pairs of a prompt and its evaluated continuation. A passage with an
+    empty prompt is split into windows; others are not split.
     """
 
     name: str
@@ -36,7 +36,7 @@ class EvaluationText:
 
 @dataclass(frozen=True)
 class Window:
-    """Ids that are read at once; those from `first` on, which is at least 1, count."""
+    """Token ids of one sequence. The ids from index `first` on are evaluated; it is at least 1."""
 
     ids: list[int]
     first: int
@@ -47,22 +47,24 @@ class Window:
 
 
 def read_text(file: str | None, reference: str | None) -> EvaluationText:
-    """The text of a file, prose or JSONL of {"prompt": ..., "answer": ...} whose answers count; or
-    the one that comes with ostro for a model. Raises UsageError for none at all.
+    """Read a text file, or JSONL of {"prompt": ..., "answer": ...} whose answers are evaluated.
+
+    Without a file, read the built-in text of a model. Raises UsageError if it cannot be read.
     """
-    path = HOME / BUILT_IN.get(reference or STARTER, USUAL) if file is None else Path(file)
+    path = FOLDER / BUILT_IN.get(reference or STARTER, DEFAULT) if file is None else Path(file)
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--text {file}: {error}; name a file of UTF-8 text") from error
+        raise UsageError(f"--text {file}: {error}; expected a file of UTF-8 text") from error
     if not text.strip():
-        raise UsageError(f"--text {file} is empty; name a file with some pages of text")
-    name = f"{path.stem}, which comes with ostro" if file is None else path.name
-    return EvaluationText(name, list(pairs(path, text)) if path.suffix == PAIRS else [("", text)])
+        raise UsageError(f"--text {file} is empty; use a file with some pages of text")
+    name = f"{path.stem} (built in)" if file is None else path.name
+    passages = list(pairs(path, text)) if path.suffix == PAIRS_SUFFIX else [("", text)]
+    return EvaluationText(name, passages)
 
 
 def pairs(path: Path, text: str) -> Iterator[tuple[str, str]]:
-    """The prompts and answers of a file's lines. Raises UsageError for a line that has none."""
+    """Yield the prompt and answer of each line. Raises UsageError for a malformed line."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
@@ -72,8 +74,7 @@ def pairs(path: Path, text: str) -> Iterator[tuple[str, str]]:
                 pair = "", ""
             if not all(isinstance(part, str) and part for part in pair):
                 raise UsageError(
-                    f"--text {path}: line {number} is not of the form "
-                    '{"prompt": "...", "answer": "..."}'
+                    f'--text {path}: line {number}: expected {{"prompt": "...", "answer": "..."}}'
                 )
             yield pair
 
@@ -81,17 +82,17 @@ def pairs(path: Path, text: str) -> Iterator[tuple[str, str]]:
 def windows(
     text: EvaluationText, tokenizer: Tokenizer, length: int, tokens: int | None
 ) -> list[Window]:
-    """Windows of at most `length` ids, each behind what the model's texts begin with, until so many
-    `tokens` of the text are read. Control tokens written in a text are control tokens.
+    """Split a text into windows of at most `length` ids, each with the tokenizer's prefix.
 
-    Raises UsageError where there is none, and for a pair that is longer.
+    tokens: limit on the tokens of the text. Control tokens in a text are parsed as control tokens.
+    Raises UsageError if no position can be evaluated, and for a pair longer than a window.
     """
     start = tokenizer.prefix
     if length < len(start) + 2:
         raise UsageError(f"--context {length}: a window needs {len(start) + 2} tokens")
 
-    def ids(words: str) -> list[int]:
-        return tokenizer.encode(words, special=False, parse_special=True)
+    def ids(part: str) -> list[int]:
+        return tokenizer.encode(part, special=False, parse_special=True)
 
     found: list[Window] = []
     for before, counted in text.passages:
@@ -107,15 +108,15 @@ def windows(
     if longest > length:
         raise UsageError(
             f"--text: a prompt and its answer have {longest} tokens, windows {length}; set "
-            f"--context {longest} if the model has room for it, or leave the pair out"
+            f"--context {longest} if the model supports it, or remove the pair"
         )
     if not any(window.counted for window in found):
-        raise UsageError("--text: there is no token that follows another; name a longer text")
+        raise UsageError("--text: the text has fewer than two tokens; use a longer text")
     return found
 
 
 def cut(ids: Sequence[int], start: Sequence[int], length: int) -> Iterator[Window]:
-    """Prose in windows, one after the other. A last id that says nothing of a next is left out."""
+    """Yield consecutive windows. A last window without an evaluated position is dropped."""
     size, first = length - len(start), max(1, len(start))
     for at in range(0, len(ids), size):
         window = Window([*start, *ids[at : at + size]], first)
@@ -124,8 +125,9 @@ def cut(ids: Sequence[int], start: Sequence[int], length: int) -> Iterator[Windo
 
 
 def batches(cuts: Sequence[Window], rows: int, most: int) -> Iterator[list[Window]]:
-    """Windows that are read together, in their order: at most so many rows of at most so many
-    windows, at least one.
+    """Yield consecutive windows in batches of at most `rows` ids and `most` windows.
+
+    A window longer than `rows` is a batch of its own.
     """
     batch: list[Window] = []
     for window in cuts:

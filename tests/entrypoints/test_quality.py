@@ -20,8 +20,8 @@ from ostro.core.errors import UsageError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.quality import figures, layers, plot, truth
-from ostro.entrypoints.quality.text import HOME, Window, batches, read_text, windows
+from ostro.entrypoints.quality import divergence, figures, layers, plot
+from ostro.entrypoints.quality.text import FOLDER, Window, batches, read_text, windows
 from ostro.plugins.conformance.parity import subject
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
@@ -236,7 +236,7 @@ def test_a_png_by_matplotlib(tmp_path: Path) -> None:
         (b"", "is empty"),
         (b" \n", "is empty"),
         (b"\xff\xfe\x00", "UTF-8"),
-        (b"x", "no token that follows another"),
+        (b"x", "fewer than two tokens"),
         (None, "No such file"),
     ],
 )
@@ -324,15 +324,15 @@ def test_experts_are_weights_too(name: str, spoiled: str, unheard: tuple[str, ..
     with subject(plugins, name) as tiny, torch.inference_mode():
         loaded = tiny.load()
         engine = tiny.engine(loaded)
-        with layers.watch(loaded) as samples:
+        with layers.record_samples(loaded) as samples:
             engine.runner.logits(tiny.prompt)
-        found = layers.errors(samples, loaded)
+        found = layers.layer_errors(samples, loaded)
         assert {layer.error for layer in found} == {0}
         silent = layers.weights(loaded.model).keys() - samples.calls.keys()
         assert {path.rpartition(".")[2] for path in silent} == set(unheard)
         [storage] = loaded.model.get_submodule(spoiled).held
         storage.weight *= 2
-        first, *rest = layers.errors(samples, loaded)
+        first, *rest = layers.layer_errors(samples, loaded)
     assert first.name == spoiled and first.error == pytest.approx(1, abs=1e-5)
     assert {layer.error for layer in rest} == {0}
 
@@ -358,14 +358,14 @@ def test_models_that_cannot_be_compared_are_refused(
 @pytest.fixture
 def few_outcomes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As for a large vocabulary: some tokens, and all others together."""
-    monkeypatch.setattr(truth, "WHOLE", 100)
-    monkeypatch.setattr(truth, "TOP", 40)
+    monkeypatch.setattr(divergence, "MAX_FULL_VOCAB", 100)
+    monkeypatch.setattr(divergence, "TOP", 40)
     yield
 
 
 def test_a_large_vocabulary_is_kept_in_part(report, few_outcomes: None) -> None:
     few = report("--quant", "afq4", "--exact")
-    truth.WHOLE = 1000
+    divergence.MAX_FULL_VOCAB = 1000
     whole = report("--quant", "afq4", "--exact")
     assert (few["outcomes"], whole["outcomes"]) == (41, 320)
     part, all_ = (found["variants"][0] for found in (few, whole))
@@ -376,9 +376,9 @@ def test_a_large_vocabulary_is_kept_in_part(report, few_outcomes: None) -> None:
 def test_outcomes_that_never_happen_are_no_fault() -> None:
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
     logits[:, 20:] = -torch.inf
-    kept = truth.keep(logits, torch.arange(5))
-    assert truth.differ(kept, logits).kl.tolist() == [0] * 5
-    assert truth.differ(kept, logits.flip(1)).kl.isfinite().all()
+    kept = divergence.compress(logits, torch.arange(5))
+    assert divergence.compare(kept, logits).kl.tolist() == [0] * 5
+    assert divergence.compare(kept, logits.flip(1)).kl.isfinite().all()
 
 
 def test_intervals_hold_what_they_promise() -> None:
@@ -425,5 +425,5 @@ def test_the_starter_s_text_is_what_its_training_leaves_out() -> None:
     items = [item for _, item in held_out_items(10)]
     Random(6).shuffle(items)
     wanted = "".join(render(words, item) for item in items)
-    lines = map(json.loads, (HOME / "starter.jsonl").read_text().splitlines())
+    lines = map(json.loads, (FOLDER / "starter.jsonl").read_text().splitlines())
     assert "".join(f"{line['prompt']}{line['answer']}\n" for line in lines) == wanted

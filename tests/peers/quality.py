@@ -131,7 +131,7 @@ def run(only: Sequence[str], checkout: Path | None) -> str:
     plain = Settings(reference=STARTER, dtype="float32", device="cpu", exact=True)
     text = read_text(None, STARTER)
 
-    def told(who: str, done: int, total: int) -> None:
+    def progress(who: str, done: int, total: int) -> None:
         if done == 0:
             print(who, flush=True)
 
@@ -140,9 +140,9 @@ def run(only: Sequence[str], checkout: Path | None) -> str:
         files = {} if checkout is None else make_files(Path(made), starter, checkout)
         variants = {name: replace(plain, quant=name) for name in formats}
         variants |= {name: replace(plain, reference=str(file)) for name, file in files.items()}
-        report = measure(plain, variants, text, plugins, told=told)
+        report = measure(plain, variants, text, plugins, progress=progress)
     fast = {name: replace(plain, quant=name, exact=False) for name in ROUNDED if name in formats}
-    return write(report, measure(plain, fast, text, plugins, told=told), files, plugins)
+    return write(report, measure(plain, fast, text, plugins, progress=progress), files, plugins)
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
-"""What the clock said, summed up: by hand, on traces whose figures are known."""
+"""What the clock said, summarize up: by hand, on traces whose figures are known."""
 
 from __future__ import annotations
 
 import pytest
 
-from ostro.entrypoints.bench.figures import Trace, percentile, summed, take, title
+from ostro.entrypoints.bench.figures import Trace, percentile, summarize, take, title
 from ostro.entrypoints.bench.local import random_prompts
 from ostro.entrypoints.bench.remote import random_texts
 
@@ -12,7 +12,7 @@ from ostro.entrypoints.bench.remote import random_texts
 def test_a_lone_request() -> None:
     """100 tokens of prompt in half a second, then four tokens a tenth of a second apart."""
     trace = Trace(10.0, 100, [10.5, 10.6, 10.7, 10.8, 10.9], cached=16)
-    row = summed("x", [[trace]])
+    row = summarize("x", [[trace]])
     assert row.concurrency == 1 and row.cached_tokens == 16
     assert row.prefill == pytest.approx(200) and row.decode == pytest.approx(10)
     assert row.total == pytest.approx(5 / 0.9)
@@ -25,7 +25,7 @@ def test_requests_that_ran_together() -> None:
     """Decode counts only while both were decoding; prefill until both had their first token."""
     fast = Trace(0.0, 10, [1.0, 2.0, 3.0, 4.0])
     slow = Trace(0.0, 30, [2.5, 3.5, 4.5, 5.5])
-    row = summed("x", [[fast, slow]])
+    row = summarize("x", [[fast, slow]])
     assert row.prefill == pytest.approx(40 / 2.5)
     assert row.decode == pytest.approx(3 / 1.5), "3, 3.5 and 4, between 2.5 and 4"
     assert row.total == pytest.approx(8 / 5.5)
@@ -33,7 +33,7 @@ def test_requests_that_ran_together() -> None:
 
 def test_runs_give_a_median_and_a_spread() -> None:
     runs = [[Trace(0.0, 60, [1 / n, 2 / n, 3 / n])] for n in (1, 2, 6)]
-    row = summed("x", runs)
+    row = summarize("x", runs)
     assert row.prefill == pytest.approx(120) and row.decode == pytest.approx(2)
     assert row.decode_spread == pytest.approx(2.6458, abs=1e-3)
     assert row.ttft_p50 == pytest.approx(500) and row.ttft_p95 == pytest.approx(1000)

@@ -43,7 +43,7 @@ def test_people_get_a_table(serve, bench) -> None:
 
 def test_only_tokens_are_counted(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(remote, "summed", lambda test, runs: seen.append(runs))
+    monkeypatch.setattr(remote, "summarize", lambda test, runs: seen.append(runs))
     measure(serve().url, **OPTIONS)
     assert [len(trace.times) for run in seen[0] for trace in run] == [7, 7]
     assert [trace.prompt for run in seen[0] for trace in run] == [20, 20]
@@ -70,8 +70,8 @@ def test_given_prompts_are_sent(serve, bench, tmp_path) -> None:
     ("events", "status", "message"),
     [
         (lambda body: [{"error": {"message": "out of luck"}}], 200, "out of luck"),
-        (lambda body: ['{"error": '], 200, "no JSON"),
-        (lambda body: ["[DONE]"], 200, "no token at all"),
+        (lambda body: ['{"error": '], 200, "not JSON"),
+        (lambda body: ["[DONE]"], 200, "no tokens"),
         (lambda body: ["the model is asleep"], 503, "503"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_server_that_fails_is_quoted(serve, events, status: int, message: str)
 def test_where_no_server_listens(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert main(["bench", "--url", url, "-p", "4", "-n", "1", "-r", "1"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"ostro: --url {url}: ") and "does a server listen there" in err
+    assert err.startswith(f"ostro: --url {url}: ") and "check that the server is running" in err
 
 
 def test_what_the_server_decides_is_not_asked_here(serve) -> None:

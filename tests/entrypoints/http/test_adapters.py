@@ -14,10 +14,10 @@ from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import OstroError, RequestError, UsageError
 from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.pipeline import ModelTarget
-from ostro.entrypoints.http.adapters import wanted_of
+from ostro.entrypoints.http.adapters import adapter_refs
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.app import make_app
-from ostro.entrypoints.http.audio import addressed
+from ostro.entrypoints.http.audio import target_of
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 LOAD, UNLOAD, LIST = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters"
@@ -176,7 +176,7 @@ def test_the_longest_model_name_wins(server: Any) -> None:
         assert service.locate("org/echo:7b") == ("org/echo:7b", None)
         assert service.locate("org/echo:7b:sql") == ("org/echo:7b", "sql")
         assert service.locate("org/echo:sql") == ("org/echo", "sql")
-        with pytest.raises(OstroError, match="no model"):
+        with pytest.raises(OstroError, match="not found; available: "):
             service.locate("org:sql")
     finally:
         service.names = ("echo",)
@@ -202,7 +202,7 @@ def test_the_engine_resolves_unknown_names(server: Any) -> None:
 
 def test_forms_name_adapters() -> None:
     def wanted(**fields: str) -> list[tuple[str, float]]:
-        return [(w.name, w.scale) for w in wanted_of(addressed(FormData(fields)))]
+        return [(w.name, w.scale) for w in adapter_refs(target_of(FormData(fields)))]
 
     assert wanted() == []
     assert wanted(adapter="sql") == wanted(adapters="sql") == [("sql", 1)]
@@ -215,12 +215,12 @@ def test_forms_name_adapters() -> None:
 
 
 def test_nothing_is_asked_for_twice() -> None:
-    assert wanted_of(ModelTarget(adapters=["a"]), "b") == (
+    assert adapter_refs(ModelTarget(adapters=["a"]), "b") == (
         AdapterRef(name="b"),
         AdapterRef(name="a"),
     )
     with pytest.raises(RequestError, match="duplicate"):
-        wanted_of(ModelTarget(adapters=["a"]), "a")
+        adapter_refs(ModelTarget(adapters=["a"]), "a")
 
 
 # What is answered
@@ -513,7 +513,7 @@ def test_guards_that_cannot_be(server: Any, place: Any, key: Any, told: str) -> 
 
 
 def test_a_folder_of_too_many_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostro.entrypoints.http.admin.ENTRIES", 1)
+    monkeypatch.setattr("ostro.entrypoints.http.admin.MAX_FILES", 1)
     admin = Admin.of(root, None, False)
     assert admin.find("sql") == root / "sql"
     with pytest.raises(OstroError, match="more than 1 files"):

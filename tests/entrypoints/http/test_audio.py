@@ -179,8 +179,8 @@ def test_no_model_needs_to_be_named(server: Real) -> None:
 
 
 FIELDS: list[tuple[dict[str, str], int, str, str | None]] = [
-    ({"model": "tiny"}, 404, "there is no model 'tiny'", "model"),
-    ({"model": "text"}, 400, "not transcribe; whisper would", "model"),
+    ({"model": "tiny"}, 404, "model 'tiny' not found", "model"),
+    ({"model": "text"}, 400, "not transcribe; use whisper", "model"),
     ({"language": "elvish"}, 400, "no language 'elvish'", "language"),
     ({"temperature": "warm"}, 400, "'warm' is not a number", "temperature"),
     ({"temperature": "nan"}, 400, "temperature", "temperature"),
@@ -240,11 +240,11 @@ def test_forms_that_are_none(server: Real) -> None:
         ({"data": {"file": "a.wav"}}, 415, "send multipart/form-data"),
         ({"content": b""}, 415, "send multipart/form-data"),
         ({"files": text}, 400, "field file is missing"),
-        ({"files": two}, 400, "the form cannot be read"),
+        ({"files": two}, 400, "the form is malformed"),
         ({"files": twice}, 400, "duplicate field language"),
-        ({"files": {"file": ("a.wav", SOUND), "model": ("m", b"x")}}, 400, "the form cannot"),
-        ({"files": {"prompt": (None, "x" * (2 << 20))}}, 400, "the form cannot be read"),
-        ({"files": {f"f{i}": (None, "x") for i in range(40)}}, 400, "the form cannot be read"),
+        ({"files": {"file": ("a.wav", SOUND), "model": ("m", b"x")}}, 400, "the form is malformed"),
+        ({"files": {"prompt": (None, "x" * (2 << 20))}}, 400, "the form is malformed"),
+        ({"files": {f"f{i}": (None, "x") for i in range(40)}}, 400, "the form is malformed"),
         ({"content": b"--x\r\nnothing", "headers": multipart}, 400, ""),
         ({"content": b"", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
         ({"content": b"nothing", "headers": multipart}, 400, ""),

@@ -24,6 +24,7 @@ from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.body import count_members, parse
 from ostro.entrypoints.http.errors import HANDLERS
+from ostro.entrypoints.http.service import Service
 from ostro.plugins.pipelines.text.schema import ChatRequest
 
 
@@ -228,3 +229,16 @@ def test_the_bytes_of_all_bodies_are_limited(monkeypatch: pytest.MonkeyPatch) ->
         assert fourth.status == 200
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_restarted_engine_keeps_the_body_limit_of_media() -> None:
+    class Engine:
+        info = None
+
+        async def adapt(self, do: str, model: str) -> list[Any]:
+            return []
+
+    service: Any = Service(Engine(), "model")  # type: ignore[arg-type]
+    service.takes_media = True
+    asyncio.run(service.restore())
+    assert service.takes_media and not service.behind

@@ -101,6 +101,6 @@ def test_null_in_messages_and_options(server: Any) -> None:
 
 
 def test_null_scale_of_an_adapter() -> None:
-    from ostro.entrypoints.http.adapters import chosen
+    from ostro.entrypoints.http.adapters import adapter_ref
 
-    assert chosen(AdapterChoice(name="sql", scale=None), "adapter").scale == 1.0
+    assert adapter_ref(AdapterChoice(name="sql", scale=None), "adapter").scale == 1.0

@@ -103,7 +103,7 @@ def test_a_model_is_found_by_its_task(server: Real, folders: dict[str, Path]) ->
         ("embeddings", {"input": [[1, 99999]]}, 400, "99999"),
         ("rerank", {"query": "a", "documents": [{"title": "b"}]}, 400, "text is missing"),
         ("rerank", {"query": "a", "documents": []}, 400, "no input"),
-        ("chat/completions", {"messages": "a"}, 400, "does embed"),
+        ("chat/completions", {"messages": "a"}, 400, "supports embed"),
     ],
 )
 def test_bad_then_good(

@@ -21,9 +21,9 @@ from ostro.core.load.quantize import makers
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings
 from ostro.entrypoints.open import open_tokenizer
-from ostro.entrypoints.quality.measure import Reference, listen, opened
+from ostro.entrypoints.quality.divergence import compare, join
+from ostro.entrypoints.quality.measure import ReferenceRun, open_model, run_reference
 from ostro.entrypoints.quality.text import read_text, windows
-from ostro.entrypoints.quality.truth import differ, join
 from ostro.plugins.conformance.architecture import all_plugins
 from ostro.quant.mixed_precision import search
 from ostro.quant.mixed_precision.budget import read_budget
@@ -69,12 +69,12 @@ def home(plugins: PluginManager) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(plugins: PluginManager, home: Path) -> Reference:
+def reference(plugins: PluginManager, home: Path) -> ReferenceRun:
     """What the starter says of chats that its training left out."""
-    with opened(FLOATS, plugins, WINDOW) as model:
+    with open_model(FLOATS, plugins, WINDOW) as model:
         tokenizer = open_tokenizer(home, plugins)
         cuts = windows(read_text(None, STARTER), tokenizer, model.loaded.context, None)
-        return listen(model, cuts, lambda *news: None)
+        return run_reference(model, cuts, lambda *news: None)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def costs(plugins: PluginManager, home: Path) -> CostTable:
 @pytest.fixture
 def divergences(
     plugins: PluginManager,
-    reference: Reference,
+    reference: ReferenceRun,
     costs: CostTable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[str], tuple[int, Tensor]]:
@@ -99,10 +99,10 @@ def divergences(
     monkeypatch.setattr(search, "plan", lambda request: costs.plan(read_budget(request.text)))
 
     def measure(quant: str) -> tuple[int, Tensor]:
-        with opened(replace(FLOATS, quant=quant), plugins, WINDOW) as model:
-            truths = iter(reference.truths)
+        with open_model(replace(FLOATS, quant=quant), plugins, WINDOW) as model:
+            distributions = iter(reference.distributions)
             said = (logits for step in reference.steps for logits, _ in model.read(step))
-            found = join([differ(next(truths), logits) for logits in said])
+            found = join([compare(next(distributions), logits) for logits in said])
             return model.loaded.nbytes, found.kl
 
     return measure
