@@ -23,8 +23,9 @@ ARRAYS = {
 
 
 def make_item(medium: Medium, inputs: Inputs) -> Item:
-    """An item of a medium whose value is the bytes of a file, a path or address, a PIL image, or
-    an array. Raises RequestError or UsageError for what cannot be read.
+    """Return the item of a medium: bytes of a file, a path, an address, a PIL image or an array.
+
+    Raises RequestError for a malformed medium, UsageError for a file that cannot be read.
     """
     import numpy as np
 
@@ -52,13 +53,13 @@ def check_array(kind: str, value: np.ndarray[Any, Any]) -> None:
         good = good and value.dtype == "uint8"
     if not (good and value.size):
         raise RequestError(
-            f"an array of {kind} is {ARRAYS[kind]}, not {value.dtype} {list(value.shape)}",
+            f"{kind}: expected an array {ARRAYS[kind]}, got {value.dtype} {list(value.shape)}",
             param="messages",
         )
 
 
 def read(value: Any) -> bytes:
-    """The bytes of a file or an address; bytes as they are."""
+    """Return the bytes of a path or an address; bytes are returned unchanged."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str) and value.partition(":")[0] in ("data", "http", "https"):

@@ -1,8 +1,8 @@
-"""A model with adapters merged into its weights: what `ostro merge` writes.
+"""Merging of adapters into a model's weights, for `ostro merge`.
 
-A weight W becomes W + sum of s * scale * B A over the adapters, s how much of each. DoRA's rows
-have the length of their magnitude afterwards, whatever s is (Liu et al. 2024); of several at once
-each is brought to its own length with W alone, which is how they are mixed while serving.
+A weight W becomes W + sum of s * scale * B A over the adapters, with strength s each. DoRA rescales
+the rows to its magnitude for every s (Liu et al. 2024). Several DoRA adapters are each normalized
+with W alone, as they are mixed while serving.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from ostro.core.nn.linear import Slot
 from ostro.core.records import TensorInfo
 
 ASSETS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
-"""Suffixes of files that belong to a model beside its weights."""
+"""Suffixes of a model's files besides its weights."""
 
 TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True)
 class MergePart:
-    """One adapter of several: its name for messages, what it does to each module, how much."""
+    """One adapter of a merge. `name` is for messages, `strength` multiplies its scale."""
 
     name: str
     placed: AdapterTargets
     strength: float
 
     def factors(self, slot: Slot) -> LowRank | None:
-        """What it does to the weight of a slot."""
+        """Return the factors for a slot's weight, None if the adapter does not change it."""
         return self.placed.factors.get(slot.module, {}).get((slot.part, slot.expert or 0))
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The model of an outline with parts merged into it, tensor by tensor, for a writer."""
+    """The model of an outline with adapters merged, computed tensor by tensor for a writer."""
 
     outline: ModelOutline
     parts: Sequence[MergePart]
@@ -60,7 +60,7 @@ class Merged:
 
     @cached_property
     def edits(self) -> Mapping[str, Sequence[tuple[Slot, Transform | None]]]:
-        """The tensors of the checkpoint that change, and the slots that they fill."""
+        """The checkpoint's tensors that change, with the slots that each of them fills."""
         names, space = self.outline.names, self.outline.space
         named = {item.name: item for item in names.read(self.outline.container.tensors, space)[0]}
         found: dict[str, list[tuple[Slot, Transform | None]]] = defaultdict(list)
@@ -71,22 +71,22 @@ class Merged:
         return found
 
     def source(self, slot: Slot, named: Mapping[str, Named]) -> Named:
-        """The checkpoint's tensor that fills a slot. Raises Unsupported where it is no float."""
-        wanted = slot.name if slot.kind == "tensor" else f"{slot.name}.weight"
-        item = named.get(wanted)
-        held = None if item is None else self.outline.container.tensors[item.theirs]
-        if item is None or held is None or held.format not in FLOATS:
-            what = "is quantized" if held is None else f"is {held.format}"
+        """Return the checkpoint's tensor that fills a slot. Raises Unsupported if quantized."""
+        name = slot.name if slot.kind == "tensor" else f"{slot.name}.weight"
+        item = named.get(name)
+        info = None if item is None else self.outline.container.tensors[item.theirs]
+        if item is None or info is None or info.format not in FLOATS:
+            what = "is quantized" if info is None else f"is {info.format}"
             raise Unsupported(
-                f"{self.outline.container.path.name}: {slot.name} {what}; adapters are merged into "
-                "floats: name the float model that it was made of"
+                f"{self.outline.container.path.name}: {slot.name} {what}; adapters can only be "
+                "merged into floats: use the float model that this one was quantized from"
             )
         return item
 
     @cached_property
     def untied(self) -> Mapping[str, tuple[str, Head]]:
-        """Heads that cannot share the embedding's table any more: by the names of their tensors,
-        the names of the tables that they shared.
+        """Heads that a merge unties from the embedding, with the name of the shared table, by the
+        name of the head's new tensor.
         """
         found, names, space = dict[str, tuple[str, Head]](), self.outline.names, self.outline.space
         paths = {module: path for path, module in self.outline.model.named_modules()}
@@ -95,20 +95,25 @@ class Merged:
             if any({head, table} & part.placed.modules.keys() for part in self.parts):
                 theirs = [names.write(f"{paths[m]}.weight", space) for m in (head, table)]
                 if any(named.transform is not None for named in theirs):
-                    raise Unsupported(f"{paths[head]}: shares a table that is stored otherwise")
+                    raise Unsupported(
+                        f"{paths[head]}: cannot untie a table that is stored transformed"
+                    )
                 found[theirs[0].theirs] = theirs[1].theirs, head
         return found
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """All tensors of the merged model, each in the type that it has in the base."""
-        held = dict(self.outline.container.tensors)
+        """All tensors of the merged model, in the dtypes of the base."""
+        tensors = dict(self.outline.container.tensors)
         for name, (table, _) in self.untied.items():
-            held[name] = replace(held[table], name=name)
-        return held
+            tensors[name] = replace(tensors[table], name=name)
+        return tensors
 
     def make(self, name: str) -> Tensor:
-        """A tensor of the merged model, in the base's type."""
+        """Compute a tensor of the merged model, in the base's dtype.
+
+        Raises AdapterError if it contains NaN or Inf.
+        """
         container = self.outline.container
         if name in self.untied:
             table, head = self.untied[name]
@@ -119,53 +124,53 @@ class Merged:
             edits, raw = self.edits.get(name, ()), container.read(name)
         if not edits:
             return raw
-        made = raw.float().clone()
+        merged = raw.float().clone()
         for slot, transform in edits:
-            mine = made if transform is None else transform.read(made)
-            put(made, transform, self.changed(slot, mine), name)
-        if not bool(made.isfinite().all()):
-            raise AdapterError(f"{name}: what comes of merging is no number; use smaller scales")
-        return made.to(raw.dtype)
+            value = merged if transform is None else transform.read(merged)
+            write_slot(merged, transform, self.merge_weight(slot, value), name)
+        if not bool(merged.isfinite().all()):
+            raise AdapterError(f"{name}: contains NaN or Inf after merging; use smaller scales")
+        return merged.to(raw.dtype)
 
-    def changed(self, slot: Slot, tensor: Tensor) -> Tensor:
-        """A weight or bias of ours with all parts merged into it, float32."""
+    def merge_weight(self, slot: Slot, tensor: Tensor) -> Tensor:
+        """Return a slot's weight or bias with all adapters merged, float32."""
         if slot.kind == "tensor":
-            return self.changed_bias(slot, tensor)
-        wholes = [p.placed.whole[slot.module] for p in self.parts if slot.module in p.placed.whole]
-        base = wholes[0].float() if wholes else tensor
+            return self.merge_bias(slot, tensor)
+        full = [p.placed.whole[slot.module] for p in self.parts if slot.module in p.placed.whole]
+        base = full[0].float() if full else tensor  # `check_wholes` rejects a second one
         total = base.clone()
         for part in self.parts:
             if factors := part.factors(slot):
-                gain, delta = gained(tensor, factors, part.strength)
+                gain, delta = dora_gain(tensor, factors, part.strength)
                 total += (gain - 1) * tensor + gain * delta
         return total
 
-    def changed_bias(self, slot: Slot, bias: Tensor) -> Tensor:
+    def merge_bias(self, slot: Slot, bias: Tensor) -> Tensor:
         total = bias.clone()
         for part in self.parts:
-            whole = part.placed.biases.get(slot.module, {}).get(slot.part)
-            if whole is not None:
-                total += part.strength * (whole.float() - bias)
+            full = part.placed.biases.get(slot.module, {}).get(slot.part)
+            if full is not None:
+                total += part.strength * (full.float() - bias)
             factors = part.factors(slot)
             if factors is None or factors.bias is None:
                 continue
             gain = torch.ones(len(bias), 1)
             if factors.magnitude is not None:
-                gain = gained(self.weight(slot), factors, part.strength)[0]
+                gain = dora_gain(self.weight(slot), factors, part.strength)[0]
             total += part.strength * factors.scale * gain[:, 0] * factors.bias.float()
         return total
 
     def weight(self, slot: Slot) -> Tensor:
-        """The base's weight beside a bias, float32."""
+        """Return the base's weight that belongs to a bias, float32."""
         names, space = self.outline.names, self.outline.space
-        container, wanted = self.outline.container, f"{slot.name.removesuffix('.bias')}.weight"
-        (item,) = [i for i in names.read(container.tensors, space)[0] if i.name == wanted]
+        container, name = self.outline.container, f"{slot.name.removesuffix('.bias')}.weight"
+        (item,) = [i for i in names.read(container.tensors, space)[0] if i.name == name]
         raw = container.read(item.theirs).float()
         return raw if item.transform is None else item.transform.read(raw)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The base's config.json, which says that heads are untied where they are now."""
+        """The base's config.json, with tie_word_embeddings false if a head was untied."""
         found = dict(self.outline.raw_config)
         if not self.untied:
             return found
@@ -184,23 +189,23 @@ class Merged:
         ]
 
     def written(self, name: str) -> Sequence[str]:
-        """Names of files that are written anew, one of which `name` may be."""
+        """Return the names of the files that the writer creates, including `name` if an index."""
         index = [name] if name.endswith(".safetensors.index.json") else []
         return ["config.json", *self.texts, *index]
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """The chat template, where the adapters bring one."""
+        """The chat template of the adapters, by file name; {} if they have none."""
         return {TEMPLATE: self.templates[0]} if self.templates else {}
 
 
-def merged(
+def merge_adapters(
     outline: ModelOutline, adapters: Mapping[str, tuple[AdapterWeights, float]], folder: Path
 ) -> Merged:
-    """The model with adapters, by reference each with how much of it.
+    """Return a model with adapters merged; `adapters` maps names to weights and strength.
 
-    Raises AdapterError for what does not fit or depends on what is asked, Unsupported for a base
-    that is no folder of float safetensors.
+    Raises AdapterError for an adapter that does not fit the model or cannot be merged, Unsupported
+    for a base other than a folder of float safetensors.
     """
     container = outline.container
     if (
@@ -209,13 +214,13 @@ def merged(
         or isinstance(container, JoinedContainer)
     ):
         raise Unsupported(
-            f"{container.path.name}: adapters are merged into a folder with config.json and float "
-            "safetensors, in one piece; a GGUF file can be made of what comes of it"
+            f"{container.path.name}: adapters can only be merged into a folder with config.json "
+            "and float safetensors; convert the merged model to GGUF afterwards"
         )
     places = TargetResolver(outline.model, outline.names)
     parts = []
     for name, (weights, strength) in adapters.items():
-        refuse(name, weights)
+        check_static(name, weights)
         placed = places.place(weights)
         try:
             check_placed(weights, placed)
@@ -226,44 +231,44 @@ def merged(
     known = [weights.template for weights, _ in adapters.values()]
     templates = list(dict.fromkeys(each for each in known if each is not None))
     if len(templates) > 1:
-        raise UsageError("these adapters have chat templates that differ; merge them one by one")
+        raise UsageError("the adapters have different chat templates; merge them one by one")
     found = Merged(outline, parts, folder, templates)
     check_biases(found)
     assert found.edits or found.untied, f"{[*adapters]} change something"
     return found
 
 
-def refuse(name: str, weights: AdapterWeights) -> None:
+def check_static(name: str, weights: AdapterWeights) -> None:
     """Raise AdapterError for adapters whose effect depends on the text."""
     if weights.mixer is not None:
         raise AdapterError(
-            f"{name}: X-LoRA mixes its members anew for each token, which no weight can hold; "
-            "merge one of its members, or serve it"
+            f"{name}: X-LoRA computes its scalings per token and cannot be merged; merge one of "
+            "its members, or serve it"
         )
     if weights.invocation:
         raise AdapterError(
-            f"{name}: an activated LoRA applies from its invocation on, which no weight can hold; "
+            f"{name}: an activated LoRA applies from its invocation on and cannot be merged; "
             "serve it"
         )
 
 
 def check_biases(found: Merged) -> None:
-    """Raise AdapterError for a bias that the base has no place for."""
-    held = {
+    """Raise AdapterError for a bias of an adapter on a linear without bias."""
+    with_bias = {
         (slot.module, slot.part) for slot in slots(found.outline.model) if slot.kind == "tensor"
     }
     for part in found.parts:
         for module, factors in part.placed.factors.items():
             for (name, _), each in factors.items():
-                if each.bias is not None and (module, name) not in held:
+                if each.bias is not None and (module, name) not in with_bias:
                     raise AdapterError(
-                        f"{part.name}: has a bias (lora_bias) where the base has none, so that the "
-                        "merged model could not be loaded; serve it"
+                        f"{part.name}: has a bias (lora_bias) for a linear without one; the merged "
+                        "model could not be loaded; serve the adapter instead"
                     )
 
 
 def changes(parts: Sequence[MergePart], slot: Slot) -> bool:
-    """Whether any part changes what a slot holds."""
+    """Whether any adapter changes a slot."""
     for part in parts:
         factors = part.factors(slot)
         if slot.kind == "storage":
@@ -276,9 +281,10 @@ def changes(parts: Sequence[MergePart], slot: Slot) -> bool:
     return False
 
 
-def gained(weight: Tensor, factors: LowRank, strength: float) -> tuple[Tensor, Tensor]:
-    """Of a weight [n, k] float32 the gain [n, 1] that DoRA's rows get, 1 without, and the change
-    strength * scale * B A.
+def dora_gain(weight: Tensor, factors: LowRank, strength: float) -> tuple[Tensor, Tensor]:
+    """Return DoRA's gain [n, 1] of the rows, 1 without DoRA, and the delta strength * scale * B A.
+
+    weight: [n, k] float32 of the base.
     """
     delta = strength * factors.scale * (factors.b.float() @ factors.a.float())
     if factors.magnitude is None:
@@ -286,18 +292,19 @@ def gained(weight: Tensor, factors: LowRank, strength: float) -> tuple[Tensor, T
     return factors.magnitude.float()[:, None] / (weight + delta).norm(dim=1, keepdim=True), delta
 
 
-def put(tensor: Tensor, transform: Transform | None, value: Tensor, name: str) -> None:
-    """Write what a transform reads back into a tensor of theirs, in place.
+def write_slot(tensor: Tensor, transform: Transform | None, value: Tensor, name: str) -> None:
+    """Write a slot's value into the checkpoint's tensor in place: the inverse of `transform.read`.
 
-    Raises Unsupported for a transform that does more than choose and move elements.
+    Raises Unsupported for a transform that does not only select and move elements.
     """
     if transform is None:
         tensor.copy_(value)
         return
     if isinstance(transform, Expert):
-        put(tensor[transform.index], transform.then, value, name)
+        write_slot(tensor[transform.index], transform.then, value, name)
         return
-    at = transform.read(torch.arange(tensor.numel()).view(tensor.shape))
-    if at.dtype != torch.int64 or at.shape != value.shape:
-        raise Unsupported(f"{name}: what {transform} makes of a weight cannot be merged into")
-    tensor.view(-1)[at.flatten()] = value.flatten()
+    # Reading the element numbers shows which element each output comes from.
+    source = transform.read(torch.arange(tensor.numel()).view(tensor.shape))
+    if source.dtype != torch.int64 or source.shape != value.shape:
+        raise Unsupported(f"{name}: cannot merge into a tensor transformed by {transform}")
+    tensor.view(-1)[source.flatten()] = value.flatten()

@@ -23,10 +23,10 @@ from ostro.core.records import STARTER, Settings, resolve
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 
 WITHOUT_TOKENIZER = frozenset({"draw", "speak"})
-"""Tasks whose pipelines find the tokenizers of their models themselves."""
+"""Tasks whose pipelines load the tokenizers of their components themselves."""
 
 SUGGESTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Fields of generation_config.json that hold where a request does not set them."""
+"""Fields of generation_config.json that are defaults of requests."""
 
 
 def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
@@ -44,8 +44,8 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         suggested = suggested_sampling(generation_defaults(container))
     if not architecture.tasks:
         raise Unsupported(
-            f"{path.name}: {architecture.name} cannot be served on its own; load a model that is "
-            "built on it"
+            f"{path.name}: {architecture.name} cannot be served on its own; load a model that "
+            "contains it"
         )
     model = ServedModel(
         settings=settings,
@@ -59,9 +59,9 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
 
 
 def with_tokenizer(model: ServedModel, plugins: PluginManager) -> ServedModel:
-    """The model with its tokenizer and its chat template, or those that the settings name.
+    """Return the model with its tokenizer and chat template, or those of the settings.
 
-    Weights of a dummy shape have the tokenizer of the reference beside them.
+    A model with dummy weights uses the tokenizer of the reference.
     """
     from dataclasses import replace
 
@@ -83,7 +83,7 @@ def with_tokenizer(model: ServedModel, plugins: PluginManager) -> ServedModel:
 
 
 def open_tokenizer(path: Path, plugins: PluginManager) -> Tokenizer:
-    """The tokenizer at a local path; that of a GGUF file is in its header."""
+    """Load the tokenizer of a local path; a GGUF file has it in its header."""
     if path.suffix != ".gguf":
         return load_tokenizer(path, plugins=plugins)
     with closing(open_container(path, plugins)) as container:
@@ -93,14 +93,14 @@ def open_tokenizer(path: Path, plugins: PluginManager) -> Tokenizer:
 def make_pipelines(
     model: ServedModel, engine: AsyncEngine, plugins: PluginManager
 ) -> dict[str, Any]:
-    """The pipelines of a model's tasks, by task; tasks without a pipeline are left out."""
+    """Return the pipelines of a model by task. Tasks without a pipeline are left out."""
     records = plugins.collect("pipelines")
     known: Collection[str] = [task for task in model.tasks if task in records]
     return {task: resolve(records[task].pipeline)(model, engine) for task in known}
 
 
 def name_of(settings: Settings) -> str:
-    """The name of a model in requests. It is never a path, which would reveal folders here."""
+    """Return the name of a model in requests. It is never a path: that would reveal folders."""
     reference = settings.dummy_weights or settings.reference or STARTER
     if settings.name:
         return settings.name
@@ -111,7 +111,7 @@ def name_of(settings: Settings) -> str:
 
 
 def suggested_sampling(config: Mapping[str, Any]) -> dict[str, float]:
-    """The sampling that a generation_config.json suggests, as fields of `Sampling`."""
+    """Return the sampling of a generation_config.json, as fields of `Sampling`."""
     if config.get("do_sample") is False:
         return {"temperature": 0.0}
     return {name: config[name] for name in SUGGESTED if isinstance(config.get(name), int | float)}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
-    from ostro.entrypoints.python import LocalModel
+    from ostro.entrypoints.local_model import LocalModel
 
 NAME = "adapter"
 SHOWN = 3

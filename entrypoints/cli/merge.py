@@ -73,14 +73,14 @@ def write(
     from ostro.core.load.planning import plan_model
     from ostro.core.load.saving import refuse_existing
     from ostro.core.records import resolve
-    from ostro.entrypoints.merge import merged
+    from ostro.entrypoints.merge import merge_adapters
 
     refuse_existing(folder)
     adapters = {
         name: (read_weights(locate(name, settings, plugins), plugins), scale)
         for name, scale in shares.items()
     }
-    found = merged(
+    found = merge_adapters(
         plan_model(find(settings, plugins), settings, plugins, open_probe), adapters, folder
     )
     progress = WriteProgress()

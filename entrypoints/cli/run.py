@@ -16,7 +16,7 @@ from ostro.entrypoints.cli.options import add_adapter_options, add_model_options
 if TYPE_CHECKING:
     from ostro.core.load.weights import Progress
     from ostro.core.media import Prompt
-    from ostro.entrypoints.python import LocalModel, Piece
+    from ostro.entrypoints.local_model import LocalModel, Piece
 
 ADAPTER = """\
 /adapter              list the adapters and their scales

@@ -63,7 +63,8 @@ if TYPE_CHECKING:
         resolve,
     )
     from ostro.core.step import Features, Medium, Step
-    from ostro.entrypoints.python import LocalModel, load, tokenizer
+    from ostro.entrypoints.local_model import LocalModel
+    from ostro.entrypoints.python import load, tokenizer
 
 _MODULES = ("caches", "checkpoints", "config", "errors", "nn", "ops", "pipelines", "testing")
 _NAMES = {
@@ -82,7 +83,8 @@ _NAMES = {
     "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings TensorInfo "
     "TokenizerFormat TokenizerSource resolve",
     "ostro.core.step": "Features Medium Step",
-    "ostro.entrypoints.python": "LocalModel load tokenizer",
+    "ostro.entrypoints.local_model": "LocalModel",
+    "ostro.entrypoints.python": "load tokenizer",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

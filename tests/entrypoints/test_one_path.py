@@ -22,7 +22,7 @@ from tiny.vision import make_vision
 import ostro
 from ostro.core.records import STARTER, Settings
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.python import LocalModel, Piece
+from ostro.entrypoints.local_model import LocalModel, Piece
 
 EXACT: dict[str, Any] = {"dtype": "float32", "deterministic": True, "threads": 1}
 ADAPTERS = tuple(f"{name}=starter/{name}" for name in ("pirate", "french", "shout"))

@@ -23,7 +23,8 @@ from ostro.core.errors import (
     UsageError,
 )
 from ostro.core.records import Settings
-from ostro.entrypoints.python import LocalModel, load_text
+from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python import load_text
 from ostro.plugins.conformance.parity import BAR, deviation
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -236,7 +237,7 @@ def test_a_prompt_that_is_none(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"contxt": 5}, "no setting contxt; there are reference, arch"),
+        ({"contxt": 5}, "unknown setting contxt; expected reference, arch"),
         ({"context": "long"}, r"`int \| null`, got `str` - at `\$\.context`"),
         ({"context": 0}, "--context 0"),
         ({"max_seqs": 0}, "--max-seqs 0"),
@@ -359,5 +360,5 @@ def test_a_tokenizer_comes_alone(tiny: Path, tmp_path: Path) -> None:
         ids = words.encode("hello <|im_end|> world")
         assert words.decode(ids) == "hello <|im_end|> world"
         assert words.vocab_size == 302 and words.eos_ids
-    with pytest.raises(UsageError, match="no setting offlin"):
+    with pytest.raises(UsageError, match="unknown setting offlin"):
         ostro.tokenizer(tiny, offlin=True)

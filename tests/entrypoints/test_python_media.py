@@ -16,7 +16,7 @@ from tiny.vision import answer, make_vision
 
 import ostro
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError
-from ostro.entrypoints.python import LocalModel
+from ostro.entrypoints.local_model import LocalModel
 
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 PROMPT = f"<|im_start|>user\n{SEEN}hello<|im_end|>\n<|im_start|>assistant\n"
@@ -115,7 +115,7 @@ BAD: list[tuple[dict[str, Any], type[OstroError], str]] = [
     ({"type": "video", "video": np.zeros((8, 8, 3), np.uint8)}, RequestError, "frames, height"),
     ({"type": "video", "video": np.zeros((0, 8, 8, 3), np.uint8)}, RequestError, "frames, height"),
     ({"type": "audio", "audio": np.zeros((2, 8))}, RequestError, r"float32 \[n\]"),
-    ({"type": "audio", "audio": np.zeros(8, np.int16)}, RequestError, "not int16"),
+    ({"type": "audio", "audio": np.zeros(8, np.int16)}, RequestError, "got int16"),
     ({"type": "audio", "audio": np.zeros(8, np.float32)}, Unsupported, "does not support audio"),
 ]
 

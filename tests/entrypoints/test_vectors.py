@@ -16,7 +16,7 @@ from tiny.trained import train
 
 import ostro
 from ostro.core.errors import AdapterNotFound, ContextLengthExceeded, RequestError, UsageError
-from ostro.entrypoints.python import LocalModel
+from ostro.entrypoints.local_model import LocalModel
 
 TEXTS = ["hello world", "a", "hello hello hello world"]
 
@@ -75,9 +75,9 @@ def test_what_cannot_run_is_refused(bert: tuple[LocalModel, Any]) -> None:
         model.embed(["a", "hello world " * 100])
     with pytest.raises(RequestError, match="no prompt 'query'; there are none"):
         model.embed("a", prompt="query")
-    with pytest.raises(UsageError, match="does embed, not rerank"):
+    with pytest.raises(UsageError, match="supports embed, not rerank"):
         model.rerank("a", ["b"])
-    with pytest.raises(UsageError, match="makes no text: it does embed"):
+    with pytest.raises(UsageError, match="does not generate text: it supports embed"):
         from ostro.core.records import Settings
         from ostro.entrypoints.python import load_text
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import ostro
-from ostro.entrypoints.python import LocalModel
+from ostro.entrypoints.local_model import LocalModel
 
 pytestmark = [
     pytest.mark.slow,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import ostro as package
 from ostro.core.errors import AdapterError, Unsupported, UsageError
-from ostro.entrypoints.python import LocalModel
+from ostro.entrypoints.local_model import LocalModel
 from ostro.plugins.checkpoints.safetensors import write as writer
 
 pytestmark = [
@@ -270,10 +270,10 @@ def refused(ostro: Ostro, base: Path, adapter: str, tmp_path: Path) -> tuple[int
     ("config", "more", "said"),
     [
         ({"modules_to_save": ["lm_head"]}, "=0.5", "scale 1 alone"),
-        ({"lora_bias": True}, "", "a bias (lora_bias) where the base has none"),
+        ({"lora_bias": True}, "", "a bias (lora_bias) for a linear without one"),
         ({"alora_invocation_tokens": [5, 6]}, "", "activated LoRA"),
         ({}, "=inf", "expected REF or REF=SCALE"),
-        ({}, "=1e39", "is no number; use smaller scales"),
+        ({}, "=1e39", "contains NaN or Inf after merging"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(
@@ -323,4 +323,4 @@ def test_x_lora_is_refused(bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path)
     tensors = {f"{name}.weight": torch.ones(1, 32), f"{name}.bias": torch.ones(1)}
     save_file(tensors, folder / "adapter_model.safetensors")
     code, told = refused(ostro, bases("llama")[0], str(folder), tmp_path)
-    assert code == AdapterError.exit_code and "X-LoRA mixes its members anew" in told
+    assert code == AdapterError.exit_code and "X-LoRA computes its scalings per token" in told

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from tiny.model import TEMPLATE, make_model
 
-from ostro.entrypoints.python import LocalModel, Piece, load
+from ostro.entrypoints.local_model import LocalModel, Piece
+from ostro.entrypoints.python import load
 
 GREEDY = ("--temperature", "0", "-n", "12")
 

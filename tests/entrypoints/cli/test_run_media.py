@@ -10,7 +10,8 @@ from tiny.pictures import asked, picture, saved
 from tiny.vision import make_vision
 
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError
-from ostro.entrypoints.python import LocalModel, load
+from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python import load
 
 GREEDY = ("--temperature", "0", "-n", "12", "--dtype", "float32")
 

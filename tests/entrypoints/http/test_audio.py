@@ -18,7 +18,7 @@ from tiny.whisper import make_whisper, sound
 
 import ostro
 from ostro.core.records import Settings
-from ostro.entrypoints.python import LocalModel
+from ostro.entrypoints.local_model import LocalModel
 
 COLD = {"language": "en", "temperature": "0.0001"}
 """A temperature at which the likeliest is drawn, and nothing is tried again."""

@@ -18,7 +18,7 @@ from tiny.vision import answer, make_vision
 
 import ostro
 from ostro.core.records import Settings
-from ostro.entrypoints.python import LocalModel
+from ostro.entrypoints.local_model import LocalModel
 
 CHAT = "/v1/chat/completions"
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"

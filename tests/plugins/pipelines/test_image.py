@@ -24,7 +24,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.python import LocalModel
+from ostro.entrypoints.local_model import LocalModel
 
 ASKED: dict[str, Any] = {"width": 32, "height": 48, "steps": 3, "seed": 7, "guidance": 2.0}
 PROMPT = "hello world"
@@ -190,7 +190,7 @@ def test_http_draws_the_same(server: Real, expected: list[np.ndarray]) -> None:
         assert refused.status_code in (400, 404, 501), refused.text
         assert said in refused.json()["error"]["message"]
     chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
-    assert chat.status_code == 400 and "does draw, not text" in chat.text
+    assert chat.status_code == 400 and "supports draw, not text" in chat.text
     assert server.post("/v1/images/generations", **asked).status_code == 200
 
 

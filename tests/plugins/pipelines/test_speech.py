@@ -27,7 +27,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.python import LocalModel
+from ostro.entrypoints.local_model import LocalModel
 from ostro.plugins.pipelines.speech.sound import Sound
 
 TEXT = "[S1] Hello. [S2] Hello!"
@@ -242,7 +242,7 @@ def test_http_says_the_same(server: Real, expected: np.ndarray) -> None:
     absent = server.post(path, **asked, response_format="wav", adapters=["nobody"])
     assert absent.status_code == 404 and "'nobody'" in absent.text
     chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
-    assert chat.status_code == 400 and "does speak, not text" in chat.text
+    assert chat.status_code == 400 and "supports speak, not text" in chat.text
     again = server.post(path, **asked, response_format="wav")
     assert again.content == answer.content
 

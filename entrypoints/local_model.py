@@ -1,0 +1,439 @@
+"""The model object of the Python API: generate, stream, embed, transcribe, draw, load adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from msgspec.structs import replace
+
+from ostro.core.engine.request import AdapterRef, TokenLogprobs, TokenOutput
+from ostro.core.errors import UsageError
+from ostro.core.ipc.local import LocalClient, LocalEngine
+from ostro.core.ipc.messages import AdapterInfo, Requantize
+from ostro.core.media import Inputs, Prompt
+from ostro.core.media.parts import split_media
+from ostro.core.pipeline import Continuation, ServedModel, TextPipeline
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import resolve
+from ostro.core.tokenizer import Tokenizer
+from ostro.entrypoints.media import make_item
+from ostro.entrypoints.open import make_pipelines
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostro.core.adapters.adapter import Mixture
+    from ostro.core.adapters.registry import Registry
+    from ostro.core.engine.engine import Engine
+    from ostro.core.load.model import LoadedModel
+
+T = TypeVar("T")
+
+Adapters = Sequence[str] | Mapping[str, float]
+"""Names of adapters, or their scales by name."""
+
+PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | Prompt
+"""Text, messages ({"role": ..., "content": ...}) with media among their parts, or token ids."""
+
+Progress = Callable[[int, int], None]
+"""Receives the bytes of weights read so far, and their total."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One item of a stream: new text (may be empty), its token, and its log-probabilities.
+
+    Text that may begin a stop string is delayed until it is decided. The last item of choice
+    `index` has the reason `finish` and no token.
+    """
+
+    text: str
+    token: int | None = None
+    finish: str | None = None
+    logprobs: TokenLogprobs | None = None
+    index: int = 0
+
+
+class LocalModel:
+    """A loaded model and its engine in this process. Close it, or use it in a `with`.
+
+    Methods by task: `generate` and `stream` text, `embed`, `rerank`, `classify`, `transcribe`,
+    `speak`, `draw`. Each raises UsageError if the model does not support the task. Only one thread
+    at a time may use it.
+    """
+
+    def __init__(
+        self, model: ServedModel, plugins: PluginManager, progress: Progress | None = None
+    ) -> None:
+        """Load the weights of a model. Raises an OstroError if they cannot be loaded."""
+        from ostro.core.engine.start import open_engine
+
+        def report(what: str, done: int, total: int) -> None:
+            if progress is not None and what == "reading weights":
+                progress(done, total)
+
+        engine, _ = open_engine([model.load], plugins, report, warm=False)
+        self.plugins, self.settings, self.name = plugins, model.settings, model.name
+        self.models, self.local, self.closed = engine, LocalEngine(engine), False
+        self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self.lock, self.model = threading.Lock(), model
+        try:
+            self.model = model.ready(engine.first.facts)
+            self.pipelines = make_pipelines(self.model, LocalClient(self.local), plugins)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The supported tasks, the default first."""
+        return tuple(self.pipelines)
+
+    @property
+    def path(self) -> Path:
+        """The path of the model's files."""
+        return self.model.path
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises CheckpointError if the model's files contain none."""
+        return self.model.require_tokenizer()
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model with its weights."""
+        loaded = self.models.first.loaded
+        assert loaded is not None, "`open_engine` sets it"
+        return loaded
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. Raises UsageError if the model generates no tokens."""
+        engine = self.models.first.tokens
+        if engine is None:
+            raise UsageError(f"{self.name} supports {', '.join(self.tasks)}; it has no text engine")
+        return engine
+
+    @property
+    def registry(self) -> Registry:
+        """The registry of this model's adapters."""
+        registry = self.models.first.registry
+        assert registry is not None, "`open_engine` makes one"
+        return registry
+
+    @property
+    def explain(self) -> list[str]:
+        """Selected plugins and kernels, one line each."""
+        return self.loaded.explain
+
+    @property
+    def suggested(self) -> dict[str, Any]:
+        """The default sampling parameters, from the model's generation config."""
+        return dict(self.model.sampling)
+
+    @overload
+    def generate(
+        self, x: PromptLike, *, adapters: Adapters = (), n: None = None, **sampling: Any
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, x: PromptLike, *, adapters: Adapters = (), n: int, **sampling: Any
+    ) -> list[str]: ...
+
+    def generate(
+        self, x: PromptLike, *, adapters: Adapters = (), n: int | None = None, **sampling: Any
+    ) -> str | list[str]:
+        """Generate the answer to a prompt, or with `n` a list of n. See `stream` for arguments."""
+        given = sampling if n is None else {**sampling, "n": n}
+        texts: dict[int, list[str]] = {}
+        for piece in self.stream(x, adapters=adapters, **given):
+            texts.setdefault(piece.index, []).append(piece.text)
+        answers = ["".join(texts[index]) for index in sorted(texts)]
+        return answers[0] if n is None else answers
+
+    def stream(
+        self, x: PromptLike, *, adapters: Adapters = (), **sampling: Any
+    ) -> Generator[Piece]:
+        """Yield the answer to a prompt while it is generated, one item per token.
+
+        `sampling` are fields of `Sampling`. Missing ones are taken from `suggested`, then from the
+        same defaults as over HTTP. `adapters` are names, or scales by name: {"sql": 0.5,
+        "style": 0.7}. Closing the generator aborts the request. Several streams may be open at
+        once. Raises UsageError, RequestError or AdapterError.
+        """
+        text = self.text
+        rules = text.sampling(sampling)
+        if rules.prompt_logprobs is not None:
+            raise UsageError("prompt_logprobs: use logits(), which returns all positions")
+        prompt = self.prompt(x, adapters=adapters)
+        continued = text.prepare(prompt, rules, adapters=adapter_refs(adapters))
+        ended: set[int] = set()
+        with closing(self.local.generate(continued.request)) as outputs:
+            for output in outputs:
+                if output.index in ended:
+                    continue
+                for piece in pieces_of(continued, output):
+                    if piece.finish is not None:
+                        ended.add(piece.index)
+                        if output.finish is None:  # a stop string; the engine sees tokens only
+                            self.engine.abort(output.id, output.index)
+                    yield piece
+                if continued.done:
+                    return
+
+    def encode(
+        self, x: PromptLike, *, tools: Sequence[Any] | None = None, **options: Any
+    ) -> list[int]:
+        """Return the token ids of a prompt. The chat template formats messages."""
+        return self.prompt(x, tools=tools, **options).tokens
+
+    def prompt(
+        self,
+        x: PromptLike,
+        *,
+        tools: Sequence[Any] | None = None,
+        adapters: Adapters = (),
+        **options: Any,
+    ) -> Prompt:
+        """Return the token ids of a prompt, with the media of its messages.
+
+        `options` are variables of the chat template: the model's, or that of the only adapter if
+        it has one. Raises Unsupported for media that the model does not support.
+        """
+        if isinstance(x, Prompt):
+            return x
+        if isinstance(x, str):
+            return Prompt(tokens=self.tokenizer.encode(x))
+        try:
+            items: list[Any] = list(x)
+            if not items or not isinstance(items[0], Mapping):
+                return Prompt(tokens=[index(token) for token in items])
+        except TypeError as error:
+            raise UsageError(f"expected text, messages or token ids as prompt: {error}") from None
+        messages, media = split_media(items)
+        self.text.check_media(media)
+        template = self.template_of(adapter_refs(adapters))
+        tokens = self.text.encode_chat(messages, tools=tools, options=options, template=template)
+        if not media:
+            return Prompt(tokens=tokens)
+        assert self.inputs is not None, "`check_media` rejects media of text-only models"
+        return self.inputs.place(tokens, [make_item(medium, self.inputs) for medium in media])
+
+    def logits(self, x: PromptLike, *, adapters: Adapters = ()) -> Tensor:
+        """Return logits [T, vocab] float32 of every position of a prompt."""
+        self.check_open()
+        prompt = self.prompt(x, adapters=adapters)
+        return self.engine.logits(prompt, self.mixture(adapters, prompt.tokens))
+
+    @property
+    def text(self) -> TextPipeline:
+        """The text pipeline. Raises UsageError if the model is closed or generates no text."""
+        pipeline: TextPipeline = self.pipeline("text")
+        return pipeline
+
+    @cached_property
+    def inputs(self) -> Inputs | None:
+        """Converts media to items of prompts; None if the model supports no media."""
+        named = self.model.architecture.inputs
+        return None if named is None else resolve(named)(self.model.raw_config, self.model.path)
+
+    def embed(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        adapters: Adapters = (),
+    ) -> Tensor:
+        """Return one embedding per text: [n, d] float32.
+
+        `prompt` names a prompt of the model's config to prepend to every text. `dimensions`
+        truncates and re-normalises (Matryoshka). `adapters` are names, or scales by name. Raises
+        UsageError, RequestError or AdapterError.
+        """
+        import torch
+
+        pipeline, refs = self.pipeline("embed"), adapter_refs(adapters)
+        texts = [inputs] if isinstance(inputs, str) else list(inputs)
+        work = pipeline.embed(texts, prompt=prompt, dimensions=dimensions, adapters=refs)
+        return torch.tensor(self.wait(work)[0])
+
+    def rerank(self, query: str, documents: Sequence[str], *, adapters: Adapters = ()) -> list[Any]:
+        """Return `index` and `score` of the documents, the most relevant to the query first."""
+        pipeline, refs = self.pipeline("rerank"), adapter_refs(adapters)
+        return list(self.wait(pipeline.rerank(query, documents, adapters=refs))[0])
+
+    def classify(
+        self, inputs: str | Sequence[str], *, adapters: Adapters = ()
+    ) -> list[dict[str, float]]:
+        """Return the probability of every label, per text."""
+        pipeline, refs = self.pipeline("classify"), adapter_refs(adapters)
+        texts = [inputs] if isinstance(inputs, str) else list(inputs)
+        return list(self.wait(pipeline.classify(texts, adapters=refs))[0])
+
+    def transcribe(self, audio: Any, *, adapters: Adapters = (), **options: Any) -> Any:
+        """Transcribe a file, the bytes of one, or samples float32 [n] at 16 kHz.
+
+        Returns a transcript with `text`, `language` and `segments`. `options` are the pipeline's.
+        """
+        pipeline, refs = self.pipeline("transcribe"), adapter_refs(adapters)
+        return self.wait(pipeline.transcribe(audio, adapters=refs, **options))
+
+    def speak(self, text: str, *, adapters: Adapters = (), **options: Any) -> Any:
+        """Synthesize speech: `samples` float32 [n] at `rate`, with `save(path)`."""
+        pipeline, refs = self.pipeline("speak"), adapter_refs(adapters)
+        return self.wait(pipeline.speak(text, adapters=refs, **options))
+
+    def draw(
+        self,
+        prompt: str,
+        *,
+        adapters: Adapters = (),
+        progress: Callable[[int, int, list[Any]], None] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Generate PIL images. `progress` receives (completed steps, total steps, previews)."""
+        options["adapters"] = adapter_refs(adapters)
+        return self.wait(self.pipeline("draw").draw(prompt, progress=progress, **options))
+
+    def pipeline(self, task: str) -> Any:
+        """Return the pipeline of a task. Raises UsageError if there is none, and after `close`."""
+        self.check_open()
+        if task not in self.pipelines:
+            raise UsageError(f"{self.name} supports {', '.join(self.tasks)}, not {task}")
+        return self.pipelines[task]
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a pipeline's coroutine to its end; it steps the engine while it waits."""
+        with self.lock:
+            return outside_loop(lambda: self.runner.run(work))
+
+    def load_adapter(
+        self, name: str, reference: str | Path, *, inplace: bool = False, pinned: bool = False
+    ) -> AdapterInfo:
+        """Load an adapter, check that it has an effect, and register it under a name.
+
+        `inplace` replaces the adapter of a name in use; running requests keep the old one. Raises
+        AdapterError.
+        """
+        self.check_open()
+        fields = {"name": name, "reference": str(reference), "inplace": inplace, "pinned": pinned}
+        self.local.adapt("load", **fields)
+        return next(info for info in self.adapters if info.name == name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Running requests keep it. Raises AdapterNotFound."""
+        self.check_open()
+        self.local.adapt("unload", name=name)
+
+    @property
+    def adapters(self) -> list[AdapterInfo]:
+        """All adapters, with their norms."""
+        return self.registry.facts(norms=True)
+
+    def mixture(self, adapters: Adapters, tokens: Sequence[int]) -> Mixture:
+        """Return the mixture of adapters, loading them if necessary; see `Registry.mixture`."""
+        refs = adapter_refs(adapters)
+        for each in refs:
+            self.read_adapter(each.name)
+        return self.registry.mixture(refs, tokens)
+
+    def read_adapter(self, name: str) -> None:
+        """Load an adapter if it is not loaded. Raises AdapterError."""
+        alias = self.registry.aliases.get(name)
+        if alias is None or alias.generation not in self.registry.store:
+            self.local.adapt("read", name=name)
+
+    def template_of(self, refs: Sequence[AdapterRef]) -> str | None:
+        """Return the chat template of the only adapter, None if it has none."""
+        if len(refs) != 1 or not refs[0].scale:
+            return None
+        self.read_adapter(refs[0].name)
+        generation = self.registry.find(refs[0].name).generation
+        return self.registry.store[generation or ""].template
+
+    def requantize(self, quant: str | None = None, *, topology: str | None = None) -> list[str]:
+        """Reload the weights from the checkpoint in other formats. Return `explain`.
+
+        `quant` and `topology` are as in `Settings`; without both, use the checkpoint's formats.
+        Raises UsageError while a stream is open, and for unknown formats.
+        """
+        self.check_open()
+        if self.local.received:
+            raise UsageError("a stream is open; exhaust or close it first")
+        command = Requantize(id="", model=self.name, quant=quant, topology=topology)
+        return self.models.requantize(command, lambda *step: None)
+
+    def close(self) -> None:
+        """Stop the engine and close the files. A second call has no effect."""
+        if self.closed:
+            return
+        self.closed = True
+        self.local.close(UsageError(f"{self.name} is closed; load it again"))
+        self.loaded.container.close()
+        self.model.close()
+        outside_loop(self.runner.close)
+
+    def check_open(self) -> None:
+        """Raise UsageError after `close`."""
+        if self.closed:
+            raise UsageError(f"{self.name} is closed; load it again")
+
+    def __enter__(self) -> LocalModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def pieces_of(continued: Continuation, output: TokenOutput) -> list[Piece]:
+    """Return the items of a stream for an output: one per token, and one at the end of a choice."""
+    pieces, index = list[Piece](), output.index
+    for i, token in enumerate(output.tokens):
+        logprobs = None if output.logprobs is None else output.logprobs[i : i + 1]
+        deltas = continued.add(replace(output, tokens=[token], logprobs=logprobs, finish=None))
+        text = "".join(delta.text for delta in deltas)
+        pieces.append(Piece(text, token, logprobs=logprobs[0] if logprobs else None, index=index))
+        if deltas and deltas[-1].finish is not None:
+            return [*pieces, Piece("", finish=deltas[-1].finish, index=index)]
+    if output.finish is not None:
+        deltas = continued.add(replace(output, tokens=[], logprobs=None))
+        text = "".join(delta.text for delta in deltas)
+        finish = deltas[-1].finish if deltas else output.finish
+        pieces.append(Piece(text, finish=finish, index=index))
+    return pieces
+
+
+def outside_loop(work: Callable[[], T]) -> T:
+    """Call `work`, which runs an event loop; in a new thread if this one already runs a loop.
+
+    Notebooks run their cells inside an event loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1, "ostro") as thread:
+        return thread.submit(work).result()
+
+
+def adapter_refs(adapters: Adapters) -> tuple[AdapterRef, ...]:
+    """Convert adapters to those of a request. Raises UsageError for malformed ones."""
+    pairs = adapters.items() if isinstance(adapters, Mapping) else [(a, 1.0) for a in adapters]
+    if isinstance(adapters, str):
+        raise UsageError(f"adapters={adapters!r}: expected [{adapters!r}], or a scale by name")
+    try:
+        return tuple(AdapterRef(name=str(name), scale=float(scale)) for name, scale in pairs)
+    except (TypeError, ValueError):
+        message = f"adapters={adapters!r:.100}: expected names, or a scale by name"
+        raise UsageError(message) from None
