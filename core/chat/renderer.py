@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import selectors
 import signal
-import struct
-import subprocess
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ostro.core.errors import Overloaded, TemplateError
+from ostro.core.worker import WorkerProcess
 
 TIMEOUT = 1.0
 """Limit on the processor time of one rendering, in seconds."""
@@ -45,9 +41,7 @@ class Renderer:
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
-        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self.worker = WorkerProcess()
 
     def render(self, source: str, context: dict[str, Any], limit: int) -> str:
         """Render `source` to at most `limit` characters.
@@ -71,23 +65,19 @@ class Renderer:
     def close(self) -> None:
         """End the process."""
         with self._lock:
-            self._stop()
+            self.worker.stop()
 
     def _exchange(self, data: bytes) -> dict[str, Any]:
         """Send a request and return its reply; a process that has died is replaced once."""
-        message = struct.pack(">I", len(data)) + data
         for _ in range(2):
-            process = self._start()
-            assert process.stdin is not None and process.stdout is not None
+            self._start()
+            deadline = time.monotonic() + self.timeout * PATIENCE
             try:
-                process.stdin.write(message)
-                process.stdin.flush()
-                reply: dict[str, Any] = json.loads(
-                    _read(process.stdout.fileno(), self.timeout * PATIENCE)
-                )
+                self.worker.send(data, deadline)
+                reply: dict[str, Any] = json.loads(self.worker.receive(deadline))
                 return reply
             except TimeoutError:
-                self._stop()
+                self.worker.stop()
                 if LATE:  # within its processor time: the process is stopped or starved
                     raise Overloaded(
                         "the process that renders chat templates did not answer within "
@@ -95,74 +85,29 @@ class Renderer:
                     ) from None
                 late = True
             except (BrokenPipeError, EOFError):
-                late = process.wait() == -LATE
-            self._stop()
+                late = self.worker.wait() == -LATE
+            self.worker.stop()
             if late:
                 raise TemplateError(
                     f"the chat template took longer than {self.timeout:g} s to render"
                 )
         raise TemplateError("the chat template crashes the process that renders it")
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._owner == os.getpid():
-            return self._process
+    def _start(self) -> None:
+        """Start the process unless it runs. Raises Overloaded if it does not get ready."""
+        if self.worker.running:
+            return
+        # An isolated process with the import path of this one as its argument.
         path = json.dumps([entry for entry in sys.path if entry])
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WORKER), path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"TZ": os.environ["TZ"]} if "TZ" in os.environ else {},
-        )
-        self._process, self._owner = process, os.getpid()
-        self._finalizer = weakref.finalize(self, _kill, process, os.getpid())
-        assert process.stdout is not None
+        zone = {"TZ": os.environ["TZ"]} if "TZ" in os.environ else {}
+        self.worker.start([sys.executable, "-I", "-S", str(WORKER), path], zone)
         try:
-            _read(process.stdout.fileno(), START)
+            self.worker.receive(time.monotonic() + START)
         except (TimeoutError, EOFError):
-            self._stop()
+            self.worker.stop()
             raise Overloaded(
                 "the process that renders chat templates did not start; try again"
             ) from None
-        return process
-
-    def _stop(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
-        self._process = self._finalizer = None
-
-
-def _kill(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a process; in a fork of its parent, do nothing."""
-    if os.getpid() != owner:
-        return
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
-
-def _read(pipe: int, timeout: float) -> bytes:
-    """Read one message. Raises TimeoutError, and EOFError if the writer has ended."""
-    deadline = time.monotonic() + timeout
-    (size,) = struct.unpack(">I", _read_exactly(pipe, 4, deadline))
-    return _read_exactly(pipe, size, deadline)
-
-
-def _read_exactly(pipe: int, size: int, deadline: float) -> bytes:
-    parts = []
-    with selectors.DefaultSelector() as ready:
-        ready.register(pipe, selectors.EVENT_READ)
-        while size:
-            if not ready.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
-            part = os.read(pipe, min(size, 1 << 20))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-    return b"".join(parts)
 
 
 RENDERER = Renderer()

@@ -1,7 +1,7 @@
 """The process that renders chat templates: sandboxed, with limits on memory and processor time.
 
 It runs as a script with the parent's import path as its argument and imports jinja2 only. Requests
-and replies on stdin and stdout are JSON after a length of four bytes.
+and replies on stdin and stdout are JSON in the frames of `core/worker.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[1])
 
 import signal
-import struct
 import traceback
 from datetime import datetime
 from functools import lru_cache
@@ -148,13 +147,13 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_resources()
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    replies.write(struct.pack(">I", 0))
+    replies.write((0).to_bytes(8, "little"))
     replies.flush()
-    while head := requests.read(4):
-        (size,) = struct.unpack(">I", head)
+    while head := requests.read(8):
+        size = int.from_bytes(head, "little")
         reply = json.dumps(answer(requests.read(size))).encode()
         limit_time(0)
-        replies.write(struct.pack(">I", len(reply)) + reply)
+        replies.write(len(reply).to_bytes(8, "little") + reply)
         replies.flush()
 
 

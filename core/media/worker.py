@@ -7,13 +7,10 @@ is killed.
 from __future__ import annotations
 
 import os
-import select
-import subprocess
 import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -27,6 +24,7 @@ from ostro.core.errors import OstroError, Overloaded, RequestError
 from ostro.core.media.items import Array, Inputs, Item, Prompt, sweep
 from ostro.core.media.parts import check_count
 from ostro.core.records import Import, resolve
+from ostro.core.worker import WorkerProcess, frame
 
 if TYPE_CHECKING:
     from ostro.core.media.sound import Samples
@@ -114,13 +112,12 @@ class MediaWorker:
         self.closed = False
         self.threads = ThreadPoolExecutor(THREADS, "ostro-media")
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: Callable[[], object] | None = None
+        self._worker = WorkerProcess(sweep)
 
     @property
     def pid(self) -> int | None:
         """The id of the process, None before it starts."""
-        return None if self._process is None else self._process.pid
+        return self._worker.pid
 
     def prepare(self, tokens: Sequence[int], sources: Sequence[MediaSource]) -> Prompt:
         """Place media in a prompt; large arrays stay in shared memory.
@@ -152,7 +149,7 @@ class MediaWorker:
                 if isinstance(reply, AudioReply):
                     return AudioReply(samples=reply.samples.read())
             except (OSError, EOFError, TimeoutError) as error:
-                self._stop()
+                self._worker.stop()
                 if self.closed:
                     raise Overloaded(GONE) from None
                 late = isinstance(error, TimeoutError)
@@ -166,10 +163,9 @@ class MediaWorker:
     def close(self) -> None:
         """End the process. Requests that run or wait fail with Overloaded."""
         self.closed = True
-        if self._process is not None:
-            self._process.kill()  # the thread that waits for a reply fails and releases the lock
+        self._worker.kill()  # the thread that waits for a reply fails and releases the lock
         with self._lock:
-            self._stop()
+            self._worker.stop()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _exchange(self, data: bytes) -> bytes:
@@ -177,72 +173,18 @@ class MediaWorker:
         deadline = time.monotonic() + SECONDS
         if self.closed:
             raise Overloaded(GONE)
-        if self._process is None or self._process.poll() is not None:
-            self._start()
+        if not self._worker.running:
+            self._worker.start([sys.executable, "-P", "-m", __name__], environment())
             setup = msgspec.msgpack.encode([self.inputs, self.raw, str(self.folder)])
-            self._write(setup, deadline)
-        self._write(data, deadline)
-        size = int.from_bytes(self._read(8, deadline), "little")
-        return self._read(size, deadline)
-
-    def _start(self) -> None:
-        self._stop()
-        paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self._end = weakref.finalize(self, end, self._process)
-
-    def _write(self, data: bytes, deadline: float) -> None:
-        """Write a frame: the length and the data."""
-        assert self._process is not None and self._process.stdin is not None
-        pipe, left = self._process.stdin.fileno(), memoryview(frame(data))
-        while left:
-            wait_for(pipe, select.POLLOUT, deadline)
-            left = left[os.write(pipe, left) :]
-
-    def _read(self, size: int, deadline: float) -> bytes:
-        assert self._process is not None and self._process.stdout is not None
-        pipe, parts = self._process.stdout.fileno(), bytearray()
-        while len(parts) < size:
-            wait_for(pipe, select.POLLIN, deadline)
-            part = os.read(pipe, min(size - len(parts), 1 << 20))
-            if not part:
-                raise EOFError
-            parts += part
-        return bytes(parts)
-
-    def _stop(self) -> None:
-        if self._end is not None:
-            self._end()
-        self._process = self._end = None
+            self._worker.send(setup, deadline)
+        self._worker.send(data, deadline)
+        return self._worker.receive(deadline)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-    sweep(process.pid)
-
-
-def wait_for(pipe: int, event: int, deadline: float) -> None:
-    """Wait until a pipe can be read or written. Raises TimeoutError."""
-    poll = select.poll()
-    poll.register(pipe, event)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise TimeoutError
-
-
-def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "little") + data
+def environment() -> dict[str, str]:
+    """The environment of the worker: that of this process, with its import path."""
+    paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+    return {**os.environ, "PYTHONPATH": paths}
 
 
 # The worker process
