@@ -1,7 +1,7 @@
-"""The conformance kit: parity with a reference, mutants, and the grids of formats and adapters.
+"""The conformance kit: checks of an architecture against a reference implementation.
 
 The wheel contains the kit, so that third-party plugins pass the same checks as the built-in ones.
-The engine imports nothing of it. Names are imported on first use, because pytest loads
+The engine does not import it. Names are imported on first use, because pytest loads
 `conformance.plugin` in every run.
 """
 

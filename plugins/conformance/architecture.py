@@ -1,10 +1,10 @@
-"""The tests of an architecture, from its record alone.
+"""`ArchitectureTests`: a pytest class that runs every check of an architecture.
 
 class TestLlama(ArchitectureTests):
     name = "llama"
 
-Each check that is meant for the record is a test (`checks`). Without a `name` the class tests what
-`--ostro-arch` names.
+Each check that applies to the record is a test. A class without a `name` tests the architectures
+of `--ostro-arch`.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, Settings
 from ostro.plugins.conformance.checks import CHECKS, checks_of
 from ostro.plugins.conformance.decoder import RAGGED as RAGGED
-from ostro.plugins.conformance.outputs import Nudge as Nudge
+from ostro.plugins.conformance.outputs import NonzeroDelta as NonzeroDelta
 from ostro.plugins.conformance.outputs import unfuse as unfuse
 from ostro.plugins.conformance.parity import Subject, subject
 
 
 @cache
 def all_plugins(paths: tuple[str, ...] = ()) -> PluginManager:
-    """Every plugin in reach, and those in `paths`; found once."""
+    """All built-in and installed plugins, and those in `paths`; loaded once per process."""
     manager = PluginManager()
     manager.load(Settings(), paths)
     return manager
 
 
-def given(config: pytest.Config) -> PluginManager:
-    """The plugins of a test run: `--ostro-plugin` adds to those that are installed."""
+def loaded_plugins(config: pytest.Config) -> PluginManager:
+    """The plugins of a test run: the installed ones and those of `--ostro-plugin`."""
     return all_plugins(tuple(config.getoption("ostro_plugin", [])))
 
 
 class Case:
-    """The architecture called `name`, and its reference with re-initialised weights."""
+    """Fixtures: the plugins, and the subject of the architecture `name`."""
 
     name: ClassVar[str]
 
     @pytest.fixture(scope="class")
     @classmethod
     def plugins(cls, pytestconfig: pytest.Config) -> PluginManager:
-        return given(pytestconfig)
+        return loaded_plugins(pytestconfig)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -56,7 +56,7 @@ class Case:
 
 
 class ArchitectureTests(Case):
-    """Every check that is meant for the architecture called `name`."""
+    """One test per check that applies to the architecture `name`."""
 
     @classmethod
     def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
@@ -70,16 +70,16 @@ class ArchitectureTests(Case):
             ids = [f"{name}: {check}" for name, check in found]
             metafunc.parametrize(("tiny", "check"), found, ids=ids, indirect=["tiny"])
         else:
-            raise pytest.UsageError("which architecture? name it: --ostro-arch NAME")
+            raise pytest.UsageError("no architecture is named; add --ostro-arch NAME")
 
     def test_conforms(self, tiny: Subject, check: str) -> None:
         CHECKS[check].run(tiny)
 
 
 def checks(name: str, config: pytest.Config) -> list[str]:
-    """The names of the checks that are meant for an architecture."""
+    """The names of the checks that apply to an architecture."""
     try:
-        record: Architecture = given(config).get("architectures", name)
+        record: Architecture = loaded_plugins(config).get("architectures", name)
     except OstroError as error:
         raise pytest.UsageError(str(error)) from None
     return [check.name for check in checks_of(record)]

@@ -1,9 +1,9 @@
-"""Checks: what an architecture is held to, each a function of a `Subject` that fails or returns.
+"""The registry of checks: functions of a `Subject` that raise if an architecture is wrong.
 
-A check says for which records it is meant; further kinds of models bring checks of their own:
+`check` declares one, with a predicate that selects the records to which it applies:
 
     @check(lambda record: "image" in record.tasks)
-    def pictures_equal_the_reference(tiny: Subject) -> None: ...
+    def images_match_the_reference(tiny: Subject) -> None: ...
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ostro.core.records import Architecture
 from ostro.plugins.conformance.parity import Subject
 from ostro.plugins.conformance.parity import decodes as decodes
 
-Meant = Callable[[Architecture], bool]
+AppliesTo = Callable[[Architecture], bool]
 
 CHECK_MODULES = (
     "outputs",
@@ -30,58 +30,67 @@ CHECK_MODULES = (
     "adapters",
     "package",
 )
-"""The modules beside this one that hold our own checks."""
+"""The modules of this folder that declare checks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """`run` raises where the subject does not hold, and skips (`pytest.skip`) saying why."""
+    """`run` raises if the subject is wrong, and calls `pytest.skip` with a reason if it
+    cannot run.
+    """
 
     name: str
     run: Callable[[Subject], None]
-    meant: Meant
+    applies_to: AppliesTo
 
 
 CHECKS: dict[str, Check] = {}
-"""All checks by name, in the order in which they are made."""
+"""All checks by name, in the order of declaration."""
 
 
-def check(meant: Meant) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    """Make a function a check, named as it is, for records of which `meant` holds."""
+def check(
+    applies_to: AppliesTo,
+) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    """Declare a function as a check of the records for which `applies_to` is true.
+
+    Its name is that of the function, with spaces.
+    """
 
     def declare(run: Callable[[Subject], None]) -> Callable[[Subject], None]:
         name = run.__name__.replace("_", " ")
-        CHECKS[name] = Check(name=name, run=run, meant=meant)
+        CHECKS[name] = Check(name=name, run=run, applies_to=applies_to)
         return run
 
     return declare
 
 
 def checks_of(record: Architecture) -> list[Check]:
-    """The checks that are meant for a record."""
-    for home in CHECK_MODULES:
-        import_module(f"{__package__}.{home}")
-    return [check for check in CHECKS.values() if check.meant(record)]
+    """The checks that apply to a record."""
+    for module in CHECK_MODULES:
+        import_module(f"{__package__}.{module}")
+    return [check for check in CHECKS.values() if check.applies_to(record)]
 
 
 def every(record: Architecture) -> bool:
+    """True: the check applies to all architectures."""
     return True
 
 
 def encodes(record: Architecture) -> bool:
-    """Encoders of text: states or scores of whole inputs, without a cache."""
+    """Whether a record is a text encoder: hidden states or scores of whole inputs, no cache."""
     return not decodes(record) and bool({"embed", "classify", "rerank"} & {*record.tasks})
 
 
-def shows_media(record: Architecture) -> bool:
+def has_examples(record: Architecture) -> bool:
+    """Whether the record declares prompts with media."""
     return record.examples is not None
 
 
 def has_config(record: Architecture) -> bool:
-    """Whether a record's config is its plugin's: a body's is transformers' own."""
+    """Whether the plugin defines the config; the transformers backend uses that of transformers."""
     return not is_body(record)
 
 
-def answers(record: Architecture) -> bool:
-    """Whether there is one answer to compare with a reference's."""
+def has_outputs(record: Architecture) -> bool:
+    """Whether the model has logits, hidden states or scores to compare with a reference."""
     return decodes(record) or encodes(record)

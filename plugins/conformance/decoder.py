@@ -1,4 +1,4 @@
-"""Checks of a model that generates tokens: chunks, batches, captured steps, cache."""
+"""Checks of decoders: chunked prefill, batches, captured steps, prefix cache, preemption."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ostro.plugins.conformance.golden import Golden
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, greedy
 
 RAGGED = (1, 2, 7, 16, 17, 33, 50)
-"""Prompt lengths of one batch: below, at and past the transfers of blocks."""
+"""Prompt lengths of one batch: below, at and above multiples of the block size."""
 
 ROWS = (1, 7, 16, 23)
-"""Of chunks; where a medium has rows in the prompt, all up to one more than these as well."""
+"""Chunk sizes. Prompts with media are also cut at every size up to one above the media's."""
 
 
 @check(decodes)
@@ -33,14 +33,14 @@ def ragged_batches_match_single_sequences(tiny: Subject) -> None:
     together = greedy(tiny.engine(rows=40), prompts, 12)
     assert together == [greedy(tiny.engine(), [prompt], 12)[0] for prompt in prompts]
     count = 1 if isinstance(tiny.reference, Golden) else 12
-    for example, said in zip(tiny.examples, together[len(RAGGED) :], strict=True):
-        truth = tiny.truth_tokens(example, count)
-        assert said[: len(truth)] == truth
+    for example, generated in zip(tiny.examples, together[len(RAGGED) :], strict=True):
+        expected = tiny.reference_tokens(example, count)
+        assert generated[: len(expected)] == expected
 
 
 @check(decodes)
 def captured_loop_matches_eager(tiny: Subject) -> None:
-    """CUDA graphs where there is CUDA; elsewhere the same loop over poisoned inputs."""
+    """CUDA graphs on CUDA devices; elsewhere the same loop, with poisoned inputs between steps."""
     prompts = ragged(tiny)
     engine = tiny.engine(rows=40, replay=True)
     engine.runner.capture()
@@ -53,7 +53,7 @@ def prefix_cache_hits_do_not_change_outputs(tiny: Subject) -> None:
         engine = tiny.engine()
         first = greedy(engine, [example.prompt], 12)
         assert greedy(engine, [example.prompt], 12) == first
-        assert engine.stats().cached_tokens > 0, "nothing was found in the prefix cache"
+        assert engine.stats().cached_tokens > 0, "the prefix cache has no hit"
 
 
 @check(decodes)
@@ -62,20 +62,20 @@ def preemption_does_not_change_outputs(tiny: Subject) -> None:
         longest = max(len(prompt.tokens) for prompt in prompts) + 40
         crowded = tiny.engine(blocks=2 * (longest // 16 + 1) + 1)
         assert greedy(crowded, prompts, 40) == greedy(tiny.engine(), prompts, 40)
-        assert crowded.stats().preemptions > 0, "nothing was preempted"
+        assert crowded.stats().preemptions > 0, "no request was preempted"
         assert crowded.stats().blocks_used == 0
 
 
 def ragged(tiny: Subject) -> list[Prompt]:
-    """Beginnings of the first example, and all examples."""
+    """Prefixes of the first example of the lengths `RAGGED`, and all examples."""
     first = tiny.examples[0].prompt
     return [beginning(first, n) for n in RAGGED] + [example.prompt for example in tiny.examples]
 
 
 def crowds(tiny: Subject) -> Iterator[Sequence[Prompt]]:
-    """Six prompts at a time of which two have room: text alone, then those with media."""
-    seen = [example.prompt for example in tiny.examples if example.prompt.items]
-    if len(seen) < len(tiny.examples):
+    """Groups of six prompts, of which two fit the cache: text only, then prompts with media."""
+    with_media = [example.prompt for example in tiny.examples if example.prompt.items]
+    if len(with_media) < len(tiny.examples):
         yield [Prompt(tokens=tiny.prompt[i : i + 30]) for i in range(6)]
-    if seen:
-        yield (seen * 6)[:6]
+    if with_media:
+        yield (with_media * 6)[:6]

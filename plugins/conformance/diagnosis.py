@@ -1,8 +1,8 @@
-"""What is wrong with a model whose answer is not its reference's.
+"""Diagnosis of a model whose outputs differ from the reference: where, and which fix helps.
 
-Two questions are asked. Where does it begin: which is the first module, in the order of execution,
-whose inputs agree with the reference's and whose output does not? And what is it: which change of
-ours (`changes`, and the mutants that its record names) makes the two equal?
+The place is the first module, in order of execution, whose inputs match the reference's and whose
+output does not. The candidate fixes are `fixes.changes` and the mutants of the record; each is
+applied to our model, and those that make the outputs match are listed.
 """
 
 from __future__ import annotations
@@ -29,84 +29,89 @@ PLAIN = "plain compositions instead of fused kernels"
 
 
 @dataclass
-class Seen:
-    """What went through a module: each a list of tensors that may be what the other side has."""
+class ModuleTrace:
+    """The tensors of one module call; any of them may correspond to one of the other side."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]
 
 
 @dataclass
-class Compared:
-    """A module that both sides have: how far its inputs and its output are from the reference's."""
+class ModuleComparison:
+    """The deviations of a module's inputs and output from those of the reference's module."""
 
     path: str
     shape: tuple[int, ...]
-    before: float
-    after: float
+    input_off: float
+    output_off: float
 
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
-        return f"{self.path} [{shape}]: output off by {self.after:.2g}, inputs by {self.before:.2g}"
+        off = f"output off by {self.output_off:.2g}, inputs by {self.input_off:.2g}"
+        return f"{self.path} [{shape}]: {off}"
 
 
 @dataclass
 class Diagnosis:
-    """`off`: the answer's deviation; `seen`: the media of its prompt; `first`: where it begins;
-    `equal_if`: names of changes.
+    """`off` is the deviation of the outputs, `media` the kinds of media in the prompt, `first` the
+    first module that differs, `matching` the modules inside it that do not, `not_called` modules
+    that the forward pass omits, `fixes` the names of the changes that make the outputs match.
     """
 
     name: str
     std: float
     off: float
-    seen: tuple[str, ...] = ()
-    first: Compared | None = None
-    agreeing: list[str] = field(default_factory=list)
-    silent: list[str] = field(default_factory=list)
-    equal_if: list[str] = field(default_factory=list)
+    media: tuple[str, ...] = ()
+    first: ModuleComparison | None = None
+    matching: list[str] = field(default_factory=list)
+    not_called: list[str] = field(default_factory=list)
+    fixes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        media = f"; in the prompt: {', '.join(self.seen)}" if self.seen else ""
+        media = f"; media in the prompt: {', '.join(self.media)}" if self.media else ""
         lines = [
-            f"{self.name} is not its reference: off by {self.off:.2g} of the reference's standard "
-            f"deviation, {BAR:g} is allowed (weights of spread {self.std:g}{media})",
-            f"first module that differs: {self.first or 'none of those that both sides have'}",
+            f"{self.name} does not match its reference: max deviation {self.off:.2g}, expected at "
+            f"most {BAR:g} of the reference's standard deviation, weights N(0, {self.std:g})"
+            f"{media}",
+            f"first module that differs: {self.first or 'none that both models have'}",
         ]
-        if self.agreeing:
-            lines.append(f"agreeing inside it: {', '.join(self.agreeing)}")
-        if self.silent:
-            lines.append(f"never called: {', '.join(self.silent)}")
-        lines += [f"equal if: {name}" for name in self.equal_if]
-        if not self.equal_if:
-            lines.append("no change that is known makes them equal")
+        if self.matching:
+            lines.append(f"submodules that match: {', '.join(self.matching)}")
+        if self.not_called:
+            lines.append(f"modules never called: {', '.join(self.not_called)}")
+        lines += [f"matches if: {name}" for name in self.fixes]
+        if not self.fixes:
+            lines.append("no known change makes the outputs match")
         return "\n".join(lines)
 
 
 def diagnose(tiny: Subject, loaded: LoadedModel | None = None) -> Diagnosis:
-    """Compare ours, loaded as it is or given, with the reference."""
+    """Compare our model, `loaded` or loaded anew, with the reference."""
     loaded = loaded or tiny.load()
-    example, off = worst(tiny, loaded)
-    seen = tuple(item.kind for item in example.prompt.items)
-    found = Diagnosis(tiny.name, tiny.std, off, seen)
+    example, off = first_failing(tiny, loaded)
+    media = tuple(item.kind for item in example.prompt.items)
+    found = Diagnosis(tiny.name, tiny.std, off, media)
     unfuse(loaded.model)
     if tiny.off(tiny.engine(loaded)) <= BAR:
-        found.equal_if = [PLAIN]
+        found.fixes = [PLAIN]
         return found
-    found.equal_if = [
+    found.fixes = [
         mutant.name
-        for mutant in (*changes(loaded.model, tiny.raw_config), *own(tiny, loaded.model))
-        if equal(tiny, loaded, mutant)
+        for mutant in (*changes(loaded.model, tiny.raw_config), *record_mutants(tiny, loaded.model))
+        if is_fix(tiny, loaded, mutant)
     ]
-    compared, found.silent = compare(tiny, loaded, example)
-    found.first = culprit(compared)
+    compared, found.not_called = compare(tiny, loaded, example)
+    found.first = first_difference(compared)
     if found.first is not None:
         inside = f"{found.first.path}."
-        found.agreeing = [c.path for c in compared if c.path.startswith(inside) and c.after <= BAR]
+        found.matching = [
+            c.path for c in compared if c.path.startswith(inside) and c.output_off <= BAR
+        ]
     return found
 
 
-def worst(tiny: Subject, loaded: LoadedModel) -> tuple[Example, float]:
-    """The first example that is red, text before media, and how far ours is off; or the last."""
+def first_failing(tiny: Subject, loaded: LoadedModel) -> tuple[Example, float]:
+    """The first example that fails, text before media, and its deviation; else the last one."""
     engine = tiny.engine(loaded)
     for example, expected in tiny.cases:
         off = deviation(tiny.answer(engine, example), expected)
@@ -115,16 +120,16 @@ def worst(tiny: Subject, loaded: LoadedModel) -> tuple[Example, float]:
     return example, off
 
 
-def own(tiny: Subject, model: Model) -> list[Mutant]:
-    """The mutants that the record names: one may be what undoes the bug."""
+def record_mutants(tiny: Subject, model: Model) -> list[Mutant]:
+    """The mutants of the record that are not generic; one of them may undo the bug."""
     known = {mutant.name for mutant in mutants.generic(model)}
     return [mutant for mutant in mutants.of(tiny.record, model) if mutant.name not in known]
 
 
-def equal(tiny: Subject, loaded: LoadedModel, mutant: Mutant) -> bool:
-    """Whether ours is its reference once a change is made.
+def is_fix(tiny: Subject, loaded: LoadedModel, mutant: Mutant) -> bool:
+    """Whether our model matches the reference with a change applied.
 
-    Changes are guesses about modules that may be anything: one that raises is a wrong guess.
+    A change may not fit the model's modules: one that raises is not a fix.
     """
     try:
         with applied(mutant, loaded.model):
@@ -135,35 +140,37 @@ def equal(tiny: Subject, loaded: LoadedModel, mutant: Mutant) -> bool:
 
 def compare(
     tiny: Subject, loaded: LoadedModel, example: Example
-) -> tuple[list[Compared], list[str]]:
-    """All modules that both sides have, in our order, and norms that nobody called."""
-    theirs: dict[str, Seen] = {}
-    ours: dict[str, Seen] = {}
+) -> tuple[list[ModuleComparison], list[str]]:
+    """The modules of both sides, in our order of execution, and our norms that were not called."""
+    theirs: dict[str, ModuleTrace] = {}
+    ours: dict[str, ModuleTrace] = {}
     model = loaded.model
-    found = places(tiny, model)
+    found = match_modules(tiny, model)
     reference = tiny.reference if isinstance(tiny.reference, Module) else Module()
-    with watched(reference, lambda path, seen: theirs.setdefault(path, seen)):
-        tiny.said(example)
-    with watched(model, lambda path, seen: ours.setdefault(path, seen)):
+    with traced(reference, lambda path, trace: theirs.setdefault(path, trace)):
+        tiny.reference_output(example)
+    with traced(model, lambda path, trace: ours.setdefault(path, trace)):
         tiny.answer(tiny.engine(loaded), example)
-    order = {path: place for place, path in enumerate(ours)}
+    order = {path: i for i, path in enumerate(ours)}
     pairs = [(p, at, span) for p, (at, span) in found.items() if p in theirs and at in ours]
     compared = []
     for path, at, span in sorted(pairs, key=lambda pair: order[pair[1]]):
-        after = closest(ours[at].outputs, theirs[path].outputs, span)
-        if after is not None:
-            before = closest(ours[at].inputs, theirs[path].inputs) or 0.0
-            compared.append(Compared(path, tuple(theirs[path].outputs[0].shape), before, after))
+        output_off = closest(ours[at].outputs, theirs[path].outputs, span)
+        if output_off is not None:
+            input_off = closest(ours[at].inputs, theirs[path].inputs) or 0.0
+            compared.append(
+                ModuleComparison(path, tuple(theirs[path].outputs[0].shape), input_off, output_off)
+            )
     norms = [p for p, m in model.named_modules() if "norm" in type(m).__name__.lower()]
     return compared, [path for path in norms if path not in ours]
 
 
-def culprit(compared: list[Compared], scope: str = "") -> Compared | None:
-    """The innermost module whose inputs agree and whose output does not.
+def first_difference(compared: list[ModuleComparison], scope: str = "") -> ModuleComparison | None:
+    """The innermost module whose inputs match and whose output does not.
 
-    From the outside in: of the modules directly in a scope, in order, the last that goes wrong
-    before one is handed what is wrong. An earlier one may be wrong without harm, as where one side
-    scales embeddings inside of a module and the other behind it.
+    The search goes from outer to inner modules. In each scope it takes the last module with a wrong
+    output before the first one with wrong inputs: an earlier one may differ without effect, for
+    example if one side scales embeddings inside a module and the other after it.
     """
     inside = [each for each in compared if each.path.startswith(scope)]
     paths = {each.path for each in inside}
@@ -171,15 +178,15 @@ def culprit(compared: list[Compared], scope: str = "") -> Compared | None:
     for each in inside:
         if any(each.path.startswith(f"{path}.") for path in paths):
             continue
-        if each.before > BAR:
+        if each.input_off > BAR:
             break
-        if each.after > BAR:
+        if each.output_off > BAR:
             found = each
-    return found and (culprit(compared, f"{found.path}.") or found)
+    return found and (first_difference(compared, f"{found.path}.") or found)
 
 
-def places(tiny: Subject, model: Model) -> dict[str, tuple[str, Span]]:
-    """Paths of the reference's modules, and where in ours each is: a module, or a part of one."""
+def match_modules(tiny: Subject, model: Model) -> dict[str, tuple[str, Span]]:
+    """Map paths of the reference's modules to our module, and to the columns of a fused linear."""
     found: dict[str, tuple[str, Span]] = {p: (p, None) for p, _ in model.named_modules() if p}
     names = tiny.names
     for path, module in model.named_modules():
@@ -188,21 +195,23 @@ def places(tiny: Subject, model: Model) -> dict[str, tuple[str, Span]]:
             for slot in module.slots(path):
                 if slot.kind == "storage":
                     known[f"{slot.name}.weight"] = (path, module.span(slot.part))
-        for name, place in known.items():
+        for name, location in known.items():
             theirs = names.write(name).theirs.removesuffix(".weight")
-            found.setdefault(theirs, place)
+            found.setdefault(theirs, location)
     prefix = getattr(tiny.reference, "base_model_prefix", "")
-    return found | {f"{prefix}.{path}": place for path, place in found.items() if prefix}
+    if prefix:
+        found |= {f"{prefix}.{path}": location for path, location in found.items()}
+    return found
 
 
 @contextmanager
-def watched(model: Module, note: Callable[[str, Seen], object]) -> Iterator[None]:
-    """Note what goes through every module, in the order in which they end."""
+def traced(model: Module, note: Callable[[str, ModuleTrace], object]) -> Iterator[None]:
+    """Call `note` with the inputs and outputs of every module, in the order in which calls end."""
     with ExitStack() as hooks:
         for path, module in model.named_modules():
 
             def hook(module: Module, args: Any, kwargs: Any, out: Any, *, path: str = path) -> None:
-                note(path, Seen(tensors([*args, *kwargs.values()]), tensors(out)))
+                note(path, ModuleTrace(tensors([*args, *kwargs.values()]), tensors(out)))
 
             handle = module.register_forward_hook(hook, with_kwargs=True)
             hooks.callback(handle.remove)
@@ -210,7 +219,7 @@ def watched(model: Module, note: Callable[[str, Seen], object]) -> Iterator[None
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """The first tensor; where a residual travels beside it, that and the sum of both as well."""
+    """The first tensor; with a residual beside it, also the residual and the sum of both."""
     values = list(value.values()) if isinstance(value, Mapping) else value
     values = values if isinstance(values, tuple | list) else [values]
     found = [v.detach().clone() for v in values if isinstance(v, Tensor)]
@@ -220,22 +229,22 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def closest(ours: list[Tensor], theirs: list[Tensor], span: Span = None) -> float | None:
-    """The least deviation of any two of one shape; None where none can be compared.
+    """The least deviation of two tensors of one shape, or None if no two have one.
 
-    Routers may give their scores before the softmax or after it.
+    Our tensor is also compared after a softmax: routers return scores before or after it.
     """
     found = []
     for a in ours:
         for b in theirs:
             a = a[..., span] if span else a
-            b = flat(b, len(a))
+            b = align_rows(b, len(a))
             if a.is_floating_point() and b.is_floating_point() and a.numel() == b.numel():
                 b = b.reshape(a.shape)
                 found += [0.0 if torch.equal(c, b) else deviation(c, b) for c in (a, a.softmax(-1))]
     return min(found, default=None)
 
 
-def flat(theirs: Tensor, rows: int) -> Tensor:
-    """Theirs as ours is, [rows, ...]: it may be [1, rows, ...] or [1, heads, rows, ...]."""
+def align_rows(theirs: Tensor, rows: int) -> Tensor:
+    """A reference tensor [1, rows, ...] or [1, heads, rows, ...] as [rows, ...]."""
     x = theirs[0] if theirs.dim() > 2 and len(theirs) == 1 else theirs
     return x.transpose(0, 1) if x.dim() > 2 and len(x) != rows == x.shape[1] else x

@@ -1,4 +1,4 @@
-"""Checks of an encoder of text."""
+"""The check of text encoders: batches against single inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ostro.plugins.conformance.checks import check, encodes
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, encode
 
 LENGTHS = (1, 2, 7, 7, 7, 33, 50)
-"""Of one batch: neighbours of equal length, and others."""
+"""Input lengths of one batch: equal ones side by side, and different ones."""
 
 
 @check(encodes)
@@ -18,4 +18,4 @@ def encoder_batches_match_single_inputs(tiny: Subject) -> None:
     together = encode(engine, [tokens for tokens, _ in cut], [kinds for _, kinds in cut])
     alone = torch.cat([encode(engine, [tokens], [kinds]) for tokens, kinds in cut])
     assert deviation(together, alone) <= BAR
-    assert deviation(together, torch.cat([tiny.truth(*each) for each in cut])) <= BAR
+    assert deviation(together, torch.cat([tiny.run_reference(*each) for each in cut])) <= BAR

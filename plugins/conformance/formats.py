@@ -1,4 +1,4 @@
-"""The grid of formats: a quantized model gives the logits of its dequantized weights."""
+"""The check of quantization: a quantized model's outputs equal those of dequantized weights."""
 
 from __future__ import annotations
 
@@ -17,114 +17,119 @@ from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, resolve
-from ostro.plugins.conformance.checks import answers, check
+from ostro.plugins.conformance.checks import check, has_outputs
 from ostro.plugins.conformance.golden import Golden
 from ostro.plugins.conformance.parity import SMALL, Subject, deviation, subject
 
 SAME = 1e-5
-"""The most that logits may differ from those of dequantized weights, as a share of their standard
-deviation: both multiply the same numbers, in another order."""
+"""The largest deviation from the outputs with dequantized weights: the same products, summed in
+another order."""
 
 STD = SMALL
-"""The spread of weights: activations stay small at inner dimensions of 256, and so does rounding,
-less than half of `SAME` in models of two layers."""
+"""The standard deviation of weights: small enough that rounding at inner dimensions of 256 stays
+below half of `SAME` in models of two layers."""
 
-FEW = 3
-"""Formats of the quick grid, others for every architecture."""
+QUICK_FORMATS = 3
+"""Formats per architecture in the quick tests; architectures together cover all formats."""
 
 
-@check(lambda record: answers(record) and record.wide is not None)
+@check(lambda record: has_outputs(record) and record.wide is not None)
 def quantized_models_match_dequantized_weights(tiny: Subject) -> None:
     if isinstance(tiny.reference, Golden):
-        pytest.skip("golden logits know the tiny config alone")
+        pytest.skip("golden logits exist for the tiny config only")
     with wide(tiny.plugins, tiny.record) as subject:
-        for format in some(tiny.plugins, tiny.name):
+        for format in sample_formats(tiny.plugins, tiny.name):
             assert_grid(subject, format)
 
 
 def wide(plugins: PluginManager, record: Architecture) -> AbstractContextManager[Subject]:
-    """The subject whose rows are of whole blocks of every format."""
+    """The subject with the config `wide`, whose rows are whole blocks of every format."""
     return subject(plugins, record.name, config=record.wide, std=STD)
 
 
 def formats(plugins: PluginManager) -> list[str]:
-    """Every format that weights can be brought to, most bits first."""
+    """All formats that quantizers can write, most bits first."""
     known = makers(plugins)
     return sorted(known, key=lambda name: (-known[name].format.bits, name))
 
 
-def some(plugins: PluginManager, name: str) -> list[str]:
-    """A few formats, such that architectures together have all of them."""
+def sample_formats(plugins: PluginManager, name: str) -> list[str]:
+    """`QUICK_FORMATS` formats, chosen by the name of the architecture."""
     every = formats(plugins)
     first = sum(name.encode()) % len(every) if every else 0
-    return [(every * 2)[(first + i * len(every) // FEW) % len(every)] for i in range(FEW)][
-        : len(every)
-    ]
+    return [
+        (every * 2)[(first + i * len(every) // QUICK_FORMATS) % len(every)]
+        for i in range(QUICK_FORMATS)
+    ][: len(every)]
 
 
 def assert_grid(wide: Subject, format: str) -> float:
-    """One cell: nothing stays as it was, and the logits are those of the dequantized weights.
+    """Assert that every weight is quantized and that outputs match the dequantized weights.
 
-    Returns how far they are from the float model's.
+    Returns the deviation from the float model.
     """
     loaded = wide.load(quant=format, exact=True)
 
-    def hear() -> list[Tensor]:
+    def run() -> list[Tensor]:
         return [wide.answer(wide.engine(loaded), example) for example in wide.examples]
 
-    said = assert_same(loaded, wide.plugins, format, hear)
-    return max(deviation(ours, truth) for ours, (_, truth) in zip(said, wide.cases, strict=True))
+    quantized = assert_matches_dequantized(loaded, wide.plugins, format, run)
+    return max(
+        deviation(ours, expected) for ours, (_, expected) in zip(quantized, wide.cases, strict=True)
+    )
 
 
-def assert_same(
+def assert_matches_dequantized(
     loaded: LoadedModel,
     plugins: PluginManager,
     format: str,
-    hear: Callable[[], Sequence[Tensor]],
-    most: float = SAME,
+    run: Callable[[], Sequence[Tensor]],
+    tolerance: float = SAME,
 ) -> Sequence[Tensor]:
-    """What `hear` hears of a model brought to a format, which is what it hears of its floats.
+    """Assert that `run` returns the same for a quantized model and its dequantized weights.
 
-    `most` is what deeper models than those of two layers may differ.
+    `tolerance` is the largest deviation; deep models need more than `SAME`. Returns the outputs of
+    the quantized model.
     """
     fallbacks = [line for line in loaded.explain if line.startswith("quantize: ")]
     assert not fallbacks, f"{format}: {fallbacks}"
-    left = [path for path, storage in storages(loaded.model) if stayed(storage)]
-    assert not left, f"{format}: {left} stayed as they were"
-    said, off = against_floats(loaded, plugins, hear)
-    assert off <= most, f"{format}: {off:.1e} from its own dequantized weights"
-    return said
+    floats = [path for path, storage in storages(loaded.model) if is_float(storage)]
+    assert not floats, f"{format}: {floats} were not quantized"
+    outputs, off = compare_with_dequantized(loaded, plugins, run)
+    assert off <= tolerance, f"{format}: off by {off:.1e} from its dequantized weights"
+    return outputs
 
 
-def against_floats(
-    loaded: LoadedModel, plugins: PluginManager, hear: Callable[[], Sequence[Tensor]]
+def compare_with_dequantized(
+    loaded: LoadedModel, plugins: PluginManager, run: Callable[[], Sequence[Tensor]]
 ) -> tuple[Sequence[Tensor], float]:
-    """What `hear` hears of a model, and how far it is from what it hears of its floats.
+    """The outputs of `run`, and their deviation from those with dequantized weights.
 
-    It is asked twice; the model is left with the dequantized weights.
+    The model keeps the dequantized weights.
     """
-    said = hear()
+    outputs = run()
     densify(loaded.model, plugins)
-    return said, max(deviation(ours, plain) for ours, plain in zip(said, hear(), strict=True))
+    return outputs, max(deviation(a, b) for a, b in zip(outputs, run(), strict=True))
 
 
-def stayed(storage: Storage) -> bool:
-    """Whether a storage holds floats, under whatever name: no format takes as many bits, of rows
-    that kernels may fill up to sixteens.
+def is_float(storage: Storage) -> bool:
+    """Whether a storage holds floats, of any format name, judged by its size.
+
+    No quantized format takes 16 bits per weight, with rows padded to multiples of 16.
     """
     *experts, n, k = storage.shape
     return storage.format == "dense" or storage.nbytes >= 2 * prod(experts) * -(-n // 16) * 16 * k
 
 
 def storages(model: Module) -> Iterator[tuple[str, Storage]]:
-    """Every storage that quantization at load should have quantized."""
+    """Every storage that quantization at load applies to, by path."""
     for path, module in model.named_modules():
         if isinstance(module, Linear | Embedding | ExpertLinear) and not isinstance(module, Router):
             yield from ((path, storage) for storage in module.held)
 
 
 def densify(model: Module, plugins: PluginManager) -> None:
-    """Put the dequantized weight in the place of every storage."""
+    """Replace every storage by a dense one with its dequantized weight."""
     floats = resolve(plugins.get("quantizers", "dense").storage)
     made: dict[int, Storage] = {}
 
@@ -146,14 +151,14 @@ def densify(model: Module, plugins: PluginManager) -> None:
 
 
 def target_of(storage: Storage, *, deterministic: bool = False, exact: bool = False) -> Target:
-    """What to finalize a storage for, on the device and in the dtype that it has."""
+    """The target of a storage's own device and dtype."""
     return Target(
         device=storage.device, dtype=storage.dtype, deterministic=deterministic, exact=exact
     )
 
 
 def falls_with_bits(errors: Sequence[tuple[float, float]]) -> bool:
-    """Whether errors of (bits, error) grow where bits fall, by more than a tenth of noise."""
+    """Whether errors, of pairs (bits, error), grow as bits fall, within 10 % of noise."""
     ordered = sorted(errors, reverse=True)
     return all(
         more[1] <= 1.1 * fewer[1]

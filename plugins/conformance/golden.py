@@ -1,12 +1,12 @@
-"""Logits written down once, where the reference cannot be imported where the plugin is tested.
+"""Golden logits: the outputs of a reference that the test environment cannot import.
 
     python -m ostro.plugins.conformance.golden ARCHITECTURE REFERENCE FILE [--plugin PATH]
 
-runs REFERENCE (an import string, as in a record) on the architecture's tiny config and writes FILE,
-which belongs into the plugin's package; the record then says `reference="package:FILE"`. It holds
-`tokens` [T] int64 and, for each spread of the weights, `logits@SPREAD` [T, V] float32. The weights
-are not in it but drawn anew from a seed: its metadata lists their names, shapes and centres, and
-digests, by which a torch that draws other numbers is noticed.
+runs REFERENCE (an import string, as in a record) on the architecture's tiny config and writes FILE
+into the plugin's package; the record then has `reference="package:FILE"`. The file holds `tokens`
+[T] int64 and, for each standard deviation of the weights, `logits@STD` [T, V] float32. The weights
+are drawn again from a seed: the metadata lists their names, shapes and means, and digests, which
+detect a version of torch that draws other numbers.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from torch import Tensor
 from ostro.core.errors import PluginError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, Settings, resolve
-from ostro.plugins.conformance.weights import centre, construct, draw, read_config, reinitialise
+from ostro.plugins.conformance.weights import construct, draw, mean_of, read_config, reinitialise
 
 SPREADS = (0.2, 0.02)
-"""Of matrices: one at which most bugs show, and a small one for epsilons."""
+"""Standard deviations of matrices: one for most bugs, and a small one for epsilons."""
 
 LENGTH = 60
-"""Tokens of a prompt: more than windows, blocks and chunks hold."""
+"""Tokens of a prompt: more than windows, cache blocks and chunks hold."""
 
 
-class Listed(NamedTuple):
-    """A weight: what it is drawn around, and which earlier one it shares its memory with."""
+class WeightSpec(NamedTuple):
+    """A weight: the mean of its values, and the earlier weight that shares its memory, if any."""
 
     name: str
     shape: list[int]
-    centre: float
+    mean: float
     shares: str | None
 
 
 class Golden:
-    """What a reference said to `prompt`, and the weights with which it said so."""
+    """A reference's logits [T, V] for `prompt`, and its weights."""
 
     def __init__(self, prompt: list[int], logits: Tensor, weights: dict[str, Tensor]) -> None:
         self.prompt, self.logits, self.weights = prompt, logits, weights
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """ids [1, T], a beginning of the prompt -> logits [1, T, V]. LookupError for others."""
+        """ids [1, T], a prefix of the prompt -> logits [1, T, V]. Raises LookupError for others."""
         tokens = ids[0].tolist()
         if tokens != self.prompt[: len(tokens)]:
-            raise LookupError("golden logits know one prompt and its beginnings, and no other")
+            raise LookupError("golden logits exist for prefixes of one prompt only")
         return self.logits[None, : len(tokens)]
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -63,74 +63,77 @@ class Golden:
 
 
 def read(reference: str, std: float) -> Golden:
-    """Read "package:FILE" for one spread. Raises PluginError where it does not hold what it must.
+    """Read "package:FILE" for one standard deviation.
 
-    A torch that draws other weights than the one that wrote the file is refused as well.
+    Raises PluginError for a missing file or entry, and if this torch draws other weights than the
+    torch that wrote the file.
     """
     package, _, name = reference.partition(":")
     with as_file(files(package) / name) as path:
         if not path.is_file():
             raise PluginError(f"{reference}: the package {package} has no file {name}")
         with safe_open(path, "pt") as file:
-            told = json.loads((file.metadata() or {}).get("golden", "null"))
-            if told is None or f"logits@{std}" not in file.keys():
-                raise PluginError(f"{reference}: it holds no golden logits at the spread {std}")
+            metadata = json.loads((file.metadata() or {}).get("golden", "null"))
+            if metadata is None or f"logits@{std}" not in file.keys():
+                raise PluginError(
+                    f"{reference}: no golden logits for weights N(0, {std}); write the file again"
+                )
             prompt, logits = file.get_tensor("tokens"), file.get_tensor(f"logits@{std}")
-    weights = redrawn([Listed(*each) for each in told["weights"]], std)
-    if digest(weights) != told["digests"][str(std)]:
+    weights = redraw([WeightSpec(*each) for each in metadata["weights"]], std)
+    if digest(weights) != metadata["digests"][str(std)]:
         raise PluginError(
             f"{reference}: torch {torch.__version__} draws other weights than torch "
-            f"{told['torch']}, which wrote the file; write it anew"
+            f"{metadata['torch']}, which wrote the file; write the file again"
         )
     return Golden(prompt.tolist(), logits, weights)
 
 
 def write(record: Architecture, reference: str, file: Path, plugins: PluginManager) -> None:
-    """Run a reference on the record's tiny config and write down what it says."""
+    """Run a reference on the record's tiny config and write its logits to a file."""
     shape = dict(record.tiny or {})
     ids = prompt(read_config(record, shape, plugins)[0].vocab_size)
     held = {"tokens": torch.tensor(ids)}
     digests: dict[str, str] = {}
     for std in SPREADS:
         model = construct(record, resolve(reference), shape, plugins)
-        weights = listed(model)
+        weights = weight_specs(model)
         reinitialise(model, std)
         digests[str(std)] = digest(model.state_dict())
         with torch.inference_mode():
-            said = model(torch.tensor([ids]))
-        held[f"logits@{std}"] = getattr(said, "logits", said)[0].float().clone()
-    told = {"weights": weights, "digests": digests, "torch": torch.__version__}
-    save_file(held, file, {"golden": json.dumps(told)})
+            output = model(torch.tensor([ids]))
+        held[f"logits@{std}"] = getattr(output, "logits", output)[0].float().clone()
+    metadata = {"weights": weights, "digests": digests, "torch": torch.__version__}
+    save_file(held, file, {"golden": json.dumps(metadata)})
 
 
 def prompt(vocab: int) -> list[int]:
-    """Tokens to compare logits on."""
+    """`LENGTH` random token ids from 3 to `vocab` - 1."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(3, vocab, (LENGTH,), generator=generator).tolist()
 
 
-def listed(model: torch.nn.Module) -> list[Listed]:
-    """A model's weights before they are drawn."""
-    found: list[Listed] = []
+def weight_specs(model: torch.nn.Module) -> list[WeightSpec]:
+    """The specs of a model's weights."""
+    found: list[WeightSpec] = []
     owners: dict[int, str] = {}
     for name, tensor in model.state_dict().items():
         owner = owners.setdefault(tensor.data_ptr(), name)
         shares = None if owner == name else owner
-        found.append(Listed(name, list(tensor.shape), centre(name, tensor), shares))
+        found.append(WeightSpec(name, list(tensor.shape), mean_of(name, tensor), shares))
     return found
 
 
-def redrawn(weights: Sequence[Listed], std: float) -> dict[str, Tensor]:
+def redraw(weights: Sequence[WeightSpec], std: float) -> dict[str, Tensor]:
     """The weights as `reinitialise` draws them."""
     made: dict[str, Tensor] = {}
     for each in weights:
         made[each.name] = made[each.shares] if each.shares else torch.empty(each.shape)
-    draw([(made[each.name], each.centre) for each in weights], std)
+    draw([(made[each.name], each.mean) for each in weights], std)
     return made
 
 
 def digest(weights: dict[str, Tensor]) -> str:
-    """A hash of names and numbers."""
+    """A hash of the names and values of weights."""
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in weights.items():
         found.update(name.encode() + tensor.numpy().tobytes())
@@ -144,10 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("reference", help="package.module:Class")
     parser.add_argument("file", type=Path)
     parser.add_argument("--plugin", action="append", default=[], type=Path)
-    asked: Any = parser.parse_args(arguments)
+    options: Any = parser.parse_args(arguments)
     plugins = PluginManager()
-    plugins.load(Settings(), asked.plugin)
-    write(plugins.get("architectures", asked.architecture), asked.reference, asked.file, plugins)
+    plugins.load(Settings(), options.plugin)
+    write(
+        plugins.get("architectures", options.architecture), options.reference, options.file, plugins
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every kernel that a plugin brings, against its naive twin, on what the model itself hands it."""
+"""The check of a plugin's kernels against their naive versions, on inputs of the model."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from ostro.core.nn import Module
 from ostro.core.ops import Fused, Op, Target
 from ostro.core.ops.choose import Kernel, refusal
 from ostro.core.records import resolve
-from ostro.plugins.conformance.checks import answers, check
+from ostro.plugins.conformance.checks import check, has_outputs
 from ostro.plugins.conformance.examples import Example, beginning
 from ostro.plugins.conformance.kernels import DEVICE, interpret, poison
 from ostro.plugins.conformance.parity import BAR, Subject, deviation
 
 CALLS = 3
-"""Of one operation that are compared: the first ones, of a prompt in two chunks and a row alone."""
+"""Calls of one operation that are compared: the first, of a prompt in two chunks and one row."""
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-@check(answers)
+@check(has_outputs)
 def kernels_match_their_naive_versions(tiny: Subject) -> None:
-    """Those that the plugin brings; where no GPU is, Triton's are interpreted."""
+    """The kernels of the plugin; without a GPU those of Triton are interpreted."""
     names, wrong, compared = set[str](), [], 0
-    for place in dict.fromkeys(("cpu", DEVICE.type)):
-        loaded = tiny.load(device=place)
-        ops = brought(loaded.model)
+    for device in dict.fromkeys(("cpu", DEVICE.type)):
+        loaded = tiny.load(device=device)
+        ops = plugin_ops(loaded.model)
         names |= {*ops}
         for name, (op, calls) in recorded(tiny, loaded, ops).items():
-            for kernel, run in runnable(op, place) if calls else ():
+            for kernel, run in runnable(op, device) if calls else ():
                 off = max(difference(op, run, *call) for call in calls)
                 compared += 1
                 if off > BAR:
                     wrong.append(f"{name}: {kernel.name} is off by {off:.2g}")
     assert not wrong, "; ".join(wrong)
     if not compared:
-        here = f"nothing here can run {', '.join(names)}"
-        pytest.skip(here if names else "it brings no kernel")
+        reason = f"no kernel of {', '.join(names)} runs on this machine"
+        pytest.skip(reason if names else "the plugin has no kernel")
 
 
-def brought(model: Module) -> dict[str, list[Op]]:
-    """The operations of a model that do not come with the core, by name."""
+def plugin_ops(model: Module) -> dict[str, list[Op]]:
+    """The operations of a model that are not defined in the core, by name."""
     found: dict[str, list[Op]] = {}
     for module in model.modules():
         for op in vars(module).values():
@@ -60,7 +60,10 @@ def brought(model: Module) -> dict[str, list[Op]]:
 def recorded(
     tiny: Subject, loaded: Any, ops: Mapping[str, list[Op]]
 ) -> dict[str, tuple[Op, list[Call]]]:
-    """What the first operation of each name is called with, its naive twin at work."""
+    """The first operation of each name, and the arguments of its calls.
+
+    The model runs with naive versions meanwhile.
+    """
     found: dict[str, tuple[Op, list[Call]]] = {}
     for name, same in ops.items():
         calls: list[Call] = []
@@ -69,7 +72,7 @@ def recorded(
             if isinstance(op, Fused):
                 op.on = True
         first = same[0]
-        first.kernel = keeping(calls, first.kernel)
+        first.kernel = recording(calls, first.kernel)
         found[name] = first, calls
     engine = tiny.engine(loaded)
     if tiny.decodes:
@@ -79,7 +82,7 @@ def recorded(
     return found
 
 
-def keeping(calls: list[Call], kernel: Any) -> Any:
+def recording(calls: list[Call], kernel: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(calls) < CALLS:
             calls.append(deepcopy((args, kwargs)))
@@ -88,15 +91,15 @@ def keeping(calls: list[Call], kernel: Any) -> Any:
     return call
 
 
-def runnable(op: Op, place: str) -> Iterator[tuple[Kernel, Any]]:
-    """The kernels of an operation that can be run on tensors that lie on `place`."""
+def runnable(op: Op, device: str) -> Iterator[tuple[Kernel, Any]]:
+    """The kernels of an operation that run on tensors on `device`."""
     for kernel in op.kernels[:-1]:
-        meant = torch.device("cuda" if "cuda" in kernel.devices else "cpu")
-        fits = not refusal(kernel, Target(device=meant, dtype=torch.float32), op.facts)
-        if not fits or (DEVICE if meant.type == "cuda" else meant).type != place:
+        wanted = torch.device("cuda" if "cuda" in kernel.devices else "cpu")
+        fits = not refusal(kernel, Target(device=wanted, dtype=torch.float32), op.facts)
+        if not fits or (DEVICE if wanted.type == "cuda" else wanted).type != device:
             continue
         try:
-            if meant.type == "cuda":
+            if wanted.type == "cuda":
                 interpret()
             yield kernel, resolve(kernel.call)
         except (ImportError, Unsupported):
@@ -104,29 +107,30 @@ def runnable(op: Op, place: str) -> Iterator[tuple[Kernel, Any]]:
 
 
 def difference(op: Op, run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """How far a kernel is from the twin: in what it returns, and in what it writes in place."""
+    """The deviation of a kernel from the naive version, in its outputs and in-place writes."""
     ours, theirs = deepcopy((args, kwargs)), deepcopy((args, kwargs))
     with torch.inference_mode():
         with poison():
             y = run(*ours[0], **ours[1])
         expected = resolve(op.kernels[-1].call)(*theirs[0], **theirs[1])
-    both = zip(inside([y, ours]), inside([expected, theirs]), strict=True)
-    return max((apart(a, b) for a, b in both), default=0.0)
+    both = zip(tensors_in([y, ours]), tensors_in([expected, theirs]), strict=True)
+    return max((deviation_of(a, b) for a, b in both), default=0.0)
 
 
-def inside(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in tuples, lists, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from (t for item in value.values() for t in inside(item))
+        yield from (t for item in value.values() for t in tensors_in(item))
     elif isinstance(value, tuple | list):
-        yield from (t for item in value for t in inside(item))
+        yield from (t for item in value for t in tensors_in(item))
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from (t for f in fields(value) for t in inside(getattr(value, f.name)))
+        yield from (t for f in fields(value) for t in tensors_in(getattr(value, f.name)))
 
 
-def apart(a: Tensor, b: Tensor) -> float:
+def deviation_of(a: Tensor, b: Tensor) -> float:
+    """The deviation of floats; inf for integers that differ."""
     if torch.equal(a, b):
         return 0.0
     return deviation(a.float(), b.float()) if a.is_floating_point() else float("inf")

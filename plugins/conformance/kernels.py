@@ -1,11 +1,11 @@
-"""The three checks of a Triton kernel that need no GPU.
+"""Tools that test Triton kernels without a GPU.
 
 - Interpretation: `interpret()` before triton is imported makes `@triton.jit` run as numpy, so that
-  a kernel's wrapper takes CPU tensors and can be compared with its naive twin. Where there is a
-  CUDA device it does nothing, and the same tests run the compiled kernel: put inputs on `DEVICE`.
-- Poison: within `poison()` fresh memory holds NaN, so an output that is not written shows.
+  a kernel's wrapper takes CPU tensors and can be compared with its naive version. With a CUDA
+  device it has no effect, and the same tests run the compiled kernel: put inputs on `DEVICE`.
+- Poison: within `poison()` fresh memory holds NaN, which shows outputs that are not written.
 - Compilation: `compile_for` runs a kernel's own wrapper under a driver that only compiles, for any
-  of `TARGETS`, and tells registers, spills, shared memory and the instructions of the hot loop.
+  of `TARGETS`, and reports registers, spills, shared memory and the instructions of the hot loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ostro.core.errors import Unsupported
 from ostro.core.records import resolve
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""Where kernel tests put their tensors."""
+"""The device of tensors in kernel tests."""
 
 TARGETS = {
     "sm_75": ("cuda", 75, 32),
@@ -55,25 +55,25 @@ SENTINEL = 0x5A5A5A5A
 
 
 def interpret() -> None:
-    """Have triton interpret its kernels, if no GPU can run them; call it before triton is imported.
+    """Make triton interpret kernels if no GPU is present; call it before triton is imported.
 
-    Raises Unsupported if triton is there already, compiled-only: its own functions would not do.
+    Raises Unsupported if triton is already imported: its functions are compiled then.
     """
     if DEVICE.type == "cuda":
         return
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         raise Unsupported(
-            "triton was imported before core.testing.kernels.interpret(); "
+            "triton was imported before ostro.testing.interpret(); "
             "call it in tests/conftest.py, or set TRITON_INTERPRET=1"
         )
     os.environ["TRITON_INTERPRET"] = "1"
-    # as on a GPU, numbers overflow in silence
+    # kernels on a GPU overflow without a warning
     numpy.seterr(all="ignore")
 
 
 @contextmanager
 def poison() -> Iterator[None]:
-    """Fill all memory that torch hands out uninitialised: NaN in floats, `SENTINEL` in integers."""
+    """Fill uninitialised tensors that torch allocates: NaN in floats, `SENTINEL` in integers."""
     with ExitStack() as patches:
         for owner, name in (
             (torch, "empty"),
@@ -124,7 +124,9 @@ class Build:
 
     @cached_property
     def loop(self) -> list[str]:
-        """The instructions of the longest loop, or all of them where nothing loops (SASS only)."""
+        """The instructions of the longest loop, or of the whole kernel without loops
+        (SASS only).
+        """
         code: list[str] = []
         labels: dict[str, int] = {}
         loops: list[tuple[int, int]] = []
@@ -141,27 +143,27 @@ class Build:
 
     @property
     def opcodes(self) -> Counter[str]:
-        """How often each instruction stands in the loop, less its modifiers: {"FFMA": 64...}."""
+        """The number of each instruction in the loop, without modifiers: {"FFMA": 64...}."""
         return Counter(line.split()[0].split(".")[0] for line in self.loop)
 
     @property
     def loads(self) -> Counter[str]:
-        """How often the loop loads from global memory, by width: {"128": 4, "U8": 1...}."""
+        """The number of loads from global memory in the loop, by width: {"128": 4, "U8": 1...}."""
         found = (line.split()[0] for line in self.loop if re.match(r"LDG", line))
         widths = (re.search(r"\.(U8|S8|U16|S16|64|128)\b", load) for load in found)
         return Counter(width[1] if width else "32" for width in widths)
 
     def instructions_per(self, elements: int) -> float:
-        """Issued instructions per element, if a program takes so many in one trip of its loop."""
+        """Issued instructions per element, if a program processes `elements` per loop iteration."""
         return len(self.loop) * self.threads / elements
 
 
 def compile_for(target: str, call: str, *args: Any, **kwargs: Any) -> list[Build]:
     """Compile what `call`, an import string of a wrapper, launches for these arguments, in order.
 
-    Triton specialises exactly as it would at run time, on dtypes, on alignment and on numbers, so
-    give real shapes and strides; tensors of the device "meta" cost nothing. The work is done in
-    another process, because this one may interpret.
+    Triton specialises as at run time, on dtypes, alignment and integer values, so pass real shapes
+    and strides; tensors on the device "meta" take no memory. A worker process compiles, because
+    triton may be interpreting in this one.
     """
     return worker().submit(build, target, call, pickle.dumps((args, kwargs))).result()
 
@@ -197,7 +199,7 @@ def build(target: str, call: str, pickled: bytes) -> list[Build]:
 
 
 def offline_driver(target: Any) -> Any:
-    """A triton driver of a GPU that is not there: it says which one, and can do nothing else."""
+    """A triton driver that reports an absent GPU as the target of compilation."""
     from triton.backends.driver import DriverBase
 
     class Offline(DriverBase):  # type: ignore[misc]
@@ -241,7 +243,7 @@ def offline_driver(target: Any) -> Any:
             return ty
 
         def get_benchmarker(self) -> Any:
-            raise Unsupported("nothing can be timed while compiling without a GPU")
+            raise Unsupported("timing needs a GPU; this driver only compiles")
 
         get_empty_cache_for_benchmark = clear_cache = get_benchmarker
 
@@ -249,7 +251,7 @@ def offline_driver(target: Any) -> Any:
 
 
 def measure(target: str, kernel: Any) -> Build:
-    """Read a compiled kernel's cost out of its machine code."""
+    """The resource usage of a compiled kernel, from its machine code."""
     metadata = kernel.metadata
     common = {"kernel": metadata.name, "target": target, "shared": metadata.shared}
     warp = TARGETS[target][2]
@@ -267,7 +269,9 @@ def measure(target: str, kernel: Any) -> Build:
         sass = disassemble("nvdisasm", "-c", file.name)
     used = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if used is None:
-        raise Unsupported(f"cuobjdump says nothing of {metadata.name}'s registers: {usage:.200}")
+        raise Unsupported(
+            f"{metadata.name}: no register count in the output of cuobjdump: {usage:.200}"
+        )
     return Build(**common, registers=int(used[1]), spills=int(used[2]), assembly=sass)
 
 

@@ -1,9 +1,8 @@
-"""Deliberate porting bugs that every parity test must notice.
+"""Mutants: deliberate porting bugs that every parity test must detect.
 
-A parity test proves little by being green: with default initialisation a wrong rope or a wrong
-scale still agrees to three digits. So each bug is applied to our own model, after loading, and the
-test must turn red. Which of these bugs a model can have follows from the modules in it (`generic`);
-a family adds its own.
+A passing parity test proves little: with default initialisation a wrong rope or a wrong scale
+still agrees to three digits. Each bug is therefore applied to our model after loading, and the test
+must fail. `generic` selects the bugs by the modules of a model; a family declares further ones.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from ostro.plugins.conformance.golden import SPREADS
 
 M = TypeVar("M")
 SMALL = SPREADS[1]
-"""The spread of weights at which a wrong epsilon shows."""
+"""The standard deviation of weights at which a wrong epsilon shows."""
 
 
 def of(record: Architecture, model: Model) -> list[Mutant]:
-    """Every bug that a model must notice: the generic ones, and those that its record names.
+    """The mutants of a model: the generic ones and those of its record.
 
-    Of two with one name the record's is taken.
+    A mutant of the record replaces the generic one of the same name.
     """
     own = resolve(record.mutants)() if record.mutants else ()
     return list({mutant.name: mutant for mutant in (*generic(model), *own)}.values())
@@ -56,16 +55,16 @@ def fused(model: Model) -> list[Fused]:
 
 
 def unfuse(model: Model) -> None:
-    """Run plain compositions in the place of fused kernels: a mutant of a module is then heard."""
+    """Disable fused kernels: they bypass the modules that mutants change."""
     for op in fused(model):
         op.on = False
 
 
 def each(model: Model, kind: type[M], change: Callable[[M], object]) -> None:
-    """Apply a change to every module of a kind. Raises LookupError where there is none."""
+    """Apply a change to every module of a class. Raises LookupError if there is none."""
     found = [module for module in model.modules() if isinstance(module, kind)]
     if not found:
-        raise LookupError(f"the model has no {kind.__name__}: this mutant says nothing about it")
+        raise LookupError(f"the model has no {kind.__name__}: the mutant does not apply")
     for module in found:
         change(module)
 
@@ -197,19 +196,19 @@ def expert_activation(model: Model) -> None:
     each(model, Experts, lambda e: setattr(e, "act", "gelu" if e.act == "silu" else "silu"))
 
 
-def handed_scale(model: Model) -> None:
-    """Where attention is handed its scale from outside."""
-    for memory in handed(model):
-        attend = memory.attend
-        attend.kernel = stretched(attend.kernel)
+def external_scale(model: Model) -> None:
+    """Scale the scores of attention that receives its scale as an argument."""
+    for module in externally_scaled(model):
+        attend = module.attend
+        attend.kernel = with_scale(attend.kernel)
 
 
-def stretched(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def with_scale(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda q, k, v, batch, scale, **more: run(q, k, v, batch, scale * 1.1, **more)
 
 
-def handed(model: Model) -> list[Any]:
-    """Attention without a scale of its own: that of a body, whose class hands it over."""
+def externally_scaled(model: Model) -> list[Any]:
+    """Attention without a scale attribute: that of the transformers backend."""
     found: list[Any] = [module for module in model.modules() if isinstance(module, CachedLayer)]
     return [each for each in found if hasattr(each, "attend") and not hasattr(each, "scale")]
 
@@ -220,24 +219,24 @@ def first_positions(model: EncoderModel) -> None:
 
 
 def generic(model: Model) -> Iterator[Mutant]:
-    """The bugs that a model can have by the modules that are in it."""
+    """The generic mutants that apply to the modules of a model."""
     for mutant, kind, has in GENERIC:
         found = [module for module in model.modules() if isinstance(module, kind)]
-        if kind in (GatedMLP, Experts):  # of which a family may override what is computed
+        if kind in (GatedMLP, Experts):  # a family may override the computation in a subclass
             found = [module for module in found if type(module) is kind]
-        if any(not has or there(getattr(module, has)) for module in found):
+        if any(not has or is_present(getattr(module, has)) for module in found):
             yield mutant
-    if handed(model):
-        yield Mutant(name=SCORES.name, apply=handed_scale)
-        yield Mutant(name="positions all the first", apply=first_positions)
+    if externally_scaled(model):
+        yield Mutant(name=SCORES.name, apply=external_scale)
+        yield Mutant(name="all positions are zero", apply=first_positions)
 
 
-def there(value: Any) -> bool:
+def is_present(value: Any) -> bool:
     return isinstance(value, Tensor) or bool(value)
 
 
 def decoder() -> Iterator[Mutant]:
-    """The bugs that make sense for any decoder with rope, RMS norms and gated MLPs."""
+    """The mutants of decoders with rope, RMS norms and gated MLPs."""
     yield Mutant(name="rope theta x 50", apply=rope_theta)
     yield Mutant(name="rope pairs adjacent instead of halves", apply=rope_layout)
     yield Mutant(name="scores scaled by 1.1", apply=attention_scale)
@@ -248,7 +247,7 @@ def decoder() -> Iterator[Mutant]:
 
 
 def windowed() -> Iterator[Mutant]:
-    """The bugs of families with sliding windows."""
+    """The mutants of families with sliding windows."""
     yield Mutant(name="window one longer", apply=window(1))
     yield Mutant(name="window one shorter", apply=window(-1))
     yield Mutant(name="no window", apply=no_window)
@@ -287,4 +286,4 @@ GENERIC: tuple[tuple[Mutant, type, str], ...] = (
     (Mutant(name="one expert more", apply=choices(1)), Router, ""),
     (Mutant(name="another activation of the experts", apply=expert_activation), Experts, ""),
 )
-"""Each with the module that must be there, and its attribute that must not be None or 0."""
+"""Mutants, each with the module class and the nonzero attribute that it needs."""

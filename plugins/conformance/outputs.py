@@ -1,4 +1,4 @@
-"""Checks of what a model answers: logits of a decoder, states or scores of an encoder."""
+"""Checks of a model's outputs: logits of a decoder, hidden states or scores of an encoder."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ostro.core.nn.experts import ExpertLinear
 from ostro.core.records import Mutant
 from ostro.core.step import Step
 from ostro.plugins.conformance import mutants
-from ostro.plugins.conformance.checks import answers, check
+from ostro.plugins.conformance.checks import check, has_outputs
 from ostro.plugins.conformance.diagnosis import diagnose
 from ostro.plugins.conformance.mutants import fused
 from ostro.plugins.conformance.mutants import unfuse as unfuse
 from ostro.plugins.conformance.parity import BAR, RED, SMALL, STD, Subject, deviation, subject
 
 
-class Nudge:
-    """A delta that is not zero: it shows whether a module's output reaches the answer."""
+class NonzeroDelta:
+    """A delta that changes the output of its module."""
 
     def matmul(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
         return y + 0.5 * x.sum(-1, keepdim=True)
@@ -40,62 +40,64 @@ class Nudge:
         return y + 0.5 * x.sum(-1, keepdim=True)
 
 
-@check(answers)
+@check(has_outputs)
 def outputs_match_the_reference(tiny: Subject) -> None:
-    """At the usual spread of weights, and at one where a wrong epsilon shows."""
+    """At the usual standard deviation of weights, and at a small one that shows epsilons."""
     with subject(tiny.plugins, tiny.name, config=tiny.shape, std=SMALL) as small:
         for made in (tiny, small):
             if made.off(made.engine()) > BAR:
                 pytest.fail(str(diagnose(made)), pytrace=False)
 
 
-@check(answers)
+@check(has_outputs)
 def plain_compositions_match_fused_kernels(tiny: Subject) -> None:
     loaded = tiny.load()
     if not fused(loaded.model):
-        pytest.skip("it has no fused kernel")
+        pytest.skip("the model has no fused kernel")
     unfuse(loaded.model)
     assert tiny.off(tiny.engine(loaded)) <= BAR
 
 
-@check(answers)
+@check(has_outputs)
 def every_mutant_fails_parity(tiny: Subject) -> None:
-    """The generic bugs of the modules that are there, and the plugin's own."""
+    """The generic mutants that apply to the model, and those of the record."""
     green, known = [], sorted(mutants.of(tiny.record, tiny.load().model), key=spread)
     for std, group in groupby(known, key=spread):
         with subject(tiny.plugins, tiny.name, config=tiny.shape, std=std) as made:
-            green += [mutant.name for mutant in group if not notices(made, mutant)]
-    assert known, f"{tiny.name}: no mutant fits, so parity proves nothing; declare some"
-    assert not green, f"the parity test does not notice: {', '.join(green)}"
+            green += [mutant.name for mutant in group if not detects(made, mutant)]
+    assert known, f"{tiny.name}: no mutant applies; declare mutants in the record"
+    assert not green, f"parity does not detect: {', '.join(green)}"
 
 
 def spread(mutant: Mutant) -> float:
     return mutant.std or STD
 
 
-def notices(made: Subject, mutant: Mutant) -> bool:
-    """Whether parity turns red when a mutant is applied."""
+def detects(made: Subject, mutant: Mutant) -> bool:
+    """Whether parity fails with a mutant applied."""
     loaded = made.load()
     unfuse(loaded.model)
     mutant.apply(loaded.model)
     engine = made.engine(loaded)
-    cases = reversed(made.cases)  # the last shows most
+    cases = reversed(made.cases)  # the last example has the most media, so it fails first
     return any(deviation(made.answer(engine, e), expected) >= RED for e, expected in cases)
 
 
-@check(answers)
+@check(has_outputs)
 def adapter_deltas_reach_every_linear(tiny: Subject) -> None:
-    """By one example or another; an engine that has encoded no media yet is asked each time."""
-    loaded, silent = tiny.load(), []
+    """A delta on each linear changes an output. Each run has a new engine without cached
+    features.
+    """
+    loaded, unreached = tiny.load(), []
     engine = tiny.engine(loaded)
     before = [(example, tiny.answer(engine, example)) for example in tiny.examples]
     for path, module in linears(loaded.model):
-        module.deltas.append(Nudge())
+        module.deltas.append(NonzeroDelta())
         engine = tiny.engine(loaded)
-        if all(torch.equal(tiny.answer(engine, example), said) for example, said in before):
-            silent.append(path)
+        if all(torch.equal(tiny.answer(engine, example), plain) for example, plain in before):
+            unreached.append(path)
         module.deltas.clear()
-    assert not silent, f"a delta is not heard on: {', '.join(silent)}"
+    assert not unreached, f"deltas have no effect on: {', '.join(unreached)}"
 
 
 def linears(model: Module) -> Iterator[tuple[str, Linear | Embedding | ExpertLinear]]:

@@ -1,4 +1,4 @@
-"""Checks of a plugin's package and config: what it imports, how light it is, what it refuses."""
+"""Checks of a plugin's config and package: rejected values, imports, import time."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ostro.plugins.conformance.parity import Subject
 from ostro.plugins.conformance.weights import construct, read_config
 
 SECONDS = 0.5
-"""Of the processor's time, the most that importing a plugin may take."""
+"""The CPU time that importing a plugin may take."""
 
 HEAVY = ("torch", "transformers", "triton", "numpy")
 
 
 @check(has_config)
 def config_round_trips(tiny: Subject) -> None:
-    """As it is written by the reference; and as its own fields, where these are called so there."""
+    """Fields equal the values in the reference's config.json, and survive a JSON round trip."""
     config = tiny.config
     kept = {f.name for f in fields(config)} & {*tiny.shape} & {*tiny.raw_config}
     for name in kept:
@@ -60,35 +60,36 @@ def mistyped_config_values_are_rejected_by_field_name(tiny: Subject) -> None:
 
 @check(has_config)
 def unimplemented_config_keys_are_rejected_by_name(tiny: Subject) -> None:
-    """A key that the reference's class knows, ours does not, and that is not at its default;
-    unless the reference itself says the same then.
+    """A key of the reference's config that ours lacks, with another value than its default.
+
+    A key without effect on the reference's outputs may be accepted.
     """
     cls, raw = type(tiny.config), tiny.raw_config
     known = {f.name for f in fields(cls)} | NEUTRAL | {*tiny.shape}
     defaults = reference_defaults(str(raw.get("model_type"))).items()
     unknown = {k: v for k, v in defaults if k not in known and type(v) in (int, float, bool)}
     if not unknown:
-        pytest.skip("its reference has no setting that it does not have")
+        pytest.skip("the config has every key of the reference's")
     for name, default in unknown.items():
-        other = another(default)
+        other = other_value(default)
         try:
             cls.from_hf({**raw, name: other})
         except ConfigError as error:
             assert name in str(error)
             cls.from_hf({**raw, name: other}, allow=(name,))
         else:
-            assert means_nothing(tiny, name, other), f"{name}={other} passes, and is not done"
+            assert has_no_effect(tiny, name, other), f"{name}={other} is accepted and ignored"
 
 
-def another(value: float) -> float:
-    """A value of the same kind; a share where it is one."""
+def other_value(value: float) -> float:
+    """Another value of the same type; floats stay between 0 and 1."""
     if isinstance(value, float):
         return 0.25 if value == 0.5 else 0.5
     return not value if isinstance(value, bool) else value + 1
 
 
-def means_nothing(tiny: Subject, name: str, value: Any) -> bool:
-    """Whether the reference says the same with another setting."""
+def has_no_effect(tiny: Subject, name: str, value: Any) -> bool:
+    """Whether the reference's outputs are the same with another value of a key."""
     if isinstance(tiny.reference, Golden):
         return False
     shape = {**tiny.shape, name: value}
@@ -102,17 +103,17 @@ def means_nothing(tiny: Subject, name: str, value: Any) -> bool:
 def only_the_public_surface_is_imported(tiny: Subject) -> None:
     plugin = plugin_of(tiny)
     found = [
-        f"{file.name}:{imported.line}: {'; '.join(why)}"
+        f"{file.name}:{imported.line}: {'; '.join(reasons)}"
         for file in sources(plugin)
         for imported in imports(ast.walk(ast.parse(file.read_text())), package_of(file, plugin))
-        if (why := breach(imported, plugin.__name__))
+        if (reasons := breach(imported, plugin.__name__))
     ]
     assert not found, "\n".join(found)
 
 
 @check(every)
 def plugin_is_listed_without_importing_torch(tiny: Subject) -> None:
-    """Importing the plugin, in a fresh interpreter, imports nothing heavy and takes no time."""
+    """Importing the plugin in a new process imports none of `HEAVY`, in less than `SECONDS`."""
     plugin = plugin_of(tiny)
     code = (
         "import sys, time, importlib; sys.path[:] = sys.argv[2:]; import ostro\n"
@@ -120,9 +121,9 @@ def plugin_is_listed_without_importing_torch(tiny: Subject) -> None:
         "start = time.process_time(); importlib.import_module(sys.argv[1])\n"
         f"print(time.process_time() - start, *({{*{HEAVY}}} & {{*sys.modules}}))"
     )
-    above = str(Path(str(plugin.__file__)).parents[1 if is_package(plugin) else 0])
-    places = [above, *sys.path] if "." not in plugin.__name__ else sys.path
-    argv = [sys.executable, "-c", code, plugin.__name__, *places]
+    parent = str(Path(str(plugin.__file__)).parents[1 if is_package(plugin) else 0])
+    paths = [parent, *sys.path] if "." not in plugin.__name__ else sys.path
+    argv = [sys.executable, "-c", code, plugin.__name__, *paths]
     ran = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     seconds, *heavy = ran.stdout.split()
@@ -137,11 +138,11 @@ def plugin_of(tiny: Subject) -> ModuleType:
             plugin = module_of(info)
             if tiny.record in plugin.ostro_architectures():
                 return plugin
-    raise PluginError(f"{tiny.name}: no plugin that is a module declares it")
+    raise PluginError(f"{tiny.name}: no plugin module declares this architecture")
 
 
 def module_of(info: PluginInfo) -> Any:
-    """A plugin's module, which is imported already."""
+    """The imported module of a plugin."""
     for candidate in chain(discovery.built_in(), discovery.installed()):
         if (candidate.name, candidate.source) == (info.name, info.source):
             return candidate.load()
@@ -153,13 +154,13 @@ def is_package(module: ModuleType) -> bool:
 
 
 def sources(plugin: ModuleType) -> list[Path]:
-    """A plugin's Python files, its tests left out."""
+    """A plugin's Python files, without tests."""
     file = Path(str(plugin.__file__))
     found = sorted(file.parent.rglob("*.py")) if is_package(plugin) else [file]
     return [f for f in found if not f.name.startswith(("test_", "conftest"))]
 
 
 def package_of(file: Path, plugin: ModuleType) -> list[str]:
-    """The package that a file's relative imports start from."""
+    """The components of the package to which a file's relative imports refer."""
     root = Path(str(plugin.__file__)).parent
     return [*plugin.__name__.split("."), *file.relative_to(root).parent.parts]

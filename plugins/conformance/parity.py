@@ -1,4 +1,4 @@
-"""A subject: a tiny reference with honest weights, and ours loaded from its checkpoint."""
+"""Parity: a tiny reference with random weights, our model of its checkpoint, and deviations."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from ostro.plugins.conformance.weights import read_config
 from ostro.plugins.conformance.weights import reinitialise as reinitialise
 
 BAR = 2e-4
-"""The most that logits may differ, as a share of their standard deviation, in float32."""
+"""The largest deviation of logits in float32, in units of the reference's standard deviation."""
 
 RED = 10 * BAR
-"""The least that a mutant must differ."""
+"""The least deviation of a mutant."""
 
 STD, SMALL = golden.SPREADS
-"""The spread of weights at which most bugs show, and the one at which a wrong epsilon does."""
+"""Standard deviations of weights: one for most bugs, and a small one for epsilons."""
 
 LENGTH = golden.LENGTH
 
-NEVER = -1e38
-"""The most that the logits of an id may be which is never said."""
+MASKED = -1e38
+"""Logits at most this large are masked: the id cannot be sampled."""
 
 
 @dataclass
 class Subject:
     """One architecture under test: the reference with re-initialised weights, saved in `folder`.
 
-    `shape` is the config that both are made of, `std` the spread of the weights.
+    `shape` is the config of both models, `std` the standard deviation of the weights.
     """
 
     record: Architecture
@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def decodes(self) -> bool:
-        """Whether it generates tokens; an encoder is compared by its states or scores."""
+        """Whether the model generates tokens; encoders are compared by hidden states or scores."""
         return decodes(self.record)
 
     @cached_property
@@ -82,20 +82,20 @@ class Subject:
 
     @property
     def names(self) -> Names:
-        """How checkpoints name the weights."""
+        """The names of the weights in checkpoints."""
         return read_config(self.record, self.raw_config, self.plugins)[1]
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What makes items of media, over the files that the record's examples bring."""
+        """The record's Inputs, which read the files that its examples write."""
         assert self.record.inputs and self.examples
         found: Inputs = resolve(self.record.inputs)(self.raw_config, self.folder)
         return found
 
     @cached_property
     def examples(self) -> list[Example]:
-        """What ours and the reference are compared on: text alone where the model takes that, and
-        the prompts with media that the record names.
+        """The prompts of the comparison: a text, if the model takes text alone, and the examples of
+        the record.
         """
         named = self.record.examples
         own = resolve(named)(self.folder, self.raw_config) if named else ()
@@ -104,25 +104,26 @@ class Subject:
 
     @cached_property
     def cases(self) -> list[tuple[Example, Tensor]]:
-        """The examples, and what the reference makes of each."""
-        return [(example, self.said(example)) for example in self.examples]
+        """The examples with the reference's outputs."""
+        return [(example, self.reference_output(example)) for example in self.examples]
 
     @property
     def prompt(self) -> list[int]:
-        """Longer than windows, blocks and chunks."""
-        known: list[int] | None = getattr(self.reference, "prompt", None)
-        return known or golden.prompt(self.config.vocab_size)
+        """Random token ids, longer than windows, cache blocks and chunks."""
+        golden_prompt: list[int] | None = getattr(self.reference, "prompt", None)
+        return golden_prompt or golden.prompt(self.config.vocab_size)
 
     @property
     def kinds(self) -> list[int]:
-        """The kind of text that each token of the prompt belongs to: its last third is another."""
+        """The token type ids of the prompt: 1 in its last third, else 0."""
         n = len(self.prompt)
         return [int(i > 2 * n // 3) for i in range(n)]
 
     def load(self, **settings: Any) -> LoadedModel:
+        """Load our model from the checkpoint, in float32 by default."""
         arch = None if self.record.classes else self.name
-        asked = Settings(**{"dtype": "float32", "arch": arch, **settings})
-        return load_model(self.folder, asked, self.plugins)
+        resolved = Settings(**{"dtype": "float32", "arch": arch, **settings})
+        return load_model(self.folder, resolved, self.plugins)
 
     def engine(
         self,
@@ -132,10 +133,10 @@ class Subject:
         blocks: int = 64,
         **settings: Any,
     ) -> Engine:
-        """An engine with small blocks over `loaded`, or over ours freshly loaded."""
+        """An engine with small blocks for `loaded`, or for a newly loaded model."""
         loaded = loaded or self.load(**settings)
-        asked = Settings(**{"dtype": "float32", **settings})
-        return build_engine(loaded, asked, self.plugins, [], rows=rows, block=16, blocks=blocks)
+        resolved = Settings(**{"dtype": "float32", **settings})
+        return build_engine(loaded, resolved, self.plugins, [], rows=rows, block=16, blocks=blocks)
 
     def answer(
         self,
@@ -144,14 +145,15 @@ class Subject:
         rows: int = 512,
         mixture: Mixture = EMPTY,
     ) -> Tensor:
-        """What ours makes of an example, the first where none is named: logits [T, V] in steps of
-        about `rows` rows, or an encoder's states or scores; under the adapters of a mixture. Ids at
-        the end that are never said (placeholders of media) are left out, as a reference may have
-        none for them.
+        """Our outputs for an example, by default the first, with the adapters of `mixture`.
+
+        These are logits [T, V], computed in steps of about `rows` rows, or an encoder's states
+        [T, d] or scores [1, labels]. Masked ids at the end of the vocabulary (placeholders of
+        media) are cut off, because a reference may lack them.
         """
         prompt = (example or self.examples[0]).prompt
         held = engine.runner.adapter_pool.hold(mixture) if engine.runner.adapter_pool else NOTHING
-        assert held is not None, f"{mixture.generations = } have room"
+        assert held is not None, f"{mixture.generations = } fit the adapter pool"
         try:
             if not self.decodes:
                 return encode(engine, [prompt.tokens], [self.kinds], held)
@@ -165,26 +167,26 @@ class Subject:
         finally:
             if engine.runner.adapter_pool is not None:
                 engine.runner.adapter_pool.let_go(held)
-        never = logits.amax(0) <= NEVER
-        return logits[:, : 1 + int((~never).nonzero().max())]
+        masked = logits.amax(0) <= MASKED
+        return logits[:, : 1 + int((~masked).nonzero().max())]
 
     @property
     def expected(self) -> Tensor:
-        """What the reference makes of the first example."""
+        """The reference's output for the first example."""
         return self.cases[0][1]
 
     def off(self, engine: Engine, rows: int = 512) -> float:
-        """How far ours is from the reference: the most of all examples."""
+        """The largest deviation from the reference of all examples."""
         return max(deviation(self.answer(engine, e, rows), expected) for e, expected in self.cases)
 
-    def said(self, example: Example, generated: Sequence[int] = ()) -> Tensor:
-        """What the reference makes of an example, and of tokens that were generated behind it."""
+    def reference_output(self, example: Example, generated: Sequence[int] = ()) -> Tensor:
+        """The reference's output for an example, followed by generated tokens."""
         kinds = None if self.decodes else self.kinds
         tokens = [*example.prompt.tokens, *generated]
-        return self.truth(tokens, kinds, **example.asked(len(generated)))
+        return self.run_reference(tokens, kinds, **example.arguments(len(generated)))
 
     @torch.inference_mode()
-    def truth(
+    def run_reference(
         self, tokens: Sequence[int], kinds: Sequence[int] | None = None, **media: Tensor
     ) -> Tensor:
         """The reference's logits [T, V], its states [T, d] or scores [1, labels], in float32."""
@@ -195,11 +197,11 @@ class Subject:
             out = self.reference(decoder_input_ids=ids, **media)
         else:
             out = self.reference(ids, **media)
-        found: Tensor = out if isinstance(out, Tensor) else answer_of(out)
+        found: Tensor = out if isinstance(out, Tensor) else outputs_of(out)
         return (found[0] if found.dim() == 3 else found).float()
 
-    def truth_tokens(self, prompt: Sequence[int] | Example, count: int) -> list[int]:
-        """The reference's greedy continuation, recomputed from scratch for each token.
+    def reference_tokens(self, prompt: Sequence[int] | Example, count: int) -> list[int]:
+        """The reference's greedy continuation, recomputed from the start for each token.
 
         It ends at a placeholder, which a reference that begins anew takes for one more medium.
         """
@@ -207,7 +209,7 @@ class Subject:
         ends = {*self.inputs.placeholders.values()} if self.record.examples else set[int]()
         tokens: list[int] = []
         while len(tokens) < count and not ends & {*tokens[-1:]}:
-            tokens.append(int(self.said(example, tokens)[-1].argmax()))
+            tokens.append(int(self.reference_output(example, tokens)[-1].argmax()))
         return tokens
 
 
@@ -220,7 +222,7 @@ def takes(function: Any, argument: str) -> bool:
     return argument in inspect.signature(getattr(function, "forward", function)).parameters
 
 
-def answer_of(out: Any) -> Tensor:
+def outputs_of(out: Any) -> Tensor:
     """The logits of a reference's output, or its last hidden states."""
     found: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
     return found
@@ -241,10 +243,10 @@ def encode(
     return hidden.float().cpu()
 
 
-def deviation(ours: Tensor, truth: Tensor) -> float:
-    """max |ours - truth| as a share of the truth's standard deviation; inf where not finite."""
-    share = float((ours - truth).abs().max() / truth.std())
-    return share if share == share else float("inf")
+def deviation(ours: Tensor, expected: Tensor) -> float:
+    """max |ours - expected| divided by the standard deviation of `expected`; inf if not finite."""
+    ratio = float((ours - expected).abs().max() / expected.std())
+    return ratio if ratio == ratio else float("inf")  # NaN
 
 
 @contextmanager
@@ -255,9 +257,9 @@ def subject(
     config: Mapping[str, Any] | None = None,
     std: float = STD,
 ) -> Iterator[Subject]:
-    """Build the reference of an architecture's tiny config, save it, and hand both over.
+    """Build the reference of an architecture's tiny config and save it as a checkpoint.
 
-    Raises PluginError where the record names no reference or no tiny config.
+    Raises PluginError if the record has no reference or no tiny config.
     """
     record: Architecture = plugins.get("architectures", name)
     shape = dict(record.tiny or {}) if config is None else dict(config)
@@ -273,8 +275,8 @@ def greedy(
     count: int,
     mixtures: Sequence[Mixture] = (),
 ) -> list[list[int]]:
-    """Greedy continuations of all prompts in one batch, each under its own adapters."""
-    rules = Sampling(temperature=0, max_tokens=count, ignore_eos=True)
+    """Greedy continuations of all prompts in one batch, each with its own adapters."""
+    sampling = Sampling(temperature=0, max_tokens=count, ignore_eos=True)
     for i, each in enumerate(prompts):
         prompt = each if isinstance(each, Prompt) else Prompt(tokens=list(each))
         engine.submit(
@@ -283,7 +285,7 @@ def greedy(
                 tokens=prompt.tokens,
                 items=prompt.items,
                 positions=prompt.positions,
-                sampling=rules,
+                sampling=sampling,
             ),
             mixtures[i] if mixtures else EMPTY,
         )

@@ -1,8 +1,8 @@
-"""What the conformance kit adds to pytest:
+"""The pytest plugin of the conformance kit:
 
     pytest --ostro-arch NAME [--ostro-plugin PATH] [--ostro-report FILE.json] --pyargs ostro.testing
 
-It is loaded by every pytest in reach of ostro, so nothing heavy is imported here.
+Every pytest run with ostro installed loads this module, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ostro-report",
         metavar="FILE",
-        help="write what passed of which architecture to this file, as JSON",
+        help="write the outcome of each check to this file, as JSON",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have Triton interpret where no GPU is, before anything imports it."""
+    """Enable Triton's interpreter without a GPU, before anything imports triton."""
     if config.getoption("ostro_arch") or config.getoption("ostro_report"):
         from ostro.plugins.conformance.kernels import interpret
         from ostro.plugins.conformance.report import ReportCollector
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the table of what was asked for, and write the file."""
+    """Print the table of `--ostro-arch`, and write the file of `--ostro-report`."""
     report = config.stash.get(REPORT, None)
     if report is None or not report.outcomes:
         return

@@ -1,12 +1,12 @@
-"""What an architecture is compared with.
+"""References: the models with which architectures are compared.
 
 A record's `reference` is one of
 
-- `transformers:LlamaForCausalLM`: a class with `config_class` and `save_pretrained`, made of the
-  record's `tiny` config.
-- `ostro_arch_x.reference:Plain`: a `torch.nn.Module` of the plugin, made of the plugin's own
-  Config. The names in its state dict are those of checkpoints; called with ids [1, T] int64 it
-  gives logits [1, T, V], or an object that has them as `logits`.
+- `transformers:LlamaForCausalLM`: a class with `config_class` and `save_pretrained`, built from
+  the record's `tiny` config.
+- `ostro_arch_x.reference:Plain`: a `torch.nn.Module` of the plugin, built from the plugin's
+  Config. The names of its state dict are those of checkpoints; called with ids [1, T] int64 it
+  returns logits [1, T, V], or an object with the attribute `logits`.
 - `ostro_arch_x:golden.safetensors`: logits in a file of the plugin's package, see `golden`.
 """
 
@@ -29,21 +29,21 @@ from ostro.plugins.conformance.weights import construct, reinitialise
 def build(
     record: Architecture, shape: Mapping[str, Any], std: float, plugins: PluginManager
 ) -> Any:
-    """The reference of a record, made of the config `shape`, its weights drawn with spread `std`.
+    """The reference of a record, built from the config `shape`, with weights drawn from N(0, std).
 
-    Raises PluginError where the record names none, or golden logits beside examples.
+    Raises PluginError if the record has no reference, or golden logits and examples.
     """
     if record.reference is None or not shape:
         lacking = "reference" if record.reference is None else "tiny config"
         raise PluginError(
-            f"{record.name}: its record names no {lacking}, so it cannot be tested; "
-            "docs/testing.md says what to give"
+            f"{record.name}: its record has no {lacking}, so it cannot be tested; "
+            "add one, see docs/testing.md"
         )
     if record.reference.endswith(".safetensors"):
         if record.examples:
             raise PluginError(
-                f"{record.name}: golden logits know text alone, and its record names examples; "
-                "name a reference that takes media"
+                f"{record.name}: golden logits support text only, and the record has examples; "
+                "declare a reference that takes media"
             )
         return golden.read(record.reference, std)
     made = construct(record, resolve(record.reference), shape, plugins)

@@ -1,4 +1,4 @@
-"""What passed: a line for each check, a column for each architecture."""
+"""The conformance report: a table with a row per check and a column per architecture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNS = {"passed": "[green]passed[/]", "failed": "[red]failed[/]"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check of one architecture ended: passed, failed or skipped, why and in how long."""
+    """The result of one check of one architecture: passed, failed or skipped."""
 
     status: str
     reason: str = ""
@@ -25,13 +25,15 @@ class Outcome:
 
 
 class ReportCollector:
-    """Collects the outcomes of a test run, as a plugin of pytest."""
+    """A pytest plugin that collects the outcomes of a test run."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, dict[str, Outcome]] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Note of every check what it is, where other processes see it too."""
+        """Tag each check with its architecture and name; user properties reach xdist's main
+        process.
+        """
         for item in items:
             params = getattr(getattr(item, "callspec", None), "params", {})
             name = params.get("tiny") or getattr(getattr(item, "cls", None), "name", None)
@@ -46,7 +48,7 @@ class ReportCollector:
                 self.outcomes.setdefault(architecture, {})[check] = outcome
 
     def table(self) -> str:
-        """The outcomes as text, with the reasons of what was skipped below."""
+        """The outcomes as text, followed by the reasons of skipped checks."""
         checks = dict.fromkeys(check for found in self.outcomes.values() for check in found)
         table = Table("check", *self.outcomes, title="ostro conformance")
         for check in checks:
@@ -62,7 +64,7 @@ class ReportCollector:
         return text.get()
 
     def write(self, file: str | Path) -> None:
-        """As JSON: {architecture: {check: {status, reason, seconds}}}."""
+        """Write JSON: {architecture: {check: {status, reason, seconds}}}."""
         found: Mapping[str, object] = {
             name: {check: asdict(outcome) for check, outcome in checks.items()}
             for name, checks in self.outcomes.items()
@@ -71,7 +73,7 @@ class ReportCollector:
 
 
 def reason(report: pytest.TestReport) -> str:
-    """Why a test did not pass: what a skip said, or the last lines of what failed."""
+    """The reason of a skip, or the message of a failure."""
     if report.passed:
         return ""
     if isinstance(report.longrepr, tuple):

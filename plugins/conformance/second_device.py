@@ -1,9 +1,9 @@
-"""A second device for machines that have one: cpu:1, in the CPU's memory, with tensors of its own.
+"""A simulated second device, cpu:1, for tests of placement on machines with one device.
 
-torch drops a CPU's index, so that every tensor is on "cpu". While a `StandIn` is in force, tensors
-that were made on cpu:1 or moved there say so, and so does all that is computed from them. As with
-two GPUs, an operation on tensors of both is an error, whatever native kernels would make of it:
-what passes has moved everything explicitly.
+torch drops the index of a CPU device, so every tensor is on "cpu". While a `SimulatedDevice` is
+active, tensors that were created on cpu:1 or moved there report that device, as do results computed
+from them. As with two GPUs, an operation on tensors of both devices is an error, so a test passes
+only if all transfers are explicit.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from ostro.core.ops import Op
-from ostro.plugins.conformance.kernel_parity import inside
+from ostro.plugins.conformance.kernel_parity import tensors_in
 
 CPU, SECOND = torch.device("cpu"), torch.device("cpu", 1)
 
 ACROSS = frozenset({"copy_", "__set__", "_has_compatible_shallow_copy_type"})
-"""What may be handed tensors of both devices: a copy, and a tensor that gets other data."""
+"""Functions that accept tensors of both devices: copies, and assignment of `Tensor.data`."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """A tensor that went from one device to the other."""
+    """A transfer of a tensor between devices."""
 
     source: torch.device
     target: torch.device
@@ -38,9 +38,10 @@ class Move:
     shape: tuple[int, ...]
 
 
-class StandIn(TorchFunctionMode):
-    """What is on cpu:1: the storages, by address, that are alive. `moves` and `peak` (bytes on
-    cpu:1) may be reset at any time.
+class SimulatedDevice(TorchFunctionMode):
+    """Tracks the tensors on cpu:1, by the address of their live storages.
+
+    Tests may reset `moves` and `peak` (bytes on cpu:1) at any time.
     """
 
     def __init__(self) -> None:
@@ -61,8 +62,8 @@ class StandIn(TorchFunctionMode):
         known = self.held.get(tensor.untyped_storage()._cdata)
         return CPU if known is None or known[0].expired() else SECOND
 
-    def take(self, tensor: Tensor) -> None:
-        """Count a tensor to cpu:1."""
+    def add(self, tensor: Tensor) -> None:
+        """Mark a tensor as on cpu:1."""
         storage = tensor.untyped_storage()
         if self.device(tensor) == CPU:
             self.held[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
@@ -77,29 +78,34 @@ class StandIn(TorchFunctionMode):
         if name in ("to", "cpu"):
             return self.move(func, args, kwargs)
         if name == "numpy" and self.device(args[0]) == SECOND:
-            raise TypeError("a tensor on cpu:1 has to be moved to the CPU first")
-        asked = kwargs.get("device")
-        if asked is not None:
-            return self.adopt(func(*args, **{**kwargs, "device": here(asked)}), torch.device(asked))
-        tensors = list(inside((args, kwargs)))
+            raise TypeError("a tensor on cpu:1 must be moved to the CPU first")
+        requested = kwargs.get("device")
+        if requested is not None:
+            return self.mark(
+                func(*args, **{**kwargs, "device": physical(requested)}), torch.device(requested)
+            )
+        tensors = list(tensors_in((args, kwargs)))
         device = self.device(tensors[0]) if name in ACROSS else self.common(name, tensors)
-        return self.adopt(func(*args, **kwargs), device)
+        return self.mark(func(*args, **kwargs), device)
 
     def run(self, op: Op, *args: Any, **kwargs: Any) -> Any:
-        """An operation of ours, whole: kernels for the CPU do not say which one they work on."""
-        device = self.common(op.name, list(inside((args, kwargs))))
+        """Run an ostro operation as a unit: its CPU kernels do not dispatch through torch."""
+        device = self.common(op.name, list(tensors_in((args, kwargs))))
         with torch._C.DisableTorchFunction():
-            return self.adopt(op.kernel(*args, **kwargs), device)
+            return self.mark(op.kernel(*args, **kwargs), device)
 
-    def adopt(self, out: Any, device: torch.device) -> Any:
-        """What was made on a device is there."""
+    def mark(self, out: Any, device: torch.device) -> Any:
+        """Mark the tensors of a result as on `device`."""
         if device == SECOND:
-            for tensor in inside([out]):
-                self.take(tensor)
+            for tensor in tensors_in([out]):
+                self.add(tensor)
         return out
 
     def common(self, name: str, tensors: list[Tensor]) -> torch.device:
-        """The one device of an operation's tensors; numbers on the CPU go with any."""
+        """The device of an operation's tensors; CPU scalars combine with any device.
+
+        Raises RuntimeError for tensors on several devices.
+        """
         devices = [(self.device(tensor), tensor.dim()) for tensor in tensors]
         if SECOND not in (device for device, _ in devices):
             return CPU
@@ -111,17 +117,19 @@ class StandIn(TorchFunctionMode):
     def move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         tensor = args[0]
         source, target = self.device(tensor), self.target(func, args, kwargs)
-        kwargs = {k: here(x) if names_device(x) else x for k, x in kwargs.items()}
-        out: Tensor = func(*(here(x) if names_device(x) else x for x in args), **kwargs)
+        kwargs = {k: physical(x) if names_device(x) else x for k, x in kwargs.items()}
+        out: Tensor = func(*(physical(x) if names_device(x) else x for x in args), **kwargs)
         if target != source:
             out = out.clone() if shared(out, tensor) else out
             self.moves.append(Move(source, target, out.dtype, tuple(out.shape)))
         if target == SECOND:
-            self.take(out)
+            self.add(out)
         return out
 
     def target(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
-        """Where a move goes: a device, another tensor's, or the tensor's own."""
+        """The target of a transfer: a device argument, another tensor's device, or the tensor's
+        own.
+        """
         if func.__name__ == "cpu":
             return CPU
         for value in (*args[1:], *kwargs.values()):
@@ -136,8 +144,8 @@ def names_device(value: Any) -> bool:
     return isinstance(value, str | torch.device)
 
 
-def here(device: Any) -> torch.device:
-    """A device as torch is told of it."""
+def physical(device: Any) -> torch.device:
+    """The device that torch receives in place of a simulated one."""
     return CPU if torch.device(device) == SECOND else torch.device(device)
 
 
@@ -146,13 +154,13 @@ def shared(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def second_device() -> Iterator[StandIn]:
-    """A machine with two CPU devices, "cpu" and "cpu:1", neither of which packs for oneDNN."""
+def second_device() -> Iterator[SimulatedDevice]:
+    """Simulate a machine with two CPU devices, "cpu" and "cpu:1", without packing for oneDNN."""
     with (
         patch("torch.cpu.device_count", return_value=2),
         patch("torch.backends.mkldnn.is_available", return_value=False),
         patch("torch.ops.mkldnn._is_mkldnn_bf16_supported", return_value=False),
-        StandIn() as device,
+        SimulatedDevice() as device,
         patch.object(Op, "__call__", lambda *args, **kwargs: device.run(*args, **kwargs)),
     ):
         yield device

@@ -1,4 +1,4 @@
-"""Tiny models, and weights with a spread at which bugs show."""
+"""Construction of tiny models, and random weights at which bugs show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def read_config(
     plugins: PluginManager,
     allow: Sequence[str] = (),
 ) -> tuple[ModelConfig, Names]:
-    """What a record makes of a config.json, and its names; a body's as well."""
+    """The config and names that a record makes of a config.json, also for the transformers
+    backend.
+    """
     settings = Settings(allow_config=allow)
     config, _, names = parts(record, raw, torch.float32, settings, plugins)
     return config, names
@@ -32,29 +34,28 @@ def read_config(
 def construct(
     record: Architecture, cls: Any, shape: Mapping[str, Any], plugins: PluginManager
 ) -> Any:
-    """A class of transformers made of its own config, or a plain module made of the plugin's."""
+    """Build a transformers class from its own config, or a plain module from the plugin's."""
     if hasattr(cls, "config_class"):
         return cls(cls.config_class(**shape)).eval().float()
     return cls(read_config(record, shape, plugins)[0]).eval().float()
 
 
 def reinitialise(model: torch.nn.Module, std: float, seed: int = SEED) -> None:
-    """Give weights a spread at which bugs show: matrices N(0, std), norms 1 + N(0, std) or N(0,
-    std) where the model adds the 1 itself, biases N(0, std). Buffers that a checkpoint holds count
-    as weights."""
+    """Draw weights at which bugs show: matrices and biases N(0, std), norms N(1, std), or N(0, std)
+    if the model adds the 1 itself. Persistent buffers count as weights."""
     held = model.state_dict(keep_vars=True).items()
-    draw([(tensor, centre(name, tensor)) for name, tensor in held], std, seed)
+    draw([(tensor, mean_of(name, tensor)) for name, tensor in held], std, seed)
 
 
-def centre(name: str, tensor: Tensor) -> float:
-    """What a weight is drawn around."""
+def mean_of(name: str, tensor: Tensor) -> float:
+    """The mean of a weight's distribution."""
     norm = "norm" in name.lower() and tensor.dim() == 1
     return 1.0 if norm and float(tensor.detach().float().mean()) > 0.5 else 0.0
 
 
 @torch.no_grad()
 def draw(tensors: Iterable[tuple[Tensor, float]], std: float, seed: int = SEED) -> None:
-    """Fill floating-point tensors in order, each N(its centre, std), from one generator."""
+    """Fill floating-point tensors in order, each from N(mean, std), with one generator."""
     generator = torch.Generator().manual_seed(seed)
     for tensor, mean in tensors:
         if tensor.is_floating_point():

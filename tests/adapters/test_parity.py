@@ -202,7 +202,7 @@ def test_a_batch_of_several_draws_what_peft_draws(
     example, asked = served.subject.examples[0], ["plain", "", "long", "plain", ""]
     said = served.greedy([(example, [name] if name else []) for name in asked], 8)
     expected = {
-        name: wrapped(served.subject, model).truth_tokens(example, 8)
+        name: wrapped(served.subject, model).reference_tokens(example, 8)
         for name, model in models.items()
     }
     assert said == [expected[name] for name in asked]
@@ -219,7 +219,7 @@ def test_two_adapters_add_up_as_in_peft(serve: Serve, tmp_path: Path) -> None:
             if hasattr(module, "set_scale"):
                 module.set_scale(name, share)
     example, base = served.subject.cases[0]
-    truth = wrapped(served.subject, model).said(example)
+    truth = wrapped(served.subject, model).reference_output(example)
     assert distance(base, truth) > FELT
     assert distance(served.answer(example, shares), truth) <= BAR
 
@@ -275,7 +275,7 @@ def test_experts_may_be_linears_as_in_transformers_4(
     unstack(tmp_path, old=base == "mixtral")
     served.load("it", tmp_path)
     for example, base_answer in served.subject.cases:
-        truth = theirs.said(example)
+        truth = theirs.reference_output(example)
         assert distance(base_answer, truth) > FELT
         assert distance(served.answer(example, ["it"]), truth) <= BAR
 
@@ -385,4 +385,4 @@ def test_every_mutant_fails_parity(
     spoil(monkeypatch)
     served.load("it", tmp_path)
     example = served.subject.examples[0]
-    assert distance(served.answer(example, ["it"]), theirs.said(example)) > RED
+    assert distance(served.answer(example, ["it"]), theirs.reference_output(example)) > RED

@@ -108,7 +108,9 @@ def test_one_medium_under_several_adapters(name: str, serve: Serve, tmp_path: Pa
         models[adapter] = train(served.subject.reference, tmp_path / adapter, **config)
         served.load(adapter, tmp_path / adapter)
     example = next(e for e in served.subject.examples if e.prompt.items)
-    truths = {k: wrapped(served.subject, model).said(example) for k, model in models.items()}
+    truths = {
+        k: wrapped(served.subject, model).reference_output(example) for k, model in models.items()
+    }
     assert distance(truths["one"], truths["two"]) > FELT
     for adapter in ("", "one", "two", "text", "one", "", "two"):
         answer = served.answer(example, [adapter] if adapter else [])
@@ -116,7 +118,7 @@ def test_one_medium_under_several_adapters(name: str, serve: Serve, tmp_path: Pa
     asked = [*models, *models]
     drawn = served.greedy([(example, [a] if a else []) for a in asked], 6)
     for adapter, tokens in zip(asked, drawn, strict=True):
-        assert tokens == wrapped(served.subject, models[adapter]).truth_tokens(example, 6)
+        assert tokens == wrapped(served.subject, models[adapter]).reference_tokens(example, 6)
     assert len({tuple(tokens) for tokens in drawn[:3]}) > 1, "all of them say the same"
 
 
@@ -128,7 +130,7 @@ def test_half_of_a_tower_s_adapter_is_half_of_it(serve: Serve, tmp_path: Path) -
     for adapter in ("whole", "half"):
         served.load(adapter, tmp_path / adapter)
     example = next(e for e in served.subject.examples if e.prompt.items)
-    truth = wrapped(served.subject, model).said(example)
+    truth = wrapped(served.subject, model).reference_output(example)
     assert distance(served.answer(example, {"whole": 1.0}), truth) > RED
     assert distance(served.answer(example, {"whole": 0.5}), truth) <= BAR
 
@@ -170,5 +172,5 @@ def test_names_may_be_those_of_transformers_4(name: str, serve: Serve, tmp_path:
     save_file(held, file)
     served.load("it", tmp_path)
     for example, _ in served.subject.cases:
-        truth = wrapped(served.subject, model).said(example)
+        truth = wrapped(served.subject, model).reference_output(example)
         assert distance(served.answer(example, ["it"]), truth) <= BAR

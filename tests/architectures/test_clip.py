@@ -30,7 +30,7 @@ from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Mutant, Settings
 from ostro.core.step import ROWS
-from ostro.plugins.conformance.architecture import ArchitectureTests, Nudge
+from ostro.plugins.conformance.architecture import ArchitectureTests, NonzeroDelta
 from ostro.plugins.conformance.parity import BAR, RED, STD, deviation, reinitialise
 
 TEXTS = ([1, 5, 9, 2, 0, 0], [1, 7, 2, 2, 2, 2], [1, 90, 80, 70, 60, 2])
@@ -191,7 +191,7 @@ def test_a_delta_on_any_linear_of_the_tower_is_heard(
     before = states(home)
     for path, module in home.named_modules():
         if isinstance(module, Linear):
-            module.deltas.append(Nudge())
+            module.deltas.append(NonzeroDelta())
             assert not torch.equal(states(home), before), path
             module.deltas.clear()
 

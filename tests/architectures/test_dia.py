@@ -40,7 +40,7 @@ from ostro.core.nn import Embedding, Linear
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Mutant, Settings
 from ostro.core.step import ROWS, Step
-from ostro.plugins.conformance.architecture import Nudge
+from ostro.plugins.conformance.architecture import NonzeroDelta
 from ostro.plugins.conformance.parity import BAR, RED, SMALL, deviation
 from ostro.plugins.conformance.second_device import second_device
 
@@ -230,7 +230,7 @@ def test_adapter_deltas_reach_every_linear(dia: Dia, plugins: PluginManager, tru
     before = predicted(model, truth.texts, truth.codes[:4])
     for path, module in model.named_modules():
         if isinstance(module, Linear | Embedding):
-            module.deltas.append(Nudge())
+            module.deltas.append(NonzeroDelta())
             if torch.equal(predicted(model, truth.texts, truth.codes[:4]), before):
                 silent.append(path)
             module.deltas.clear()
@@ -241,7 +241,7 @@ def test_every_linear_knows_whose_rows_it_sees(dia: Dia, plugins: PluginManager)
     """One speech's mixture of adapters reaches every linear, row by row."""
     model, seen = load(dia.folder, plugins), set[str]()
 
-    class Watch(Nudge):
+    class Watch(NonzeroDelta):
         def __init__(self, path: str) -> None:
             self.path = path
 

@@ -17,7 +17,7 @@ from ostro.core.records import Architecture
 from ostro.plugins.conformance import references
 from ostro.plugins.conformance.architecture import given
 from ostro.plugins.conformance.checks import answers
-from ostro.plugins.conformance.formats import STD, assert_grid, formats, some, wide
+from ostro.plugins.conformance.formats import STD, assert_grid, formats, sample_formats, wide
 from ostro.plugins.conformance.parity import Subject
 
 BODY = Architecture(
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     plugins = given(metafunc.config)
     records = plugins.collect("architectures").values()
     names = [r.name for r in records if answers(r) and r.wide is not None] + [BODY.name]
-    quick = some(plugins, BODY.name)
+    quick = sample_formats(plugins, BODY.name)
     cells = [
         pytest.param(name, format, marks=() if name == BODY.name and format in quick else SLOW)
         for name in names

@@ -234,7 +234,7 @@ def test_logits_equal_transformers(
     arch = case if case == "mixtral" else None  # which calls itself llama
     model = loaded(tmp_path / "model.gguf", plugins, arch=arch)
     logits = tiny.engine(model).runner.logits(tiny.prompt)
-    assert deviation(logits, tiny.truth(tiny.prompt)) <= BAR
+    assert deviation(logits, tiny.run_reference(tiny.prompt)) <= BAR
     if format == "Q8_0":
         assert any("Q8_0 (8 bits" in line for line in model.explain)
 
@@ -295,7 +295,7 @@ def test_windows_may_be_listed(
     """Newer files of gemma state the pattern; the one that is the family's changes nothing."""
     tiny = references("gemma3")
     convert(tiny.reference, tmp_path / "model.gguf", ("F32",))
-    truth = tiny.truth(tiny.prompt)
+    truth = tiny.run_reference(tiny.prompt)
     key = "gemma3.attention.sliding_window_pattern"
     same = ([True] * 5 + [False], 6)
     others = ([False] + [True] * 5, 3)

@@ -96,7 +96,7 @@ def test_logits_equal_transformers(name: str, format: str, tmp_path: Path) -> No
         asked = Settings(dtype="float32", device="cpu", exact=True)
         model = load_model(tmp_path / "model.gguf", asked, plugins)
         logits = tiny.engine(model).runner.logits(tiny.prompt)
-        assert deviation(logits, tiny.truth(tiny.prompt)) <= BAR
+        assert deviation(logits, tiny.run_reference(tiny.prompt)) <= BAR
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -27,13 +27,13 @@ class TestMixtral(ArchitectureTests):
         loaded = load_model(tmp_path, asked, tiny.plugins)
         assert "model.layers.0.mlp.experts.gate_up_proj" in loaded.container.tensors
         logits = tiny.engine(loaded).runner.logits(tiny.prompt)
-        assert deviation(logits, tiny.truth(tiny.prompt)) <= BAR
+        assert deviation(logits, tiny.run_reference(tiny.prompt)) <= BAR
 
     def test_rows_are_reproducible(self, tiny: Subject) -> None:
         runner = tiny.engine(deterministic=True).runner
         whole = runner.logits(tiny.prompt)
         assert torch.equal(runner.logits(tiny.prompt, 1), whole)
-        assert deviation(whole, tiny.truth(tiny.prompt)) <= BAR
+        assert deviation(whole, tiny.run_reference(tiny.prompt)) <= BAR
 
     def test_experts_that_cannot_be(self, plugins: PluginManager) -> None:
         from ostro.architectures.mixtral.model import Config

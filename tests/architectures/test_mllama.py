@@ -52,7 +52,7 @@ class TestMllama(ImageTests):
         ids, tiny.reference.unseeing = torch.tensor([prompt.tokens]), 0
         plain = transformers.MllamaForConditionalGeneration.forward
         with torch.inference_mode():
-            expected = plain(tiny.reference, ids, **example.asked()).logits[0]
+            expected = plain(tiny.reference, ids, **example.arguments()).logits[0]
         off = deviation(tiny.answer(tiny.engine(), example), expected)
         assert off > RED if before else off <= BAR
 
@@ -69,7 +69,7 @@ class TestMllama(ImageTests):
             states = runner.model.encode([runner.medium(item) for item in made], ROWS)
         for item, (ours,) in zip(made, states, strict=True):
             prompt = Prompt(tokens=[IMAGE], items=[replace(item, since=0)])
-            asked = Example(prompt, reference(prompt)).asked()
+            asked = Example(prompt, reference(prompt)).arguments()
             del asked["cross_attention_mask"]
             model = tiny.reference.model
             with torch.inference_mode():

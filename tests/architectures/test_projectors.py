@@ -78,7 +78,9 @@ def off(made: Subject, loaded: LoadedModel) -> float:
     """How far a model is from the reference on prompts with media."""
     engine = made.engine(loaded)
     return max(
-        deviation(made.answer(engine, each), made.said(each)[:, : loaded.config.vocab_size])
+        deviation(
+            made.answer(engine, each), made.reference_output(each)[:, : loaded.config.vocab_size]
+        )
         for each in examples(made, dict(loaded.raw_config))
     )
 
@@ -114,7 +116,7 @@ def test_towers_are_quantized_at_load(
     assert held == {layer.path: layer.formats for layer in hub.layers}
     asked = examples(sighted, dict(ours.raw_config))[0]
     said = [sighted.answer(sighted.engine(each), asked) for each in (ours, hub)]
-    assert deviation(*said) <= BAR < deviation(said[0], sighted.said(asked))
+    assert deviation(*said) <= BAR < deviation(said[0], sighted.reference_output(asked))
 
 
 def test_the_text_alone_stays_a_model_of_text(

@@ -27,7 +27,7 @@ class TestQwen3Moe(ArchitectureTests):
         config = {**plugins.get("architectures", self.name).tiny, **changes}
         with subject(plugins, self.name, config=config) as made:
             logits = made.engine().runner.logits(made.prompt)
-            assert deviation(logits, made.truth(made.prompt)) <= BAR
+            assert deviation(logits, made.run_reference(made.prompt)) <= BAR
 
     @pytest.mark.parametrize(
         ("changes", "said"),

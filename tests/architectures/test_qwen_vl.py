@@ -29,7 +29,7 @@ class SightTests(ArchitectureTests):
 
     def test_positions_equal_the_references(self, tiny: Subject) -> None:
         for example in seeing(tiny):
-            prompt, asked = example.prompt, example.asked()
+            prompt, asked = example.prompt, example.arguments()
             asked = {name: value for name, value in asked.items() if "pixel" not in name}
             ids = torch.tensor([prompt.tokens])
             expected, after = tiny.reference.model.get_rope_index(input_ids=ids, **asked)
@@ -44,9 +44,9 @@ class SightTests(ArchitectureTests):
             tiny.reference.model.rope_deltas = None
             ids = torch.tensor([example.prompt.tokens])
             out = tiny.reference.generate(
-                ids, **example.asked(), max_new_tokens=8, do_sample=False, eos_token_id=-1
+                ids, **example.arguments(), max_new_tokens=8, do_sample=False, eos_token_id=-1
             )
-            truth = tiny.truth_tokens(example, 8)
+            truth = tiny.reference_tokens(example, 8)
             assert out[0, ids.shape[1] :].tolist()[: len(truth)] == truth
 
 

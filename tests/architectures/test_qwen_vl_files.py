@@ -121,7 +121,7 @@ def test_the_texts_part_is_read_from_gguf(
         convert(made, arch, file)
         ours = Subject(made.record, made.reference, file, plugins, shape)
         logits = made.engine(ours.load(arch=None)).runner.logits(made.prompt)
-        assert deviation(logits, made.truth(made.prompt)) <= BAR
+        assert deviation(logits, made.run_reference(made.prompt)) <= BAR
 
 
 def convert(made: Subject, arch: str, file: Path) -> None:

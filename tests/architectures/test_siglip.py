@@ -23,8 +23,13 @@ from ostro.core.nn import Linear
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.step import ROWS
-from ostro.plugins.conformance.architecture import ArchitectureTests, Nudge
-from ostro.plugins.conformance.formats import assert_same, formats, some, wide
+from ostro.plugins.conformance.architecture import ArchitectureTests, NonzeroDelta
+from ostro.plugins.conformance.formats import (
+    assert_matches_dequantized,
+    formats,
+    sample_formats,
+    wide,
+)
 from ostro.plugins.conformance.parity import BAR, RED, STD, Subject, deviation, subject
 
 SIDE = 24
@@ -78,7 +83,7 @@ class TestSiglip(ArchitectureTests):
         before = seen(model)
         for path, module in model.named_modules():
             if isinstance(module, Linear):
-                module.deltas.append(Nudge())
+                module.deltas.append(NonzeroDelta())
                 assert not torch.equal(seen(model), before), path
                 module.deltas.clear()
 
@@ -103,9 +108,11 @@ class TestSiglip(ArchitectureTests):
         self, plugins: PluginManager, every: bool
     ) -> None:
         with wide(plugins, plugins.get("architectures", "siglip")) as made:
-            for format in formats(plugins) if every else some(plugins, "siglip"):
+            for format in formats(plugins) if every else sample_formats(plugins, "siglip"):
                 loaded = made.load(quant=format, exact=True)
-                assert_same(loaded, plugins, format, lambda model=loaded.model: [seen(model)])
+                assert_matches_dequantized(
+                    loaded, plugins, format, lambda model=loaded.model: [seen(model)]
+                )
 
     def test_it_reads_no_text(self, tiny: Subject) -> None:
         with pytest.raises(Unsupported, match="no text"):

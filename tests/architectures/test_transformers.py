@@ -218,7 +218,7 @@ def test_bfloat16_is_what_transformers_computes(plugins: PluginManager) -> None:
     with body(plugins, "Olmo2ForCausalLM", std=0.1) as made:
         exact = made.expected
         made.reference.bfloat16()
-        theirs = deviation(made.truth(made.prompt), exact)
+        theirs = deviation(made.run_reference(made.prompt), exact)
         loaded = made.load(dtype="bfloat16")
         weights = {p.dtype for p in loaded.model.parameters()}
         assert weights == {torch.bfloat16}

@@ -35,7 +35,7 @@ class TestWhisper(ArchitectureTests):
             [item] = example.prompt.items
             with torch.inference_mode():
                 [(states,)] = runner.model.encode([runner.medium(item)], ROWS)
-                expected = tiny.reference.model.encoder(**example.asked()).last_hidden_state[0]
+                expected = tiny.reference.model.encoder(**example.arguments()).last_hidden_state[0]
             assert deviation(states, expected) <= BAR
 
     def test_another_sound_is_another_answer(self, tiny: Subject) -> None:

@@ -185,7 +185,7 @@ def test_the_example_is_a_plugin_and_its_logits_are_right(example: Path) -> None
     assert manager.architecture_for(["ArceeForCausalLM"]).name == "arcee"
     with subject(manager, "arcee") as made:
         logits = made.engine().runner.logits(made.prompt)
-        assert deviation(logits, made.truth(made.prompt)) <= BAR
+        assert deviation(logits, made.run_reference(made.prompt)) <= BAR
 
 
 def test_the_example_of_an_adapter_kind_is_a_plugin(

@@ -86,7 +86,7 @@ def compare(tiny: Subject, file: Path, asked: str | None) -> float:
     engine = tiny.engine(load_model(file, settings, tiny.plugins))
     if not tiny.decodes:
         return deviation(tiny.answer(engine), tiny.expected)
-    return deviation(engine.runner.logits(tiny.prompt), tiny.truth(tiny.prompt))
+    return deviation(engine.runner.logits(tiny.prompt), tiny.run_reference(tiny.prompt))
 
 
 def compare_media(tiny: Subject, folder: Path) -> float:
@@ -103,7 +103,7 @@ def compare_media(tiny: Subject, folder: Path) -> float:
                 items=example.prompt.items,
                 positions=example.prompt.positions,
             )
-            found.append(deviation(ours, tiny.said(example)))
+            found.append(deviation(ours, tiny.reference_output(example)))
     return max(found)
 
 

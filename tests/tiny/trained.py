@@ -193,7 +193,7 @@ def compare(served: Served, folder: Path, *, rows: int = 512, **config: Any) -> 
     theirs = wrapped(subject, train(subject.reference, folder, **config))
     adapter = served.load("it", folder)
     for example, base in subject.cases:
-        truth = theirs.said(example)
+        truth = theirs.reference_output(example)
         changed, off = distance(base, truth), distance(served.answer(example, ["it"], rows), truth)
         assert off <= BAR, f"{off = } {changed = }"
         if example.prompt.items or len(subject.cases) == 1:

@@ -1,8 +1,7 @@
-"""Changes that would undo a bug: what a port is likely to have got wrong, turned the other way.
+"""Candidate fixes: changes of a loaded model that would undo a likely porting bug.
 
-`changes` looks at a model, however wrong it is, and at its checkpoint's config.json, and yields
-what could be otherwise. A change's name says what ought to hold: where applying it makes the model
-equal to its reference, that is the bug.
+`changes` yields them for the modules of a model and its config.json. The name of a change states
+the correct behaviour: if the change makes the model match its reference, its opposite is the bug.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from collections.abc import Iterator
 
 from ostro.core.nn import Model
 from ostro.core.records import Mutant
-from ostro.plugins.conformance.fixes import attention, blocks, whole
+from ostro.plugins.conformance.fixes import attention, blocks, model
 from ostro.plugins.conformance.fixes.change import Raw, applied
 
 __all__ = ["applied", "changes"]
 
 
-def changes(model: Model, raw: Raw) -> Iterator[Mutant]:
-    """Everything that could be otherwise in a loaded model; `raw` is its config.json."""
-    for module in (attention, blocks, whole):
+def changes(loaded: Model, raw: Raw) -> Iterator[Mutant]:
+    """All candidate fixes of a loaded model; `raw` is its config.json."""
+    for module in (attention, blocks, model):
         for kind in module.KINDS:
-            yield from kind(model, raw)
+            yield from kind(loaded, raw)

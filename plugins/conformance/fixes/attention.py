@@ -1,4 +1,4 @@
-"""Changes of attention: rotation, scale, caps, windows, norms on the heads."""
+"""Candidate fixes of attention: rope, scale, softcap, windows, query and key norms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from ostro.core.nn import (
     Rope,
 )
 from ostro.core.records import Mutant
-from ostro.plugins.conformance.fixes.change import Raw, change, of, put, settings, told, wrap
+from ostro.plugins.conformance.fixes.change import (
+    Raw,
+    change,
+    config_numbers,
+    modules_of,
+    set_value,
+    settings,
+    wrap,
+)
 from ostro.plugins.conformance.mutants import retable
 
 ATTENTIONS = (Attention, LatentAttention, EncoderAttention)
@@ -28,26 +36,27 @@ THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)
 
 
 def ropes(model: Model, raw: Raw) -> Iterator[Mutant]:
-    found = of(model, Rope)
-    for way in (True, False):
-        said = ("adjacent", "halves") if way else ("halves", "adjacent")
-        name = "rope pairs {} instead of {}".format(*said)
-        yield from settings(found, "interleaved", {name: way})
-    for theta in dict.fromkeys((*THETAS, *told(raw, "rope_theta"))):
+    found = modules_of(model, Rope)
+    layouts = {
+        "rope pairs adjacent instead of halves": True,
+        "rope pairs halves instead of adjacent": False,
+    }
+    yield from settings(found, "interleaved", layouts)
+    for theta in dict.fromkeys((*THETAS, *config_numbers(raw, "rope_theta"))):
         if any(rope.rule.get("rope_theta") != theta for rope in found):
             do = partial(retable, rope_theta=theta)
             yield from change(f"rope theta {theta:g}", found, do)
-    for part in dict.fromkeys((0.25, 0.5, 1.0, *told(raw, "partial_rotary_factor"))):
+    for part in dict.fromkeys((0.25, 0.5, 1.0, *config_numbers(raw, "partial_rotary_factor"))):
         if any(rope.rule.get("partial_rotary_factor", 1.0) != part for rope in found):
             do = partial(retable, partial_rotary_factor=part)
             yield from change(f"rope on {part:g} of each head", found, do)
-    yield from change("rope turns the other way", found, backwards)
-    yield from change("no rope", of(model, Attention), lambda a: setattr(a, "rope", None))
+    yield from change("rope with negated angles", found, backwards)
+    yield from change("no rope", modules_of(model, Attention), lambda a: setattr(a, "rope", None))
     rules = rope_parameters(raw) if found else {}
     if "rope_type" in rules and any(rope.rule != rules for rope in found):
-        yield from change("rope by the rule in config.json", found, lambda r: rule(r, rules))
+        yield from change("rope parameters of config.json", found, lambda r: rule(r, rules))
     if any(rope.rule.get("rope_type", "default") != "default" for rope in found):
-        yield from change("rope not scaled", found, partial(retable, rope_type="default"))
+        yield from change("rope without scaling", found, partial(retable, rope_type="default"))
 
 
 def backwards(rope: Rope) -> None:
@@ -61,10 +70,10 @@ def rule(rope: Rope, rules: Mapping[str, Any]) -> None:
 
 
 def pairs(model: Model, raw: Raw) -> Iterator[Mutant]:
-    """How query heads share key heads, and how a fused linear holds the heads."""
-    grouped = [a for a in of(model, Attention) if 1 < a.kv_heads < a.heads]
-    yield from change("query heads share key heads in turn instead of in runs", grouped, in_turn)
-    whole = [a for a in of(model, Attention, EncoderAttention) if even(a.qkv)]
+    """The assignment of query heads to key heads, and the order of heads in a fused linear."""
+    grouped = [a for a in modules_of(model, Attention) if 1 < a.kv_heads < a.heads]
+    yield from change("query heads use key heads in turn instead of in groups", grouped, in_turn)
+    whole = [a for a in modules_of(model, Attention, EncoderAttention) if even(a.qkv)]
     yield from change("q, k and v side by side in each head", whole, per_head)
 
 
@@ -96,7 +105,7 @@ def head_dim(attention: Attention | LatentAttention | EncoderAttention) -> int:
 
 
 def scores(model: Model, raw: Raw) -> Iterator[Mutant]:
-    found = of(model, *ATTENTIONS)
+    found = modules_of(model, *ATTENTIONS)
     hidden = raw.get("hidden_size") or 1
     values: dict[str, Any] = {
         "scores times 1 / sqrt(head_dim)": lambda a: head_dim(a) ** -0.5,
@@ -105,19 +114,22 @@ def scores(model: Model, raw: Raw) -> Iterator[Mutant]:
         "scores times 1 / sqrt(hidden_size / heads)": lambda a: (hidden / a.heads) ** -0.5,
         "scores times 1 / sqrt(hidden_size)": hidden**-0.5,
     }
-    for scalar in told(raw, "query_pre_attn_scalar"):
+    for scalar in config_numbers(raw, "query_pre_attn_scalar"):
         values["scores times 1 / sqrt(query_pre_attn_scalar)"] = scalar**-0.5
-    for factor in told(raw, "attention_multiplier"):
+    for factor in config_numbers(raw, "attention_multiplier"):
         values["scores times attention_multiplier"] = factor
     yield from settings(found, "scale", values)
-    caps = {f"scores capped at {cap:g}": cap for cap in (*told(raw, "attn_logit_softcapping"), 50)}
-    capped = of(model, Attention)
+    caps = {
+        f"scores capped at {cap:g}": cap
+        for cap in (*config_numbers(raw, "attn_logit_softcapping"), 50)
+    }
+    capped = modules_of(model, Attention)
     yield from settings(capped, "softcap", {"scores not capped": 0.0, **caps})
     yield from settings(capped, "sinks", {"no sinks": None})
-    causal = {"rows see only what is before them": True, "rows see all of their text": False}
+    causal = {"attention is causal": True, "attention is bidirectional": False}
     for name, value in causal.items():
         do = partial(see, causal=value)
-        yield from change(name, of(model, EncoderAttention), do)
+        yield from change(name, modules_of(model, EncoderAttention), do)
 
 
 def see(attention: EncoderAttention, *, causal: bool) -> None:
@@ -125,9 +137,9 @@ def see(attention: EncoderAttention, *, causal: bool) -> None:
 
 
 def windows(model: Model, raw: Raw) -> Iterator[Mutant]:
-    found = of(model, Attention)
+    found = modules_of(model, Attention)
     now = [attention.window for attention in found]
-    width = max((*now, *(int(w) for w in told(raw, "sliding_window"))), default=0)
+    width = max((*now, *(int(w) for w in config_numbers(raw, "sliding_window"))), default=0)
     n = len(found)
     layers: dict[str, list[int]] = {
         "no window": [0] * n,
@@ -140,16 +152,16 @@ def windows(model: Model, raw: Raw) -> Iterator[Mutant]:
         "windows of the layer after": [*now[1:], *now[:1]],
     }
     if isinstance(kinds := raw.get("layer_types"), list) and len(kinds) == n:
-        layers["windows as layer_types says"] = [width * ("sliding" in kind) for kind in kinds]
+        layers["windows by layer_types"] = [width * ("sliding" in kind) for kind in kinds]
     for name, widths in layers.items():
         if widths != now:
             wanted = dict(zip(found, widths, strict=True))
-            do = partial(put, attribute="window", make=wanted.__getitem__)
+            do = partial(set_value, attribute="window", make=wanted.__getitem__)
             yield from change(name, found, do)
 
 
 class NormAfter(Module):
-    """Rotate heads first and norm them then."""
+    """Applies rope first and the query and key norms after it."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -162,9 +174,9 @@ class NormAfter(Module):
 
 
 def heads(model: Model, raw: Raw) -> Iterator[Mutant]:
-    found = [a for a in of(model, Attention) if a.q_norm is not None and a.rope is not None]
-    yield from change("heads not normed", found, no_norms)
-    yield from change("heads normed after the rotation", found, norm_after)
+    found = [a for a in modules_of(model, Attention) if a.q_norm is not None and a.rope is not None]
+    yield from change("no query and key norms", found, no_norms)
+    yield from change("query and key norms after rope", found, norm_after)
 
 
 def no_norms(attention: Attention) -> None:

@@ -1,4 +1,4 @@
-"""Changes of what stands between attentions: norms, feed-forward blocks, experts, filters."""
+"""Candidate fixes of norms, feed-forward blocks, experts and filters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from ostro.core.nn import (
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops.act_mul.naive import ACTS
 from ostro.core.records import Mutant
-from ostro.plugins.conformance.fixes.change import Raw, change, of, settings, told, wrap
+from ostro.plugins.conformance.fixes.change import (
+    Raw,
+    change,
+    config_numbers,
+    modules_of,
+    settings,
+    wrap,
+)
 
 NORMS = (RMSNorm, LayerNorm)
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
@@ -40,17 +47,17 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def norms(model: Model, raw: Raw) -> Iterator[Mutant]:
-    """All of them, and those of one name."""
-    groups: dict[str, list[Module]] = {"all norms": of(model, *NORMS)}
+    """All norms, and the norms of each name."""
+    groups: dict[str, list[Module]] = {"all norms": modules_of(model, *NORMS)}
     for path, module in model.named_modules():
         if isinstance(module, NORMS):
             groups.setdefault(path.rpartition(".")[2], []).append(module)
     for name, found in groups.items():
         yield from change(f"{name}: weights 1 larger", found, partial(shift, by=1.0))
         yield from change(f"{name}: weights 1 smaller", found, partial(shift, by=-1.0))
-        yield from change(f"{name}: left out", found, leave_out)
+        yield from change(f"{name}: omitted", found, leave_out)
         rms = [norm for norm in found if isinstance(norm, RMSNorm)]
-        yield from change(f"{name}: the mean taken off first", rms, centred)
+        yield from change(f"{name}: subtract the mean first", rms, centred)
 
 
 def shift(norm: RMSNorm | LayerNorm, *, by: float) -> None:
@@ -77,18 +84,20 @@ def centred(norm: RMSNorm) -> None:
 
 def epsilons(model: Model, raw: Raw) -> Iterator[Mutant]:
     keys = [key for key in raw if "eps" in key]
-    values = dict.fromkeys((*told(raw, *keys), *EPSILONS))
+    values = dict.fromkeys((*config_numbers(raw, *keys), *EPSILONS))
     by_name = {f"norm epsilon {value:g}": value for value in values}
-    yield from settings(of(model, *NORMS), "eps", by_name)
+    yield from settings(modules_of(model, *NORMS), "eps", by_name)
 
 
 def activations(model: Model, raw: Raw) -> Iterator[Mutant]:
-    """Also ones that no op has."""
+    """Activations, also those that no op implements."""
     gated = [m for m in model.modules() if isinstance(m, GatedMLP | Experts)]
     for name, function in ACTIVATIONS.items():
         if any(module.act != name for module in gated):
             yield from change(f"activation {name}", gated, partial(activate, function=function))
-        yield from change(f"activation {name}", of(model, MLP), partial(other, function=function))
+        yield from change(
+            f"activation {name}", modules_of(model, MLP), partial(other, function=function)
+        )
 
 
 def activate(mlp: GatedMLP | Experts, *, function: Callable[[Tensor], Tensor]) -> None:
@@ -108,7 +117,7 @@ def other(mlp: MLP, *, function: Callable[[Tensor], Tensor]) -> None:
 
 
 def parts(model: Model, raw: Raw) -> Iterator[Mutant]:
-    """Parts of one size exchanged, in all fused linears that have both."""
+    """Two parts of one size exchanged, in all fused linears that have both."""
     kinds: dict[tuple[str, str], list[Any]] = {}
     for module in model.modules():
         if isinstance(module, Linear | ExpertLinear):
@@ -121,17 +130,19 @@ def parts(model: Model, raw: Raw) -> Iterator[Mutant]:
 
 def exchange(module: Linear | ExpertLinear, *, a: str, b: str) -> None:
     names = list(module.parts)
-    order = [b if name == a else a if name == b else name for name in names]
+    order = [{a: b, b: a}.get(name, name) for name in names]
 
     def around(forward: Callable[..., Tensor], *args: Any) -> Tensor:
-        held = dict(zip(names, forward(*args).split(list(module.parts.values()), -1), strict=True))
-        return torch.cat([held[name] for name in order], -1)
+        outputs = dict(
+            zip(names, forward(*args).split(list(module.parts.values()), -1), strict=True)
+        )
+        return torch.cat([outputs[name] for name in order], -1)
 
     wrap(module, "forward", around)
 
 
 def routers(model: Model, raw: Raw) -> Iterator[Mutant]:
-    found = of(model, Router)
+    found = modules_of(model, Router)
     names = {"weights of the chosen experts sum to one": True, "softmax over all experts": False}
     for name, value in names.items():
         yield from settings(found, "renormalise", {name: value})
@@ -144,8 +155,10 @@ def routers(model: Model, raw: Raw) -> Iterator[Mutant]:
         },
     )
     yield from change("sigmoid over all experts", found, partial(sigmoid, to_one=False))
-    yield from change("sigmoid, the chosen sum to one", found, partial(sigmoid, to_one=True))
-    yield from change("experts weighted by one", found, alike)
+    yield from change(
+        "sigmoid, the chosen weights sum to one", found, partial(sigmoid, to_one=True)
+    )
+    yield from change("expert weights of one", found, alike)
     yield from settings(found, "bias", {"no bias of the router": None})
 
 
@@ -166,8 +179,8 @@ def alike(router: Router) -> None:
 
 
 def filters(model: Model, raw: Raw) -> Iterator[Mutant]:
-    yield from change("filters the other way round", of(model, Filters), turn)
-    yield from settings(of(model, Filters), "bias", {"no biases on the filters": None})
+    yield from change("filters reversed", modules_of(model, Filters), turn)
+    yield from settings(modules_of(model, Filters), "bias", {"no biases on the filters": None})
 
 
 def turn(filter: Filters) -> None:

@@ -1,4 +1,4 @@
-"""How changes are made and taken back."""
+"""Tools that build candidate fixes, apply them to a model and revert them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Raw = Mapping[str, Any]
 
 @contextmanager
 def applied(mutant: Mutant, model: Model) -> Iterator[None]:
-    """Within, the model is as the mutant leaves it; afterwards as it was.
+    """Apply a mutant to a model within the context.
 
-    Restored are the attributes of modules and operations, and the numbers of parameters.
+    The exit restores the attributes of modules and operations, and the values of parameters.
     """
     ops = [op for module in model.modules() for op in vars(module).values() if isinstance(op, Op)]
-    held = [(holder, kept(holder)) for holder in (*model.modules(), *ops)]
+    held = [(holder, saved_attributes(holder)) for holder in (*model.modules(), *ops)]
     tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     try:
         mutant.apply(model)
@@ -31,20 +31,20 @@ def applied(mutant: Mutant, model: Model) -> Iterator[None]:
         for holder, attributes in held:
             vars(holder).clear()
             vars(holder).update(attributes)
-        for tensor, numbers in tensors:
-            tensor.data = numbers
+        for tensor, values in tensors:
+            tensor.data = values
 
 
-def kept(holder: object) -> dict[str, Any]:
+def saved_attributes(holder: object) -> dict[str, Any]:
     return {k: copy(v) if isinstance(v, dict | list) else v for k, v in vars(holder).items()}
 
 
-def of(model: Model, *kinds: type[Module]) -> list[Any]:
+def modules_of(model: Model, *kinds: type[Module]) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, kinds)]
 
 
 def change(name: str, modules: Iterable[Any], do: Callable[[Any], object]) -> Iterator[Mutant]:
-    """One change of all these modules or operations, if there are any."""
+    """A change that calls `do` on all these modules or operations, if there are any."""
     found = list(modules)
 
     def apply(model: Model) -> None:
@@ -56,7 +56,7 @@ def change(name: str, modules: Iterable[Any], do: Callable[[Any], object]) -> It
 
 
 def settings(modules: Iterable[Any], attribute: str, values: Mapping[str, Any]) -> Iterator[Mutant]:
-    """An attribute at each of the values that some module does not have, by what it means.
+    """Changes that set an attribute to each value, by name, that some module does not have.
 
     A value may be a function of the module.
     """
@@ -64,22 +64,22 @@ def settings(modules: Iterable[Any], attribute: str, values: Mapping[str, Any]) 
     for meaning, value in values.items():
         make = value if callable(value) else lambda module, value=value: value
         if any(getattr(module, attribute) != make(module) for module in found):
-            set_it = partial(put, attribute=attribute, make=make)
+            set_it = partial(set_value, attribute=attribute, make=make)
             yield from change(meaning, found, set_it)
 
 
-def put(module: Any, *, attribute: str, make: Callable[[Any], Any]) -> None:
+def set_value(module: Any, *, attribute: str, make: Callable[[Any], Any]) -> None:
     setattr(module, attribute, make(module))
 
 
 def wrap(module: Any, method: str, around: Callable[..., Any]) -> None:
-    """Call `around(inner, *args, **kwargs)` in the place of a method or of an op's kernel."""
+    """Replace a method, or an op's kernel, by `around(inner, *args, **kwargs)`."""
     setattr(module, method, partial(around, getattr(module, method)))
 
 
-def told(raw: Raw, *keys: str) -> list[Any]:
-    """What config.json says of these keys, at its top or in a rope rule; numbers only."""
+def config_numbers(raw: Raw, *keys: str) -> list[Any]:
+    """The nonzero numbers of these keys in config.json, at its top or in rope parameters."""
     rules = raw.get("rope_parameters") or {}
-    places = [raw, rules, *(rule for rule in rules.values() if isinstance(rule, Mapping))]
-    found = [place[key] for key in keys for place in places if key in place]
+    mappings = [raw, rules, *(rule for rule in rules.values() if isinstance(rule, Mapping))]
+    found = [mapping[key] for key in keys for mapping in mappings if key in mapping]
     return [value for value in found if isinstance(value, int | float) and value]

@@ -18,7 +18,7 @@ from ostro.core.errors import RequestError
 from ostro.core.nn import Embedding, Linear
 from ostro.core.records import Mutant
 from ostro.core.step import ROWS, Step
-from ostro.plugins.conformance.architecture import Nudge
+from ostro.plugins.conformance.architecture import NonzeroDelta
 from ostro.plugins.conformance.parity import BAR, RED, deviation
 
 diffusers = pytest.importorskip("diffusers")
@@ -169,7 +169,7 @@ def test_adapter_deltas_reach_every_linear(dev: Any) -> None:
     before, silent = draw(model, asked)[0], []
     for path, module in model.named_modules():
         if isinstance(module, Linear | Embedding):
-            module.deltas.append(Nudge())
+            module.deltas.append(NonzeroDelta())
             if torch.equal(draw(model, asked)[0], before):
                 silent.append(path)
             module.deltas.clear()
@@ -185,7 +185,7 @@ class Owner:
     def watch(self, path: str, module: Any) -> None:
         owner = self
 
-        class Watch(Nudge):
+        class Watch(NonzeroDelta):
             def matmul(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
                 assert step.mixture is not None and len(step.mixture) == len(x), path
                 owner.seen.append((path, step.mixture.tolist()))

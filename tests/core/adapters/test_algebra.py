@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostro.core.adapters.weights import AdapterWeights
 from ostro.core.nn import Head
-from ostro.plugins.conformance.adapters import adapter_of, merge, mixed, opened
+from ostro.plugins.conformance.adapters import adapter_of, engine_with, merge, mixture_of
 from ostro.plugins.conformance.formats import target_of
 from ostro.plugins.conformance.parity import BAR, Subject, deviation
 
@@ -29,8 +29,8 @@ def both(llama: Subject) -> dict[str, AdapterWeights]:
 
 
 def said(made: Subject, adapters: dict[str, AdapterWeights], **scales: float) -> Tensor:
-    with opened(made, made.load(), adapters) as engine:
-        return made.answer(engine, mixture=mixed(engine, **scales))
+    with engine_with(made, made.load(), adapters) as engine:
+        return made.answer(engine, mixture=mixture_of(engine, **scales))
 
 
 @pytest.mark.parametrize("order", [("dora", "plain"), ("plain", "dora")])
@@ -73,14 +73,14 @@ def test_whole_weights_and_biases_are_an_adapters_own(llama: Subject) -> None:
     other = torch.randn(head.n_out, head.n_in, generator=torch.Generator().manual_seed(3))
     plain = adapter_of(loaded, seed=4, rank=2)
     weights = replace(plain, whole={f"{path}.weight": other})
-    with opened(llama, loaded, {"whole": weights, "plain": plain}) as engine:
+    with engine_with(llama, loaded, {"whole": weights, "plain": plain}) as engine:
         base = llama.answer(engine)
-        whole = llama.answer(engine, mixture=mixed(engine, whole=1.0))
-        beside = llama.answer(engine, mixture=mixed(engine, plain=1.0))
+        whole = llama.answer(engine, mixture=mixture_of(engine, whole=1.0))
+        beside = llama.answer(engine, mixture=mixture_of(engine, plain=1.0))
         assert torch.equal(llama.answer(engine), base)
         assert engine.registry is not None
         with pytest.raises(Exception, match="scale 1 alone"):
-            mixed(engine, whole=0.5)
+            mixture_of(engine, whole=0.5)
     merged = llama.load()
     module = dict(merged.model.named_modules())[path]
     merge(merged, llama.plugins, AdapterWeights(kind="none", weights={}), 0)

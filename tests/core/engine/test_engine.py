@@ -170,7 +170,7 @@ def test_logprobs_are_those_of_the_reference(llama: Subject, engine_of: Build) -
     engine.submit(ask("a", llama.prompt, rules))
     outputs = engine.drain()
     tokens = [*llama.prompt, *answers(outputs)["a", 0]]
-    truth = llama.truth(tokens).log_softmax(-1)
+    truth = llama.run_reference(tokens).log_softmax(-1)
     prompt = next(o.prompt_logprobs for o in outputs if o.prompt_logprobs)
     said = [o.logprobs[0] for o in outputs if o.logprobs]
     assert prompt[0] is None and len(prompt) == len(llama.prompt) and len(said) == 5

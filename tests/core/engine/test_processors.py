@@ -64,7 +64,7 @@ def expected(tiny: Subject, prompt: list[int], n: int, banned: int | None) -> li
     """Greedy, but never `banned` first, nor a token twice in a row; None bans nothing."""
     tokens, free = list(prompt), banned is None
     for _ in range(n):
-        logits = tiny.truth(tokens)[-1].clone()
+        logits = tiny.run_reference(tokens)[-1].clone()
         if not free:
             logits[banned] = float("-inf")
         tokens.append(int(logits.argmax()))
@@ -133,7 +133,7 @@ def test_what_nobody_has_is_refused(tiny: Subject) -> None:
 
 def test_log_probabilities_are_those_of_what_is_let_through(tiny: Subject) -> None:
     engine, prompt = engine_of(tiny), tiny.prompt[:9]
-    plain = tiny.truth(prompt)[-1].clone()
+    plain = tiny.run_reference(prompt)[-1].clone()
     banned = int(plain.argmax())
     rules = Sampling(temperature=0, max_tokens=1, logprobs=2, processors={"no_repeat": banned})
     engine.submit(TokenRequest(id="a", tokens=prompt, sampling=rules))

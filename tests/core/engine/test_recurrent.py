@@ -44,7 +44,7 @@ def test_what_is_said_is_what_the_reference_says(
     """20 tokens after the prompt, so that decoding passes the end of a block, or two."""
     prompt = tiny.prompt[:length]
     engine = engine_of(tiny)
-    truth = tiny.truth_tokens(prompt, 20)
+    truth = tiny.reference_tokens(prompt, 20)
     assert greedy(engine, [prompt], 20) == [truth]
     assert greedy(engine, [prompt], 20) == [truth], "again, out of the prefix cache"
     assert engine.stats().blocks_used == 0
@@ -58,7 +58,7 @@ def test_the_same_beginning_resumes_from_a_snapshot(tiny: Subject, engine_of: Bu
     assert engine.stats().cached_tokens == 0
     said = run(engine, ask("second", second))
     assert engine.stats().cached_tokens == len(beginning)
-    assert said["second", 0] == tiny.truth_tokens(second, 12)
+    assert said["second", 0] == tiny.reference_tokens(second, 12)
 
 
 def test_the_next_turn_resumes_where_the_answer_filled_a_block(
@@ -70,7 +70,7 @@ def test_the_next_turn_resumes_where_the_answer_filled_a_block(
     turn = [*prompt, *said, 5, 6, 7]
     answer = run(engine, ask("next", turn))["next", 0]
     assert engine.stats().cached_tokens == (len(prompt) + len(said) - 1) // BLOCK * BLOCK
-    assert answer == tiny.truth_tokens(turn, 12)
+    assert answer == tiny.reference_tokens(turn, 12)
 
 
 def test_nothing_is_resumed_where_no_snapshot_is(tiny: Subject, engine_of: Build) -> None:
@@ -80,7 +80,7 @@ def test_nothing_is_resumed_where_no_snapshot_is(tiny: Subject, engine_of: Build
     shorter = [*tiny.prompt[: 2 * BLOCK], 5, 6, 7]
     said = run(engine, ask("shorter", shorter))["shorter", 0]
     assert engine.stats().cached_tokens == 0
-    assert said == tiny.truth_tokens(shorter, 12)
+    assert said == tiny.reference_tokens(shorter, 12)
 
 
 def test_every_chunk_of_a_long_prompt_leaves_a_snapshot(tiny: Subject, engine_of: Build) -> None:
@@ -89,13 +89,13 @@ def test_every_chunk_of_a_long_prompt_leaves_a_snapshot(tiny: Subject, engine_of
     shorter = [*tiny.prompt[:BLOCK], 5, 6, 7]
     said = run(engine, ask("shorter", shorter))["shorter", 0]
     assert engine.stats().cached_tokens == BLOCK
-    assert said == tiny.truth_tokens(shorter, 12)
+    assert said == tiny.reference_tokens(shorter, 12)
 
 
 @pytest.mark.parametrize("rows", [5, BLOCK, 23])
 def test_chunks_mixed_with_decodes_say_the_same(tiny: Subject, engine_of: Build, rows: int) -> None:
     prompts = [tiny.prompt[i : i + 41] for i in range(3)]
-    alone = [tiny.truth_tokens(prompt, 8) for prompt in prompts]
+    alone = [tiny.reference_tokens(prompt, 8) for prompt in prompts]
     assert greedy(engine_of(tiny, rows=rows), prompts, 8) == alone
 
 
@@ -129,4 +129,4 @@ def test_abort_frees_every_block_at_once(tiny: Subject, engine_of: Build) -> Non
     for id in "abc":
         engine.abort(id)
     assert engine.stats().blocks_used == 0
-    assert run(engine, ask("d", tiny.prompt))["d", 0] == tiny.truth_tokens(tiny.prompt, 12)
+    assert run(engine, ask("d", tiny.prompt))["d", 0] == tiny.reference_tokens(tiny.prompt, 12)

@@ -60,7 +60,7 @@ class Folder:
     def deviation(self) -> float:
         prompt = self.reference.prompt
         logits = self.reference.engine(self.load()).runner.logits(prompt)
-        return deviation(logits, self.reference.truth(prompt))
+        return deviation(logits, self.reference.run_reference(prompt))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from ostro.architectures.qwen3_next import TINY as QWEN3_NEXT
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject, subject
-from ostro.plugins.conformance.second_device import StandIn, second_device
+from ostro.plugins.conformance.second_device import SimulatedDevice, second_device
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama": {**LLAMA, "num_hidden_layers": 6},
@@ -50,6 +50,6 @@ def made(plugins: PluginManager) -> Iterator[Callable[[str], Subject]]:
 
 
 @pytest.fixture
-def device() -> Iterator[StandIn]:
+def device() -> Iterator[SimulatedDevice]:
     with second_device() as made:
         yield made

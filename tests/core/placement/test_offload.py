@@ -31,7 +31,7 @@ from ostro.core.records import TensorInfo
 from ostro.core.step import ROWS
 from ostro.plugins.conformance.decoder import RAGGED
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, greedy
-from ostro.plugins.conformance.second_device import CPU, SECOND, StandIn
+from ostro.plugins.conformance.second_device import CPU, SECOND, SimulatedDevice
 
 Made = Callable[[str], Subject]
 
@@ -49,7 +49,7 @@ RESTING = [
 
 @pytest.mark.parametrize(("name", "rules"), RESTING)
 def test_weights_that_rest_in_host_memory_say_the_same(
-    made: Made, device: StandIn, name: str, rules: str
+    made: Made, device: SimulatedDevice, name: str, rules: str
 ) -> None:
     tiny = made(name)
     expected = tiny.engine(device="cpu:1").runner.logits(tiny.prompt)
@@ -65,7 +65,7 @@ LAYER = 4 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96)
 """Bytes of the weights of one of llama's layers."""
 
 
-def test_two_layers_at_most_visit_the_device(made: Made, device: StandIn) -> None:
+def test_two_layers_at_most_visit_the_device(made: Made, device: SimulatedDevice) -> None:
     tiny = made("llama")
     whole = tiny.load(device="cpu:1").nbytes
     device.peak = device.nbytes
@@ -85,7 +85,7 @@ def test_two_layers_at_most_visit_the_device(made: Made, device: StandIn) -> Non
     assert any("in host memory, visiting cpu:1: model.layers.[0-5]" in x for x in loaded.explain)
 
 
-def test_the_order_of_visits_is_learned(made: Made, device: StandIn) -> None:
+def test_the_order_of_visits_is_learned(made: Made, device: SimulatedDevice) -> None:
     """The layer that a pass begins with is fetched when the last one ends."""
     tiny = made("llama")
     engine = tiny.engine(device="cpu:1", placement="rest")
@@ -96,7 +96,7 @@ def test_the_order_of_visits_is_learned(made: Made, device: StandIn) -> None:
     assert arrivals(device) == 4 * 3 * 6 + 4, "none came in vain"
 
 
-def test_who_shares_a_table_of_angles_does_not_visit(made: Made, device: StandIn) -> None:
+def test_who_shares_a_table_of_angles_does_not_visit(made: Made, device: SimulatedDevice) -> None:
     tiny = made("llama")
     rules = "model.layers.[1-4] = rest, model.layers.5 = cpu"
     engine = tiny.engine(device="cpu:1", placement=rules)
@@ -106,7 +106,7 @@ def test_who_shares_a_table_of_angles_does_not_visit(made: Made, device: StandIn
     assert arrivals(device) == 4 * 4 + 4
 
 
-def arrivals(device: StandIn) -> int:
+def arrivals(device: SimulatedDevice) -> int:
     """Weights that came to the device: a layer has four; activations have two rows."""
     return sum(m.target == SECOND and len(m.shape) == 2 and m.shape[0] > 2 for m in device.moves)
 
@@ -157,7 +157,7 @@ def drawing(plugins: PluginManager, home: torch.device, rules: str | None) -> Te
 
 
 def test_pictures_are_the_same_wherever_their_model_lies(
-    plugins: PluginManager, device: StandIn
+    plugins: PluginManager, device: SimulatedDevice
 ) -> None:
     expected = drawing(plugins, CPU, None)
     assert expected.float().std() > 20

@@ -27,7 +27,7 @@ from ostro.core.step import Features, Step
 from ostro.plugins.conformance.adapters import adapter_of, mixed, opened
 from ostro.plugins.conformance.decoder import RAGGED
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, greedy, subject
-from ostro.plugins.conformance.second_device import CPU, SECOND, StandIn
+from ostro.plugins.conformance.second_device import CPU, SECOND, SimulatedDevice
 
 Made = Callable[[str], Subject]
 
@@ -49,7 +49,7 @@ PLACED = [
 
 @pytest.mark.parametrize(("name", "rules"), PLACED)
 def test_a_model_on_two_devices_says_the_same(
-    made: Made, device: StandIn, name: str, rules: str
+    made: Made, device: SimulatedDevice, name: str, rules: str
 ) -> None:
     tiny = made(name)
     expected = tiny.engine().runner.logits(tiny.prompt)
@@ -64,7 +64,7 @@ def test_a_model_on_two_devices_says_the_same(
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize(("name", "rules"), [PLACED[i] for i in (0, 5, 7, 10)])
 def test_ragged_batches_say_what_they_say_on_one_device(
-    made: Made, device: StandIn, name: str, rules: str, replay: bool
+    made: Made, device: SimulatedDevice, name: str, rules: str, replay: bool
 ) -> None:
     tiny = made(name)
     prompts = [tiny.prompt[:n] for n in RAGGED]
@@ -76,7 +76,7 @@ def test_ragged_batches_say_what_they_say_on_one_device(
 
 @pytest.mark.parametrize(("name", "rules"), [PLACED[i] for i in (0, 2, 4, 5, 7, 8, 11)])
 def test_adapters_lie_where_their_modules_do(
-    made: Made, device: StandIn, name: str, rules: str
+    made: Made, device: SimulatedDevice, name: str, rules: str
 ) -> None:
     tiny = made(name)
     weights = {
@@ -94,7 +94,7 @@ def test_adapters_lie_where_their_modules_do(
     assert said[3] == said[1]
 
 
-def test_a_layer_remembers_on_its_own_device(made: Made, device: StandIn) -> None:
+def test_a_layer_remembers_on_its_own_device(made: Made, device: SimulatedDevice) -> None:
     engine = made("gemma3").engine(placement="model.layers.[2-3] = cpu:1")
     places = {
         layer: group.kind.device for group in engine.runner.blocks.groups for layer in group.layers
@@ -117,7 +117,7 @@ def test_a_layer_remembers_on_its_own_device(made: Made, device: StandIn) -> Non
     ],
 )
 def test_activations_cross_at_the_borders_of_segments_alone(
-    made: Made, device: StandIn, name: str, rules: str, there: int, back: int, lasting: int
+    made: Made, device: SimulatedDevice, name: str, rules: str, there: int, back: int, lasting: int
 ) -> None:
     """And what a step says of its rows (tokens, positions) once, not layer by layer."""
     tiny = made(name)
@@ -134,7 +134,7 @@ def test_activations_cross_at_the_borders_of_segments_alone(
 
 @pytest.mark.parametrize("rules", ["model.layers.[2-3] = cpu:1", "model.layers.[0,5] = cpu:1"])
 def test_a_kernel_finds_the_next_layers_norm_beside_its_own(
-    made: Made, device: StandIn, rules: str
+    made: Made, device: SimulatedDevice, rules: str
 ) -> None:
     """Gemma's layers are handed the norm behind them, of whose weight their kernel makes use."""
     tiny = made("gemma3")
@@ -146,7 +146,7 @@ def test_a_kernel_finds_the_next_layers_norm_beside_its_own(
     assert deviation(tiny.engine(loaded).runner.logits(tiny.prompt), tiny.expected) <= BAR
 
 
-def test_what_is_not_moved_explicitly_fails(made: Made, device: StandIn) -> None:
+def test_what_is_not_moved_explicitly_fails(made: Made, device: SimulatedDevice) -> None:
     """The stand-in itself: without transfers nothing passes."""
     tiny = made("llama")
     loaded = tiny.load(placement="model.layers.[2-3] = cpu:1")
@@ -155,7 +155,7 @@ def test_what_is_not_moved_explicitly_fails(made: Made, device: StandIn) -> None
         tiny.engine(loaded).runner.logits(tiny.prompt)
 
 
-def test_rules_come_from_a_file(made: Made, device: StandIn, tmp_path: Path) -> None:
+def test_rules_come_from_a_file(made: Made, device: SimulatedDevice, tmp_path: Path) -> None:
     file = tmp_path / "placement.toml"
     file.write_text('"model.layers.[0-3]" = "cpu:1"\nmodel.layers.1 = "cpu"\n')
     placement = made("llama").load(placement=str(file)).placement
@@ -163,7 +163,7 @@ def test_rules_come_from_a_file(made: Made, device: StandIn, tmp_path: Path) -> 
     assert there == ["model.layers.0", "model.layers.2", "model.layers.3"]
 
 
-def test_what_lies_where_is_explained(made: Made, device: StandIn) -> None:
+def test_what_lies_where_is_explained(made: Made, device: SimulatedDevice) -> None:
     rules = "model.layers.[1,3-5] = cpu:1"
     said = made("llama").load(placement=rules).explain
     assert any(
@@ -182,7 +182,9 @@ def layers_there(subject: Subject, rules: str) -> list[str]:
     return [path for path, unit in placement.units.items() if unit.device == CPU]
 
 
-def test_what_does_not_fit_goes_to_the_cpu_layer_by_layer(made: Made, device: StandIn) -> None:
+def test_what_does_not_fit_goes_to_the_cpu_layer_by_layer(
+    made: Made, device: SimulatedDevice
+) -> None:
     tiny, layer, ends = made("llama"), 123_392, 2 * 128 * 64 * 4
     assert layers_there(tiny, f"auto:{ends + 6 * layer}B") == []
     assert layers_there(tiny, f"auto:{ends + 6 * layer - 1}B") == ["model.layers.5"]
@@ -195,7 +197,7 @@ def test_what_does_not_fit_goes_to_the_cpu_layer_by_layer(made: Made, device: St
 
 
 def test_the_estimate_leaves_room_for_the_cache(
-    made: Made, device: StandIn, monkeypatch: pytest.MonkeyPatch
+    made: Made, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny, layer, ends = made("llama"), 123_392, 2 * 128 * 64 * 4
     free = ends + 4 * layer
@@ -232,7 +234,7 @@ def test_the_estimate_leaves_room_for_the_cache(
     ],
 )
 def test_what_cannot_be_placed_is_refused(
-    made: Made, device: StandIn, rules: str, said: str
+    made: Made, device: SimulatedDevice, rules: str, said: str
 ) -> None:
     with pytest.raises(OstroError) as caught:
         made("mixtral").load(placement=rules)
@@ -240,14 +242,14 @@ def test_what_cannot_be_placed_is_refused(
     assert isinstance(caught.value, UsageError) or "no such device" in said
 
 
-def test_a_weight_with_two_users_is_not_torn_apart(made: Made, device: StandIn) -> None:
+def test_a_weight_with_two_users_is_not_torn_apart(made: Made, device: SimulatedDevice) -> None:
     with pytest.raises(UsageError, match=r"lm_head and model\.embed_tokens are one"):
         made("tied").load(placement="lm_head = cpu:1")
     with pytest.raises(UsageError, match="one weight"):
         made("tied").load(device="cpu:1", placement="lm_head = rest, embed_tokens = rest")
 
 
-def test_levels_are_added_at_home(plugins: PluginManager, device: StandIn) -> None:
+def test_levels_are_added_at_home(plugins: PluginManager, device: SimulatedDevice) -> None:
     """Behind a layer on another device, too."""
     generator = torch.Generator().manual_seed(0)
     values, *levels = (torch.randn(9, 64, generator=generator) for _ in range(3))
@@ -269,7 +271,7 @@ def test_levels_are_added_at_home(plugins: PluginManager, device: StandIn) -> No
 
 
 def test_what_was_heard_is_remembered_where_the_layers_lie(
-    plugins: PluginManager, device: StandIn
+    plugins: PluginManager, device: SimulatedDevice
 ) -> None:
     """Cross caches are written from outside of the layers; an encoder may lie elsewhere as well."""
     with subject(plugins, "whisper") as tiny:

@@ -34,9 +34,9 @@ from ostro.core.placement.transfers import DeviceTransfers, TransferUnit
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.step import Step
 from ostro.plugins.conformance.decoder import RAGGED
-from ostro.plugins.conformance.kernel_parity import inside
+from ostro.plugins.conformance.kernel_parity import tensors_in
 from ostro.plugins.conformance.parity import Subject, greedy, subject
-from ostro.plugins.conformance.second_device import SECOND, StandIn
+from ostro.plugins.conformance.second_device import SECOND, SimulatedDevice
 
 Made = Callable[[str], Subject]
 
@@ -119,7 +119,7 @@ def answers(tiny: Subject, engine: Engine) -> list[list[int]]:
     ],
 )
 def test_segments_say_what_the_whole_says(
-    made: Made, device: StandIn, name: str, rules: str, said: list[str]
+    made: Made, device: SimulatedDevice, name: str, rules: str, said: list[str]
 ) -> None:
     tiny = made(name)
     engine, explained = replaying(tiny, rules)
@@ -142,7 +142,7 @@ def test_segments_say_what_the_whole_says(
     ],
 )
 def test_steps_without_a_long_segment_run_eagerly(
-    made: Made, device: StandIn, name: str, rules: str, said: list[str]
+    made: Made, device: SimulatedDevice, name: str, rules: str, said: list[str]
 ) -> None:
     tiny = made(name)
     engine, explained = replaying(tiny, rules)
@@ -169,7 +169,7 @@ def test_steps_without_a_long_segment_run_eagerly(
     ],
 )
 def test_what_rests_in_host_memory_stays_eager(
-    made: Made, device: StandIn, name: str, rules: str, said: list[str]
+    made: Made, device: SimulatedDevice, name: str, rules: str, said: list[str]
 ) -> None:
     tiny = made(name)
     engine, explained = replaying(tiny, rules, device="cpu:1")
@@ -178,7 +178,7 @@ def test_what_rests_in_host_memory_stays_eager(
     assert answers(tiny, engine) == answers(tiny, tiny.engine(rows=40))
 
 
-def test_a_device_that_captures_nothing_says_so(made: Made, device: StandIn) -> None:
+def test_a_device_that_captures_nothing_says_so(made: Made, device: SimulatedDevice) -> None:
     loaded = made("llama").load(placement=FOURS)
     segments = loaded.placement.segments(replay=False)
     assert segments is not None
@@ -190,13 +190,13 @@ def test_a_device_that_captures_nothing_says_so(made: Made, device: StandIn) -> 
 def copies(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     """What a graph does: it leaves what it gives where it lay when it was captured."""
     place = call()
-    held = [place] if isinstance(place, Tensor) else [t for t in inside(place)]
+    held = [place] if isinstance(place, Tensor) else [t for t in tensors_in(place)]
 
     def launch() -> Any:
         for tensor in held:
             tensor.fill_(POISON)
         out = call()
-        for tensor, value in zip(held, inside(out), strict=True):
+        for tensor, value in zip(held, tensors_in(out), strict=True):
             tensor.copy_(value)
         return place
 
@@ -205,7 +205,7 @@ def copies(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("rules", [FOURS, THERE, "model.layers.[5-7] = cpu:1"])
 def test_what_a_graph_gives_may_lie_where_it_lay_before(
-    made: Made, device: StandIn, monkeypatch: pytest.MonkeyPatch, rules: str
+    made: Made, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, rules: str
 ) -> None:
     tiny = made("llama")
     monkeypatch.setattr(Graphs, "capture", lambda self, call, where: copies(call, where))
@@ -214,7 +214,7 @@ def test_what_a_graph_gives_may_lie_where_it_lay_before(
 
 
 def test_every_layer_computes_once_a_step_and_a_segment_is_launched_once(
-    made: Made, device: StandIn, monkeypatch: pytest.MonkeyPatch
+    made: Made, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny, computed, launched = made("llama"), [], []
     plain, repeat = Block.forward, Recording.repeat
@@ -239,7 +239,7 @@ def test_every_layer_computes_once_a_step_and_a_segment_is_launched_once(
     assert launched == ["model.layers.[0-4]"] * (steps - 1), "all but the prompt's"
 
 
-def test_inputs_are_poisoned_between_steps(made: Made, device: StandIn) -> None:
+def test_inputs_are_poisoned_between_steps(made: Made, device: SimulatedDevice) -> None:
     engine, _ = replaying(made("llama"), FOURS)
     greedy(engine, [[5]], 3)
     recorded = engine.runner.buckets[1].launch
@@ -273,7 +273,12 @@ finish = Recording.finish
     [(DeviceTransfers, "recorded", unmoved), (Recording, "finish", unfilled)],
 )
 def test_what_is_stale_is_heard(
-    made: Made, device: StandIn, monkeypatch: pytest.MonkeyPatch, cls: Any, name: str, mutant: Any
+    made: Made,
+    device: SimulatedDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    cls: Any,
+    name: str,
+    mutant: Any,
 ) -> None:
     """The comparisons above can fail."""
     tiny = made("llama")
@@ -282,7 +287,7 @@ def test_what_is_stale_is_heard(
     assert answers(tiny, engine) != answers(tiny, tiny.engine(rows=40))
 
 
-def test_a_step_is_read_one_pass_late(made: Made, device: StandIn) -> None:
+def test_a_step_is_read_one_pass_late(made: Made, device: SimulatedDevice) -> None:
     """The next step is planned and launched before the tokens of this one are known."""
     engine, _ = replaying(made("llama"), FOURS)
     rules = Sampling(temperature=0, max_tokens=3, ignore_eos=True)
@@ -337,7 +342,7 @@ straight = Decoder.forward
     ],
 )
 def test_a_model_that_is_not_straight_is_not_captured(
-    made: Made, device: StandIn, monkeypatch: pytest.MonkeyPatch, forward: Any, how: str
+    made: Made, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, forward: Any, how: str
 ) -> None:
     tiny = made("llama")
     monkeypatch.setattr(Decoder, "forward", forward)

@@ -33,7 +33,7 @@ from ostro.plugins.conformance import kernel_parity, mutants, package
 from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.checks import CHECKS, checks_of
 from ostro.plugins.conformance.kernel_parity import runnable
-from ostro.plugins.conformance.names import lost
+from ostro.plugins.conformance.names import fault_of
 from ostro.plugins.conformance.parity import Subject, subject
 from ostro.quant.planes import storage as planes
 
@@ -275,8 +275,8 @@ def test_a_transform_without_a_way_back_is_named() -> None:
 
     names = Names(gguf=(Pair("blk.{i}.norm", "layers.{i}.norm", Twice()),))
     slot = Slot("layers.0.norm.weight", "tensor", (3,), nn.Module())
-    assert "is not undone by its own way back" in str(lost(names, slot))
-    assert lost(Names(gguf=(Pair("blk.{i}.norm", "layers.{i}.norm"),)), slot) is None
+    assert "does not invert its write" in str(fault_of(names, slot))
+    assert fault_of(Names(gguf=(Pair("blk.{i}.norm", "layers.{i}.norm"),)), slot) is None
 
 
 def test_a_plugin_in_one_file_has_one_source(tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def find(seeded: Seeded) -> None:
         found = diagnose(tiny)
     assert found.off > BAR, "the bug does not show"
     assert str(found.first).startswith(seeded.first), str(found)
-    named = [name for name in found.equal_if if name.startswith(seeded.undone_by or "")]
+    named = [name for name in found.fixes if name.startswith(seeded.undone_by or "")]
     assert bool(named) is (seeded.undone_by is not None), str(found)
 
 
@@ -336,16 +336,18 @@ def test_most_bugs_are_named() -> None:
 def test_what_is_said_of_a_red_parity() -> None:
     with subject(all_plugins(), "llama") as tiny, built(nn.Rope, interleaved=True):
         said = str(diagnose(tiny))
-    assert "llama is not its reference: off by" in said
+    assert "llama does not match its reference: max deviation" in said
     assert f"first module that differs: {ATTENTION} [1, 60, 64]: output off by" in said
-    assert f"agreeing inside it: {ATTENTION}.q_proj, {ATTENTION}.k_proj, {ATTENTION}.v_proj" in said
-    assert said.endswith("equal if: rope pairs halves instead of adjacent")
+    assert (
+        f"submodules that match: {ATTENTION}.q_proj, {ATTENTION}.k_proj, {ATTENTION}.v_proj" in said
+    )
+    assert said.endswith("matches if: rope pairs halves instead of adjacent")
 
 
 def test_a_norm_that_nobody_calls_is_named() -> None:
     with subject(all_plugins(), "llama") as tiny:
         with replaced(llama.Decoder, "forward", unnormed):
-            assert diagnose(tiny).silent == ["model.norm"]
+            assert diagnose(tiny).not_called == ["model.norm"]
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "bert", "lfm2"])

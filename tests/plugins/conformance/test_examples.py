@@ -42,10 +42,10 @@ def test_what_goes_with_tokens_goes_on_with_generated_ones() -> None:
     kinds = np.arange(20)[None] // 10
     pixels = np.ones((1, 20), np.float32)
     example = Example(PROMPT, {"kinds": kinds, "pixels": pixels, "sizes": np.array([[1, 2]])})
-    asked = example.asked(3)
+    asked = example.arguments(3)
     assert asked["kinds"].tolist() == [[0] * 10 + [1] * 13]
     assert asked["pixels"].shape == (1, 20) and asked["sizes"].tolist() == [[1, 2]]
-    seen = Example(PROMPT, {"mask": np.eye(20, 4, dtype=np.int64)[None]}).asked(2)["mask"]
+    seen = Example(PROMPT, {"mask": np.eye(20, 4, dtype=np.int64)[None]}).arguments(2)["mask"]
     assert seen.shape == (1, 22, 4) and not seen[0, 19:].any()
 
 

@@ -122,7 +122,7 @@ def test_a_body_conforms(tmp_path: Path) -> None:
     with subject(loaded(tmp_path / "macaw"), "macaw") as tiny:
         names = {mutant.name for mutant in mutants.of(tiny.record, tiny.load().model)}
         ran = conforms(tiny)
-    assert names == {"scores scaled by 1.1", "positions all the first"}
+    assert names == {"scores scaled by 1.1", "all positions are zero"}
     assert "every mutant fails parity" in ran and "chunked prefill matches full prefill" in ran
     assert "mistyped config values are rejected by field name" in ran
     assert "config round trips" not in ran
@@ -138,7 +138,7 @@ def test_golden_logits_know_no_media(tmp_path: Path) -> None:
         reference="macaw:golden.safetensors",
         examples="macaw.examples:examples",
     )
-    with pytest.raises(PluginError, match="golden logits know text alone"):
+    with pytest.raises(PluginError, match="golden logits support text only"):
         references.build(record, dict(record.tiny or {}), SMALL, PluginManager())
 
 
@@ -155,7 +155,7 @@ def test_golden_logits_that_are_not_of_these_weights_are_refused(
     )
     found = golden.read("macaw:g.safetensors", SMALL)
     assert len(found.prompt) == golden.LENGTH and found.logits.shape == (golden.LENGTH, 128)
-    with pytest.raises(PluginError, match=r"no golden logits at the spread 0\.5"):
+    with pytest.raises(PluginError, match=r"no golden logits for weights N\(0, 0\.5\)"):
         golden.read("macaw:g.safetensors", 0.5)
     with pytest.raises(PluginError, match="has no file other"):
         golden.read("macaw:other.safetensors", SMALL)
@@ -166,7 +166,7 @@ def test_golden_logits_that_are_not_of_these_weights_are_refused(
 
 def test_a_record_without_a_reference_says_so(tmp_path: Path) -> None:
     path = renamed("macaw", tmp_path, **{'reference="macaw.reference:Plain",': ""})
-    with pytest.raises(PluginError, match="macaw: its record names no reference"):
+    with pytest.raises(PluginError, match="macaw: its record has no reference"):
         with subject(loaded(path), "macaw"):
             pass
 
@@ -207,12 +207,12 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     )
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "first module that differs: model.layers.0.mlp" in ran.stdout
-    assert "equal if: activation relu" in ran.stdout
+    assert "matches if: activation relu" in ran.stdout
     assert "ostro conformance" in ran.stdout and "┃ parrot" in ran.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     parity = {name: found["outputs match the reference"] for name, found in report.items()}
     assert parity["parrot"]["status"] == "passed" and parity["macaw"]["status"] == "failed"
-    assert "equal if: activation relu" in parity["macaw"]["reason"]
+    assert "matches if: activation relu" in parity["macaw"]["reason"]
     assert {each["status"] for each in report["parrot"].values()} == {"passed", "skipped"}
 
 
@@ -220,7 +220,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     ("names", "said"),
     [
         (["lama"], "no plugin offers 'lama' among the architectures; nearest: llama"),
-        ([], "which architecture. name it: --ostro-arch NAME"),
+        ([], "no architecture is named; add --ostro-arch NAME"),
     ],
 )
 def test_the_command_asks_for_a_name_it_knows(names: list[str], said: str) -> None:

@@ -328,6 +328,6 @@ def test_a_file_of_every_format_says_what_its_weights_say(tmp_path: Path) -> Non
         write(tiny.reference, tmp_path / "m.gguf", formats)
         model = load_model(tmp_path / "m.gguf", settings, plugins)
         logits = tiny.engine(model).runner.logits(tiny.prompt)
-        assert deviation(logits, tiny.truth(tiny.prompt)) <= BAR
+        assert deviation(logits, tiny.run_reference(tiny.prompt)) <= BAR
     said = "; ".join(model.explain)
     assert [format for format in formats if f"{format} (" not in said] == []

@@ -1,4 +1,4 @@
-"""Changes of the model as a whole: embeddings, logits, residuals, biases, flags, kernels."""
+"""Candidate fixes of embeddings, logits, residuals, biases, flags and kernels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from torch import Tensor
 from ostro.core.nn import Embedding, Experts, Head, Linear, Model, Module
 from ostro.core.ops import Op
 from ostro.core.records import Mutant, resolve
-from ostro.plugins.conformance.fixes.change import Raw, change, of, put, settings, told, wrap
+from ostro.plugins.conformance.fixes.change import (
+    Raw,
+    change,
+    config_numbers,
+    modules_of,
+    set_value,
+    settings,
+    wrap,
+)
 
 ENDS = ("o_proj", "down_proj", "fc2")
 """Linears whose output is added to the residual."""
 
 KNOWN = ("training", "interleaved", "renormalise")
-"""Flags that are torch's, or that other changes turn."""
+"""Flags of torch, and flags that other changes set."""
 
 
 def scaled(module: Module, *, by: float, method: str = "forward") -> None:
@@ -26,17 +34,19 @@ def scaled(module: Module, *, by: float, method: str = "forward") -> None:
 
 
 def embeddings(model: Model, raw: Raw) -> Iterator[Mutant]:
-    vocab = max((e.n for e in of(model, Embedding)), default=0)
-    tokens = [e for e in of(model, Embedding) if e.n == vocab]
+    vocab = max((e.n for e in modules_of(model, Embedding)), default=0)
+    tokens = [e for e in modules_of(model, Embedding) if e.n == vocab]
     d = tokens[0].d if tokens else 1
     factors = {"times sqrt(d)": d**0.5, "divided by sqrt(d)": d**-0.5}
-    for factor in told(raw, "embedding_multiplier", "scale_emb"):
+    for factor in config_numbers(raw, "embedding_multiplier", "scale_emb"):
         factors[f"times {factor:g}"] = factor
     for name, factor in factors.items():
         yield from change(f"embeddings {name}", tokens, partial(scaled, by=factor))
-    places = [m for p, m in model.named_modules() if isinstance(m, Embedding) and "position" in p]
+    positions = [
+        m for p, m in model.named_modules() if isinstance(m, Embedding) and "position" in p
+    ]
     for by in (1, 2, -1):
-        yield from change(f"positions {by:+d}", places, partial(moved, by=by))
+        yield from change(f"positions {by:+d}", positions, partial(moved, by=by))
 
 
 def moved(embedding: Embedding, *, by: int) -> None:
@@ -49,20 +59,24 @@ def moved(embedding: Embedding, *, by: int) -> None:
 def outputs(model: Model, raw: Raw) -> Iterator[Mutant]:
     d = raw.get("hidden_size") or 1
     factors = {"divided by sqrt(d)": d**-0.5, "times sqrt(d)": d**0.5}
-    factors |= {f"times {factor:g}": factor for factor in told(raw, "logit_scale")}
-    factors |= {f"divided by {divisor:g}": 1 / divisor for divisor in told(raw, "logits_scaling")}
+    factors |= {f"times {factor:g}": factor for factor in config_numbers(raw, "logit_scale")}
+    factors |= {
+        f"divided by {divisor:g}": 1 / divisor for divisor in config_numbers(raw, "logits_scaling")
+    }
     for name, factor in factors.items():
         do = partial(scaled, by=factor, method="logits")
         yield from change(f"logits {name}", [model], do)
     capped = [model] if getattr(model, "softcap", 0.0) else []
     yield from change("logits not capped", capped, lambda m: setattr(m, "softcap", 0.0))
-    for cap in dict.fromkeys((*told(raw, "final_logit_softcapping"), 30.0)):
+    for cap in dict.fromkeys((*config_numbers(raw, "final_logit_softcapping"), 30.0)):
         if getattr(model, "softcap", 0.0) != cap:
             yield from change(f"logits capped at {cap:g}", [model], partial(capped_at, cap=cap))
-    table = next(iter(of(model, Embedding)), None)
-    for head in of(model, Head):
+    table = next(iter(modules_of(model, Embedding)), None)
+    for head in modules_of(model, Head):
         if table is not None and not head.tied and (table.n, table.d) == (head.n_out, head.n_in):
-            yield from change("the head is the embedding", [head], partial(tie, table=table))
+            yield from change(
+                "the head is tied to the embedding", [head], partial(tie, table=table)
+            )
 
 
 def tie(head: Head, *, table: Embedding) -> None:
@@ -78,8 +92,8 @@ def capped_at(model: Model, *, cap: float) -> None:
 
 def residuals(model: Model, raw: Raw) -> Iterator[Mutant]:
     ends = [m for p, m in model.named_modules() if isinstance(m, Experts) or p.endswith(ENDS)]
-    for factor in told(raw, "residual_multiplier"):
-        name = f"what is added to the residual times {factor:g}"
+    for factor in config_numbers(raw, "residual_multiplier"):
+        name = f"residual branches times {factor:g}"
         yield from change(name, ends, partial(scaled, by=factor))
 
 
@@ -94,7 +108,7 @@ def biases(model: Model, raw: Raw) -> Iterator[Mutant]:
 
 
 def flags(model: Model, raw: Raw) -> Iterator[Mutant]:
-    """Yes and no of any module, the family's own as well."""
+    """Each boolean attribute of a module, inverted."""
     found: dict[str, list[Module]] = {}
     for module in model.modules():
         for attribute, value in vars(module).items():
@@ -103,12 +117,12 @@ def flags(model: Model, raw: Raw) -> Iterator[Mutant]:
                 found.setdefault(name, []).append(module)
     for name, modules in found.items():
         attribute = name.split()[0].partition(".")[2]
-        flip = partial(put, attribute=attribute, make=partial(opposite, attribute=attribute))
+        flip = partial(set_value, attribute=attribute, make=partial(opposite, attribute=attribute))
         yield from change(name, modules, flip)
 
 
 def numbers(model: Model, raw: Raw) -> Iterator[Mutant]:
-    """Fractions of a family's own modules, at each fraction that config.json names."""
+    """Each float attribute of a family's modules, set to each float of config.json."""
     known = {key: value for key, value in raw.items() if isinstance(value, float)}
     kinds: dict[tuple[type, str], list[Module]] = {}
     for module in model.modules():
@@ -126,17 +140,17 @@ def opposite(module: Module, *, attribute: str) -> bool:
 
 
 def kernels(model: Model, raw: Raw) -> Iterator[Mutant]:
-    """A kernel may be wrong as well: its naive twin in its place."""
+    """The naive version of each operation, in place of its kernel."""
     groups: dict[str, list[Op]] = {}
     for module in model.modules():
         for op in vars(module).values():
             if isinstance(op, Op) and op.kernel is not resolve(op.kernels[-1].call):
-                groups.setdefault(f"the naive twin of {op.name}", []).append(op)
+                groups.setdefault(f"the naive version of {op.name}", []).append(op)
     for name, found in groups.items():
-        yield from change(name, found, twinned)
+        yield from change(name, found, use_naive)
 
 
-def twinned(op: Op) -> None:
+def use_naive(op: Op) -> None:
     op.kernel = resolve(op.kernels[-1].call)
 
 
