@@ -1,4 +1,4 @@
-"""A good model, once, and a copy of it for every test to spoil."""
+"""A model folder, and a copy of it for every test to damage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny.house import House
+from tiny.cli_runner import CliRunner
 from tiny.model import make_model
 
 
@@ -16,5 +16,5 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def house(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> House:
-    return House(Path(shutil.copytree(good, tmp_path / "m")), capsys)
+def runner(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CliRunner:
+    return CliRunner(Path(shutil.copytree(good, tmp_path / "m")), capsys)

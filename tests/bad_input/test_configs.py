@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny.house import House
+from tiny.cli_runner import CliRunner
 from tiny.model import change_config
 
 from ostro.core.errors import ConfigError
@@ -53,30 +53,34 @@ SIZES = (
 LIES += [({name: n}, (f"{name}={n}",)) for name in SIZES for n in (0, -8, 10**12)]
 
 
-@pytest.mark.parametrize(("lie", "said"), LIES, ids=lambda x: str(x)[:40])
-def test_a_config_that_lies(house: House, lie: dict[str, Any], said: tuple[str, ...]) -> None:
-    change_config(house.folder, **lie)
-    house.refused(ConfigError, *said)
+@pytest.mark.parametrize(("lie", "expected"), LIES, ids=lambda x: str(x)[:40])
+def test_a_config_that_lies(
+    runner: CliRunner, lie: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    change_config(runner.folder, **lie)
+    runner.assert_rejected(ConfigError, *expected)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": 1}{', "\udcff", "[" * 500, "5"])
-def test_a_config_that_is_no_object(house: House, text: str) -> None:
-    (house.folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    house.refused(ConfigError, "config.json")
+def test_a_config_that_is_no_object(runner: CliRunner, text: str) -> None:
+    (runner.folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    runner.assert_rejected(ConfigError, "config.json")
 
 
-def test_a_promise_of_a_huge_context_costs_nothing(house: House) -> None:
-    change_config(house.folder, max_position_embeddings=2**31 - 1)
+def test_a_promise_of_a_huge_context_costs_nothing(runner: CliRunner) -> None:
+    change_config(runner.folder, max_position_embeddings=2**31 - 1)
     asked = loading.choose_context(None, type("C", (), {"max_position_embeddings": 2**31 - 1})())
     assert asked == 2**20
-    assert house.run("--context", "1000")[0] == 0
+    assert runner.run("--context", "1000")[0] == 0
 
 
-def test_a_key_that_nobody_implemented(house: House) -> None:
+def test_a_key_that_nobody_implemented(runner: CliRunner) -> None:
     """transformers' Llama knows the key and has another default, so it would change the answer."""
-    change_config(house.folder, pretraining_tp=1, made_up=True, layer_norm_eps=1e-3)
-    assert house.run()[0] == 0, "keys that transformers' class does not know are nobody's"
-    change_config(house.folder, model_type="gemma2", attn_logit_softcapping=30.0)
-    house.refused(ConfigError, "attn_logit_softcapping=30.0", "--allow-config")
-    assert house.run("--allow-config", "attn_logit_softcapping")[0] == 0
-    house.refused(ConfigError, "attn_logit_softcapping", words=("--allow-config", "made_up"))
+    change_config(runner.folder, pretraining_tp=1, made_up=True, layer_norm_eps=1e-3)
+    assert runner.run()[0] == 0, "keys that transformers' class does not know are nobody's"
+    change_config(runner.folder, model_type="gemma2", attn_logit_softcapping=30.0)
+    runner.assert_rejected(ConfigError, "attn_logit_softcapping=30.0", "--allow-config")
+    assert runner.run("--allow-config", "attn_logit_softcapping")[0] == 0
+    runner.assert_rejected(
+        ConfigError, "attn_logit_softcapping", options=("--allow-config", "made_up")
+    )

@@ -25,7 +25,7 @@ from tiny import inputs
 from tiny.inputs import hostile, left_behind
 from tiny.model import make_model
 from tiny.pictures import address, asked, picture, saved, shown
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.vision import IDS, make_vision
 
 from ostro.core.errors import ConfigError
@@ -39,7 +39,7 @@ WIDE, LARGE = picture(1), picture(2, 64, 64)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A model that sees, whose inputs harm where an image says so; one of text; one without its
     preprocessor's file.
     """
@@ -50,12 +50,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     also = [str(make_model(root / "text")), str(bare)]
     asked_for, harm = Settings(reference=str(vision), dtype="float32"), [inputs.__file__]
     with serving(asked_for, also=also, plugin_paths=harm) as running:
-        said(ask(running, shown(WIDE), "hello"))  # from now on media have a process
+        reply_of(ask(running, shown(WIDE), "hello"))  # from now on media have a process
         yield running
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(server: Real) -> Iterator[None]:
+def nothing_is_left(server: RunningServer) -> Iterator[None]:
     """After every test no block is held, no request is under way, and shared memory is empty."""
     yield
     begun = time.monotonic()
@@ -63,36 +63,36 @@ def nothing_is_left(server: Real) -> Iterator[None]:
         assert time.monotonic() - begun < 5, stats
         time.sleep(0.02)
     while server.server.engine.requests:
-        assert time.monotonic() - begun < 10, "requests that nobody waits for are under way"
+        assert time.monotonic() - begun < 10, "requests without a client are still running"
         time.sleep(0.02)
     gc.collect()
     assert left_behind() == []
 
 
-def ask(server: Real, *parts: Any, **more: Any) -> httpx.Response:
+def ask(server: RunningServer, *parts: Any, **more: Any) -> httpx.Response:
     return server.post(CHAT, messages=[asked(*parts)], **{**GREEDY, **more})
 
 
-def said(response: httpx.Response) -> str:
+def reply_of(response: httpx.Response) -> str:
     assert response.status_code == 200, response.text
     text: str = response.json()["choices"][0]["message"]["content"]
     return text
 
 
 @pytest.fixture(scope="module")
-def expected(server: Real) -> str:
-    """The answer to a good request."""
-    return said(ask(server, shown(LARGE), "hello"))
+def expected(server: RunningServer) -> str:
+    """The reply to a valid request."""
+    return reply_of(ask(server, shown(LARGE), "hello"))
 
 
-def refused(response: httpx.Response, status: int, told: str, param: str | None) -> None:
+def refused(response: httpx.Response, status: int, reason: str, param: str | None) -> None:
     error = response.json()["error"]
-    assert response.status_code == status and told in error["message"], response.text
+    assert response.status_code == status and reason in error["message"], response.text
     assert error["param"] == param and "Traceback" not in response.text
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of many pixels in few bytes."""
+    """A small PNG file with many pixels."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         check = zlib.crc32(kind + body)
@@ -152,50 +152,50 @@ BAD: dict[str, tuple[list[Any], int, str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_then_good(server: Real, expected: str, name: str) -> None:
-    parts, status, told, param = BAD[name]
+def test_bad_then_good(server: RunningServer, expected: str, name: str) -> None:
+    parts, status, reason, param = BAD[name]
     response = ask(server, *parts, "hello")
     if name == "nothing":
         message = {"role": "user", "content": []}
         response = server.post(CHAT, messages=[message], **GREEDY)
-    refused(response, status, told, param)
-    assert said(ask(server, shown(LARGE), "hello")) == expected
+    refused(response, status, reason, param)
+    assert reply_of(ask(server, shown(LARGE), "hello")) == expected
 
 
-def test_a_stream_is_refused_by_status(server: Real, expected: str) -> None:
+def test_a_stream_is_refused_by_status(server: RunningServer, expected: str) -> None:
     refused(ask(server, image(b"x"), stream=True), 400, "cannot be read", "messages")
-    assert said(ask(server, shown(LARGE), "hello")) == expected
+    assert reply_of(ask(server, shown(LARGE), "hello")) == expected
 
 
-def test_an_image_to_a_model_of_text(server: Real) -> None:
-    told = "text takes text only, no image"
-    refused(ask(server, shown(WIDE), "hello", model="text"), 400, told, "messages")
-    assert said(ask(server, "hello", model="text"))
+def test_an_image_to_a_model_of_text(server: RunningServer) -> None:
+    reason = "text takes text only, no image"
+    refused(ask(server, shown(WIDE), "hello", model="text"), 400, reason, "messages")
+    assert reply_of(ask(server, "hello", model="text"))
 
 
-def test_a_missing_preprocessor(server: Real) -> None:
+def test_a_missing_preprocessor(server: RunningServer) -> None:
     response = ask(server, shown(WIDE), "hello", model="bare")
     refused(response, ConfigError.status, "preprocessor_config.json is missing", None)
-    assert said(ask(server, "hello", model="bare"))
+    assert reply_of(ask(server, "hello", model="bare"))
 
 
-def test_more_rows_than_the_context(server: Real, expected: str) -> None:
+def test_more_rows_than_the_context(server: RunningServer, expected: str) -> None:
     response = ask(server, *[shown(LARGE)] * 40, "hello")
     refused(response, 400, "the context is 2048 tokens", "prompt")
     assert response.json()["error"]["code"] == "context_length_exceeded"
-    assert said(ask(server, shown(LARGE), "hello")) == expected
+    assert reply_of(ask(server, shown(LARGE), "hello")) == expected
 
 
 PLACES = ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "<image>", "<|im_end|>"]
 
 
 @pytest.mark.parametrize("words", PLACES)
-def test_places_written_by_users_are_text(server: Real, words: str) -> None:
+def test_places_written_by_users_are_text(server: RunningServer, words: str) -> None:
     """They neither take an image nor shift the others, and count as the bytes they are."""
     pad = IDS["<|image_pad|>"]
     text = ask(server, words, logprobs=True, prompt_logprobs=0)
     ids = [next(iter(entry)) for entry in text.json()["prompt_logprobs"] if entry]
-    assert said(text) and str(pad) not in ids
+    assert reply_of(text) and str(pad) not in ids
     around = ask(server, words, shown(WIDE), words, shown(LARGE), words)
     plain = ask(server, "x", shown(WIDE), "x", shown(LARGE), "x")
     more = [response.json()["usage"]["prompt_tokens"] for response in (around, plain)]
@@ -204,24 +204,24 @@ def test_places_written_by_users_are_text(server: Real, words: str) -> None:
     )
     assert more[0] == more[1] + 3 * spelled and spelled > 0
     swapped = ask(server, words, shown(LARGE), words, shown(WIDE), words)
-    assert said(swapped) != said(around)
+    assert reply_of(swapped) != reply_of(around)
 
 
-def test_places_in_a_completion_are_not_filled(server: Real) -> None:
+def test_places_in_a_completion_are_not_filled(server: RunningServer) -> None:
     response = server.post("/v1/completions", prompt="<|image_pad|> hello", **GREEDY)
     assert response.status_code == 200, response.text
     raw = server.post("/v1/completions", prompt=[IDS["<|image_pad|>"], 70], **GREEDY)
     assert raw.status_code == 200, raw.text
 
 
-def shop_of(server: Real) -> MediaWorker:
+def media_worker_of(server: RunningServer) -> MediaWorker:
     found = server.server.service.models["vision"]["text"].model.media_worker
     assert isinstance(found, MediaWorker)
     return found
 
 
 @pytest.mark.parametrize(
-    ("deed", "status", "told"),
+    ("deed", "status", "reason"),
     [
         ("leave", 400, "crashed the worker"),
         ("swell", 400, "exceeds the memory limit"),
@@ -230,30 +230,35 @@ def shop_of(server: Real) -> MediaWorker:
     ],
 )
 def test_what_harms_the_process(
-    server: Real, expected: str, monkeypatch: pytest.MonkeyPatch, deed: str, status: int, told: str
+    server: RunningServer,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    deed: str,
+    status: int,
+    reason: str,
 ) -> None:
-    assert said(ask(server, shown(LARGE), "hello")) == expected
-    first = shop_of(server).pid
+    assert reply_of(ask(server, shown(LARGE), "hello")) == expected
+    first = media_worker_of(server).pid
     monkeypatch.setattr(media_worker, "SECONDS", 1.0 if deed == "sleep" else 60.0)
-    refused(ask(server, shown(LARGE), image(hostile(deed)), "x"), status, told, "messages")
+    refused(ask(server, shown(LARGE), image(hostile(deed)), "x"), status, reason, "messages")
     monkeypatch.setattr(media_worker, "SECONDS", 60.0)
-    assert said(ask(server, shown(LARGE), "hello")) == expected
-    assert (shop_of(server).pid == first) == (deed in ("swell", "fail"))
+    assert reply_of(ask(server, shown(LARGE), "hello")) == expected
+    assert (media_worker_of(server).pid == first) == (deed in ("swell", "fail"))
 
 
-def test_a_process_that_is_killed_mid_request(server: Real, expected: str) -> None:
-    first = shop_of(server).pid
+def test_a_process_that_is_killed_mid_request(server: RunningServer, expected: str) -> None:
+    first = media_worker_of(server).pid
     assert first is not None
     with ThreadPoolExecutor(1) as thread:
         asking = thread.submit(ask, server, image(hostile("sleep")), "hello")
         time.sleep(0.5)
         os.kill(first, signal.SIGKILL)
         refused(asking.result(20), 400, "crashed the worker", "messages")
-    assert said(ask(server, shown(LARGE), "hello")) == expected
-    assert shop_of(server).pid != first
+    assert reply_of(ask(server, shown(LARGE), "hello")) == expected
+    assert media_worker_of(server).pid != first
 
 
-def send(server: Real, *parts: Any) -> socket.socket:
+def send(server: RunningServer, *parts: Any) -> socket.socket:
     """Send a request, and read nothing."""
     address = urlsplit(server.url)
     body = json.dumps({"messages": [asked(*parts)], **GREEDY}).encode()
@@ -263,18 +268,18 @@ def send(server: Real, *parts: Any) -> socket.socket:
     return client
 
 
-def test_who_leaves_while_media_are_prepared(server: Real, expected: str) -> None:
-    pid = shop_of(server).pid
+def test_who_leaves_while_media_are_prepared(server: RunningServer, expected: str) -> None:
+    pid = media_worker_of(server).pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     send(server, shown(LARGE), "hello").close()
     time.sleep(0.2)
     os.kill(pid, signal.SIGCONT)
-    assert said(ask(server, shown(LARGE), "hello")) == expected
+    assert reply_of(ask(server, shown(LARGE), "hello")) == expected
 
 
-def test_slow_media_hold_up_nobody_else(server: Real) -> None:
-    pid = shop_of(server).pid
+def test_slow_media_hold_up_nobody_else(server: RunningServer) -> None:
+    pid = media_worker_of(server).pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -283,14 +288,14 @@ def test_slow_media_hold_up_nobody_else(server: Real) -> None:
         asking = {"messages": [asked("hello")], **GREEDY}
         for model in ("text", "vision"):
             body = {**asking, "model": model}
-            assert said(httpx.post(server.url + CHAT, json=body, timeout=10))
+            assert reply_of(httpx.post(server.url + CHAT, json=body, timeout=10))
     finally:
         os.kill(pid, signal.SIGCONT)
     for client in waiting:
         client.close()
 
 
-def test_who_leaves_before_the_engine_has_looked(server: Real, expected: str) -> None:
+def test_who_leaves_before_the_engine_has_looked(server: RunningServer, expected: str) -> None:
     pid = server.server.engine.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -306,7 +311,7 @@ def test_who_leaves_before_the_engine_has_looked(server: Real, expected: str) ->
             time.sleep(0.01)
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert said(ask(server, shown(LARGE), "hello")) == expected
+    assert reply_of(ask(server, shown(LARGE), "hello")) == expected
     assert server.server.engine.pid == pid
 
 
@@ -314,8 +319,8 @@ def test_what_prepares_media_ends_with_the_server(tmp_path: Path) -> None:
     vision = make_vision(tmp_path / "vision")
     with ThreadPoolExecutor(1) as thread:
         with serving(Settings(reference=str(vision)), drain_timeout=0.1) as server:
-            said(ask(server, shown(WIDE), "hello"))
-            pid = shop_of(server).pid
+            reply_of(ask(server, shown(WIDE), "hello"))
+            pid = media_worker_of(server).pid
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             asking = thread.submit(ask, server, shown(WIDE), "hello")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny.house import House
+from tiny.cli_runner import CliRunner
 
 from ostro.core.engine.request import RANGES
 from ostro.core.errors import (
@@ -23,39 +23,39 @@ from ostro.core.errors import (
 )
 
 
-def test_a_tokenizer_larger_than_the_embedding(house: House) -> None:
-    vocabulary = json.loads((house.folder / "tokenizer.json").read_text())
+def test_a_tokenizer_larger_than_the_embedding(runner: CliRunner) -> None:
+    vocabulary = json.loads((runner.folder / "tokenizer.json").read_text())
     vocabulary["added_tokens"] += [
         {**vocabulary["added_tokens"][0], "id": 302 + i, "content": f"<extra {i}>"}
         for i in range(30)
     ]
-    (house.folder / "tokenizer.json").write_text(json.dumps(vocabulary))
-    house.refused(TokenizerError, "332 ids", "320 rows", "--tokenizer")
+    (runner.folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    runner.assert_rejected(TokenizerError, "332 ids", "320 rows", "--tokenizer")
 
 
-def test_no_tokenizer(house: House, good: Path) -> None:
-    (house.folder / "tokenizer.json").unlink()
-    house.refused(TokenizerError, "no tokenizer", "--tokenizer")
-    house.refused(TokenizerError, "/no/such", words=("--tokenizer", "/no/such"))
-    assert house.run("--tokenizer", str(good))[0] == 0
+def test_no_tokenizer(runner: CliRunner, good: Path) -> None:
+    (runner.folder / "tokenizer.json").unlink()
+    runner.assert_rejected(TokenizerError, "no tokenizer", "--tokenizer")
+    runner.assert_rejected(TokenizerError, "/no/such", options=("--tokenizer", "/no/such"))
+    assert runner.run("--tokenizer", str(good))[0] == 0
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"model": {"type": "BPE"}}', "[]"])
-def test_a_tokenizer_that_is_malformed(house: House, text: str) -> None:
-    (house.folder / "tokenizer.json").write_text(text)
-    house.refused(TokenizerError, "tokenizer.json")
+def test_a_tokenizer_that_is_malformed(runner: CliRunner, text: str) -> None:
+    (runner.folder / "tokenizer.json").write_text(text)
+    runner.assert_rejected(TokenizerError, "tokenizer.json")
 
 
-def test_a_chat_without_a_template(house: House, tmp_path: Path) -> None:
-    (house.folder / "tokenizer_config.json").write_text("{}")
-    house.refused(TemplateError, "no chat template", "--chat-template FILE")
-    assert house.run("--raw")[0] == 0
-    house.refused(TemplateError, "/no/such", words=("--chat-template", "/no/such"))
+def test_a_chat_without_a_template(runner: CliRunner, tmp_path: Path) -> None:
+    (runner.folder / "tokenizer_config.json").write_text("{}")
+    runner.assert_rejected(TemplateError, "no chat template", "--chat-template FILE")
+    assert runner.run("--raw")[0] == 0
+    runner.assert_rejected(TemplateError, "/no/such", options=("--chat-template", "/no/such"))
     template = tmp_path / "t.jinja"
     template.write_text("{% for x in %}")
-    house.refused(TemplateError, "line 1", words=("--chat-template", str(template)))
+    runner.assert_rejected(TemplateError, "line 1", options=("--chat-template", str(template)))
     template.write_text("{{ messages[0].content }}")
-    assert house.run("--chat-template", str(template))[0] == 0
+    assert runner.run("--chat-template", str(template))[0] == 0
 
 
 REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
@@ -92,16 +92,18 @@ REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "kind", "said"), REFUSED, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("words", "kind", "expected"), REFUSED, ids=lambda x: str(x)[:40])
 def test_a_setting_that_cannot_be(
-    house: House, words: tuple[str, ...], kind: type[OstroError], said: tuple[str, ...]
+    runner: CliRunner, words: tuple[str, ...], kind: type[OstroError], expected: tuple[str, ...]
 ) -> None:
-    house.refused(kind, *said, words=words)
+    runner.assert_rejected(kind, *expected, options=words)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_cuda(house: House) -> None:
-    house.refused(Unsupported, "--device cuda", "`ostro doctor`", words=("--device", "cuda"))
+def test_no_cuda(runner: CliRunner) -> None:
+    runner.assert_rejected(
+        Unsupported, "--device cuda", "`ostro doctor`", options=("--device", "cuda")
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,14 +118,16 @@ def test_no_cuda(house: House) -> None:
         ("--unheard-of",),
     ],
 )
-def test_a_word_that_the_command_line_does_not_know(house: House, words: tuple[str, ...]) -> None:
-    code, out, err = house.run(*words)
+def test_a_word_that_the_command_line_does_not_know(
+    runner: CliRunner, words: tuple[str, ...]
+) -> None:
+    code, out, err = runner.run(*words)
     assert code == 2 and not out and words[0] in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("words", [("--task", "text"), ("--arch", "llama"), ("--device", "cpu:0")])
-def test_settings_that_can_be(house: House, words: tuple[str, ...]) -> None:
-    assert house.run(*words) == house.run()
+def test_settings_that_can_be(runner: CliRunner, words: tuple[str, ...]) -> None:
+    assert runner.run(*words) == runner.run()
 
 
 OPTIONS = {
@@ -137,13 +141,13 @@ OPTIONS = {
 }
 
 
-def test_sampling_that_cannot_be(house: House) -> None:
+def test_sampling_that_cannot_be(runner: CliRunner) -> None:
     """One model, every option of `run` that has a range, below and above it."""
     tried = 0
     for name, low, high in RANGES:
         if name not in OPTIONS:
             continue
         for value in (low - 1, high + max(1, abs(high))):
-            house.refused(RequestError, f"{name}=", words=(f"{OPTIONS[name]}={value}",))
+            runner.assert_rejected(RequestError, f"{name}=", options=(f"{OPTIONS[name]}={value}",))
             tried += 1
     assert tried == 2 * len(OPTIONS)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tiny.house import House
+from tiny.cli_runner import CliRunner
 from tiny.model import change_config, change_weights, make_gguf, make_weights
 
 from ostro.core.errors import (
@@ -19,37 +19,39 @@ from ostro.core.errors import (
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, -1, -1000])
-def test_weights_that_are_cut_short(house: House, size: int) -> None:
-    file = house.folder / "model.safetensors"
+def test_weights_that_are_cut_short(runner: CliRunner, size: int) -> None:
+    file = runner.folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    house.refused(CheckpointError, "model.safetensors")
+    runner.assert_rejected(CheckpointError, "model.safetensors")
 
 
-def test_weights_that_are_something_else(house: House) -> None:
-    (house.folder / "model.safetensors").write_bytes(b"<!DOCTYPE html>" * 100)
-    house.refused(CheckpointError, "model.safetensors")
+def test_weights_that_are_something_else(runner: CliRunner) -> None:
+    (runner.folder / "model.safetensors").write_bytes(b"<!DOCTYPE html>" * 100)
+    runner.assert_rejected(CheckpointError, "model.safetensors")
 
 
-def test_an_index_that_names_what_is_not_there(house: House) -> None:
+def test_an_index_that_names_what_is_not_there(runner: CliRunner) -> None:
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
-    (house.folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    house.refused(CheckpointError, "model-00002-of-00002.safetensors", "absent")
+    (runner.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    runner.assert_rejected(CheckpointError, "model-00002-of-00002.safetensors", "absent")
 
 
-def test_missing_and_left_over_tensors_are_listed(house: House) -> None:
-    change_weights(house.folder, model__norm__weight=None, model__norm2__weight=torch.ones(3))
-    house.refused(CheckpointError, "missing: model.norm.weight", "left over: model.norm2.weight")
+def test_missing_and_left_over_tensors_are_listed(runner: CliRunner) -> None:
+    change_weights(runner.folder, model__norm__weight=None, model__norm2__weight=torch.ones(3))
+    runner.assert_rejected(
+        CheckpointError, "missing: model.norm.weight", "left over: model.norm2.weight"
+    )
 
 
-def test_layers_too_many_or_too_few(house: House) -> None:
-    change_config(house.folder, num_hidden_layers=1)
-    house.refused(CheckpointError, "left over: model.layers.1.")
-    change_config(house.folder, num_hidden_layers=3)
-    house.refused(CheckpointError, "missing: model.layers.2.")
+def test_layers_too_many_or_too_few(runner: CliRunner) -> None:
+    change_config(runner.folder, num_hidden_layers=1)
+    runner.assert_rejected(CheckpointError, "left over: model.layers.1.")
+    change_config(runner.folder, num_hidden_layers=3)
+    runner.assert_rejected(CheckpointError, "missing: model.layers.2.")
 
 
 @pytest.mark.parametrize(
-    ("tensor", "shape", "said"),
+    ("tensor", "shape", "expected"),
     [
         ("model__norm__weight", (31,), ("model.norm.weight", "(31,)", "(32,)")),
         ("model__embed_tokens__weight", (321, 32), ("embed_tokens", "(321, 32)", "(320, 32)")),
@@ -58,28 +60,28 @@ def test_layers_too_many_or_too_few(house: House) -> None:
     ],
 )
 def test_a_tensor_of_another_shape(
-    house: House, tensor: str, shape: tuple[int, ...], said: tuple[str, ...]
+    runner: CliRunner, tensor: str, shape: tuple[int, ...], expected: tuple[str, ...]
 ) -> None:
-    change_weights(house.folder, **{tensor: torch.ones(shape)})
-    house.refused(CheckpointError, *said)
+    change_weights(runner.folder, **{tensor: torch.ones(shape)})
+    runner.assert_rejected(CheckpointError, *expected)
 
 
-def test_a_tensor_of_a_type_that_nobody_reads(house: House) -> None:
+def test_a_tensor_of_a_type_that_nobody_reads(runner: CliRunner) -> None:
     weight = torch.ones(48, 32, dtype=torch.int8)
-    change_weights(house.folder, model__layers__0__mlp__up_proj__weight=weight)
-    house.refused(CheckpointError, "layers.0.mlp.up_proj", "I8", "`ostro models`")
+    change_weights(runner.folder, model__layers__0__mlp__up_proj__weight=weight)
+    runner.assert_rejected(CheckpointError, "layers.0.mlp.up_proj", "I8", "`ostro models`")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_told(
-    house: House, caplog: pytest.LogCaptureFixture, value: float
+    runner: CliRunner, caplog: pytest.LogCaptureFixture, value: float
 ) -> None:
     """Only texts with that token are noise: the others are answered."""
-    assert house.run()[0] == 0 and not caplog.text
+    assert runner.run()[0] == 0 and not caplog.text
     weight = make_weights()["model.embed_tokens.weight"]
     weight[0] = value
-    change_weights(house.folder, model__embed_tokens__weight=weight)
-    assert house.run()[0] == 0
+    change_weights(runner.folder, model__embed_tokens__weight=weight)
+    assert runner.run()[0] == 0
     assert "m: 1 tensor(s) contain NaN or Inf" in caplog.text
     assert "first: model.embed_tokens.weight;" in caplog.text
 
@@ -94,32 +96,34 @@ def test_weights_that_are_no_numbers_are_told(
         ("model__layers__0__self_attn__v_proj__weight", -1),
     ],
 )
-def test_weights_that_spoil_every_answer(house: House, tensor: str, row: int, value: float) -> None:
+def test_weights_that_spoil_every_answer(
+    runner: CliRunner, tensor: str, row: int, value: float
+) -> None:
     weight = make_weights()[tensor.replace("__", ".")]
     weight[row] = value
-    change_weights(house.folder, **{tensor: weight})
-    house.refused(CheckpointError, "m: ", "NaN or Inf", "fetch its files again")
+    change_weights(runner.folder, **{tensor: weight})
+    runner.assert_rejected(CheckpointError, "m: ", "NaN or Inf", "fetch its files again")
 
 
-def test_a_model_that_is_too_wide_for_float16(house: House) -> None:
+def test_a_model_that_is_too_wide_for_float16(runner: CliRunner) -> None:
     weight = make_weights()["model.layers.0.mlp.down_proj.weight"] * 1e5
-    change_weights(house.folder, model__layers__0__mlp__down_proj__weight=weight)
-    assert house.run("--dtype", "float32")[0] == 0
-    said = ("m: ", "NaN or Inf", "float16 is too narrow", "--dtype bfloat16 or float32")
-    house.refused(CheckpointError, *said, words=("--dtype", "float16"))
+    change_weights(runner.folder, model__layers__0__mlp__down_proj__weight=weight)
+    assert runner.run("--dtype", "float32")[0] == 0
+    expected = ("m: ", "NaN or Inf", "float16 is too narrow", "--dtype bfloat16 or float32")
+    runner.assert_rejected(CheckpointError, *expected, options=("--dtype", "float16"))
 
 
 def test_a_head_that_is_said_to_be_the_embedding_and_is_not(
-    house: House, caplog: pytest.LogCaptureFixture
+    runner: CliRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change_config(house.folder, tie_word_embeddings=True)
-    assert house.run()[0] == 0
+    change_config(runner.folder, tie_word_embeddings=True)
+    assert runner.run()[0] == 0
     assert "lm_head.weight differs from model.embed_tokens.weight" in caplog.text
     caplog.clear()
     same = make_weights()["model.embed_tokens.weight"]
     for head in (same, None):
-        change_weights(house.folder, lm_head__weight=head)
-        assert house.run()[0] == 0 and not caplog.text
+        change_weights(runner.folder, lm_head__weight=head)
+        assert runner.run()[0] == 0 and not caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +132,13 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize("size", [None, 0, 3, 20, 500, -1, -100_000])
-def test_a_gguf_file_that_is_cut_short(house: House, gguf: bytes, size: int | None) -> None:
-    file = house.folder.parent / "m.gguf"
+def test_a_gguf_file_that_is_cut_short(runner: CliRunner, gguf: bytes, size: int | None) -> None:
+    file = runner.folder.parent / "m.gguf"
     file.write_bytes(gguf[:size])
     if size is None:
-        assert house.run(model=file)[0] == 0
+        assert runner.run(model=file)[0] == 0
     else:
-        house.refused(CheckpointError, "m.gguf", model=file)
+        runner.assert_rejected(CheckpointError, "m.gguf", model=file)
 
 
 LLAMA = (5).to_bytes(8, "little") + b"llama"
@@ -142,7 +146,7 @@ LLAMA = (5).to_bytes(8, "little") + b"llama"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "kind", "said"),
+    ("old", "new", "kind", "expected"),
     [
         (b"GGUF", b"GGMF", CheckpointError, ("m.gguf",)),
         (b"general.architecture", b"general.architectura", ConfigError, ("m.gguf",)),
@@ -153,9 +157,14 @@ LLAMA = (5).to_bytes(8, "little") + b"llama"
     ],
 )
 def test_a_gguf_file_that_is_wrong(
-    house: House, gguf: bytes, old: bytes, new: bytes, kind: type[OstroError], said: tuple[str, ...]
+    runner: CliRunner,
+    gguf: bytes,
+    old: bytes,
+    new: bytes,
+    kind: type[OstroError],
+    expected: tuple[str, ...],
 ) -> None:
-    file = house.folder.parent / "m.gguf"
+    file = runner.folder.parent / "m.gguf"
     assert gguf.count(old) >= 1
     file.write_bytes(gguf.replace(old, new, 1))
-    house.refused(kind, *said, model=file)
+    runner.assert_rejected(kind, *expected, model=file)

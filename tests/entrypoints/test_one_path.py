@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tiny.model import make_model
 from tiny.pictures import address, picture, saved
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.vision import make_vision
 
 import ostro
@@ -65,7 +65,7 @@ class Served:
 
     reference: str
     model: LocalModel
-    server: Real
+    server: RunningServer
     images: Sequence[Path]
     adapters: Sequence[str] = ()
 
@@ -242,7 +242,7 @@ def test_stop_strings_agree(
     model, plain = served(name), Asked("hello", DRAWN, raw=raw, n=2)
     whole = model.python(plain)
     stop = whole[1].text[4:7]
-    asked = Asked("hello", {**DRAWN, "stop": [stop, "never said"]}, raw=raw, n=2)
+    asked = Asked("hello", {**DRAWN, "stop": [stop, "never generated"]}, raw=raw, n=2)
     answers = model.python(asked)
     assert answers[1] == Answer(whole[1].text.partition(stop)[0], "stop")
     assert answers == model.http(asked)

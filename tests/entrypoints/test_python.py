@@ -1,4 +1,4 @@
-"""`import ostro`: load, generate, stream, look at logits, and be told what is wrong by name."""
+"""`import ostro`: load, generate, stream, look at logits, and errors that name the argument."""
 
 from __future__ import annotations
 

@@ -120,11 +120,11 @@ BAD: list[tuple[dict[str, Any], type[OstroError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("part", "kind", "said"), BAD, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize(("part", "kind", "message"), BAD, ids=lambda x: str(x)[:30])
 def test_bad_then_good(
-    model: LocalModel, part: dict[str, Any], kind: type[OstroError], said: str
+    model: LocalModel, part: dict[str, Any], kind: type[OstroError], message: str
 ) -> None:
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         ask(model, part, "hello")
     assert ask(model, shown(WIDE), "hello") == answer(model, PROMPT, np.asarray(WIDE))
 

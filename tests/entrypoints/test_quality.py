@@ -231,7 +231,7 @@ def test_a_png_by_matplotlib(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b" \n", "is empty"),
@@ -241,17 +241,17 @@ def test_a_png_by_matplotlib(tmp_path: Path) -> None:
     ],
 )
 def test_a_text_that_is_none_is_refused(
-    run: Run, model: Path, tmp_path: Path, content: bytes | None, said: str
+    run: Run, model: Path, tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     file = tmp_path / "text"
     if content is not None:
         file.write_bytes(content)
     code, _, err = run("-m", model, "--quant", "afq4", "--text", file)
-    assert code == 2 and said in err and "--text" in err
+    assert code == 2 and message in err and "--text" in err
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("prose", "line 2"),
         ('{"prompt": "x"}', "line 2"),
@@ -261,12 +261,12 @@ def test_a_text_that_is_none_is_refused(
     ],
 )
 def test_a_pair_that_is_none_is_refused(
-    run: Run, model: Path, tmp_path: Path, line: str, said: str
+    run: Run, model: Path, tmp_path: Path, line: str, message: str
 ) -> None:
     file = tmp_path / "text.jsonl"
     file.write_text(f'{{"prompt": "x", "answer": "y"}}\n{line}\n')
     code, _, err = run("-m", model, "--quant", "afq4", "--text", file)
-    assert code == 2 and said in err
+    assert code == 2 and message in err
 
 
 def test_answers_alone_count(report, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_answers_alone_count(report, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((), "nothing to compare"),
         (("--quant", "afq5"), "afq"),
@@ -291,10 +291,10 @@ def test_answers_alone_count(report, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(
-    run: Run, model: Path, text: Path, words: tuple[str, ...], said: str
+    run: Run, model: Path, text: Path, words: tuple[str, ...], message: str
 ) -> None:
     code, _, err = run("-m", model, "--text", text, *words)
-    assert code == 2 and said in err
+    assert code == 2 and message in err
 
 
 def test_a_model_may_be_named_as_its_own_reference(report, model: Path) -> None:

@@ -121,7 +121,7 @@ def test_adapters_change_every_answer(task: str, tmp_path: Path) -> None:
     reference = make_bert(tmp_path / "base", kind, num_labels=1 if task == "rerank" else 3)
     train(reference, tmp_path / "it", r=4, target_modules=["query", "value", "dense"])
 
-    def said(**adapters: Any) -> torch.Tensor:
+    def vector_of(**adapters: Any) -> torch.Tensor:
         if task == "embed":
             return model.embed(TEXTS, **adapters)
         if task == "classify":
@@ -130,11 +130,11 @@ def test_adapters_change_every_answer(task: str, tmp_path: Path) -> None:
         return torch.tensor([each.score for each in sorted(ranked, key=lambda r: r.index)])
 
     with ostro.load(tmp_path / "base", dtype="float32", task=task) as model:
-        base = said()
+        base = vector_of()
         model.load_adapter("it", tmp_path / "it")
-        whole, half = said(adapters=["it"]), said(adapters={"it": 0.5})
+        whole, half = vector_of(adapters=["it"]), vector_of(adapters={"it": 0.5})
         assert min((whole - base).norm(), (half - base).norm(), (whole - half).norm()) > 1e-3
-        assert torch.equal(said(adapters={"it": 0}), base) and torch.equal(said(), base)
+        assert torch.equal(vector_of(adapters={"it": 0}), base) and torch.equal(vector_of(), base)
 
 
 @torch.inference_mode()

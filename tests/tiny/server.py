@@ -1,4 +1,4 @@
-"""The server before the real engine in a process of its own."""
+"""An HTTP server under test with a real engine process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ostro.entrypoints.http.server import Options, Server
 
 
 @dataclass
-class Real:
+class RunningServer:
     """A server under test and the event loop it runs in."""
 
     url: str
@@ -28,26 +28,26 @@ class Real:
     loop: asyncio.AbstractEventLoop
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        """Post JSON to a path behind the server's address."""
+        """Post JSON to a path of the server."""
         return httpx.post(self.url + path, json=body, timeout=60)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=60)
 
     def stats(self) -> Stats:
-        """What the engine process counts."""
-        asked = asyncio.run_coroutine_threadsafe(self.server.engine.stats(), self.loop)
-        return asked.result(10)
+        """Return the counters of the engine process."""
+        future = asyncio.run_coroutine_threadsafe(self.server.engine.stats(), self.loop)
+        return future.result(10)
 
 
 @contextmanager
-def serving(settings: Settings, **options: Any) -> Iterator[Real]:
-    """Serve from a thread of this process, until the block ends."""
-    up: SimpleQueue[Real | None] = SimpleQueue()
+def serving(settings: Settings, **options: Any) -> Iterator[RunningServer]:
+    """Run a server in a thread of this process until the block ends."""
+    up: SimpleQueue[RunningServer | None] = SimpleQueue()
     with closing(listen("127.0.0.1", 0, ())) as listener:
 
         def ready(url: str) -> None:
-            up.put(Real(url, server, asyncio.get_running_loop()))
+            up.put(RunningServer(url, server, asyncio.get_running_loop()))
 
         def run() -> None:
             try:
@@ -55,12 +55,12 @@ def serving(settings: Settings, **options: Any) -> Iterator[Real]:
             finally:
                 up.put(None)
 
-        asked = Options(ready=ready, **options)
-        server = Server(settings, asked, listener, time.perf_counter())
+        parsed = Options(ready=ready, **options)
+        server = Server(settings, parsed, listener, time.perf_counter())
         thread = threading.Thread(target=run)
         thread.start()
         found = up.get(timeout=120)
-        assert found is not None, "the server has ended before it was ready"
+        assert found is not None, "the server exited before it was ready"
         yield found
         found.loop.call_soon_threadsafe(server.stop.set)
         thread.join(30)

@@ -47,7 +47,7 @@ def model(tiny: str, adapters: Path) -> Iterator[LocalModel]:
         yield loaded
 
 
-def said(model: LocalModel, mixed: Any = (), text: str = "hello") -> str:
+def reply_of(model: LocalModel, mixed: Any = (), text: str = "hello") -> str:
     turns = [{"role": "user", "content": text}]
     return model.generate(turns, adapters=mixed, temperature=0, max_tokens=12)
 
@@ -61,16 +61,16 @@ def test_adapters_that_are_named_apply(ostro, tiny: str, adapters: Path, model: 
         ),
     )
     assert (one.code, one.err) == (0, "")
-    assert one.out == said(model, ["pirate"]) + "\n"
-    assert both.out == said(model, ["pirate", "sql"]) + "\n"
-    assert len({one.out, both.out, said(model) + "\n"}) == 3
+    assert one.out == reply_of(model, ["pirate"]) + "\n"
+    assert both.out == reply_of(model, ["pirate", "sql"]) + "\n"
+    assert len({one.out, both.out, reply_of(model) + "\n"}) == 3
 
 
 def test_those_of_a_folder_are_only_known(
     ostro, tiny: str, adapters: Path, model: LocalModel
 ) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--adapters", str(adapters))
-    assert ran.out == said(model) + "\n"
+    assert ran.out == reply_of(model) + "\n"
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_adapters_are_chosen_in_a_chat(chat, adapters: Path, model: LocalModel) 
         "--adapters",
         str(adapters),
     )
-    expected = [said(model, mixed) for mixed in (["pirate"], {"pirate": 0.5, "sql": 0.7}, ())]
+    expected = [reply_of(model, mixed) for mixed in (["pirate"], {"pirate": 0.5, "sql": 0.7}, ())]
     assert ran.code == 0 and ran.out == "".join(f"{text}\n" for text in expected)
     assert len(set(expected)) == 3
     assert "pirate = 1: lora, rank 4\nsql\n" in ran.err
@@ -110,12 +110,12 @@ def test_adapters_are_chosen_in_a_chat(chat, adapters: Path, model: LocalModel) 
 
 def test_an_adapter_is_loaded_in_a_chat(chat, adapters: Path, model: LocalModel) -> None:
     ran = chat(["/adapter", f"/adapter load p {adapters / 'pirate'}", "/adapter p", "hello"])
-    assert ran.out == said(model, ["pirate"]) + "\n"
+    assert ran.out == reply_of(model, ["pirate"]) + "\n"
     assert "no adapters; load one with /adapter load NAME REF" in ran.err
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("/adapter nobody", "no adapter 'nobody'"),
         ("/adapter pirate=much", "'pirate=much': invalid scale"),
@@ -126,11 +126,11 @@ def test_an_adapter_is_loaded_in_a_chat(chat, adapters: Path, model: LocalModel)
     ],
 )
 def test_a_wrong_choice_changes_nothing(
-    chat, adapters: Path, model: LocalModel, line: str, told: str
+    chat, adapters: Path, model: LocalModel, line: str, message: str
 ) -> None:
     ran = chat(["/adapter sql", line, "hello"], "--adapters", str(adapters))
-    assert ran.code == 0 and told in ran.err
-    assert ran.out == said(model, ["sql"]) + "\n"
+    assert ran.code == 0 and message in ran.err
+    assert ran.out == reply_of(model, ["sql"]) + "\n"
 
 
 def test_an_adapter_that_cannot_be_read_does_not_end_a_chat(
@@ -139,7 +139,7 @@ def test_an_adapter_that_cannot_be_read_does_not_end_a_chat(
     lines = ["hello", "/adapter none", "hello"]
     ran = chat(lines, "--adapter", f"empty={tmp_path}")
     assert ran.code == 0 and "/adapter none disables adapters" in ran.err
-    assert ran.out == said(model) + "\n"
+    assert ran.out == reply_of(model) + "\n"
 
 
 def test_an_adapter_that_cannot_be_read_ends_one_answer(ostro, tiny: str, tmp_path: Path) -> None:

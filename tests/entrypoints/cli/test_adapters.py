@@ -30,8 +30,13 @@ def factors(names: tuple[str, ...] = NAMES, *, zero: tuple[str, ...] = ()) -> di
 
 def write(folder: Path, tensors: dict[str, Tensor], **config: Any) -> str:
     folder.mkdir()
-    said = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": "all-linear"}
-    (folder / "adapter_config.json").write_text(json.dumps(said | config))
+    defaults = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
+        "target_modules": "all-linear",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(defaults | config))
     save_file(tensors, folder / "adapter_model.safetensors")
     return str(folder)
 

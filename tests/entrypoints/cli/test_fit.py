@@ -220,23 +220,23 @@ def test_what_does_not_fit_is_said(
 ) -> None:
     monkeypatch.setattr("ostro.entrypoints.fit.report.free_bytes", lambda device: 500_000)
 
-    def told(room: str) -> dict[str, list[str]]:
+    def rows_of(room: str) -> dict[str, list[str]]:
         words = ("-m", models["llama"], "--dtype", "float32", "--memory", room)
         lines = [line.split("│") for line in ostro("fit", *words).out.splitlines()]
         rows = ([cell.strip() for cell in cells[1:-1]] for cells in lines if len(cells) > 3)
         return {cells[0]: cells[3:] for cells in rows}
 
-    enough = told("100KB")
+    enough = rows_of("100KB")
     assert enough["as stored"][0] == "does not fit"
     assert enough["q8_0"][:2] == ["128", "1"]
-    assert told("10KB")["q8_0"][0] == "no memory for a sequence"
+    assert rows_of("10KB")["q8_0"][0] == "no memory for a sequence"
 
 
 def test_people_get_tables(ostro: Any, models: dict[str, str]) -> None:
     ran = ostro("fit", "-m", models["llama"], "--dtype", "float32", "--kv-dtype", "int8")
     assert ran.code == 0
-    for said in ("bandwidth", "as stored", "KV cache int8: ", "KV cache in int8 by context"):
-        assert said in ran.out
+    for text in ("bandwidth", "as stored", "KV cache int8: ", "KV cache in int8 by context"):
+        assert text in ran.out
 
 
 def test_an_encoder_draws_no_tokens(
@@ -255,7 +255,7 @@ def test_bandwidth_is_that_of_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (("--quant", "6GB"), "--quant 6GB names no format"),
         (("--placement", "auto"), "for one device"),
@@ -263,6 +263,6 @@ def test_bandwidth_is_that_of_memory() -> None:
         (("--kv-dtype", "int9"), "int9"),
     ],
 )
-def test_what_cannot_be_weighed_is_refused(ostro: Any, tiny: str, words: Any, said: str) -> None:
+def test_what_cannot_be_weighed_is_refused(ostro: Any, tiny: str, words: Any, text: str) -> None:
     ran = ostro("fit", "-m", tiny, *words)
-    assert ran.code != 0 and said in ran.err
+    assert ran.code != 0 and text in ran.err

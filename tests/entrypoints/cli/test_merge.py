@@ -164,8 +164,8 @@ def test_it_says_what_the_adapter_says(
     assert far(logits(out), wanted) < 1e-5
     assert far(theirs(out), wanted) < 1e-5
     assert far(logits(base), wanted) > 0.05
-    said = json.loads((out / "config.json").read_text())
-    assert said["tie_word_embeddings"] == (case == "tied, neither")
+    config = json.loads((out / "config.json").read_text())
+    assert config["tie_word_embeddings"] == (case == "tied, neither")
 
 
 def test_several_adapters_are_added_as_they_are_mixed(
@@ -267,7 +267,7 @@ def refused(ostro: Ostro, base: Path, adapter: str, tmp_path: Path) -> tuple[int
 
 
 @pytest.mark.parametrize(
-    ("config", "more", "said"),
+    ("config", "more", "message"),
     [
         ({"modules_to_save": ["lm_head"]}, "=0.5", "scale 1 alone"),
         ({"lora_bias": True}, "", "a bias (lora_bias) for a linear without one"),
@@ -277,23 +277,23 @@ def refused(ostro: Ostro, base: Path, adapter: str, tmp_path: Path) -> tuple[int
     ],
 )
 def test_what_cannot_be_merged_is_refused(
-    config: Any, more: str, said: str, bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path
+    config: Any, more: str, message: str, bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path
 ) -> None:
     adapter = tune("llama", "adapter", **PLAIN, **config)
-    code, told = refused(ostro, bases("llama")[0], f"{adapter}{more}", tmp_path)
-    assert code and said in told
+    code, err = refused(ostro, bases("llama")[0], f"{adapter}{more}", tmp_path)
+    assert code and message in err
 
 
 def test_another_base_is_refused(bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path) -> None:
     adapter = tune("qwen3_moe", "adapter", r=2, **EXPERTS)
-    code, told = refused(ostro, bases("llama")[0], str(adapter), tmp_path)
-    assert code == AdapterError.exit_code and "has nothing called model.layers.0.mlp.ex" in told
+    code, err = refused(ostro, bases("llama")[0], str(adapter), tmp_path)
+    assert code == AdapterError.exit_code and "has nothing called model.layers.0.mlp.ex" in err
 
 
 def test_a_gguf_base_is_refused(tune: Tune, ostro: Ostro, tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "tiny.gguf")
-    code, told = refused(ostro, file, str(tune("llama", "adapter", **PLAIN)), tmp_path)
-    assert code == Unsupported.exit_code and "config.json and float safetensors" in told
+    code, err = refused(ostro, file, str(tune("llama", "adapter", **PLAIN)), tmp_path)
+    assert code == Unsupported.exit_code and "config.json and float safetensors" in err
 
 
 def test_weights_of_few_bits_are_refused(
@@ -303,8 +303,8 @@ def test_weights_of_few_bits_are_refused(
     base = bases("llama")[0]
     words = ["quantize", "-m", str(base), "--to", "uqff", "--quant", "q8_0", "-o", str(few)]
     assert ostro(*words).code == 0
-    code, told = refused(ostro, few, str(tune("llama", "adapter", **PLAIN)), tmp_path)
-    assert code == Unsupported.exit_code and "merged into floats" in told
+    code, err = refused(ostro, few, str(tune("llama", "adapter", **PLAIN)), tmp_path)
+    assert code == Unsupported.exit_code and "merged into floats" in err
 
 
 def test_safetensors_hold_floats(bases: Any, ostro: Ostro, tmp_path: Path) -> None:
@@ -317,10 +317,10 @@ def test_x_lora_is_refused(bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path)
     member, folder = tune("llama", "member", **PLAIN), tmp_path / "mixed"
     member.rename(tmp_path / "m0")
     folder.mkdir()
-    said = {"peft_type": "XLORA", "hidden_size": 32, "adapters": {"0": "../m0"}}
-    (folder / "adapter_config.json").write_text(json.dumps(said))
+    config = {"peft_type": "XLORA", "hidden_size": 32, "adapters": {"0": "../m0"}}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     name = "base_model.internal_xlora_classifier.layers.0"
     tensors = {f"{name}.weight": torch.ones(1, 32), f"{name}.bias": torch.ones(1)}
     save_file(tensors, folder / "adapter_model.safetensors")
-    code, told = refused(ostro, bases("llama")[0], str(folder), tmp_path)
-    assert code == AdapterError.exit_code and "X-LoRA computes its scalings per token" in told
+    code, err = refused(ostro, bases("llama")[0], str(folder), tmp_path)
+    assert code == AdapterError.exit_code and "X-LoRA computes its scalings per token" in err

@@ -142,13 +142,13 @@ def test_what_a_plan_did_not_do_is_explained(ostro, tiny: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("a-model",), "a-model: add --explain"),
         (("--explain", "one", "-m", "two"), "got one and -m two"),
         (("--explain", "/nowhere/at/all"), "/nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(ostro, words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_explained_is_refused(ostro, words: tuple[str, ...], message: str) -> None:
     ran = ostro("models", *words)
-    assert ran.code != 0 and said in ran.err
+    assert ran.code != 0 and message in ran.err

@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(
-    ("more", "error", "said"),
+    ("more", "error", "message"),
     [
         (["--quant", "f8q8"], Unsupported, "are no ggml blocks"),
         ([], UsageError, "no format to quantize to"),
@@ -94,10 +94,10 @@ def test_a_full_disk_leaves_nothing_behind(
     ],
 )
 def test_what_cannot_be_is_refused(
-    more: list[str], error: Any, said: str, source: Path, tmp_path: Path, capsys: Any
+    more: list[str], error: Any, message: str, source: Path, tmp_path: Path, capsys: Any
 ) -> None:
     assert main(words(source, tmp_path, *more)) == error.exit_code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_of_the_hub_is_sent_to_the_converter(tmp_path: Path, capsys: Any) -> None:

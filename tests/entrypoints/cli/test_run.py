@@ -38,7 +38,7 @@ def chat(ostro, tiny: str, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def said(model: LocalModel, *texts: str, system: str | None = None) -> str:
+def reply_of(model: LocalModel, *texts: str, system: str | None = None) -> str:
     """The greedy answer to a conversation whose turns alternate, the user's first."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     roles = ("user", "assistant")
@@ -48,22 +48,26 @@ def said(model: LocalModel, *texts: str, system: str | None = None) -> str:
 
 def test_one_answer_and_no_more(ostro, tiny: str, model: LocalModel) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello")
-    assert (ran.code, ran.out, ran.err) == (0, said(model, "hello") + "\n", "")
+    assert (ran.code, ran.out, ran.err) == (0, reply_of(model, "hello") + "\n", "")
 
 
 def test_the_system_message_counts(ostro, tiny: str, model: LocalModel) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--system", "be brief")
-    assert ran.out == said(model, "hello", system="be brief") + "\n" != said(model, "hello") + "\n"
+    assert (
+        ran.out
+        == reply_of(model, "hello", system="be brief") + "\n"
+        != reply_of(model, "hello") + "\n"
+    )
 
 
 def test_raw_is_continued_as_it_is(ostro, tiny: str, model: LocalModel) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "--raw", "-i", "hello")
     assert ran.out == model.generate("hello", temperature=0, max_tokens=12) + "\n"
-    assert ran.out != said(model, "hello") + "\n"
+    assert ran.out != reply_of(model, "hello") + "\n"
 
 
 def test_a_stop_string_ends_the_answer(ostro, tiny: str, model: LocalModel) -> None:
-    whole = said(model, "hello")
+    whole = reply_of(model, "hello")
     stop = whole[4:6]
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--stop", stop)
     assert ran.out == whole[: whole.index(stop)] + "\n"
@@ -77,11 +81,13 @@ def test_a_seed_repeats_itself(ostro, tiny: str) -> None:
 
 @pytest.mark.parametrize("think", ["--think", "--no-think"])
 def test_reasoning_is_the_template_s_to_ask(ostro, tmp_path: Path, think: str) -> None:
-    told = "{% if enable_thinking is defined %}{{ raise_exception('told ' ~ enable_thinking) }}"
-    folder = make_model(tmp_path / "m", template=told + "{% endif %}" + TEMPLATE)
+    check = (
+        "{% if enable_thinking is defined %}{{ raise_exception('thinking ' ~ enable_thinking) }}"
+    )
+    folder = make_model(tmp_path / "m", template=check + "{% endif %}" + TEMPLATE)
     assert ostro("run", "-m", str(folder), *GREEDY, "-i", "hello").code == 0
     ran = ostro("run", "-m", str(folder), *GREEDY, "-i", "hello", think)
-    assert ran.code == 1 and f"told {think == '--think'}" in ran.err
+    assert ran.code == 1 and f"thinking {think == '--think'}" in ran.err
 
 
 def test_what_was_chosen_is_explained(ostro, tiny: str) -> None:
@@ -110,7 +116,7 @@ def test_a_terminal_gets_a_bar_and_its_cursor_back(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     ran = ostro("run", "-m", str(folder), *GREEDY, "-i", "hello")
-    assert ran.out == ("" if config else said(model, "hello") + "\n")
+    assert ran.out == ("" if config else reply_of(model, "hello") + "\n")
     assert "loading" in ran.err and ran.err.count("\x1b[?25l") == ran.err.count("\x1b[?25h") == 1
     assert ran.code == (5 if config else 0)
 
@@ -123,29 +129,29 @@ def test_an_answer_comes_piece_by_piece(
         "builtins.print", lambda *words, **_: written.append("".join(map(str, words)))
     )
     ostro("run", "-m", tiny, *GREEDY, "-i", "hello")
-    assert "".join(written) == said(model, "hello")
+    assert "".join(written) == reply_of(model, "hello")
     assert len([piece for piece in written if piece]) > 5
 
 
 def test_a_conversation_is_remembered(chat, model: LocalModel) -> None:
     ran = chat(["hello", "", "good morning"])
-    first = said(model, "hello")
-    second = said(model, "hello", first, "good morning")
+    first = reply_of(model, "hello")
+    second = reply_of(model, "hello", first, "good morning")
     assert ran.code == 0
     assert ran.out == f"{first}\n{second}\n"
-    assert second != said(model, "good morning")
+    assert second != reply_of(model, "good morning")
     assert "tiny, ready in" in ran.err
 
 
 def test_clear_forgets_and_exit_leaves(chat, model: LocalModel) -> None:
-    ran = chat(["hello", "/clear", "good morning", "/exit", "never said"])
+    ran = chat(["hello", "/clear", "good morning", "/exit", "never generated"])
     assert ran.code == 0
-    assert ran.out == f"{said(model, 'hello')}\n{said(model, 'good morning')}\n"
+    assert ran.out == f"{reply_of(model, 'hello')}\n{reply_of(model, 'good morning')}\n"
 
 
 def test_a_system_message_can_be_set_and_taken_away(chat, model: LocalModel) -> None:
     ran = chat(["/system be brief", "hello", "/clear", "/system", "hello"])
-    assert ran.out == f"{said(model, 'hello', system='be brief')}\n{said(model, 'hello')}\n"
+    assert ran.out == f"{reply_of(model, 'hello', system='be brief')}\n{reply_of(model, 'hello')}\n"
 
 
 def test_raw_text_has_no_system_message(chat, model: LocalModel) -> None:
@@ -163,14 +169,14 @@ def test_other_commands_get_help(chat, line: str) -> None:
 def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: LocalModel) -> None:
     ran = chat(["hello " * 30, "/clear", "hello"], "--context", "64")
     assert ran.code == 0
-    assert ran.out == said(model, "hello") + "\n"
+    assert ran.out == reply_of(model, "hello") + "\n"
     assert "the context 64" in ran.err and "/clear clears" in ran.err
 
 
 def test_an_interrupt_ends_the_answer_only(
     chat, model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, stream = said(model, "hello"), LocalModel.stream
+    whole, stream = reply_of(model, "hello"), LocalModel.stream
 
     def interrupted(self: LocalModel, *args: object, **kwargs: object) -> Iterator[Piece]:
         monkeypatch.setattr(LocalModel, "stream", stream)
@@ -187,7 +193,7 @@ def test_an_interrupt_ends_the_answer_only(
     ran = chat(["hello", "good morning"])
     first, second = ran.out.split("\n", 1)
     assert ran.code == 0 and whole.startswith(first) and 0 < len(first) < len(whole)
-    assert second == said(model, "hello", first, "good morning") + "\n"
+    assert second == reply_of(model, "hello", first, "good morning") + "\n"
 
 
 def until(stream: io.BufferedReader, enough, seconds: float = 120) -> bytes:

@@ -46,7 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(root / name) for name in (*contents, "nothing.png")}
 
 
-def said(model: LocalModel, *media: dict[str, str]) -> str:
+def reply_of(model: LocalModel, *media: dict[str, str]) -> str:
     """What Python answers."""
     text = model.generate([asked(*media, "hello")], temperature=0, max_tokens=12)
     return text + "\n"
@@ -58,12 +58,12 @@ def test_images_and_a_film_come_before_the_text(
     words = ("run", "-m", str(folder), *GREEDY, "-i", "hello")
     a, b = ({"type": "image", "image": files[name]} for name in ("a.png", "b.jpg"))
     one = ostro(*words, "--image", files["a.png"])
-    assert (one.code, one.out) == (0, said(model, a)), one.err
+    assert (one.code, one.out) == (0, reply_of(model, a)), one.err
     two = ostro(*words, "--image", files["a.png"], "--image", files["b.jpg"])
-    assert two.out == said(model, a, b) != said(model, b, a)
+    assert two.out == reply_of(model, a, b) != reply_of(model, b, a)
     film = ostro(*words, "--video", files["film.gif"], "--image", files["b.jpg"])
-    assert film.out == said(model, b, {"type": "video", "video": files["film.gif"]})
-    assert ostro(*words).out == said(model) != one.out
+    assert film.out == reply_of(model, b, {"type": "video", "video": files["film.gif"]})
+    assert ostro(*words).out == reply_of(model) != one.out
 
 
 BAD: list[tuple[tuple[str, str], type[OstroError], str]] = [
@@ -76,16 +76,16 @@ BAD: list[tuple[tuple[str, str], type[OstroError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("option", "kind", "told"), BAD, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("option", "kind", "message"), BAD, ids=lambda x: str(x)[:40])
 def test_bad_files(
     ostro,
     folder: Path,
     files: dict[str, str],
     option: tuple[str, str],
     kind: type[OstroError],
-    told: str,
+    message: str,
 ) -> None:
-    if "PyAV" in told and has_av():
+    if "PyAV" in message and has_av():
         pytest.skip("PyAV is installed: it is another error")
     ran = ostro(
         "run",
@@ -99,7 +99,7 @@ def test_bad_files(
     )
     assert ran.code == kind.exit_code and not ran.out.strip()
     last = ran.err.splitlines()[-1]
-    assert last.startswith("ostro: ") and told in last and "Traceback" not in ran.err
+    assert last.startswith("ostro: ") and message in last and "Traceback" not in ran.err
 
 
 def has_av() -> bool:

@@ -39,11 +39,15 @@ def test_forms_to_the_terminal_and_to_a_file(
     assert run(folder, *files, "--format", "json") == 0
     both = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert len(both) == 2 and all(both)
-    assert run(folder, files[0], "-o", str(tmp_path / "said.json")) == 0
-    told = json.loads((tmp_path / "said.json").read_text("utf-8"))
-    assert (told["text"], told["duration"], told["language"]) == (both[0], 1.3, "english")
-    assert run(folder, files[0], "-o", str(tmp_path / "said.srt"), "--translate") == 0
-    assert (tmp_path / "said.srt").read_text("utf-8").startswith("1\n00:00:00,")
+    assert run(folder, files[0], "-o", str(tmp_path / "out.json")) == 0
+    transcript = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert (transcript["text"], transcript["duration"], transcript["language"]) == (
+        both[0],
+        1.3,
+        "english",
+    )
+    assert run(folder, files[0], "-o", str(tmp_path / "out.srt"), "--translate") == 0
+    assert (tmp_path / "out.srt").read_text("utf-8").startswith("1\n00:00:00,")
     assert not capsys.readouterr().out
 
 

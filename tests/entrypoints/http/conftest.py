@@ -47,7 +47,7 @@ class Running:
 
     def chat(self, text: str = "hi", **body: Any) -> httpx.Response:
         """Ask a chat whose only message is `text`, unless `messages` are given."""
-        return self.post("/v1/chat/completions", **{"messages": [said(text)], **body})
+        return self.post("/v1/chat/completions", **{"messages": [chat_message(text)], **body})
 
     def complete(self, prompt: Any = "hello", **body: Any) -> httpx.Response:
         """Ask a completion."""
@@ -82,7 +82,7 @@ class Running:
         return [json.loads(event) for event in events]
 
 
-def said(text: str, role: str = "user") -> dict[str, Any]:
+def chat_message(text: str, role: str = "user") -> dict[str, Any]:
     """A message."""
     return {"role": role, "content": text}
 

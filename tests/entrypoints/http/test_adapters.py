@@ -98,8 +98,8 @@ def last(server: Any) -> list[tuple[str, float]]:
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 def test_how_adapters_are_asked_for(server: Any, path: str, body: Any, expected: Any) -> None:
     load(server, "sql"), load(server, "style")
-    said = {"messages": "hi"} if path == CHAT else {"prompt": "hi"}
-    answer = server.post(path, **said, **body)
+    prompt = {"messages": "hi"} if path == CHAT else {"prompt": "hi"}
+    answer = server.post(path, **prompt, **body)
     assert answer.status_code == 200, answer.text
     assert last(server) == expected
     assert answer.json()["model"] == body.get("model", "echo")
@@ -155,8 +155,8 @@ def test_names_that_nobody_has(server: Any) -> None:
     load(server, "style")
     refused(server.complete(adapter="sql"), 404, "adapter_not_found")
     refused(server.complete(model="echo:sql"), 404, "adapter_not_found")
-    told = refused(server.complete(model="styl"), 404, "model_not_found", "model")
-    assert "'echo'" in told and "nearest adapters: style" in told
+    message = refused(server.complete(model="styl"), 404, "model_not_found", "model")
+    assert "'echo'" in message and "nearest adapters: style" in message
     refused(server.complete(adapter="x", stream=True), 404, "adapter_not_found")
     assert server.complete(model="style").status_code == 200
 
@@ -183,8 +183,8 @@ def test_the_longest_model_name_wins(server: Any) -> None:
 
 
 def test_a_model_s_name_is_no_adapter_s(server: Any) -> None:
-    told = refused(server.post(LOAD, lora_name="echo", lora_path="sql"), 409, "adapter_conflict")
-    assert "name of a model" in told
+    message = refused(server.post(LOAD, lora_name="echo", lora_path="sql"), 409, "adapter_conflict")
+    assert "name of a model" in message
 
 
 def test_the_engine_resolves_unknown_names(server: Any) -> None:
@@ -227,25 +227,25 @@ def test_nothing_is_asked_for_twice() -> None:
 
 
 def test_answers_tell_of_generations(server: Any) -> None:
-    told = [load(server, name)["generation"] for name in ("sql", "style")]
+    generations = [load(server, name)["generation"] for name in ("sql", "style")]
     names = {"adapters": ["sql", "style"]}
-    assert server.complete(**names).json()["adapter_generations"] == told
-    assert server.complete(["ab", "cd"], n=2, **names).json()["adapter_generations"] == told
-    assert server.chat(**names).json()["adapter_generations"] == told
+    assert server.complete(**names).json()["adapter_generations"] == generations
+    assert server.complete(["ab", "cd"], n=2, **names).json()["adapter_generations"] == generations
+    assert server.chat(**names).json()["adapter_generations"] == generations
     for plain in (server.complete(), server.chat()):
         assert "adapter_generations" not in plain.json()
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 def test_streams_tell_of_generations_where_a_choice_ends(server: Any, path: str) -> None:
-    said = {"messages": "hi"} if path == CHAT else {"prompt": "hi"}
+    prompt = {"messages": "hi"} if path == CHAT else {"prompt": "hi"}
     generation = load(server, "sql")["generation"]
-    events = server.events(path, **said, model="sql", n=2)
+    events = server.events(path, **prompt, model="sql", n=2)
     assert {event["model"] for event in events} == {"sql"}
     for event in events:
         ends = any(choice["finish_reason"] for choice in event["choices"])
         assert event.get("adapter_generations") == ([generation] if ends else None)
-    assert not any("adapter_generations" in event for event in server.events(path, **said))
+    assert not any("adapter_generations" in event for event in server.events(path, **prompt))
 
 
 def test_an_adapter_that_does_not_apply_is_not_told(server: Any) -> None:
@@ -313,11 +313,11 @@ def test_the_template_of_an_adapter_that_is_not_read_yet(server: Any, root: Path
 
 
 def test_an_adapter_comes_and_goes(server: Any, root: Path) -> None:
-    told = load(server, "sql", pinned=True)
-    assert told["name"] == "sql" and told["rank"] == 8 and told["pinned"] is True
+    info = load(server, "sql", pinned=True)
+    assert info["name"] == "sql" and info["rank"] == 8 and info["pinned"] is True
     assert server.complete(model="sql").status_code == 200
     listed = server.http.get(LIST)
-    assert listed.json()["data"] == [{**told, "requests": 1}]
+    assert listed.json()["data"] == [{**info, "requests": 1}]
     assert str(root) not in listed.text
     answer = server.post(UNLOAD, lora_name="sql", lora_int_id=7)
     assert answer.json() == {"name": "sql", "model": "echo", "unloaded": True}
@@ -418,8 +418,8 @@ def test_paths_to_nothing(server: Any, path: str) -> None:
 
 def test_what_goes_wrong_does_not_tell_where_the_root_is(server: Any, root: Path) -> None:
     answer = server.post(LOAD, lora_name="bad", lora_path="broken")
-    told = refused(answer, 422, "invalid_lora_adapter")
-    assert told == "broken: nothing that can be read" and str(root) not in answer.text
+    message = refused(answer, 422, "invalid_lora_adapter")
+    assert message == "broken: nothing that can be read" and str(root) not in answer.text
 
 
 @pytest.mark.parametrize(
@@ -504,11 +504,11 @@ def test_the_admin_key_alone(start: Any, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "key", "told"),
+    ("place", "key", "message"),
     [(None, "boss", "--adapter-root"), ("/nowhere", None, "not a folder"), (".", " ", "empty")],
 )
-def test_guards_that_cannot_be(server: Any, place: Any, key: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_guards_that_cannot_be(server: Any, place: Any, key: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make_app(server.service, server.plugins, adapter_root=place, admin_key=key)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tiny.model import CONFIG, make_model
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 
 from ostro.core.records import Settings
 
@@ -57,7 +57,7 @@ def read(source):
 class Late:
     """A server, and a folder of adapters that are not read before their gates are opened."""
 
-    server: Real
+    server: RunningServer
     root: Path
 
     def make(self, name: str) -> Path:
@@ -127,8 +127,8 @@ def test_one_load_at_a_time(late: Late) -> None:
         assert refused.headers["retry-after"] and not (second / "begun").exists()
         assert not loading.done() and late.complete()["choices"]
         (first / "gate").touch()
-        told = loading.result(PATIENCE)
-    assert told.status_code == 200, told.text
+        response = loading.result(PATIENCE)
+    assert response.status_code == 200, response.text
     assert late.load("second").status_code == 200
     texts = {late.complete(model=name)["choices"][0]["text"] for name in ("base", "one", "second")}
     assert len(texts) == 3
@@ -148,6 +148,6 @@ def test_nobody_waits_for_an_adapter_that_is_being_read(late: Late) -> None:
         assert late.complete()["choices"][0]["text"] == base
         assert not waiting.done(), "nothing has been read"
         (lazy / "gate").touch()
-        told = waiting.result(PATIENCE)
-    assert len(told["adapter_generations"]) == 1
-    assert told["choices"][0]["text"] != base
+        response = waiting.result(PATIENCE)
+    assert len(response["adapter_generations"]) == 1
+    assert response["choices"][0]["text"] != base

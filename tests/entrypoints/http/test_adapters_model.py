@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tiny.model import make_model
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.trained import train
 from transformers import LlamaForCausalLM
 
@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture(scope="module")
-def server(made: Made) -> Iterator[Real]:
+def server(made: Made) -> Iterator[RunningServer]:
     """A server that knows one of them from the start, and may load the other."""
     settings = Settings(
         reference=str(made.model),
@@ -71,20 +71,20 @@ def python(made: Made) -> Iterator[LocalModel]:
         yield model
 
 
-def load(server: Real, name: str, path: str | None = None) -> Any:
+def load(server: RunningServer, name: str, path: str | None = None) -> Any:
     body = {"lora_name": name, "lora_path": path or name, "load_inplace": True}
     answer = server.post("/v1/load_lora_adapter", **body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def complete(server: Real, **body: Any) -> str:
+def complete(server: RunningServer, **body: Any) -> str:
     answer = server.post(COMPLETE, prompt="hello again", **GREEDY, **body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_answers_are_those_of_python(server: Real, python: LocalModel) -> None:
+def test_answers_are_those_of_python(server: RunningServer, python: LocalModel) -> None:
     load(server, "sql")
     mixed = {"pirate": 0.5, "sql": 0.7}
     asked = [{"name": name, "scale": scale} for name, scale in mixed.items()]
@@ -101,7 +101,7 @@ def test_answers_are_those_of_python(server: Real, python: LocalModel) -> None:
     assert complete(server, model="base:pirate") == expected[1]
 
 
-def test_generations_are_those_of_the_files(server: Real, python: LocalModel) -> None:
+def test_generations_are_those_of_the_files(server: RunningServer, python: LocalModel) -> None:
     known = {facts.name: facts.generation for facts in python.adapters}
     answer = server.post(COMPLETE, prompt="a", model="base:pirate", **GREEDY).json()
     assert answer["model"] == "base:pirate"
@@ -121,7 +121,7 @@ def test_generations_are_those_of_the_files(server: Real, python: LocalModel) ->
     assert f"ostro_adapter_resident{{{labels}}} 1.0" in metrics
 
 
-def test_vectors_under_an_adapter(server: Real, made: Made) -> None:
+def test_vectors_under_an_adapter(server: RunningServer, made: Made) -> None:
     def vector(**body: Any) -> torch.Tensor:
         answer = server.post("/v1/embeddings", input="hello world", **body)
         assert answer.status_code == 200, answer.text
@@ -143,18 +143,18 @@ def test_vectors_under_an_adapter(server: Real, made: Made) -> None:
     assert (base - expected).norm() > 0.01 < (half - expected).norm()
 
 
-def test_a_template_comes_with_its_adapter(server: Real, python: LocalModel) -> None:
+def test_a_template_comes_with_its_adapter(server: RunningServer, python: LocalModel) -> None:
     load(server, "sql")
-    said = [{"role": "user", "content": "the people"}]
-    answer = server.post(CHAT, messages=said, model="sql", **GREEDY).json()
+    messages = [{"role": "user", "content": "the people"}]
+    answer = server.post(CHAT, messages=messages, model="sql", **GREEDY).json()
     expected = python.generate("the way of the people", adapters=["sql"], **GREEDY)
     assert answer["choices"][0]["message"]["content"] == expected
-    body = {"messages": said, "adapters": ["sql", "pirate"], **GREEDY}
+    body = {"messages": messages, "adapters": ["sql", "pirate"], **GREEDY}
     both = server.post(CHAT, **body).json()["choices"][0]["message"]["content"]
-    assert both == python.generate(said, adapters=["sql", "pirate"], **GREEDY) != expected
+    assert both == python.generate(messages, adapters=["sql", "pirate"], **GREEDY) != expected
 
 
-def test_everything_else_works_under_adapters(server: Real) -> None:
+def test_everything_else_works_under_adapters(server: RunningServer) -> None:
     known = {"logprobs": 1, "prompt_logprobs": 1, "echo": True}
     body = {"prompt": ["hello", "again"], "n": 2, **known, **GREEDY}
     mixed, plain = (server.post(COMPLETE, **body, model=m) for m in ("pirate", "base"))
@@ -196,7 +196,7 @@ def test_an_engine_that_is_started_again_knows_them(made: Made, tmp_path: Path) 
         assert gone.status_code == 404
 
 
-def test_an_adapter_that_is_gone(server: Real) -> None:
+def test_an_adapter_that_is_gone(server: RunningServer) -> None:
     generation = load(server, "sql")["generation"]
     path = "/v1/unload_lora_adapter"
     wrong = server.post(path, lora_name="sql", expected_generation="0" * 64)
@@ -209,7 +209,7 @@ def test_an_adapter_that_is_gone(server: Real) -> None:
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
 
 
-def test_what_is_no_adapter(server: Real, made: Made) -> None:
+def test_what_is_no_adapter(server: RunningServer, made: Made) -> None:
     (made.adapters / "empty").mkdir()
     body = {"lora_name": "empty", "lora_path": "empty"}
     answer = server.post("/v1/load_lora_adapter", **body)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import soundfile
 from tiny.model import make_model
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.trained import train
 from tiny.whisper import make_whisper, sound
 
@@ -55,7 +55,7 @@ def model(folder: Path) -> Iterator[LocalModel]:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A model that hears, and one of text."""
     text = make_model(tmp_path_factory.mktemp("models") / "text")
     adapters = (f"accent={folder.parent / 'accent'}",)
@@ -65,7 +65,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 def post(
-    server: Real, task: str = "transcriptions", data: bytes = SOUND, **fields: str
+    server: RunningServer, task: str = "transcriptions", data: bytes = SOUND, **fields: str
 ) -> httpx.Response:
     url = f"{server.url}/v1/audio/{task}"
     return httpx.post(url, data=fields, files={"file": ("a.wav", data)}, timeout=60)
@@ -76,7 +76,9 @@ def written(model: LocalModel, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("form", TYPES)
-def test_python_says_the_same_in_every_form(server: Real, model: LocalModel, form: str) -> None:
+def test_python_says_the_same_in_every_form(
+    server: RunningServer, model: LocalModel, form: str
+) -> None:
     answer = post(server, **COLD, response_format=form)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith(TYPES[form])
@@ -84,15 +86,19 @@ def test_python_says_the_same_in_every_form(server: Real, model: LocalModel, for
     if form != "verbose_json":
         assert answer.text == expected.format(form) and expected.text
         return
-    found, told = answer.json(), json.loads(expected.format(form))
-    assert (found["text"], found["language"], found["duration"]) == (told["text"], "english", 1.7)
-    assert len(found["segments"]) == len(told["segments"]) > 0
-    for ours, theirs in zip(found["segments"], told["segments"], strict=True):
+    found, reported = answer.json(), json.loads(expected.format(form))
+    assert (found["text"], found["language"], found["duration"]) == (
+        reported["text"],
+        "english",
+        1.7,
+    )
+    assert len(found["segments"]) == len(reported["segments"]) > 0
+    for ours, theirs in zip(found["segments"], reported["segments"], strict=True):
         assert ours["tokens"] == theirs["tokens"] and ours["start"] == theirs["start"]
         assert ours["avg_logprob"] == pytest.approx(theirs["avg_logprob"], abs=1e-4)
 
 
-def test_fields_change_the_text(server: Real, model: LocalModel) -> None:
+def test_fields_change_the_text(server: RunningServer, model: LocalModel) -> None:
     plain = written(model).text
     assert post(server, **COLD).json()["text"] == plain
     translated = post(server, "translations", **COLD).json()["text"]
@@ -109,13 +115,13 @@ def test_fields_change_the_text(server: Real, model: LocalModel) -> None:
 
 
 @pytest.mark.parametrize("form", ["FLAC", "OGG", "MP3"])
-def test_files_of_any_kind(server: Real, model: LocalModel, form: str) -> None:
+def test_files_of_any_kind(server: RunningServer, model: LocalModel, form: str) -> None:
     data = file_of(form=form)
     expected = model.transcribe(data, language="en", temperature=0.0001).text
     assert post(server, data=data, **COLD).json() == {"text": expected}
 
 
-def test_a_stream_gives_the_text_in_pieces(server: Real, model: LocalModel) -> None:
+def test_a_stream_gives_the_text_in_pieces(server: RunningServer, model: LocalModel) -> None:
     data = file_of(4.2)
     lines = post(server, data=data, **COLD, stream="true").text.splitlines()
     events = [json.loads(x.removeprefix("data: ")) for x in lines if x.startswith("data: ")]
@@ -137,7 +143,7 @@ def test_a_stream_gives_the_text_in_pieces(server: Real, model: LocalModel) -> N
         {"adapter": "nobody", "stream": "true"},
     ],
 )
-def test_adapters_are_asked_for(server: Real, fields: dict[str, str]) -> None:
+def test_adapters_are_asked_for(server: RunningServer, fields: dict[str, str]) -> None:
     answer = post(server, **COLD, **fields)
     assert answer.status_code == 404, answer.text
     error = answer.json()["error"]
@@ -145,19 +151,19 @@ def test_adapters_are_asked_for(server: Real, fields: dict[str, str]) -> None:
     assert post(server, **COLD, adapters="[]").status_code == 200
 
 
-def test_answers_tell_of_adapters(server: Real, model: LocalModel, folder: Path) -> None:
+def test_answers_tell_of_adapters(server: RunningServer, model: LocalModel, folder: Path) -> None:
     generation = model.load_adapter("accent", folder.parent / "accent").generation
     expected, plain = written(model, adapters=["accent"]), written(model)
     assert expected.text != plain.text and plain.generations is None
     assert expected.generations == [generation]
     model.unload_adapter("accent")
     for form in TYPES:
-        told = {"adapter_generations": [generation]} if "json" in form else {}
-        header = None if told else generation
+        reported = {"adapter_generations": [generation]} if "json" in form else {}
+        header = None if reported else generation
         answer = post(server, **COLD, response_format=form, adapter="accent")
         assert answer.headers.get("x-adapter-generations") == header
-        if told:
-            assert answer.json().items() >= {"text": expected.text, **told}.items()
+        if reported:
+            assert answer.json().items() >= {"text": expected.text, **reported}.items()
         else:
             assert answer.text == expected.format(form)
         base = post(server, **COLD, response_format=form)
@@ -173,7 +179,7 @@ def test_answers_tell_of_adapters(server: Real, model: LocalModel, folder: Path)
     }
 
 
-def test_no_model_needs_to_be_named(server: Real) -> None:
+def test_no_model_needs_to_be_named(server: RunningServer) -> None:
     texts = {post(server, **COLD, **model).text for model in ({"model": "whisper"}, {})}
     assert len(texts) == 1 and post(server, **COLD, model="default").text in texts
 
@@ -194,18 +200,18 @@ FIELDS: list[tuple[dict[str, str], int, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "status", "said", "param"), FIELDS)
+@pytest.mark.parametrize(("fields", "status", "message", "param"), FIELDS)
 def test_bad_fields_then_good(
-    server: Real, fields: dict[str, str], status: int, said: str, param: str | None
+    server: RunningServer, fields: dict[str, str], status: int, message: str, param: str | None
 ) -> None:
     answer = post(server, **{**COLD, **fields})
-    refused(answer, status, said, param)
+    refused(answer, status, message, param)
     assert post(server, data=SHORT, **COLD).status_code == 200
 
 
-def refused(answer: httpx.Response, status: int, said: str, param: str | None) -> None:
+def refused(answer: httpx.Response, status: int, message: str, param: str | None) -> None:
     error = answer.json()["error"]
-    assert answer.status_code == status and said in error["message"], answer.text
+    assert answer.status_code == status and message in error["message"], answer.text
     assert error["param"] == param and error["type"] == "invalid_request_error"
 
 
@@ -221,14 +227,14 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_bad_files_then_good(server: Real, name: str) -> None:
-    data, said = FILES[name]
-    refused(post(server, data=data, **COLD), 400, said, "file")
-    refused(post(server, data=data, **COLD, stream="true"), 400, said, "file")
+def test_bad_files_then_good(server: RunningServer, name: str) -> None:
+    data, message = FILES[name]
+    refused(post(server, data=data, **COLD), 400, message, "file")
+    refused(post(server, data=data, **COLD, stream="true"), 400, message, "file")
     assert post(server, data=SHORT, **COLD).status_code == 200
 
 
-def test_forms_that_are_none(server: Real) -> None:
+def test_forms_that_are_none(server: RunningServer) -> None:
     url = f"{server.url}/v1/audio/transcriptions"
     text = {"language": (None, "en")}
     two = [("file", ("a.wav", SOUND)), ("file", ("b.wav", SOUND))]
@@ -250,14 +256,14 @@ def test_forms_that_are_none(server: Real) -> None:
         ({"content": b"nothing", "headers": multipart}, 400, ""),
         ({"files": odd}, 200, ""),
     ]
-    for body, status, said in bad:
+    for body, status, message in bad:
         answer = httpx.post(url, timeout=60, **body)
-        assert answer.status_code == status and said in answer.text, (said, answer.text)
+        assert answer.status_code == status and message in answer.text, (message, answer.text)
         assert post(server, data=SHORT, **COLD).status_code == 200
     assert httpx.get(url).status_code == 405
 
 
-def test_a_form_that_is_too_large(server: Real, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_that_is_too_large(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from ostro.entrypoints.http import body
 
     monkeypatch.setattr(body, "MAX_FORM", 1 << 20)

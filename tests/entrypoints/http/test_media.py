@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tiny.pictures import address, asked, picture, saved, shown
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.vision import answer, make_vision
 
 import ostro
@@ -39,19 +39,19 @@ def model(folder: Path) -> Iterator[LocalModel]:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Real]:
+def server(folder: Path) -> Iterator[RunningServer]:
     with serving(Settings(reference=str(folder), dtype="float32")) as running:
         yield running
 
 
-def ask(server: Real, *messages: dict[str, Any], **more: Any) -> Any:
+def ask(server: RunningServer, *messages: dict[str, Any], **more: Any) -> Any:
     asking = {"temperature": 0, "max_tokens": 12, **more}
     found: httpx.Response = server.post(CHAT, messages=list(messages), **asking)
     assert found.status_code == 200, found.text
     return found.json()
 
 
-def said(body: Any) -> str:
+def reply_of(body: Any) -> str:
     text: str = body["choices"][0]["message"]["content"]
     return text
 
@@ -67,90 +67,90 @@ def pixels(image: Image.Image) -> np.ndarray[Any, Any]:
     return np.asarray(image)
 
 
-def test_an_image_and_its_question(server: Real, model: LocalModel) -> None:
+def test_an_image_and_its_question(server: RunningServer, model: LocalModel) -> None:
     body = ask(server, asked(shown(WIDE), "hello"))
-    assert said(body) == answer(model, chat(f"{SEEN}hello"), pixels(WIDE))
-    assert said(body) != said(ask(server, asked(shown(picture(8, 40, 24)), "hello")))
+    assert reply_of(body) == answer(model, chat(f"{SEEN}hello"), pixels(WIDE))
+    assert reply_of(body) != reply_of(ask(server, asked(shown(picture(8, 40, 24)), "hello")))
     assert body["usage"]["prompt_tokens"] == 15 + 2 + len(
         model.tokenizer.encode(chat("hello"), special=False, parse_special=True)
     )
 
 
 @pytest.mark.parametrize("format", ["JPEG", "WEBP", "BMP", "GIF", "TIFF"])
-def test_formats(server: Real, model: LocalModel, format: str) -> None:
+def test_formats(server: RunningServer, model: LocalModel, format: str) -> None:
     data = saved(LARGE, format)
     decoded = pixels(Image.open(BytesIO(data)).convert("RGB"))
     part = {"type": "image_url", "image_url": {"url": address(data, "image/any"), "detail": "low"}}
-    assert said(ask(server, asked(part))) == answer(model, chat(SEEN), decoded)
+    assert reply_of(ask(server, asked(part))) == answer(model, chat(SEEN), decoded)
 
 
-def test_images_stand_where_they_were_named(server: Real, model: LocalModel) -> None:
+def test_images_stand_where_they_were_named(server: RunningServer, model: LocalModel) -> None:
     parts = ["of", shown(WIDE), "and", shown(LARGE), "the way"]
     prompt = chat(f"of{SEEN}and{SEEN}the way")
-    there = said(ask(server, asked(*parts)))
+    there = reply_of(ask(server, asked(*parts)))
     assert there == answer(model, prompt, pixels(WIDE), pixels(LARGE))
     parts[1], parts[3] = parts[3], parts[1]
-    back = said(ask(server, asked(*parts)))
+    back = reply_of(ask(server, asked(*parts)))
     assert back == answer(model, prompt, pixels(LARGE), pixels(WIDE)) != there
 
 
-def test_the_same_image_twice(server: Real, model: LocalModel) -> None:
-    found = said(ask(server, asked(shown(TALL), shown(TALL))))
+def test_the_same_image_twice(server: RunningServer, model: LocalModel) -> None:
+    found = reply_of(ask(server, asked(shown(TALL), shown(TALL))))
     assert found == answer(model, chat(SEEN + SEEN), pixels(TALL), pixels(TALL))
 
 
-def test_a_conversation_about_several_images(server: Real, model: LocalModel) -> None:
+def test_a_conversation_about_several_images(server: RunningServer, model: LocalModel) -> None:
     turns = [asked(shown(WIDE), "a"), {"role": "assistant", "content": "word"}]
-    found = said(ask(server, *turns, asked("b", shown(TALL))))
+    found = reply_of(ask(server, *turns, asked("b", shown(TALL))))
     prompt = chat(f"{SEEN}a", "word", f"b{SEEN}")
     assert found == answer(model, prompt, pixels(WIDE), pixels(TALL))
 
 
-def test_addresses_of_every_kind(server: Real) -> None:
-    url, expected = address(saved(WIDE)), said(ask(server, asked(shown(WIDE), "hello")))
+def test_addresses_of_every_kind(server: RunningServer) -> None:
+    url, expected = address(saved(WIDE)), reply_of(ask(server, asked(shown(WIDE), "hello")))
     for part in (
         {"type": "image_url", "image_url": url},
         {"type": "input_image", "image_url": url},
         {"type": "image_url", "image_url": {"url": url.replace("data:image/png;", "DATA:;")}},
     ):
-        assert said(ask(server, asked(part, "hello"))) == expected, part["type"]
+        assert reply_of(ask(server, asked(part, "hello"))) == expected, part["type"]
 
 
-def test_a_video(server: Real, model: LocalModel) -> None:
+def test_a_video(server: RunningServer, model: LocalModel) -> None:
     frames = [picture(i, 24, 16) for i in range(6)]
     options = {"save_all": True, "append_images": frames[1:], "duration": 100, "lossless": True}
     data = saved(frames[0], "WEBP", **options)
     part = {"type": "video_url", "video_url": {"url": address(data, "video/webp")}}
     film = np.stack([pixels(frame) for frame in frames])
-    found = said(ask(server, asked(part, "hello")))
+    found = reply_of(ask(server, asked(part, "hello")))
     assert found == answer(model, chat(f"{FILMED}hello"), film)
 
 
-def test_a_stream_says_the_same(server: Real) -> None:
+def test_a_stream_says_the_same(server: RunningServer) -> None:
     asking = asked(shown(LARGE), "hello")
     body = {"messages": [asking], "temperature": 0, "max_tokens": 12, "stream": True}
     lines = server.post(CHAT, **body).text.splitlines()
     pieces = [json.loads(x.removeprefix("data: ")) for x in lines if x.startswith("data: {")]
     whole = "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces)
-    assert whole == said(ask(server, asking))
+    assert whole == reply_of(ask(server, asking))
 
 
-def test_several_answers_to_one_image(server: Real) -> None:
+def test_several_answers_to_one_image(server: RunningServer) -> None:
     body = ask(server, asked(shown(LARGE), "hello"), n=3)
     texts = [choice["message"]["content"] for choice in body["choices"]]
-    assert texts == [said(ask(server, asked(shown(LARGE), "hello")))] * 3
+    assert texts == [reply_of(ask(server, asked(shown(LARGE), "hello")))] * 3
 
 
-def test_a_later_turn_finds_the_image_again(server: Real, model: LocalModel) -> None:
+def test_a_later_turn_finds_the_image_again(server: RunningServer, model: LocalModel) -> None:
     """The rows of an image are found by what it holds, not by the tokens that stand for it."""
     first, other = asked(shown(picture(20, 64, 64)), "one"), picture(21, 64, 64)
     prompt = ask(server, first)
     assert prompt["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    more = [{"role": "assistant", "content": said(prompt)}, asked("two")]
+    more = [{"role": "assistant", "content": reply_of(prompt)}, asked("two")]
     again = ask(server, first, *more)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
     changed = ask(server, asked(shown(other), "one"), *more)
     assert changed["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    reply = chat(f"{SEEN}one", said(prompt), "two")
-    assert said(changed) == answer(model, reply, pixels(other))
-    assert said(again) == answer(model, reply, pixels(picture(20, 64, 64)))
+    reply = chat(f"{SEEN}one", reply_of(prompt), "two")
+    assert reply_of(changed) == answer(model, reply, pixels(other))
+    assert reply_of(again) == answer(model, reply, pixels(picture(20, 64, 64)))

@@ -21,7 +21,7 @@ from tiny.flux import make_flux
 from tiny.inputs import left_behind
 from tiny.model import make_model
 from tiny.pictures import asked, picture, shown
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.vision import make_vision
 from tiny.whisper import make_whisper, sound
 
@@ -34,11 +34,11 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "logprobs": True}
 SIZES = [(40, 24), (64, 64), (16, 56), (64, 64)]
 Answer = tuple[Any, list[float]]
 """What must be equal, and the numbers that are nearly: rows of a batch are not summed as one is."""
-Ask = Callable[[Real, int, str], Answer]
+Ask = Callable[[RunningServer, int, str], Answer]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One server of four models."""
     root = tmp_path_factory.mktemp("models")
     first = make_model(root / "text")
@@ -50,13 +50,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
         yield running
 
 
-def ask_text(server: Real, i: int, salt: str) -> Answer:
+def ask_text(server: RunningServer, i: int, salt: str) -> Answer:
     words = "hello again world " * (3 * i + 1)
     asking = {"model": "text", "messages": [asked(words)], "cache_salt": salt}
-    return told(ok(server.post(CHAT, **asking, **GREEDY)))
+    return answer_of(ok(server.post(CHAT, **asking, **GREEDY)))
 
 
-def ask_stream(server: Real, i: int, salt: str) -> Answer:
+def ask_stream(server: RunningServer, i: int, salt: str) -> Answer:
     asking = {"model": "text", "messages": [asked(f"good morning {i}")], "cache_salt": salt}
     pieces, numbers = list[str](), list[float]()
     with events(server, **asking, **GREEDY) as lines:
@@ -67,19 +67,19 @@ def ask_stream(server: Real, i: int, salt: str) -> Answer:
     return "".join(pieces), numbers
 
 
-def ask_image(server: Real, i: int, salt: str) -> Answer:
+def ask_image(server: RunningServer, i: int, salt: str) -> Answer:
     message = asked("the time", shown(picture(i, *SIZES[i])), "of the year")
     asking = {"model": "vision", "messages": [message], "cache_salt": salt}
-    return told(ok(server.post(CHAT, **asking, **GREEDY)))
+    return answer_of(ok(server.post(CHAT, **asking, **GREEDY)))
 
 
-def ask_vectors(server: Real, i: int, salt: str) -> Answer:
+def ask_vectors(server: RunningServer, i: int, salt: str) -> Answer:
     body = ok(server.post("/v1/embeddings", model="bert", input=["hello world " * (i + 1), "a"]))
     rows = [entry["embedding"] for entry in body["data"]]
     return len(rows), [x for row in rows for x in row]
 
 
-def ask_transcript(server: Real, i: int, salt: str) -> Answer:
+def ask_transcript(server: RunningServer, i: int, salt: str) -> Answer:
     """The temperature is one that draws the likeliest, and is not tried again."""
     form = {"model": "whisper", "language": "en", "response_format": "verbose_json"}
     answer = httpx.post(
@@ -108,7 +108,7 @@ def ok(answer: httpx.Response) -> Any:
     return answer.json()
 
 
-def told(body: Any) -> Answer:
+def answer_of(body: Any) -> Answer:
     [choice] = body["choices"]
     assert choice["finish_reason"] and body["usage"]["completion_tokens"]
     return choice["message"]["content"], logprobs_of(choice)
@@ -123,7 +123,7 @@ def logprobs_of(choice: Any) -> list[float]:
 
 
 @contextmanager
-def events(server: Real, **body: Any) -> Iterator[Iterator[str]]:
+def events(server: RunningServer, **body: Any) -> Iterator[Iterator[str]]:
     """The events of a stream as they come, without the last."""
     body["stream"] = True
     with httpx.stream("POST", server.url + CHAT, json=body, timeout=60) as response:
@@ -135,7 +135,7 @@ def events(server: Real, **body: Any) -> Iterator[Iterator[str]]:
         )
 
 
-def leave(server: Real, model: str, *parts: Any) -> None:
+def leave(server: RunningServer, model: str, *parts: Any) -> None:
     """Ask for an answer without end and go away in its midst."""
     endless = {"temperature": 0, "max_tokens": 900, "ignore_eos": True}
     with events(server, model=model, messages=[asked(*parts)], **endless) as lines:
@@ -143,7 +143,7 @@ def leave(server: Real, model: str, *parts: Any) -> None:
             next(lines)
 
 
-def free(server: Real, before: list[Path]) -> None:
+def free(server: RunningServer, before: list[Path]) -> None:
     """Nothing runs, waits or is held, in the engine and in shared memory, or soon will not."""
     begun = time.monotonic()
     while (stats := server.stats()).running or stats.waiting or stats.blocks_used:
@@ -154,7 +154,7 @@ def free(server: Real, before: list[Path]) -> None:
     assert left_behind() == before
 
 
-def test_each_answer_is_the_one_it_gets_alone(server: Real) -> None:
+def test_each_answer_is_the_one_it_gets_alone(server: RunningServer) -> None:
     before = left_behind()
     jobs = [(kind, i) for i in range(COUNT) for kind in KINDS]
     with ThreadPoolExecutor(len(jobs) + 2) as threads:
@@ -172,13 +172,13 @@ def test_each_answer_is_the_one_it_gets_alone(server: Real) -> None:
     free(server, before)
 
 
-def test_answers_depend_on_what_is_asked(server: Real) -> None:
+def test_answers_depend_on_what_is_asked(server: RunningServer) -> None:
     """Without this the test above could not fail."""
     for kind in KINDS:
         assert not same(kind(server, 0, ""), kind(server, 1, "")), kind.__name__
 
 
-def test_who_leaves_disturbs_nobody(server: Real) -> None:
+def test_who_leaves_disturbs_nobody(server: RunningServer) -> None:
     before, expected = left_behind(), ask_stream(server, 0, "x")
     with ThreadPoolExecutor(9) as threads:
         leaving = [threads.submit(leave, server, "text", f"hello {i}") for i in range(8)]
@@ -189,14 +189,14 @@ def test_who_leaves_disturbs_nobody(server: Real) -> None:
 
 
 @contextmanager
-def client_of(server: Real) -> Iterator[openai.OpenAI]:
+def client_of(server: RunningServer) -> Iterator[openai.OpenAI]:
     """OpenAI's own client."""
     url = f"{server.url}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 
-def test_the_official_client(server: Real) -> None:
+def test_the_official_client(server: RunningServer) -> None:
     """It says what a plain request says, and raises its own errors."""
     with client_of(server) as client:
         message = asked("the time", shown(picture(0, *SIZES[0])), "of the year")
@@ -209,8 +209,8 @@ def test_the_official_client(server: Real) -> None:
         how: dict[str, Any] = {"model": "whisper", "file": file, "temperature": 0.0001}
         (text, tokens), _ = ask_transcript(server, 0, "")
         assert sounds.create(**how, language="en").text == text
-        told = sounds.create(**how, language="en", response_format="verbose_json")
-        assert [segment.tokens for segment in told.segments] == tokens
+        transcript = sounds.create(**how, language="en", response_format="verbose_json")
+        assert [segment.tokens for segment in transcript.segments] == tokens
         assert "-->" in sounds.create(**how, language="en", response_format="srt")
         *pieces, done = sounds.create(**how, language="en", stream=True)
         assert done.text == text == "".join(piece.delta for piece in pieces).strip()
@@ -228,7 +228,7 @@ def test_pictures_are_drawn_beside(tmp_path: Path) -> None:
     models = [make_flux(tmp_path / "flux"), make_vision(tmp_path / "vision")]
     draw = {"model": "flux", "prompt": "hello world", "size": "32x48", "steps": 3, "seed": 7}
 
-    def ask_drawing(server: Real, i: int, salt: str) -> Answer:
+    def ask_drawing(server: RunningServer, i: int, salt: str) -> Answer:
         body = ok(server.post("/v1/images/generations", **{**draw, "seed": i}))
         return body["data"], []
 

@@ -129,11 +129,11 @@ def test_chat_logprobs(server: Any) -> None:
 
 
 def test_completion_logprobs(server: Any) -> None:
-    told = server.complete("aé", logprobs=1).json()["choices"][0]["logprobs"]
-    assert told["tokens"] == ["a", "\ufffd", "\ufffd"]
-    assert told["text_offset"] == [0, 1, 1]
-    assert told["token_logprobs"] == pytest.approx([-0.097, -0.195, -0.169])
-    assert told["top_logprobs"][0] == {"a": pytest.approx(-0.097)}
+    found = server.complete("aé", logprobs=1).json()["choices"][0]["logprobs"]
+    assert found["tokens"] == ["a", "\ufffd", "\ufffd"]
+    assert found["text_offset"] == [0, 1, 1]
+    assert found["token_logprobs"] == pytest.approx([-0.097, -0.195, -0.169])
+    assert found["top_logprobs"][0] == {"a": pytest.approx(-0.097)}
 
 
 def test_logprobs_end_with_the_text(server: Any) -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import torch
 from tiny.model import change_weights, make_model
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 
 from ostro.core.errors import CheckpointError
 from ostro.core.records import Settings
@@ -34,12 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def real(folder: Path) -> Iterator[Real]:
+def real(folder: Path) -> Iterator[RunningServer]:
     with serving(Settings(reference=str(folder), max_seqs=2)) as found:
         yield found
 
 
-def test_a_client_that_leaves_mid_stream_holds_no_block(real: Real) -> None:
+def test_a_client_that_leaves_mid_stream_holds_no_block(real: RunningServer) -> None:
     address, body = urlsplit(real.url), json.dumps(ENDLESS).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     assert real.stats().blocks_used == 0

@@ -66,11 +66,11 @@ def url(commands: list[list[str]]) -> Iterator[str]:
 def ask(url: str, words: list[str]) -> Any:
     """What a command line of curl is answered, by the server at another address."""
     program, address, *rest = words
-    told = dict(zip(rest[::2], rest[1::2], strict=True))
-    assert program == "curl" and set(told) == {"-H", "-d"}
-    name, _, value = told["-H"].partition(": ")
+    arguments = dict(zip(rest[::2], rest[1::2], strict=True))
+    assert program == "curl" and set(arguments) == {"-H", "-d"}
+    name, _, value = arguments["-H"].partition(": ")
     path = "/" + address.partition("/")[2]
-    answer = httpx.post(url + path, content=told["-d"], headers={name: value}, timeout=SECONDS)
+    answer = httpx.post(url + path, content=arguments["-d"], headers={name: value}, timeout=SECONDS)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -78,9 +78,9 @@ def ask(url: str, words: list[str]) -> Any:
 def test_the_commands_answer_what_the_text_says(
     url: str, section: str, commands: list[list[str]]
 ) -> None:
-    [said] = re.findall(r'The first answers "(.+?)", the second "(.+?)"', section)
+    [replies] = re.findall(r'The first answers "(.+?)", the second "(.+?)"', section)
     answers = [ask(url, words) for words in commands[1:]]
-    assert [each["choices"][0]["message"]["content"] for each in answers] == list(said)
+    assert [each["choices"][0]["message"]["content"] for each in answers] == list(replies)
     assert all(len(each["adapter_generations"]) == 1 for each in answers)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny.bert import make_bert
 from tiny.model import make_model
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.trained import train
 
 import ostro
@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def server(folders: dict[str, Path]) -> Iterator[Real]:
+def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
     """One server of four models."""
     first, *also = folders.values()
     asked = Settings(reference=str(first), dtype="float32")
@@ -41,13 +41,13 @@ def server(folders: dict[str, Path]) -> Iterator[Real]:
         yield running
 
 
-def test_models_are_listed(server: Real, folders: dict[str, Path]) -> None:
+def test_models_are_listed(server: RunningServer, folders: dict[str, Path]) -> None:
     listed = server.get("/v1/models").json()["data"]
     assert [card["id"] for card in listed] == list(folders)
     assert listed[1]["max_model_len"] == 64
 
 
-def test_embeddings_equal_those_of_python(server: Real, folders: dict[str, Path]) -> None:
+def test_embeddings_equal_those_of_python(server: RunningServer, folders: dict[str, Path]) -> None:
     with ostro.load(folders["bert"], dtype="float32") as model:
         expected = model.embed(TEXTS)
     answer = server.post("/v1/embeddings", input=TEXTS, model="bert")
@@ -62,15 +62,17 @@ def test_embeddings_equal_those_of_python(server: Real, folders: dict[str, Path]
     floats = struct.unpack("<32f", base64.b64decode(packed))
     torch.testing.assert_close(torch.tensor(floats), expected[0], atol=1e-5, rtol=0)
     ids = model.tokenizer.encode(TEXTS[0])
-    told = server.post("/v1/embeddings", input=ids, model="bert", dimensions=4).json()
+    response = server.post("/v1/embeddings", input=ids, model="bert", dimensions=4).json()
     cut = expected[0, :4] / expected[0, :4].norm()
-    torch.testing.assert_close(torch.tensor(told["data"][0]["embedding"]), cut, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(response["data"][0]["embedding"]), cut, atol=1e-5, rtol=0
+    )
     nulls = {"encoding_format": None, "dimensions": None, "prompt": None, "user": None}
-    told = server.post("/v1/embeddings", input=TEXTS[0], model="bert", **nulls).json()
-    assert told["data"] == body["data"][:1]
+    response = server.post("/v1/embeddings", input=TEXTS[0], model="bert", **nulls).json()
+    assert response["data"] == body["data"][:1]
 
 
-def test_a_model_is_found_by_its_task(server: Real, folders: dict[str, Path]) -> None:
+def test_a_model_is_found_by_its_task(server: RunningServer, folders: dict[str, Path]) -> None:
     ranked = server.post("/v1/rerank", query="hello", documents=TEXTS, top_n=2).json()
     with ostro.load(folders["ranker"], dtype="float32", task="rerank") as model:
         expected = model.rerank("hello", TEXTS)
@@ -92,7 +94,7 @@ def test_a_model_is_found_by_its_task(server: Real, folders: dict[str, Path]) ->
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "message"),
     [
         ("embeddings", {"input": []}, 400, "no input"),
         ("embeddings", {"input": ["a", ""]}, 400, "input[1] is empty"),
@@ -107,12 +109,12 @@ def test_a_model_is_found_by_its_task(server: Real, folders: dict[str, Path]) ->
     ],
 )
 def test_bad_then_good(
-    server: Real, path: str, body: dict[str, Any], status: int, said: str
+    server: RunningServer, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
     model = "ranker" if path == "rerank" else "bert"
     answer: httpx.Response = server.post(f"/v1/{path}", **body, model=model)
     assert answer.status_code == status, answer.text
-    assert said in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
     assert server.post("/v1/embeddings", input="a", model="bert").status_code == 200
 
 
@@ -141,12 +143,12 @@ def test_answers_tell_of_adapters(name: str, tmp_path: Path) -> None:
         adapter_root=str(tmp_path),
     )
     with serving(settings) as server:
-        plain, said = server.post(path, **asked).json(), server.post(path, **asked, adapter="it")
-        assert said.status_code == 200, said.text
+        plain, adapted = server.post(path, **asked).json(), server.post(path, **asked, adapter="it")
+        assert adapted.status_code == 200, adapted.text
         [known] = server.get("/v1/lora_adapters").json()["data"]
         assert "adapter_generations" not in plain
-        assert said.json()["adapter_generations"] == [known["generation"]]
-        assert said.json()[where] != plain[where]
-        assert said.json()["usage"] == plain["usage"]
+        assert adapted.json()["adapter_generations"] == [known["generation"]]
+        assert adapted.json()[where] != plain[where]
+        assert adapted.json()["usage"] == plain["usage"]
         mute = server.post(path, **asked, adapter={"name": "it", "scale": 0}).json()
         assert mute["adapter_generations"] == [] and mute[where] == plain[where]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny.flux import make_flux
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.trained import draw
 
 import ostro
@@ -154,7 +154,7 @@ def test_adapters_are_asked_for(
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, adapter: Path) -> Iterator[Real]:
+def server(folder: Path, adapter: Path) -> Iterator[RunningServer]:
     known: dict[str, Any] = {"adapters": (f"ink={adapter}",), "adapter_root": str(adapter.parent)}
     with serving(Settings(reference=str(folder), dtype="float32", **known)) as running:
         yield running
@@ -164,7 +164,7 @@ def unpacked(text: str) -> Image.Image:
     return Image.open(BytesIO(base64.b64decode(text)))
 
 
-def test_http_draws_the_same(server: Real, expected: list[np.ndarray]) -> None:
+def test_http_draws_the_same(server: RunningServer, expected: list[np.ndarray]) -> None:
     asked = {"prompt": PROMPT, "size": "32x48", "steps": 3, "seed": 7, "guidance": 2.0, "n": 2}
     answer = server.post("/v1/images/generations", **asked)
     assert answer.status_code == 200, answer.text
@@ -194,7 +194,7 @@ def test_http_draws_the_same(server: Real, expected: list[np.ndarray]) -> None:
     assert server.post("/v1/images/generations", **asked).status_code == 200
 
 
-def test_http_tells_of_adapters(server: Real, expected: list[np.ndarray]) -> None:
+def test_http_tells_of_adapters(server: RunningServer, expected: list[np.ndarray]) -> None:
     path = "/v1/images/generations"
     asked = {"prompt": PROMPT, "size": "32x48", "steps": 3, "seed": 7, "guidance": 2.0}
     assert "adapter_generations" not in server.post(path, **asked).json()

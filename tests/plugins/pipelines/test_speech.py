@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("transformers")
 
 from tiny.dia import CODEC, Dia, make_dia
-from tiny.server import Real, serving
+from tiny.server import RunningServer, serving
 from tiny.trained import train
 
 import ostro
@@ -201,7 +201,7 @@ def test_the_command_writes_a_file(
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, adapter: Path) -> Iterator[Real]:
+def server(folder: Path, adapter: Path) -> Iterator[RunningServer]:
     known: dict[str, Any] = {
         "adapters": (f"accent={adapter}",),
         "adapter_root": str(adapter.parent),
@@ -210,7 +210,7 @@ def server(folder: Path, adapter: Path) -> Iterator[Real]:
         yield running
 
 
-def test_http_says_the_same(server: Real, expected: np.ndarray) -> None:
+def test_http_says_the_same(server: RunningServer, expected: np.ndarray) -> None:
     path, asked = "/v1/audio/speech", {"input": TEXT, "voice": "S1", **ASKED}
     answer = server.post(path, **asked, response_format="wav")
     assert answer.status_code == 200, answer.text
@@ -247,7 +247,7 @@ def test_http_says_the_same(server: Real, expected: np.ndarray) -> None:
     assert again.content == answer.content
 
 
-def test_http_tells_of_adapters_in_a_header(server: Real, expected: np.ndarray) -> None:
+def test_http_tells_of_adapters_in_a_header(server: RunningServer, expected: np.ndarray) -> None:
     path, asked = "/v1/audio/speech", {"input": TEXT, **ASKED, "response_format": "pcm"}
     plain = server.post(path, **asked)
     assert "x-adapter-generations" not in plain.headers
