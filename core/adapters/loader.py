@@ -32,6 +32,7 @@ from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.paths import resolve_path
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.protocols import AdapterReader
 from ostro.core.records import Files, Settings, TensorInfo, resolve
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 
@@ -216,8 +217,8 @@ def read_weights(path: Path, plugins: PluginManager, *, alone: bool = True) -> A
         open=lambda name: open_container(root / name, plugins),
         member=(lambda path: read_member(root, path, plugins)) if alone else no_member,
     )
-    found: AdapterWeights = resolve(record.load)(source)
-    return found
+    read: AdapterReader = resolve(record.load)
+    return read(source)
 
 
 def read_member(root: Path, path: str, plugins: PluginManager) -> AdapterWeights:

@@ -18,6 +18,7 @@ from ostro.core.errors import (
 from ostro.core.load import transformers_backend as body
 from ostro.core.load.container import Container
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.protocols import CheckpointOpener, ConfigReader
 from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ def open_container(path: Path, plugins: PluginManager, *, dummy: bool = False) -
         raise CheckpointError(
             f"{path.name}: no installed checkpoint format reads it; `ostro models` lists them"
         )
-    container: Container = resolve(record.open)(path)
-    return container
+    opener: CheckpointOpener = resolve(record.open)
+    return opener(path)
 
 
 def architecture_of(
@@ -122,8 +123,8 @@ def header_config(container: Container, architecture: Architecture) -> dict[str,
     """What the header of a GGUF file says in place of a config.json."""
     if architecture.gguf_config is None:
         raise Unsupported(f"the plugin of {architecture.name} does not read GGUF files")
-    config: dict[str, Any] = resolve(architecture.gguf_config)(container)
-    return config
+    read: ConfigReader = resolve(architecture.gguf_config)
+    return dict(read(container))
 
 
 def folder_files(path: Path, config: Mapping[str, Any]) -> Files:

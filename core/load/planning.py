@@ -21,6 +21,7 @@ from ostro.core.nn import Embedding, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.protocols import FormatPlanner
 from ostro.core.records import Settings, resolve
 
 
@@ -199,4 +200,5 @@ def plan_model(
         )
     probe = partial(open_probe, found, path, settings, plugins)
     request = PlanRequest(found, settings, plugins, probe)
-    return replace(found, plan=request.plan_of(resolve(planner.plan)(request)))
+    plan: FormatPlanner = resolve(planner.plan)
+    return replace(found, plan=request.plan_of(plan(request)))

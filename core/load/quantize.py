@@ -26,6 +26,7 @@ from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
 from ostro.core.placement.patterns import PatternRule, ancestors, read_rules, regex
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.protocols import QuantizingStorageClass
 from ostro.core.records import Format, Planner, Quantizer, Settings, resolve
 
 SHORT: Mapping[str, str] = {
@@ -50,10 +51,9 @@ class Maker:
     quantizer: Quantizer
 
     def make(self, weight: Tensor, dtype: torch.dtype, importance: Tensor | None) -> Storage:
-        made: Storage = resolve(self.quantizer.storage).quantize(
-            weight, self.format.name, dtype, importance if self.format.importance else None
-        )
-        return made
+        storage: QuantizingStorageClass = resolve(self.quantizer.storage)
+        weighs = importance if self.format.importance else None
+        return storage.quantize(weight, self.format.name, dtype, weighs)
 
 
 def makers(plugins: PluginManager) -> dict[str, Maker]:

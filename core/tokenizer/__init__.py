@@ -11,6 +11,7 @@ from typing import Any
 
 from ostro.core.errors import TokenizerError
 from ostro.core.plugins.manager import PluginManager, installed_plugins
+from ostro.core.protocols import TokenizerLoader
 from ostro.core.records import TokenizerFormat, TokenizerSource, resolve
 from ostro.core.tokenizer.detokenizer import Detokenizer
 from ostro.core.tokenizer.errors import tokenizer_errors
@@ -41,8 +42,8 @@ def load_tokenizer(
         )
         if found is None:
             raise missing(source, plugins)
-        tokenizer: Tokenizer = resolve(found.load)(source)
-        return tokenizer
+        load: TokenizerLoader = resolve(found.load)
+        return load(source)
 
 
 def find_source(path: Path, metadata: Mapping[str, Any] | None) -> TokenizerSource:

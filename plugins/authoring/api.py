@@ -27,9 +27,9 @@ def page(former: str = "") -> str:
     parts = [HEAD]
     for module in ("", *MODULES):
         full = f"ostro.{module}".rstrip(".")
-        tier = "provisional" if module in PROVISIONAL else "stable"
         rows = [
-            f"| `{full}.{name}{signature(value)}` | {tier} | {since.get(f'{full}.{name}', now)} |"
+            f"| `{full}.{name}{signature(value)}` | {tier(module, name)} "
+            f"| {since.get(f'{full}.{name}', now)} |"
             for name, value in public(full)
         ]
         head = f"\n## {full}\n\n| name | stability | since |\n|---|---|---|\n"
@@ -49,6 +49,12 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
     for name in sorted(found.__all__, key=str.lower):
         if name not in skipped:
             yield name, getattr(found, name)
+
+
+def tier(module: str, name: str) -> str:
+    """Whether a name of a public module is stable or provisional."""
+    provisional = module in PROVISIONAL or f"{module}.{name}".lstrip(".") in PROVISIONAL
+    return "provisional" if provisional else "stable"
 
 
 def signature(value: Any) -> str:

@@ -44,10 +44,11 @@ from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.stop import Stop
 
 if TYPE_CHECKING:
-    from ostro.core.engine.processors import AddedRequest
+    from ostro.core.engine.processors import AddedRequest, Processor
 
 _LAZY = {
     "AddedRequest": ("ostro.core.engine.processors", "AddedRequest"),
+    "Processor": ("ostro.core.engine.processors", "Processor"),
 }
 """Imported on first use: these modules need torch or Triton."""
 
@@ -70,6 +71,7 @@ __all__ = [
     "MediaWorker",
     "ModelTarget",
     "PoolingRequest",
+    "Processor",
     "RequestMedium",
     "Samples",
     "Sampling",

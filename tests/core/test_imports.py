@@ -172,7 +172,11 @@ def test_the_modules_of_the_surface_are_those_that_ostro_exports() -> None:
     modules = [name for name, value in found.items() if isinstance(value, ModuleType)]
     assert sorted(public.MODULES) == sorted(modules)
     assert all(found[name].__name__ == f"ostro.{name}" for name in modules)
-    assert {*public.PROVISIONAL} <= {*public.MODULES, "trunks"}
+    names = {*public.MODULES, "trunks", *public.exported()}
+    names |= {
+        f"{module}.{name}" for module in public.MODULES for name in public.public_names(module)
+    }
+    assert {*public.PROVISIONAL} <= names
 
 
 @pytest.mark.parametrize("module", public.MODULES)
