@@ -40,7 +40,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 def check_activation(name: str) -> None:
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise ConfigError(f"hidden_act={name!r} is not implemented; there are {known}")
+        raise ConfigError(f"hidden_act={name!r} is not supported; expected one of {known}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Loading: from a checkpoint's tensors to a model that is ready to run."""
+"""Load models: from checkpoint files to a model that is ready to run."""

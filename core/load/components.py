@@ -1,8 +1,8 @@
-"""Models that lie in several places: one of them, and companions that its record names, or that a
-container finds beside it.
+"""Join the checkpoints of a model with several components, such as an image model's text encoder.
 
-A companion's tensors are called "part.name", its config lies in the model's under the part's name,
-and its metadata, where the model's own does not say otherwise, in the model's.
+The record names the components, or a container finds them in its folder. The tensors of a component
+are named "part.name", its config is nested in the model's under the name of the part, and its
+metadata is merged into the model's, whose own values win.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class JoinedContainer:
-    """A `Container` of a model and its companions."""
+    """A `Container` of a model and its components."""
 
     def __init__(self, main: Container, parts: Mapping[str, Container]) -> None:
         self.main, self.parts = main, parts
         self.tensors: dict[str, TensorInfo] = dict(main.tensors)
-        self.homes = {name: (main, name) for name in main.tensors}
+        self.owners = {name: (main, name) for name in main.tensors}
         self.metadata: dict[str, Any] = {}
         for part, container in parts.items():
             for name, info in container.tensors.items():
                 full = f"{part}.{name}"
                 self.tensors[full] = replace(info, name=full, file=f"{part}/{info.file}")
-                self.homes[full] = container, name
+                self.owners[full] = container, name
             self.metadata |= container.metadata
         self.metadata |= main.metadata
 
@@ -43,11 +43,11 @@ class JoinedContainer:
 
     def read(self, name: str) -> torch.Tensor:
         """As `Container.read`."""
-        container, theirs = self.homes.get(name, (self.main, name))
+        container, theirs = self.owners.get(name, (self.main, name))
         return container.read(theirs)
 
     def config(self) -> dict[str, Any] | None:
-        """As `Container.config`, with those of the parts."""
+        """As `Container.config`, with the configs of the parts."""
         config = self.main.config()
         parts = {part: container.config() or {} for part, container in self.parts.items()}
         return None if config is None else {**config, **parts}
@@ -65,20 +65,20 @@ def join(
     settings: Settings,
     plugins: PluginManager,
 ) -> tuple[Container, dict[str, Any]]:
-    """A model's container and config, with those of its companions where it has some.
+    """A model's container and config, joined with those of its components, if it has any.
 
-    Companions are found, and fetched if need be, as models are. Those that a container found are
-    let go of where the architecture is one of the model alone. Raises an OstroError where one is
-    not there.
+    Components are located and downloaded like models. Components that a container found are dropped
+    if the architecture does not use them. Raises an OstroError if a component is not found.
     """
     if isinstance(container, JoinedContainer) and gguf_name(container) not in architecture.gguf:
         container = container.main
     if architecture.companions is None:
         return container, raw
-    asked = replace(settings, revision=None)
-    found = {
-        part: open_container(plugins.locate(reference, asked), plugins)
+    # A revision belongs to the model's own repository, not to those of its components.
+    unversioned = replace(settings, revision=None)
+    parts = {
+        part: open_container(plugins.locate(reference, unversioned), plugins)
         for part, reference in resolve(architecture.companions)(container.path).items()
     }
-    joined = JoinedContainer(container, found)
+    joined = JoinedContainer(container, parts)
     return joined, joined.config() or raw

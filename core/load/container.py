@@ -1,11 +1,11 @@
-"""Containers of named tensors: what every checkpoint format looks like to the loader.
+"""Containers of named tensors: the common interface of checkpoint formats, over memory maps.
 
-Listing a container needs neither torch nor its tensors' bytes. A tensor is read as a view of the
-memory map: pages come from disk when they are first touched.
+Listing a container needs neither torch nor the tensors' bytes. A tensor is read as a view of the
+memory map: the OS loads a page when it is first accessed.
 
-A file must not be cut short while it is in use. `MappedFile.read` notices one that was, but a page
-that vanishes later ends the process (SIGBUS), as with any memory map: replace a checkpoint by
-renaming a new file over it, never by writing into it.
+A file must not be truncated while it is in use. `MappedFile.read` detects a truncated file, but a
+page that disappears later kills the process with SIGBUS, as with any memory map. To replace a
+checkpoint, rename a new file over it; never write into it.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ DTYPES: Mapping[str, tuple[str, int]] = {
     "F64": ("float64", 8),
     "C64": ("complex64", 8),
 }
-"""The formats that torch holds as they are: name of the torch dtype, bytes per element."""
+"""Formats with a torch dtype: its name and the bytes per element."""
 
 CONFIG_BYTES = 10_000_000
 CONFIG_DEPTH = 100
 MAX_DIMS = 16
 MAX_NAME = 1024
 
-# Without it Linux refuses to map a file larger than memory as private, though nothing is written.
+# Without it, Linux refuses a private map of a file larger than memory, although nothing is written.
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 logger = logging.getLogger(__name__)
 
 
 class Container(Protocol):
-    """Named tensors of a file or a folder of files, unread until asked for."""
+    """Named tensors of a file or a folder of files, read on demand."""
 
     @property
     def path(self) -> Path:
@@ -73,24 +73,24 @@ class Container(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What the container holds."""
+        """The tensors by name, without their bytes."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the format says beside the tensors: strings in safetensors, typed in GGUF."""
+        """The metadata of the file: strings in safetensors, typed values in GGUF."""
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor `name`, on the CPU, without a copy where its bytes are aligned.
+        """The tensor `name` on the CPU, without a copy if its bytes are aligned.
 
-        Formats that torch does not hold come as uint8 `[*shape[:-1], bytes per row]`. Raises
-        CheckpointError if there is no such tensor or its file has shrunk.
+        Formats without a torch dtype are returned as uint8 `[*shape[:-1], bytes per row]`. Raises
+        CheckpointError if the tensor does not exist or the file was truncated.
         """
 
     def config(self) -> dict[str, Any] | None:
-        """The parsed config.json, or None where there is none (GGUF: make it of `metadata`)."""
+        """The parsed config.json, or None without one (GGUF: derive it from `metadata`)."""
 
     def close(self) -> None:
-        """Let go of the files. Tensors already read stay valid: each keeps its map alive."""
+        """Close the files. Tensors already read stay valid: each keeps its map alive."""
 
 
 class MappedFile:
@@ -99,7 +99,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Opening a pipe would wait for its writer for ever.
+            # Opening a pipe would block until a writer appears.
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise CheckpointError(f"{path.name}: not a regular file")
             with open(path, "rb") as file:
@@ -112,7 +112,7 @@ class MappedFile:
         self.data: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._map or b"", np.uint8)
 
     def read(self, info: TensorInfo, start: int) -> torch.Tensor:
-        """The tensor whose `info.nbytes` bytes begin at byte `start`, as `Container.read` says."""
+        """The tensor in the `info.nbytes` bytes from `start`; see `Container.read`."""
         import torch
 
         self._refuse_if_shrunk(info.name)
@@ -122,7 +122,7 @@ class MappedFile:
             return torch.empty(shape, dtype=getattr(torch, dtype))
         raw = torch.from_numpy(self.data[start : start + info.nbytes])
         if info.format == "BOOL":
-            # torch takes any byte but 0 and 1 for undefined behaviour.
+            # A torch.bool byte other than 0 and 1 is undefined behaviour.
             return (raw != 0).view(shape)
         if start % itemsize:
             raw = raw.clone()
@@ -131,8 +131,8 @@ class MappedFile:
     def _refuse_if_shrunk(self, tensor: str) -> None:
         if self._map is not None and (size := self._map.size()) < self.size:
             raise CheckpointError(
-                f"{self.path.name}: tensor {tensor!r}: the file shrank from {self.size} to {size} "
-                "bytes since it was opened; restore it and load the model again"
+                f"{self.path.name}: tensor {tensor!r}: the file was truncated from {self.size} to "
+                f"{size} bytes after it was opened; restore it and load the model again"
             )
 
 
@@ -158,32 +158,32 @@ class TensorLocation:
 
 
 class MappedContainer:
-    """A `Container` over memory maps: what a format's reader gives when it has read the headers."""
+    """A `Container` over memory maps, which the reader of a format returns."""
 
     def __init__(
         self,
         path: Path,
-        places: Mapping[str, TensorLocation],
+        locations: Mapping[str, TensorLocation],
         metadata: Mapping[str, Any],
         config: Path | Mapping[str, Any] | None = None,
     ) -> None:
-        """`config` is where its config.json lies, or what it says."""
+        """`config` is the path of config.json, or its content."""
         self.path = path
         self.metadata = metadata
-        self.tensors = {name: place.info for name, place in places.items()}
-        self._places = places
+        self.tensors = {name: location.info for name, location in locations.items()}
+        self._locations = locations
         self._config = config
 
     def read(self, name: str) -> torch.Tensor:
         """As `Container.read`."""
         try:
-            place = self._places[name]
+            location = self._locations[name]
         except KeyError:
             if name in self.tensors:
                 raise CheckpointError(f"{self.path.name}: is closed; open it again") from None
             near = nearest(name, self.tensors)
             raise CheckpointError(f"{self.path.name}: no tensor {name!r}{near}") from None
-        return place.file.read(place.info, place.start)
+        return location.file.read(location.info, location.start)
 
     def config(self) -> dict[str, Any] | None:
         """As `Container.config`."""
@@ -193,19 +193,19 @@ class MappedContainer:
 
     def close(self) -> None:
         """As `Container.close`."""
-        self._places = {}
+        self._locations = {}
 
 
 def tensor_fault(name: str, shape: tuple[int, ...]) -> str | None:
-    """Say what is wrong with a tensor's name or shape in any format, or None.
+    """Describe what is invalid in a tensor's name or shape, or return None.
 
-    Names are shown to people and may become file names; element counts must fit 63 bits even
-    where one dimension is 0.
+    Names are printed and may become file names. Element counts must fit 63 bits even if one
+    dimension is 0.
     """
     if not name or len(name) > MAX_NAME:
         return f"its name must have 1 to {MAX_NAME} characters, not {len(name)}"
     if not name.isprintable():
-        return "its name holds control characters"
+        return "its name contains control characters"
     if ".." in name.replace("\\", "/").split("/"):
         return "its name is a path that leaves its folder"
     if len(shape) > MAX_DIMS:
@@ -216,11 +216,11 @@ def tensor_fault(name: str, shape: tuple[int, ...]) -> str | None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json (the file, or the folder that holds it), which may be hostile.
+    """Read a config.json, given its path or its folder. The content is untrusted.
 
-    Raises ModelNotFound where there is none, ConfigError where it is not a JSON object of at most
-    10 MB and 100 levels. `auto_map` names Python files of the checkpoint: it is left out, and
-    nothing is ever imported from a checkpoint.
+    Raises ModelNotFound if the file does not exist, ConfigError if it is not a JSON object of at
+    most 10 MB and 100 levels. `auto_map`, which names Python files of the checkpoint, is removed:
+    code of a checkpoint is never imported.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -236,7 +236,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if config.pop("auto_map", None) is not None:
         logger.warning(
             "%s: auto_map is ignored: code in a checkpoint is never run; "
-            "a model that needs it wants a plugin",
+            "a model that needs it requires a plugin",
             file.name,
         )
     return config
@@ -254,7 +254,7 @@ def _parse_config(name: str, raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise deep from None
     except ValueError as error:
-        # Not UTF-8, or a number of thousands of digits.
+        # Not UTF-8, or an integer with more digits than Python's limit.
         raise ConfigError(f"{name}: not JSON: {error}") from None
     if not isinstance(config, dict):
         kind = type(config).__name__
@@ -265,7 +265,7 @@ def _parse_config(name: str, raw: bytes) -> dict[str, Any]:
 
 
 def _depths(value: Any) -> Iterator[int]:
-    """The depth of every object and list within `value`, itself at 1, without recursion."""
+    """The depth of every object and list within `value`, which has depth 1, without recursion."""
     todo = [(value, 1)]
     while todo:
         node, depth = todo.pop()

@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from ostro.core.config import ModelConfig, TextConfig
 from ostro.core.errors import ConfigError, Unsupported, UsageError
-from ostro.core.load import transformers_backend as body
+from ostro.core.load import transformers_backend
 from ostro.core.load.components import join
 from ostro.core.load.container import Container
 from ostro.core.load.names import Names
@@ -35,15 +35,15 @@ DTYPES = {
     "f16": torch.float16,
 }
 
-LONGEST = 2**20
-"""The context where none is asked for, at most: configs promise more than tables have room for."""
+MAX_DEFAULT_CONTEXT = 2**20
+"""Limit of the context without --context: some configs state more than rope tables can hold."""
 
 MAX_SEQS = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutline:
-    """A checkpoint as its headers have it: what its model will be, of which no weight is read."""
+    """A model described from the headers of its checkpoint, on the meta device, without weights."""
 
     container: Container
     raw_config: Mapping[str, Any]
@@ -57,7 +57,7 @@ class ModelOutline:
     plan: QuantizationPlan | None
 
     def weigh(self) -> dict[Module, int]:
-        """Bytes that the weights of each module will take."""
+        """Estimated bytes of the weights of each module."""
         model, names = self.model, self.names
         return weigh(model, self.container, names, self.dtype, space=self.space, plan=self.plan)
 
@@ -98,85 +98,89 @@ def parts(
     settings: Settings,
     plugins: PluginManager,
 ) -> tuple[ModelConfig, Callable[[ModelConfig], Model], Names]:
-    """The config, the class of the model and the names of an architecture.
+    """The config, the model class and the names of an architecture.
 
-    Those of a body are made by its plugin; its class casts its weights itself, to `dtype`.
+    For the transformers backend, its plugin makes all three, and its model class casts weights to
+    `dtype` itself.
     """
-    if not body.is_body(architecture):
+    if not transformers_backend.is_body(architecture):
         config = resolve(architecture.config).from_hf(raw, allow=tuple(settings.allow_config))
         names = resolve(architecture.names)(config) if architecture.names else Names()
         return config, resolve(architecture.model), names
-    served = plugins.get("architectures", body.BODY)
+    backend = plugins.get("architectures", transformers_backend.BODY)
     typed = {**raw, "dtype": str(dtype).removeprefix("torch.")}
-    config = resolve(served.config).of_record(architecture, typed)
-    return config, resolve(served.model), resolve(architecture.names or served.names)(config)
+    config = resolve(backend.config).of_record(architecture, typed)
+    return config, resolve(backend.model), resolve(architecture.names or backend.names)(config)
 
 
 def check_settings(settings: Settings, architecture: Architecture) -> None:
-    """Refuse what is asked for and would not be done."""
+    """Raise UsageError for settings that the architecture does not support."""
     if settings.task not in (None, *architecture.tasks):
         tasks = ", ".join(architecture.tasks)
-        raise UsageError(f"--task {settings.task!r}: {architecture.name} does {tasks}")
+        raise UsageError(f"--task {settings.task!r}: {architecture.name} supports {tasks}")
     if not 1 <= settings.max_seqs <= MAX_SEQS:
-        raise UsageError(f"--max-seqs {settings.max_seqs} is not within 1..{MAX_SEQS}")
+        raise UsageError(f"--max-seqs {settings.max_seqs}: expected 1..{MAX_SEQS}")
 
 
 def check_sizes(config: ModelConfig, container: Container) -> None:
-    """Refuse sizes that the checkpoint cannot hold, before anything is made of them."""
+    """Raise ConfigError for sizes too large for the checkpoint, before memory is allocated."""
     if not isinstance(config, TextConfig):
         return
-    layers, d, held = config.num_hidden_layers, config.hidden_size, len(container.tensors)
-    if layers > held:
+    layers, d, count = config.num_hidden_layers, config.hidden_size, len(container.tensors)
+    if layers > count:
         raise ConfigError(
-            f"num_hidden_layers={layers}, but {container.path.name} holds only {held} tensors"
+            f"num_hidden_layers={layers}, but {container.path.name} has only {count} tensors"
         )
     widest = max(config.intermediate_size, config.num_attention_heads * config.head_dim)
     weights = d * (config.vocab_size + layers * widest)
     nbytes = sum(info.nbytes for info in container.tensors.values())
     if weights > 8 * nbytes:
         raise ConfigError(
-            f"the sizes in the config make {weights:.1e} weights, for which the {nbytes} bytes of "
-            f"{container.path.name} are too few: hidden_size={d}, vocab_size={config.vocab_size}, "
+            f"the sizes in the config require {weights:.1e} weights, too many for the {nbytes} "
+            f"bytes of {container.path.name}: hidden_size={d}, vocab_size={config.vocab_size}, "
             f"intermediate_size={config.intermediate_size}, num_hidden_layers={layers}, "
             f"num_attention_heads={config.num_attention_heads}, head_dim={config.head_dim}"
         )
 
 
 def quantization(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the config says of its weights' formats. Raises ConfigError where it is no object."""
+    """The `quantization_config` of the config, or {}. Raises ConfigError if it is not an object."""
     found = raw.get("quantization_config") or {}
     if not isinstance(found, Mapping):
         raise ConfigError(f"config.json: quantization_config={found!r:.80} is not an object")
     return found
 
 
-def choose_device(asked: str) -> torch.device:
-    """The device asked for, or the best there is. Never another than asked."""
-    if asked == "auto":
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is CUDA if available, else the CPU.
+
+    Raises UsageError for an invalid name, Unsupported if the device does not exist.
+    """
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(asked)
+        device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device {asked!r}: write cpu, cuda or cuda:1") from None
+        raise UsageError(f"--device {name!r}: expected cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda"):
-        raise Unsupported(f"--device {asked}: ostro runs on cpu and cuda (ROCm calls itself cuda)")
-    seen = torch.get_device_module(device).device_count()
-    if (device.index or 0) >= seen:
-        raise Unsupported(f"--device {asked}: torch sees no such device; `ostro doctor` says more")
+        raise Unsupported(f"--device {name}: expected cpu or cuda (for ROCm use cuda)")
+    count = torch.get_device_module(device).device_count()
+    if (device.index or 0) >= count:
+        raise Unsupported(f"--device {name}: not found by torch; run `ostro doctor` for details")
     return device
 
 
 def choose_dtype(
-    asked: str, raw: Mapping[str, Any], container: Container, device: torch.device
+    name: str, raw: Mapping[str, Any], container: Container, device: torch.device
 ) -> torch.dtype:
-    """What the model computes in: what is asked for, else what its checkpoint was saved in.
+    """The compute dtype: the one named, or for "auto" the checkpoint's.
 
-    Where the device has no fast arithmetic for that, float32.
+    "auto" falls back to float16 on CUDA devices and to float32 on CPUs without fast bfloat16.
     """
-    if asked != "auto":
-        if asked not in DTYPES:
-            raise UsageError(f"--dtype {asked!r}: write one of {', '.join(sorted(DTYPES))}")
-        return DTYPES[asked]
+    if name != "auto":
+        if name not in DTYPES:
+            raise UsageError(f"--dtype {name!r}: expected one of {', '.join(sorted(DTYPES))}")
+        return DTYPES[name]
     stored = stored_dtype(raw, container)
     if device.type == "cuda":
         fast = stored != torch.bfloat16 or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -185,13 +189,14 @@ def choose_dtype(
 
 
 def stored_dtype(raw: Mapping[str, Any], container: Container) -> torch.dtype:
-    """What the config says its weights are in, it or the one of its text part; else what most of
-    their bytes are in, float32 where that is no plain type.
+    """The dtype in the config or its text_config, else the format of most of the bytes.
+
+    Anything but a float dtype (a quantized format) counts as float32.
     """
     text = raw.get("text_config")
-    for said in (raw, text if isinstance(text, Mapping) else {}):
-        if (named := said.get("dtype") or said.get("torch_dtype")) is not None:
-            return DTYPES.get(str(named), torch.float32)
+    for config in (raw, text if isinstance(text, Mapping) else {}):
+        if (name := config.get("dtype") or config.get("torch_dtype")) is not None:
+            return DTYPES.get(str(name), torch.float32)
     sizes: dict[str, int] = {}
     for info in container.tensors.values():
         sizes[info.format] = sizes.get(info.format, 0) + info.nbytes
@@ -203,18 +208,21 @@ def cpu_has_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def choose_context(asked: int | None, config: ModelConfig) -> int:
-    """The context: what is asked for, at most what the model was made for; else LONGEST at most."""
-    most = int(getattr(config, "max_position_embeddings", 2048))
-    if asked is None:
-        return min(most, LONGEST)
-    if not 1 <= asked <= most:
-        raise UsageError(f"--context {asked}: this model was made for 1..{most} positions")
-    return asked
+def choose_context(requested: int | None, config: ModelConfig) -> int:
+    """The context length: `requested`, or the model's limit up to `MAX_DEFAULT_CONTEXT`.
+
+    Raises UsageError if `requested` exceeds the model's limit.
+    """
+    limit = int(getattr(config, "max_position_embeddings", 2048))
+    if requested is None:
+        return min(limit, MAX_DEFAULT_CONTEXT)
+    if not 1 <= requested <= limit:
+        raise UsageError(f"--context {requested}: this model supports 1..{limit} positions")
+    return requested
 
 
 def target_of(device: torch.device, dtype: torch.dtype, settings: Settings) -> Target:
-    """What the kernels of a model are chosen for."""
+    """The target for which the kernels of a model are selected."""
     return Target(
         device=device,
         dtype=dtype,

@@ -1,4 +1,4 @@
-"""Names of experts that lie stacked in one tensor, as transformers 5 and GGUF files have them."""
+"""Names of experts that are stacked in one tensor, as in transformers 5 and GGUF files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from ostro.core.load.names import Named, Names, Pair, Transform
 
 @dataclass(frozen=True)
 class RowPart:
-    """One of `many` parts that lie one after the other along the rows of a tensor."""
+    """One of `count` equal parts of a tensor's rows."""
 
     index: int
-    many: int
+    count: int
 
     @property
     def packed(self) -> bool:
         return True
 
     def read(self, tensor: Tensor) -> Tensor:
-        if tensor.shape[0] % self.many:
-            raise CheckpointError(f"{tensor.shape[0]} rows are not {self.many} parts of one size")
-        return tensor.chunk(self.many)[self.index]
+        if tensor.shape[0] % self.count:
+            raise CheckpointError(
+                f"{tensor.shape[0]} rows cannot be split into {self.count} equal parts"
+            )
+        return tensor.chunk(self.count)[self.index]
 
     def write(self, tensor: Tensor) -> Tensor:
         raise CheckpointError("a part of a tensor cannot be written without the others")
@@ -33,10 +35,10 @@ class RowPart:
 
 @dataclass(frozen=True)
 class Expert:
-    """The matrix of one of `many` experts out of a stack, then changed as its pair says."""
+    """The matrix of one of `count` stacked experts, followed by the transform `then`."""
 
     index: int
-    many: int
+    count: int
     then: Transform | None
 
     @property
@@ -44,12 +46,12 @@ class Expert:
         return self.then is None or self.then.packed
 
     def read(self, tensor: Tensor) -> Tensor:
-        if tensor.dim() < 2 or tensor.shape[0] != self.many:
+        if tensor.dim() < 2 or tensor.shape[0] != self.count:
             raise CheckpointError(
-                f"a stack of shape {tuple(tensor.shape)} does not hold {self.many} experts"
+                f"a stack of shape {tuple(tensor.shape)} does not contain {self.count} experts"
             )
-        mine = tensor[self.index]
-        return mine if self.then is None else self.then.read(mine)
+        matrix = tensor[self.index]
+        return matrix if self.then is None else self.then.read(matrix)
 
     def write(self, tensor: Tensor) -> Tensor:
         raise CheckpointError("an expert cannot be written without the others of its stack")
@@ -57,8 +59,10 @@ class Expert:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames(Names):
-    """Names of which `stacks` are pairs of one tensor of theirs and several of ours: all pairs that
-    match, and where ours has a `*`, one tensor for the number of each expert.
+    """`Names` with stacked experts: pairs of one checkpoint tensor and several model tensors.
+
+    Every pair of `stacks` that matches applies. If `ours` contains `*`, the pair maps to one tensor
+    per expert, with its index in place of the `*`.
     """
 
     experts: int

@@ -1,4 +1,4 @@
-"""The ggml type table: what a GGUF file calls its number formats, and how they pack a row.
+"""The table of ggml types: ids and names of the formats in GGUF files, and their block sizes.
 
 Source: `enum ggml_type` and the `block_*` structs of llama.cpp (ggml.h, ggml-common.h, 2026).
 """
@@ -61,10 +61,10 @@ _TYPES = (
 )
 
 TYPES: Mapping[int, GgmlType] = {kind.id: kind for kind in _TYPES}
-"""By the number that a GGUF file holds."""
+"""Types by id, as in GGUF files."""
 
 BY_NAME: Mapping[str, GgmlType] = {kind.name: kind for kind in _TYPES}
-"""By name, which is `TensorInfo.format`."""
+"""Types by name, which is `TensorInfo.format`."""
 
 WITHDRAWN: Mapping[int, str] = {
     4: "Q4_2",
@@ -76,4 +76,4 @@ WITHDRAWN: Mapping[int, str] = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-"""Numbers that older files may hold and llama.cpp no longer reads."""
+"""Ids in older files that llama.cpp no longer reads."""

@@ -1,14 +1,14 @@
-"""Importances: how large the inputs of every linear were while a model read some text.
+"""Importance matrices: read files of mean squared inputs per column of each linear.
 
-The tools of others write them down, as mean squares of each column's inputs or as sums of squares:
+Quantizers use them as weights of errors. Three formats are read:
 
-    .imatrix    llama.cpp's GGUF: f32 tensors `<name>.in_sum2` [k] or [experts, k] of sums, and
-                `<name>.counts` [1] or [experts, 1] of what they are sums of
-    .imatrix    its older file, also called .dat: i32 n, and n times: i32 length, name, i32 calls,
-                i32 k, f32[k] means times calls; the rest is what the text was called
+    .imatrix    llama.cpp's GGUF: f32 tensors `<name>.in_sum2` [k] or [experts, k], sums of squares,
+                and `<name>.counts` [1] or [experts, 1], the number of summands
+    .imatrix    the older format, also called .dat: i32 n, and n times: i32 length, name, i32 calls,
+                i32 k, f32[k] means times calls; the name of the text follows
     .cimatrix   mistral.rs: u64 n, and n times: u64 length, name, u64 k, f32[k]
 
-All numbers are little endian. Sources: common/imatrix-loader.cpp of llama.cpp (2026) and
+All values are little endian. Sources: common/imatrix-loader.cpp of llama.cpp (2026) and
 mistralrs-quant/src/imatrix.rs of mistral.rs (0.9).
 """
 
@@ -37,13 +37,13 @@ I32, U64 = Struct("<i"), Struct("<Q")
 def slot_importance(
     found: Mapping[str, Tensor], names: Names, slots: Iterable[Slot], file: str
 ) -> dict[str, Tensor]:
-    """Importances [k] by the names of slots, of what `read_importance` has found in a file.
+    """Assign the entries of `read_importance` to slots: float32 [k] by the name of the slot.
 
-    Its names are llama.cpp's or the hub's. Raises CheckpointError where one has another length
-    than the rows of its weight; what the model has no slot for is left out.
+    The names of entries are llama.cpp's or the hub's. Entries without a slot are skipped. Raises
+    CheckpointError if the length of an entry does not match the rows of its weight.
     """
     wanted = {slot.name: slot for slot in slots if slot.kind == "storage"}
-    mine: dict[str, Tensor] = {}
+    importance: dict[str, Tensor] = {}
     for entry, values in found.items():
         space = "gguf" if entry.startswith(GGUF_NAMES) else "hub"
         full = entry if entry.endswith(".weight") else f"{entry}.weight"
@@ -55,62 +55,64 @@ def slot_importance(
             k = slot.shape[-1]
             if values.numel() % k:
                 raise CheckpointError(
-                    f"{file}: entry {entry!r} has {values.numel()} values, {slot.name} rows of "
-                    f"{k}; it was measured on another model"
+                    f"{file}: entry {entry!r} has {values.numel()} values, but {slot.name} has "
+                    f"rows of {k}; use an importance file of this model"
                 )
             rows = values.reshape(-1, k)
             expert = slot.expert if slot.expert is not None and len(rows) > 1 else 0
-            mine[slot.name] = rows[expert]
-    return mine
+            importance[slot.name] = rows[expert]
+    return importance
 
 
 def read_importance(path: Path, open_gguf: Callable[[Path], Container]) -> dict[str, Tensor]:
-    """The importances that a file holds by the names that it uses, float32 [k] or [experts, k].
+    """Read an importance file: float32 [k] or [experts, k] by the entry names of the file.
 
-    `open_gguf` opens a GGUF file. The other two kinds do not tell experts apart: what is there
-    for stacked ones is [experts k], and `view(-1, k)` what it means. Only proportions among the
-    columns of a weight mean anything. Raises CheckpointError, which names the file and the entry,
-    and ModelNotFound where there is no file.
+    `open_gguf` opens a GGUF file. The other two formats store the experts of a stack as one vector
+    [experts * k]. Only the ratios between columns of a weight are meaningful. Raises
+    CheckpointError with the file and the entry, and ModelNotFound if the file does not exist.
     """
     file = MappedFile(path)
     if bytes(file.data[:4]) == b"GGUF":
-        found = dict(summed(open_gguf(path), path.name))
+        found = dict(read_gguf_sums(open_gguf(path), path.name))
     else:
         found = Entries(file).read()
     for name, values in found.items():
         if not bool((values.isfinite() & (values >= 0)).all()):
             raise CheckpointError(
-                f"{path.name}: entry {name!r} holds numbers below 0 or not finite; measure again"
+                f"{path.name}: entry {name!r} contains negative, infinite or NaN values; compute "
+                "the importance matrix again"
             )
     return found
 
 
-def summed(container: Container, file: str) -> Iterator[tuple[str, Tensor]]:
-    """What the GGUF form holds; experts that nothing was sent to weigh all columns alike."""
+def read_gguf_sums(container: Container, file: str) -> Iterator[tuple[str, Tensor]]:
+    """Means of the GGUF format; an expert with a count of 0 gets equal weights for all columns."""
     names = [name for name in container.tensors if name.endswith(SUMS)]
     if not names:
-        raise CheckpointError(f"{file}: holds no tensor *{SUMS}; it is no importance file")
+        raise CheckpointError(f"{file}: has no tensor *{SUMS}; it is not an importance file")
     for name in names:
         entry = name.removesuffix(SUMS)
         if entry + COUNTS not in container.tensors:
-            raise CheckpointError(f"{file}: entry {entry!r} has sums, but no {COUNTS}")
+            raise CheckpointError(f"{file}: entry {entry!r} has {SUMS}, but no {COUNTS}")
         for info in (container.tensors[name], container.tensors[entry + COUNTS]):
             if info.format != "F32":
-                raise CheckpointError(f"{file}: tensor {info.name!r} is {info.format}, not F32")
+                raise CheckpointError(
+                    f"{file}: tensor {info.name!r} is {info.format}, expected F32"
+                )
         sums, counts = container.read(name), container.read(entry + COUNTS).flatten()
         if not sums.numel() or sums.shape[:-1].numel() != counts.numel():
             raise CheckpointError(
                 f"{file}: entry {entry!r} has sums of shape {list(sums.shape)} and {len(counts)} "
-                "counts; one for each row is needed"
+                "counts, expected one count per row"
             )
         rows = sums.view(len(counts), -1)
-        seen = counts[:, None] > 0
-        means = torch.where(seen, rows / torch.where(seen, counts[:, None], 1), 1)
+        counted = counts[:, None] > 0
+        means = torch.where(counted, rows / torch.where(counted, counts[:, None], 1), 1)
         yield entry, means[0] if len(means) == 1 else means
 
 
 class Entries:
-    """Walks a file of entries one after the other, each number checked before it is believed."""
+    """Parser of the two binary formats; checks every length against the file before it is used."""
 
     def __init__(self, file: MappedFile) -> None:
         self.file, self.at, self.entry = file, 0, ""
@@ -120,7 +122,7 @@ class Entries:
         count = U64 if means else I32
         n, found = self.number(count), {}
         if not 0 < n <= MAX_ENTRIES:
-            self.fail(f"{n} entries; it is no importance file, or a damaged one")
+            self.fail(f"{n} entries; it is not an importance file, or it is damaged")
         for i in range(n):
             self.entry = f"entry {i}: "
             name = self.name(self.number(count))
@@ -157,7 +159,7 @@ class Entries:
 
     def take(self, size: int) -> memoryview:
         if not 0 <= size <= self.file.size - self.at:
-            self.fail(f"{size} bytes go past the end; it is cut short or no importance file")
+            self.fail(f"{size} bytes exceed the file; it is truncated or not an importance file")
         self.at += size
         return self.file.data.data[self.at - size : self.at]
 

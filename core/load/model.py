@@ -1,4 +1,4 @@
-"""Load a model: find it, say what it is, fill it, choose its kernels."""
+"""Load a model: describe its checkpoint, read its weights, place them, select kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ostro.core.config import ModelConfig
-from ostro.core.load import transformers_backend as body
+from ostro.core.load import transformers_backend
 from ostro.core.load.container import Container
 from ostro.core.load.describe import (
     choose_context,
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LayerInfo:
-    """How the weights of one module lie and multiply: `formats` of its parts, `kernel` and why."""
+    """Formats, bytes and kernel (with the reason for the choice) of one module's weights."""
 
     path: str
     formats: tuple[str, ...]
@@ -46,7 +46,7 @@ class LayerInfo:
 
 @dataclass
 class LoadedModel:
-    """A model that is filled and finalized for its device, with the facts that the engine needs."""
+    """A model with weights, finalized for its device, and everything else the engine needs."""
 
     model: Model
     config: ModelConfig
@@ -81,7 +81,7 @@ def load_model(
     *,
     open_probe: OpenProbe | None = None,
 ) -> LoadedModel:
-    """Load the model at a local path; `open_probe` runs it for a planner of formats.
+    """Load the model at a local path; a planner of formats runs the model through `open_probe`.
 
     Raises an OstroError that names the file, tensor, field or plugin at fault.
     """
@@ -107,7 +107,7 @@ def load_model(
         context=context,
         identity=identity(container, dtype, settings),
         placement=placement,
-        explain=body.explain(found.architecture, settings),
+        explain=transformers_backend.explain(found.architecture, settings),
     )
     read_weights(loaded, found.plan, plugins, progress)
     compare_tied(model, container, found.names, found.space)
@@ -125,7 +125,7 @@ def read_weights(
     plugins: PluginManager,
     progress: Progress | None = None,
 ) -> None:
-    """Fill the slots of a model from its container, brought to the formats of a plan."""
+    """Fill the slots of a model from its container, quantized by the plan if there is one."""
     reader = WeightReader(
         loaded.container,
         plugins,
@@ -155,16 +155,16 @@ def requantize(
     *,
     open_probe: OpenProbe | None = None,
 ) -> None:
-    """Read the weights of a model again, in place, in the formats that `settings` name.
+    """Read the weights of a model again from its checkpoint, in the formats of `settings`.
 
-    They are read from the checkpoint, one weight at a time. Nothing may run meanwhile. Graphs
-    captured before are void, and the identity that roots the keys of cached blocks changes.
+    The model must not run meanwhile, and graphs captured before must not be replayed. The model's
+    identity changes, so that no cached block of the old weights is reused.
     """
     sensitive, places = loaded.architecture.sensitive, list(slots(loaded.model))
     plan = read_plan(settings, sensitive, loaded.names, places, plugins)
     if plan is not None and plan.planner is not None:
         plan = plan_model(loaded.path, settings, plugins, open_probe).plan
-    loaded.explain = body.explain(loaded.architecture, settings)
+    loaded.explain = transformers_backend.explain(loaded.architecture, settings)
     read_weights(loaded, plan, plugins, progress)
     loaded.placement.move()
     cast_biases(loaded.model, loaded.dtype)
@@ -173,14 +173,14 @@ def requantize(
 
 
 def tied_names(model: Model, names: Names, space: str) -> list[str]:
-    """Heads that share the embedding's storage: a checkpoint may repeat their weight."""
+    """Names of tied heads' weights, which a checkpoint may contain although they are unused."""
     heads = [n for n, m in model.named_modules() if isinstance(m, Head) and m.tied]
     theirs = [names.write(f"{name}.weight", space).theirs for name in heads]
     return [*theirs, *(f"{name}.weight" for name in heads), *["output.weight"] * bool(heads)]
 
 
 def compare_tied(model: Model, container: Container, names: Names, space: str) -> None:
-    """Warn where a file holds a head of its own that is not the embedding it is tied to."""
+    """Warn if a checkpoint contains a head that differs from the embedding it is tied to."""
     paths = {module: path for path, module in model.named_modules()}
     for head in [module for module in paths if isinstance(module, Head) and module.tied]:
         pair = [names.write(f"{paths[m]}.weight", space).theirs for m in (head, *head.tied)]
@@ -190,22 +190,25 @@ def compare_tied(model: Model, container: Container, names: Names, space: str) -
         if ours.shape == theirs.shape and torch.equal(ours[[0, -1]], theirs[[0, -1]]):
             continue
         logger.warning(
-            "%s: %s differs from %s, which is used in its place, as tie_word_embeddings says; if "
-            "answers are noise, set it to false in the config",
+            "%s: %s differs from %s, which is used instead because of tie_word_embeddings; if the "
+            "output is garbage, set tie_word_embeddings to false in the config",
             container.path.name,
             *pair,
         )
 
 
 def cast_biases(model: Model, dtype: torch.dtype) -> None:
-    """Biases compute in the model's dtype; norms stay in float32."""
+    """Cast the biases of linears to the model's dtype; norms stay in float32."""
     for module in model.modules():
         if isinstance(module, Linear) and module.bias is not None:
             module.bias.data = module.bias.data.to(dtype)
 
 
 def finalize(loaded: LoadedModel, target: Target, placement: Placement | None = None) -> None:
-    """Fix everything that depends on the device: packing, tables, kernels; note the choices."""
+    """Finalize everything that depends on the device: weight layouts, rope tables, kernels.
+
+    Appends the choices of kernels to `loaded.explain`.
+    """
     placement = placement or Placement(loaded.model, target.device)
     reasons: dict[str, int] = {}
     loaded.layers = []
@@ -236,8 +239,8 @@ def describe(choice: Choice) -> str:
 
 
 def identity(container: Container, dtype: torch.dtype, settings: Settings) -> str:
-    """A name for these weights as they compute: what roots the keys of their K/V."""
-    asked = (settings.quant, settings.topology, settings.exact)
+    """A hash of the weights, their dtype and quantization: the root of prefix-cache keys."""
+    options = (settings.quant, settings.topology, settings.exact)
     facts = [(i.name, i.shape, i.format, i.file) for i in container.tensors.values()]
-    stamp = (container.path.resolve(), container.path.stat().st_mtime_ns, dtype, facts, asked)
+    stamp = (container.path.resolve(), container.path.stat().st_mtime_ns, dtype, facts, options)
     return hashlib.blake2b(repr(stamp).encode(), digest_size=16).hexdigest()

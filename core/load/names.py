@@ -1,8 +1,8 @@
-"""Names: the pairs by which a checkpoint's names and a model's names are one.
+"""Map tensor names of a checkpoint to names of a model, in both directions, with transforms.
 
-Module paths are the hub's checkpoint names. Differences are declared once per architecture, as
-pairs of dotted patterns with their transform, one list per name space; each pair reads both ways.
-Only whole components are compared, never substrings.
+By default, a model's module paths equal the names in hub checkpoints. An architecture declares the
+differences as pairs of dotted patterns with an optional transform, one list per name space. A
+pattern matches whole components of a name, never substrings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ostro.core.nn.storage import Storage
 class Transform(Protocol):
     """An invertible change of a tensor between its checkpoint and the model.
 
-    `packed` says that it only moves whole rows, so it can be done on quantized bytes as well.
+    `packed` is True if it only permutes whole rows, so that it applies to quantized bytes as well.
     """
 
     @property
@@ -35,9 +35,9 @@ class Transform(Protocol):
 
 @runtime_checkable
 class StorageTransform(Transform, Protocol):
-    """A transform that floats undergo when they are read, and quantized weights as a storage.
+    """A transform that applies to float tensors, or to the whole storage of a quantized weight.
 
-    `stored` is the transform of the tensors of the storage that `wrap` takes.
+    `stored` is the transform of the tensors of the storage that is passed to `wrap`.
     """
 
     @property
@@ -47,12 +47,12 @@ class StorageTransform(Transform, Protocol):
         """The shape of the weight in the checkpoint, for the model's [n, k]."""
 
     def wrap(self, storage: Storage) -> Storage:
-        """The model's weight [n, k], for a storage of `stored_shape`."""
+        """Wrap a storage of `stored_shape` as the model's weight [n, k]."""
 
 
 @dataclass(frozen=True)
 class Add:
-    """The checkpoint holds w - amount (gemma's norms), the model multiplies by w; in float32."""
+    """Add a constant in float32: the checkpoint stores w - amount (Gemma's norms)."""
 
     amount: float
     packed: bool = field(default=False, init=False)
@@ -66,10 +66,10 @@ class Add:
 
 @dataclass(frozen=True)
 class Unpermute:
-    """Undo the row order in which llama.cpp's converter writes the q and k of the llama family.
+    """Undo the row permutation of q and k by llama.cpp's converter for the llama family.
 
-    The converter interleaves the two halves of each head so that pairs of the rotation lie side by
-    side (`LlamaModel.permute` in convert_hf_to_gguf.py); rows move whole, so packed bytes may too.
+    The converter interleaves the two halves of each head, so that the pairs of the rotation are
+    adjacent (`LlamaModel.permute` in convert_hf_to_gguf.py). Only whole rows are permuted.
     """
 
     heads: int
@@ -82,7 +82,8 @@ class Unpermute:
     def read(self, tensor: Tensor) -> Tensor:
         if tensor.dim() == 0 or tensor.shape[0] % (2 * self.heads):
             raise CheckpointError(
-                f"a q or k of shape {tuple(tensor.shape)} does not hold {self.heads} heads of pairs"
+                f"a q or k of shape {tuple(tensor.shape)} does not contain {self.heads} heads of "
+                "an even size"
             )
         half = tensor.shape[0] // self.heads // 2
         rows = tensor.reshape(self.heads, half, 2, *tensor.shape[1:])
@@ -98,8 +99,8 @@ class Unpermute:
 class HeadRows:
     """Rows start..stop of the `size` rows of each head of a tensor [heads * size, ...].
 
-    Pairs with the same `theirs` say where each part of a tensor goes. A part is written among
-    zeros; the whole is the sum of what its parts write.
+    Several pairs with the same `theirs` split one tensor. `write` fills the other rows with zeros,
+    so that the sum of all parts is the whole tensor.
     """
 
     heads: int
@@ -115,7 +116,7 @@ class HeadRows:
     def read(self, tensor: Tensor) -> Tensor:
         if tensor.dim() == 0 or tensor.shape[0] != self.heads * self.size:
             raise CheckpointError(
-                f"a weight of shape {tuple(tensor.shape)} does not hold {self.heads} heads of "
+                f"a weight of shape {tuple(tensor.shape)} does not contain {self.heads} heads of "
                 f"{self.size} rows"
             )
         rows = tensor.reshape(self.heads, self.size, *tensor.shape[1:])[:, self.start : self.stop]
@@ -129,9 +130,10 @@ class HeadRows:
 
 @dataclass(frozen=True)
 class Pair:
-    """`theirs` <-> `ours`: dotted patterns, `{i}`-like components match any one component.
+    """A pair of dotted patterns: `theirs` in the checkpoint, `ours` in the model.
 
-    Both may name a tensor or a prefix of one; the rest of the name is kept.
+    A component like `{i}` matches any one component. A pattern matches a tensor's name or a prefix
+    of it; the rest of the name is kept.
     """
 
     theirs: str
@@ -139,7 +141,7 @@ class Pair:
     transform: Transform | None = None
 
     def match(self, name: str, *, write: bool = False) -> str | None:
-        """The other side's name, or None where the pattern does not match."""
+        """The name on the other side, or None if the pattern does not match."""
         source, target = (self.ours, self.theirs) if write else (self.theirs, self.ours)
         found = compiled(source).fullmatch(name)
         if found is None:
@@ -150,7 +152,7 @@ class Pair:
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A dotted pattern as a regular expression; the tail that it does not name is `_rest`."""
+    """Compile a dotted pattern to a regular expression; the rest of the name is group `_rest`."""
     if pattern not in PATTERNS:
         escaped = re.escape(pattern).replace(r"\{", "{").replace(r"\}", "}")
         body = re.sub(r"\{(\w+)\}", r"(?P<\1>[^.]+)", escaped)
@@ -163,7 +165,7 @@ PATTERNS: dict[str, re.Pattern[str]] = {}
 
 @dataclass(frozen=True)
 class Named:
-    """One tensor under the model's name, with the transform that brings it there."""
+    """A tensor's name in the model and in the checkpoint, and the transform between them."""
 
     name: str
     theirs: str
@@ -172,11 +174,12 @@ class Named:
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """The name spaces of one architecture: pair lists for hub checkpoints and for GGUF files.
+    """The name pairs of one architecture, for hub checkpoints and for GGUF files.
 
-    `tree` are the names of transformers' module tree, which adapters use, where they are not the
-    hub's; its pairs come before the hub's. `ignore` are patterns of tensors that may be left over
-    (tables that follow from the config). A name without a pair is its own; in GGUF it is left over.
+    `tree` has the names of transformers' module tree, which adapters use, if they differ from the
+    hub's; its pairs precede the hub's. `ignore` are patterns of tensors to skip (tables that follow
+    from the config). A hub name without a pair is unchanged; a GGUF name without a pair is left
+    over.
     """
 
     hub: Sequence[Pair] = ()
@@ -185,7 +188,7 @@ class Names:
     ignore: Sequence[str] = ("{any}.rotary_emb.inv_freq", "rope_freqs.weight")
 
     def read(self, names: Iterable[str], space: str = "hub") -> tuple[list[Named], list[str]]:
-        """Every checkpoint name as the model's; the second list is what nobody claims."""
+        """Map checkpoint names to model names; the second list has the names without a match."""
         named, left = [], []
         for name in names:
             if found := self.find(name, space):
@@ -195,7 +198,7 @@ class Names:
         return named, left
 
     def find(self, name: str, space: str) -> list[Named]:
-        """What one of theirs becomes: the first pair that matches, and any more of its pattern."""
+        """Map one checkpoint name by the first matching pair and others with the same pattern."""
         found: list[Named] = []
         pattern = ""
         for pair in self.spaces[space]:
@@ -226,7 +229,7 @@ class Names:
 
 
 def apply(transform: Transform | None, tensor: Tensor) -> Tensor:
-    """A checkpoint's tensor as the model wants it, contiguous."""
+    """Apply a transform to a checkpoint's tensor; the result is contiguous."""
     return tensor if transform is None else transform.read(tensor).contiguous()
 
 
@@ -236,4 +239,4 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""Names of plain float formats, as both safetensors and GGUF write them."""
+"""Float formats by name, the same in safetensors and GGUF."""

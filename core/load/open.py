@@ -1,4 +1,4 @@
-"""Open a checkpoint and say what it is, from its headers alone; torch is not needed."""
+"""Open a checkpoint and identify its architecture from its headers, without importing torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostro.core.errors import (
     UnsupportedArchitecture,
     UsageError,
 )
-from ostro.core.load import transformers_backend as body
+from ostro.core.load import transformers_backend
 from ostro.core.load.container import Container
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.protocols import CheckpointOpener, ConfigReader
@@ -24,17 +24,17 @@ from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
 logger = logging.getLogger(__name__)
 
 PROJECTOR = "projector_type"
-"""How the key of a GGUF file ends that says what kind of projector it is."""
+"""Suffix of the GGUF metadata key that holds the type of a projector."""
 
 
 def find(settings: Settings, plugins: PluginManager) -> Path:
-    """The path of what the settings refer to: a shape to fill with noise, or a located model.
+    """The local path of the model in the settings: a located model, or a dummy shape.
 
-    Raises UsageError for a revision of local files, and what `PluginManager.locate` raises.
+    Raises UsageError for a revision of local files, and the errors of `PluginManager.locate`.
     """
     if settings.revision and Path(settings.reference or "").exists():
         raise UsageError(
-            f"--revision {settings.revision}: files on this machine have none; leave it out"
+            f"--revision {settings.revision}: local files have no revisions; remove --revision"
         )
     if settings.dummy_weights is not None:
         return Path(settings.dummy_weights)
@@ -42,9 +42,10 @@ def find(settings: Settings, plugins: PluginManager) -> Path:
 
 
 def open_container(path: Path, plugins: PluginManager, *, dummy: bool = False) -> Container:
-    """Open what lies at a path with the one container format that claims it.
+    """Open the checkpoint at a path with the container format that claims it.
 
-    `dummy` says that the path names a shape, whose weights are noise.
+    With `dummy`, the path names a shape and the weights are random. Raises CheckpointError if no
+    format claims the path.
     """
     if dummy:
         noise: Container = resolve(plugins.get("checkpoints", "dummy").open)(str(path), plugins)
@@ -63,25 +64,26 @@ def architecture_of(
 ) -> Architecture:
     """The architecture that claims a checkpoint, by its config.json `raw` or its GGUF header.
 
-    Only its record is looked at; nothing that it names is imported.
+    Only records are read: no model class is imported. Raises UnsupportedArchitecture if no plugin
+    claims it, ConfigError for an invalid config.
     """
     if raw is not None:
         classes = raw.get("architectures") or []
         if not (isinstance(classes, list) and all(isinstance(c, str) for c in classes)):
             raise ConfigError(f"config.json: architectures={classes!r:.80} is not a list of names")
         files = folder_files(container.path, raw)
-        if settings.arch == body.BODY:
-            return body.asked(files, raw, plugins)
+        if settings.arch == transformers_backend.BODY:
+            return transformers_backend.require(files, raw, plugins)
         try:
             return plugins.architecture_for(classes, files=files, config=raw, name=settings.arch)
         except UnsupportedArchitecture:
-            unclaimed = None if settings.arch else body.find(files, raw, plugins)
+            unclaimed = None if settings.arch else transformers_backend.find(files, raw, plugins)
             if unclaimed is None:
                 raise
             return unclaimed
     gguf = gguf_name(container)
     if gguf is None:
-        raise ConfigError(f"{container.path.name}: has neither config.json nor a GGUF architecture")
+        raise ConfigError(f"{container.path.name}: found neither config.json nor a GGUF header")
     try:
         return plugins.architecture_for(gguf=gguf, name=settings.arch)
     except UnsupportedArchitecture:
@@ -90,8 +92,8 @@ def architecture_of(
             raise
         alone = plugins.architecture_for(gguf=text)
         logger.warning(
-            "%s: no installed architecture reads it with the projector beside it (%s); its text "
-            "is loaded alone",
+            "%s: no installed architecture supports it with its projector (%s); loading the text "
+            "model only",
             container.path.name,
             gguf,
         )
@@ -120,7 +122,7 @@ def identify(
 
 
 def header_config(container: Container, architecture: Architecture) -> dict[str, Any]:
-    """What the header of a GGUF file says in place of a config.json."""
+    """The config in the header of a GGUF file. Raises Unsupported if the plugin cannot read it."""
     if architecture.gguf_config is None:
         raise Unsupported(f"the plugin of {architecture.name} does not read GGUF files")
     read: ConfigReader = resolve(architecture.gguf_config)
@@ -128,14 +130,14 @@ def header_config(container: Container, architecture: Architecture) -> dict[str,
 
 
 def folder_files(path: Path, config: Mapping[str, Any]) -> Files:
-    """What a record's `claims` may look at: the folder's file names and its config."""
+    """The input of a record's `claims`: the folder's file names and its config."""
     root = path if path.is_dir() else path.parent
     names = tuple(sorted(p.name for p in root.iterdir() if p.is_file()))
     return Files(root=root, names=names, json={"config.json": config})
 
 
 def generation_defaults(container: Container) -> dict[str, Any]:
-    """What a model's generation_config.json suggests; empty where there is none that reads."""
+    """The content of a model's generation_config.json; empty if it is missing or unreadable."""
     folder = container.path if container.path.is_dir() else container.path.parent
     try:
         found = json.loads((folder / "generation_config.json").read_text("utf-8"))
@@ -145,12 +147,12 @@ def generation_defaults(container: Container) -> dict[str, Any]:
 
 
 def end_ids(container: Container, raw: Mapping[str, Any]) -> frozenset[int]:
-    """The ids that end a text, by the model's config, its generation config or its GGUF header."""
-    said = [raw.get("eos_token_id"), generation_defaults(container).get("eos_token_id")]
+    """The end-of-sequence token ids of the config, the generation config or the GGUF header."""
+    candidates = [raw.get("eos_token_id"), generation_defaults(container).get("eos_token_id")]
     for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
-        said.append(container.metadata.get(f"tokenizer.ggml.{key}"))
+        candidates.append(container.metadata.get(f"tokenizer.ggml.{key}"))
     ids: set[int] = set()
-    for value in said:
-        many = value if isinstance(value, list) else [value]
-        ids |= {int(id) for id in many if isinstance(id, int) and not isinstance(id, bool)}
+    for value in candidates:
+        values = value if isinstance(value, list) else [value]
+        ids |= {int(id) for id in values if isinstance(id, int) and not isinstance(id, bool)}
     return frozenset(ids)

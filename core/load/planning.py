@@ -1,4 +1,4 @@
-"""Planning: a planner chooses the format of every weight, where `--quant` names no format."""
+"""The interface of planners, which choose the format of every weight (`--quant 4.5bpw`)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ostro.core.records import Settings, resolve
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A float weight that gets one format: a part of a linear, of all its experts if it has any.
+    """A float weight that gets one format: a part of a linear, including all its experts.
 
-    `path` is the module that holds it: weights of one path run as one where their formats agree.
-    Weights of equal `shape` take the same bytes per row. `sensitive` marks embeddings, heads, and
-    what the architecture's record names.
+    `path` is its module: weights of one path are fused if their formats are equal. Weights of equal
+    `shape` take the same bytes per row. `sensitive` marks embeddings, heads, and weights that the
+    architecture's record lists.
     """
 
     path: str
@@ -53,31 +53,31 @@ class Weight:
 
 
 class Probe(Protocol):
-    """The model in floats, run on texts that it generated itself."""
+    """The float model, run on calibration texts that it generated itself."""
 
     def importance(self) -> dict[str, Tensor]:
-        """Mean squares [k] float32 of the inputs of each column, by the names of slots."""
+        """Mean squares [k] float32 of the inputs of each column, by slot name."""
 
     def divergence(self) -> float:
-        """KL divergence of the model now from the model in floats, in nats per token."""
+        """KL divergence of the model in its current state from the float model, nats per token."""
 
     def replaced(
         self, weight: Weight, maker: Maker, importance: Mapping[str, Tensor]
     ) -> AbstractContextManager[None]:
-        """While the context lasts, the model computes with one weight in that format."""
+        """A context in which the model uses one weight in that format."""
 
 
 OpenProbe = Callable[
     [ModelOutline, Path, Settings, PluginManager], AbstractContextManager[Probe | None]
 ]
-"""Loads the model in floats for as long as the context lasts; None where it cannot run."""
+"""Opens a context with the loaded float model; None if it cannot run here."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A planner's answer: the name of a format for each weight, `FLOAT` where it stays as it is.
+    """The result of a planner: the format name of each weight, `FLOAT` for not quantized.
 
-    `outcome` is a line for --explain; `importance` weighs errors while weights are quantized.
+    `outcome` is a line for --explain. `importance` weights the errors during quantization.
     """
 
     formats: Mapping[Weight, str]
@@ -86,10 +86,13 @@ class Planned:
 
 
 class PlanRequest:
-    """The input of a planner: `text` is the value of `--quant`, `name` the checkpoint's file.
+    """The input of a planner.
 
-    `weights` are the float weights that no rule of `--topology` names, `makers` the installed
-    formats by name, `importance` what the user gave, by the names of slots.
+    text        the value of `--quant`
+    name        the file name of the checkpoint
+    weights     the float weights that match no rule of `--topology`
+    makers      the installed formats, by name
+    importance  the user's importance matrix, by slot name
     """
 
     def __init__(
@@ -112,9 +115,9 @@ class PlanRequest:
             for slot in weight_slots(path, module):
                 if self.is_open(slot):
                     parts.setdefault(slot.part, []).append(slot)
-            for mine in parts.values():
-                sensitive = self.plan.is_sensitive(mine[0])
-                yield Weight(path, tuple(mine), self.sizes.shape_of(mine[0]), sensitive)
+            for group in parts.values():
+                sensitive = self.plan.is_sensitive(group[0])
+                yield Weight(path, tuple(group), self.sizes.shape_of(group[0]), sensitive)
 
     def is_open(self, slot: Slot) -> bool:
         """Whether the format of a slot is to be chosen."""
@@ -123,41 +126,43 @@ class PlanRequest:
 
     @cached_property
     def fixed(self) -> int:
-        """Bytes of all other weights: routers, those that rules name, those quantized already."""
-        mine = {slot.name for weight in self.weights for slot in weight.slots}
-        rest = [s for s in slots(self.found.model) if s.kind == "storage" and s.name not in mine]
-        return sum(self.sizes.of([slot], self.plan) for slot in rest)
+        """Bytes of all other weights: routers, weights of rules, weights quantized already."""
+        group = {slot.name for weight in self.weights for slot in weight.slots}
+        rest = [s for s in slots(self.found.model) if s.kind == "storage" and s.name not in group]
+        return sum(self.sizes.nbytes([slot], self.plan) for slot in rest)
 
     def nbytes(self, weight: Weight, maker: Maker | None) -> int:
         """Bytes on the device of a weight in a format, or in floats."""
         rows = prod(weight.slots[0].shape[:-1])
-        return len(weight.slots) * self.sizes.of_rows(maker, weight.shape, rows)
+        return len(weight.slots) * self.sizes.rows_nbytes(maker, weight.shape, rows)
 
     def has_kernel(self, weight: Weight, maker: Maker) -> bool:
         """Whether a kernel multiplies a weight in that format."""
         return self.sizes.sample(maker, weight.shape).has_kernel
 
     def uniform(self, weight: Weight, maker: Maker) -> Maker | None:
-        """The format that a weight gets where `--quant` names this one for the whole model."""
+        """The format that a weight gets if `--quant` names `maker` for the whole model."""
         plan = QuantizationPlan(self.makers, maker, sensitive=self.plan.sensitive)
         return plan.choose(weight.slots[0])
 
     def sample(self, weight: Weight, rows: int, experts: int) -> Iterator[tuple[str, Tensor]]:
-        """Rows [r, k] of a weight, `rows` in all and evenly spread, of at most so many experts,
-        with the names of their slots.
+        """About `rows` evenly spread rows [r, k] of a weight, of at most `experts` experts.
+
+        Yields them per slot, with the name of the slot.
         """
-        some = spread(len(weight.slots), experts)
-        for slot in (weight.slots[i] for i in some):
-            named, info = self.sizes.below[slot.name]["weight"], self.sizes.infos(slot)["weight"]
-            whole = self.sizes.reader.tensor(named, info)
-            yield slot.name, whole[spread(len(whole), rows // len(some))].to(self.found.device)
+        indices = spread(len(weight.slots), experts)
+        for slot in (weight.slots[i] for i in indices):
+            named, info = self.sizes.by_slot[slot.name]["weight"], self.sizes.infos(slot)["weight"]
+            tensor = self.sizes.reader.tensor(named, info)
+            sampled = spread(len(tensor), rows // len(indices))
+            yield slot.name, tensor[sampled].to(self.found.device)
 
     def quantized(self, rows: Tensor, maker: Maker, importance: Tensor | None) -> Tensor:
-        """Rows [r, k] after quantization to a format, as floats again."""
+        """Rows [r, k] quantized to a format and dequantized."""
         return maker.make(rows, self.found.dtype, importance).dequantize()
 
     def plan_of(self, planned: Planned) -> QuantizationPlan:
-        """The plan of a planner's answer."""
+        """The quantization plan with the formats that a planner chose."""
         chosen = {
             slot.name: None if name == FLOAT else self.makers[name]
             for weight, name in planned.formats.items()
@@ -175,10 +180,10 @@ def weight_slots(path: str, module: Any) -> Iterator[Slot]:
         yield from (slot for slot in module.slots(path) if slot.kind == "storage")
 
 
-def spread(count: int, some: int) -> list[int]:
-    """At most `some` indices, evenly spread over `count`."""
-    some = max(1, min(some, count))
-    return [i * count // some for i in range(some)]
+def spread(count: int, limit: int) -> list[int]:
+    """At most `limit` indices, evenly spread over `count`."""
+    limit = max(1, min(limit, count))
+    return [i * count // limit for i in range(limit)]
 
 
 def plan_model(
@@ -195,8 +200,8 @@ def plan_model(
         return found
     if open_probe is None:
         raise UsageError(
-            f"--quant {settings.quant}: the planner {planner.name} runs the model to choose "
-            "formats, which is not possible here; name a format, such as q4k"
+            f"--quant {settings.quant}: the planner {planner.name} must run the model to choose "
+            "formats, which is not possible here; use a format such as q4k"
         )
     probe = partial(open_probe, found, path, settings, plugins)
     request = PlanRequest(found, settings, plugins, probe)

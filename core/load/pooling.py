@@ -1,8 +1,8 @@
-"""From hidden states to one vector per input, as a folder of sentence-transformers describes it.
+"""Pooling of hidden states to one vector per input, as in sentence-transformers.
 
-`modules.json` lists what follows the model: a pooling, perhaps dense layers, a normalisation, each
-with a folder of its own; a GGUF file says it in its header. Where neither does, it is the mean of
-an encoder's states or the last of a decoder's, normalised.
+`modules.json` lists the modules after the model: a pooling, dense layers and a normalisation, each
+with its own folder. A GGUF file has the pooling type in its header. Without either, the vector is
+the mean of an encoder's states or the last state of a decoder, normalised.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MODES = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt",
     "pooling_mode_weightedmean_tokens": "weighted",
 }
-"""The switches of a pooling's config.json, and what they ask for."""
+"""Modes by the switch in a pooling's config.json."""
 
 HEADER_MODES = {1: "mean", 2: "first", 3: "last"}
-"""The numbers of llama.cpp's `llama_pooling_type` that name one of them."""
+"""Modes by the number of llama.cpp's `llama_pooling_type`."""
 
 ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": lambda x: x,
@@ -45,7 +45,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Dense:
-    """A layer behind the pooling: weight [n, k], bias [n] or None, and an activation's name."""
+    """A dense layer after the pooling: weight [n, k], bias [n] or None, name of an activation."""
 
     weight: Tensor
     bias: Tensor | None
@@ -58,16 +58,16 @@ class Dense:
 
 @dataclass(frozen=True)
 class Pooling:
-    """How rows become a vector: a mode (of MODES' values), layers, and whether it is normed."""
+    """Maps hidden states to vectors: a mode (a value of MODES), dense layers, normalisation."""
 
     mode: str
     layers: tuple[Dense, ...] = ()
     normalize: bool = True
 
     def __call__(self, hidden: Tensor, bounds: Sequence[int]) -> Tensor:
-        """hidden [T, d] of inputs that begin at `bounds` -> [B, n] float32."""
+        """hidden [T, d], inputs i at rows bounds[i]..bounds[i + 1] -> [B, n] float32."""
         rows = [hidden[start:stop].float() for start, stop in pairwise(bounds)]
-        x = torch.stack([pool(self.mode, mine) for mine in rows])
+        x = torch.stack([pool(self.mode, row) for row in rows])
         for layer in self.layers:
             x = layer(x)
         return F.normalize(x, dim=-1) if self.normalize else x
@@ -90,44 +90,44 @@ def pool(mode: str, rows: Tensor) -> Tensor:
 def read_pooling(
     folder: Path, default: str, device: torch.device, container: Container | None = None
 ) -> Pooling:
-    """What `folder` says of pooling, or the header of a GGUF file in it.
+    """Read the pooling of a folder (modules.json), or of the header of a GGUF container.
 
-    Raises ConfigError or CheckpointError naming the file.
+    `default` is the mode without either. Raises ConfigError or CheckpointError with the file.
     """
-    listed = folder / "modules.json"
-    if not listed.is_file():
+    modules = folder / "modules.json"
+    if not modules.is_file():
         return Pooling(default) if container is None else header_pooling(container, default, device)
     mode, layers, normalize = default, [], False
-    for entry in read_json(listed, list):
+    for entry in read_json(modules, list):
         kind = str(entry.get("type", "")).rpartition(".")[2]
-        place = folder / str(entry.get("path", ""))
-        if not place.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"{listed}: {entry['path']!r:.80} lies outside of the folder")
+        path = folder / str(entry.get("path", ""))
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{modules}: path {entry['path']!r:.80} is outside of the folder")
         if kind == "Pooling":
-            mode = read_mode(place / "config.json")
+            mode = read_mode(path / "config.json")
         elif kind == "Dense":
-            layers.append(read_dense(place, device))
+            layers.append(read_dense(path, device))
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
-            raise ConfigError(f"{listed}: {entry.get('type')!r:.80} is not implemented")
+            raise ConfigError(f"{modules}: module type {entry.get('type')!r:.80} is not supported")
     return Pooling(mode, tuple(layers), normalize)
 
 
 def header_pooling(container: Container, default: str, device: torch.device) -> Pooling:
-    """What a GGUF file says of pooling, with the dense layers that it may hold behind it."""
+    """The pooling of a GGUF header, with the dense layers in the file, if any."""
     metadata, layers = container.metadata, []
-    stated = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
     for name in ("dense_2.weight", "dense_3.weight"):
         if info := container.tensors.get(name):
             if info.format not in FLOATS:
                 raise CheckpointError(
-                    f"{info.file}: {name} is {info.format}; layers behind the pooling are read as "
-                    "floats only, use a file that leaves them so"
+                    f"{info.file}: {name} is {info.format}; dense layers must be floats, use a "
+                    "file that does not quantize them"
                 )
             weight = container.read(name).float().to(device)
             layers.append(Dense(weight, None, "torch.nn.modules.linear.Identity"))
-    mode = HEADER_MODES.get(stated, default) if isinstance(stated, int) else default
+    mode = HEADER_MODES.get(number, default) if isinstance(number, int) else default
     return Pooling(mode, tuple(layers))
 
 
@@ -135,11 +135,11 @@ def read_mode(file: Path) -> str:
     config = read_json(file, dict)
     if config.get("include_prompt") is False:
         raise ConfigError(
-            f"{file}: include_prompt=false, to leave a prompt's tokens out, is not implemented"
+            f"{file}: include_prompt=false (exclude the tokens of the prompt) is not supported"
         )
     modes = [MODES[key] for key, value in config.items() if value is True and key in MODES]
     if len(modes) != 1:
-        raise ConfigError(f"{file}: {len(modes)} pooling modes are on; one is implemented")
+        raise ConfigError(f"{file}: {len(modes)} pooling modes are enabled, expected one")
     return modes[0]
 
 
@@ -147,21 +147,23 @@ def read_dense(folder: Path, device: torch.device) -> Dense:
     config = read_json(folder / "config.json", dict)
     activation = str(config.get("activation_function", "torch.nn.modules.linear.Identity"))
     if activation not in ACTIVATIONS:
-        raise ConfigError(f"{folder / 'config.json'}: {activation!r:.80} is not implemented")
+        raise ConfigError(
+            f"{folder / 'config.json'}: activation {activation!r:.80} is not supported"
+        )
     file = folder / "model.safetensors"
     if not file.is_file():
-        raise CheckpointError(f"{file} is missing; only safetensors are read")
+        raise CheckpointError(f"{file} is missing; other formats than safetensors are not read")
     tensors = {name: tensor.float().to(device) for name, tensor in load_file(file).items()}
     shape = config.get("out_features"), config.get("in_features")
     weight = tensors.get("linear.weight")
     if weight is None or tuple(weight.shape) != shape:
         found = None if weight is None else list(weight.shape)
-        raise CheckpointError(f"{file}: linear.weight is {found}, config.json asks for {shape}")
+        raise CheckpointError(f"{file}: linear.weight is {found}, config.json requires {shape}")
     return Dense(weight, tensors.get("linear.bias"), activation)
 
 
 def read_json(file: Path, kind: type) -> Any:
-    """A JSON file that holds a list or an object. Raises ConfigError."""
+    """Parse a JSON file whose root is of type `kind`, list or dict. Raises ConfigError."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

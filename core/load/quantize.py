@@ -1,8 +1,8 @@
-"""In-situ quantization: float weights of a checkpoint are quantized while they are read.
+"""In-situ quantization: quantize float weights of a checkpoint while they are read.
 
-A *plan* names the format of each weight. Weights are read and quantized one at a time: peak memory
-is the quantized model plus one weight. Weights that are quantized in the checkpoint stay as they
-are, as do routers and tensors that are not weights of linears.
+A *plan* holds the format of each weight. Weights are read and quantized one at a time: peak memory
+is the quantized model plus one weight. Weights that are quantized in the checkpoint, routers, and
+tensors that are not weights of linears are unchanged.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ SHORT: Mapping[str, str] = {
     "6": "q6k",
     "8": "q8_0",
 }
-"""The formats that numbers of bits stand for, as in mistral.rs on CPU and CUDA."""
+"""Formats by number of bits, the same as in mistral.rs on CPU and CUDA."""
 
 FLOAT = "float"
-"""The name of no quantization."""
+"""The format name for weights that are not quantized."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def find(
 
 
 def plain(name: str) -> str:
+    """A format name in its canonical spelling, for comparison."""
     return name.lower().replace("_", "").replace("-", "")
 
 
@@ -93,11 +94,15 @@ def plain(name: str) -> str:
 class QuantizationPlan:
     """The format of each weight.
 
-    `default` is the format of weights that no rule names. `rules` are patterns of slot names with
-    names of formats; the last match wins. `sensitive` are patterns of weights that get the format's
-    sensitive variant, as embeddings and heads do. `importance` is of columns, by slot. `notes` are
-    deviations from the request, by slot. `planner` has yet to choose the formats; `chosen` are the
-    formats that it chose, by slot, and `outcome` is its summary.
+    known       the installed formats, by name
+    default     the format of weights that match no rule
+    rules       patterns of slot names with format names; the last match wins
+    sensitive   patterns of weights that get the format's sensitive variant, like embeddings, heads
+    importance  importance [k] of columns, by slot
+    notes       deviations from the request, by slot
+    planner     set while a planner still has to choose the formats
+    chosen      the formats that the planner chose, by slot
+    outcome     the planner's summary
     """
 
     known: Mapping[str, Maker]
@@ -129,7 +134,7 @@ class QuantizationPlan:
         return None if name == FLOAT else find(name, self.known, "--topology")
 
     def choose(self, slot: Slot) -> Maker | None:
-        """The format of a slot, or None where it is not quantized."""
+        """The format of a slot, or None if it is not quantized."""
         if slot.name in self.chosen:
             return self.chosen[slot.name]
         if isinstance(slot.module, Router):
@@ -157,12 +162,13 @@ class QuantizationPlan:
         if fits is not maker:
             taken = f"uses {fits.format.name}" if fits else "not quantized"
             self.notes[slot.name] = (
-                f"{k} columns are no multiple of {wanted.name}'s block of {wanted.block}: {taken}"
+                f"{k} columns are not a multiple of {wanted.name}'s block of "
+                f"{wanted.block}: {taken}"
             )
         return fits
 
     def nbytes(self, slot: Slot) -> int | None:
-        """The approximate bytes of a slot, or None where it is not quantized."""
+        """The approximate bytes of a slot, or None if it is not quantized."""
         maker = self.choose(slot)
         return None if maker is None else int(prod(slot.shape) * maker.format.bits / 8)
 
@@ -172,7 +178,7 @@ class QuantizationPlan:
         return [self.outcome, *notes] if self.outcome else notes
 
     def make(self, slot: Slot, weight: Tensor, dtype: torch.dtype) -> Storage | None:
-        """The storage of a float weight, or None where it is not quantized."""
+        """Quantize a float weight; None if its slot is not quantized."""
         maker = self.choose(slot)
         if maker is None:
             return None
@@ -188,7 +194,7 @@ def matches(pattern: re.Pattern[str], slot: Slot) -> bool:
 
 
 def planner_of(quant: str | None, plugins: PluginManager) -> Planner | None:
-    """The planner that claims the value of `--quant`, or None where it names a format."""
+    """The planner that claims the value of `--quant`, or None if the value names a format."""
     if quant is None:
         return None
     planner: Planner | None = plugins.claimant(
@@ -204,15 +210,15 @@ def read_plan(
     slots: Sequence[Slot],
     plugins: PluginManager,
 ) -> QuantizationPlan | None:
-    """The plan of the user's settings, or None where nothing is to be quantized. Where a planner
-    claims `--quant`, the plan has no formats yet.
+    """The plan of the user's settings, or None without --quant and --topology.
 
-    Raises UsageError for unknown formats, CheckpointError for a damaged importance file.
+    If a planner claims `--quant`, the plan has no formats yet. Raises UsageError for unknown
+    formats, CheckpointError for a damaged importance file.
     """
     quant, topology = settings.quant, settings.topology
     if quant is None and topology is None:
         if settings.importance is not None:
-            raise UsageError("--importance: nothing is quantized; add --quant FORMAT")
+            raise UsageError("--importance: requires --quant; add --quant FORMAT")
         return None
     known = makers(plugins)
     rules = [] if topology is None else read_rules(topology, "--topology")

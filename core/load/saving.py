@@ -1,4 +1,4 @@
-"""Saving a model in other formats: weights are read, quantized and written one at a time."""
+"""Save a model in another format: weights are read, quantized and written one at a time."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
 
-Told = Callable[[int, int], None]
-"""Told (bytes done, bytes in all)."""
+SavingProgress = Callable[[int, int], None]
+"""Called with (bytes done, total bytes)."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What is to be written: the checkpoint of an outline, as its plan says, into `folder`.
+    """A save request: write the checkpoint of an outline, quantized by its plan, into `folder`.
 
-    `name` says how it is quantized, for the names of files.
+    `name` is the name of the quantization, for file names.
     """
 
     outline: ModelOutline
@@ -41,12 +41,12 @@ class Saving:
 
     @property
     def plan(self) -> QuantizationPlan:
-        assert self.outline.plan is not None, "nothing is to be quantized"
+        assert self.outline.plan is not None, "the outline has no quantization plan"
         return self.outline.plan
 
     @cached_property
     def reader(self) -> WeightReader:
-        """Reads weights as storages, in the formats of the plan."""
+        """Reader of weights as storages, in the formats of the plan."""
         found = self.outline
         return WeightReader(
             found.container,
@@ -59,29 +59,32 @@ class Saving:
 
     @cached_property
     def arranged(self) -> tuple[dict[str, Slot], dict[str, dict[str, Named]], list[str]]:
-        """The slots by name, the tensors of each that holds a weight, and those without a place.
+        """Slots by name, the checkpoint tensors of each weight slot, and tensors without a slot.
 
-        Raises CheckpointError where the checkpoint and the architecture do not agree.
+        Raises CheckpointError if the checkpoint does not match the architecture.
         """
         found = self.outline
         named, left = found.names.read(found.container.tensors, found.space)
         wanted = list(slots(found.model))
-        below, singles = arrange(named, wanted, left)
+        by_slot, singles = arrange(named, wanted, left)
         tied = tied_names(found.model, found.names, found.space)
-        missing = [s.name for s in wanted if s.name not in below and s.name not in singles]
+        missing = [s.name for s in wanted if s.name not in by_slot and s.name not in singles]
         refuse(found.container, missing, [name for name in left if name not in tied])
-        return {slot.name: slot for slot in wanted}, below, left
+        return {slot.name: slot for slot in wanted}, by_slot, left
 
     def weights(self) -> Iterator[tuple[Slot, Callable[[], Storage]]]:
-        """Every slot that holds a weight, and what reads it."""
-        known, below, _ = self.arranged
-        for name, mine in below.items():
-            yield known[name], lambda slot=known[name], mine=mine: self.reader.storage(slot, mine)  # type: ignore[misc]
+        """Every weight slot, with a function that reads its storage."""
+        known, by_slot, _ = self.arranged
+        for name, tensors in by_slot.items():
+            yield (
+                known[name],
+                lambda slot=known[name], tensors=tensors: self.reader.storage(slot, tensors),
+            )  # type: ignore[misc]
 
-    def others(self) -> dict[str, Tensor]:
-        """The checkpoint's tensors that are of no weight, by their own names, as they are."""
-        _, below, left = self.arranged
-        used = {named.theirs for mine in below.values() for named in mine.values()}
+    def other_tensors(self) -> dict[str, Tensor]:
+        """The checkpoint's tensors that belong to no weight slot, unchanged, by original name."""
+        _, by_slot, left = self.arranged
+        used = {named.theirs for tensors in by_slot.values() for named in tensors.values()}
         container = self.outline.container
         return {n: container.read(n) for n in container.tensors if n not in used and n not in left}
 
@@ -91,15 +94,19 @@ class Saving:
 
     @cached_property
     def _plans(self) -> Mapping[str, Sequence[tuple[Slot, Maker]]]:
-        known, below, _ = self.arranged
+        known, by_slot, _ = self.arranged
         found: dict[str, list[tuple[Slot, Maker]]] = defaultdict(list)
-        for name, mine in below.items():
-            (*_, named), maker = mine.values(), self.plan.choose(known[name])
+        for name, tensors in by_slot.items():
+            (*_, named), maker = tensors.values(), self.plan.choose(known[name])
             info = self.outline.container.tensors[named.theirs]
-            if len(mine) != 1 or info.format not in FLOATS or not is_quantizable(named.transform):
+            if (
+                len(tensors) != 1
+                or info.format not in FLOATS
+                or not is_quantizable(named.transform)
+            ):
                 continue
             if maker is not None:
-                # the file may hold the transpose, whose rows have another length
+                # The file may hold the transpose, whose rows have another length.
                 maker = self.plan.fit(replace(known[name], shape=info.shape), maker)
             if maker is not None:
                 found[named.theirs].append((known[name], maker))
@@ -112,10 +119,10 @@ def is_quantizable(transform: Transform | None) -> bool:
 
 
 @contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `file` when all is there, and is gone where it is not.
+def atomic_path(file: Path) -> Iterator[Path]:
+    """A temporary path to write to; renamed to `file` on success, removed on failure.
 
-    Raises CheckpointError where it cannot be written, as on a full disk.
+    Raises CheckpointError if it cannot be written, for example on a full disk.
     """
     path = file.with_name(f"{file.name}.part")
     try:
@@ -123,13 +130,13 @@ def whole(file: Path) -> Iterator[Path]:
         os.replace(path, file)
     except OSError as error:
         raise CheckpointError(
-            f"{file.name} cannot be written: {error.strerror}; make room and run it again"
+            f"{file.name} cannot be written: {error.strerror}; free disk space and run it again"
         ) from error
     finally:
         path.unlink(missing_ok=True)
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise UsageError for what would be overwritten."""
+    """Raise UsageError if the path exists: outputs are never overwritten."""
     if path.exists():
         raise UsageError(f"{path} exists; remove it, or name another folder with -o")

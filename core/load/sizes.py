@@ -1,7 +1,7 @@
-"""Sizes: what weights take in memory, by their format, before any of them is read.
+"""Memory sizes of weights by format, computed before the weights are read.
 
-Bits of a format are those of a file. In memory scales may be wider, kernels fill rows up, and what
-is multiplied and looked up may be held twice.
+The bits per weight of a format describe files. In memory, scales may be wider, kernels pad rows,
+and a weight that is both multiplied and looked up may be stored twice.
 """
 
 from __future__ import annotations
@@ -23,108 +23,117 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, TensorInfo, resolve
 
 ROWS = 32
-"""Rows that are brought to a format to see what it takes: kernels hold no more together."""
+"""Rows of a sample; a multiple of the rows that any kernel layout interleaves."""
 
 Shape = tuple[int, bool, str]
-"""What decides how many bytes a row takes: its length, whether it is an embedding's, and the floats
-that the checkpoint holds it in.
+"""What determines the bytes per row: columns, whether the weight is an embedding, and the float
+format in the checkpoint.
 """
 
 
 class Sizes:
-    """Bytes that weights take in memory, by their format, once they are finalized for a device.
+    """Bytes of weights in memory, by format, after they are finalized for a device.
 
-    Floats are brought to formats as a sample of random rows: no weight is read. Of what has few
-    bits already one weight of each kind and shape is.
+    For float weights, a sample of random rows is quantized and measured; no weight is read. Of
+    weights that are quantized in the checkpoint, one of each format and shape is read.
     """
 
-    def __init__(self, found: ModelOutline, settings: Settings, plugins: PluginManager) -> None:
-        self.found, self.settings = found, settings
+    def __init__(self, outline: ModelOutline, settings: Settings, plugins: PluginManager) -> None:
+        self.outline, self.settings = outline, settings
         self.dense: Any = resolve(plugins.get("quantizers", "dense").storage)
         self.reader = WeightReader(
-            found.container, plugins, quantization(found.raw_config), found.device, found.dtype
+            outline.container,
+            plugins,
+            quantization(outline.raw_config),
+            outline.device,
+            outline.dtype,
         )
-        named, left = found.names.read(found.container.tensors, found.space)
-        self.below = arrange(named, list(slots(found.model)), left)[0]
+        named, left = outline.names.read(outline.container.tensors, outline.space)
+        self.by_slot = arrange(named, list(slots(outline.model)), left)[0]
         self.rows: dict[tuple[str, Shape], Sample] = {}
-        self.packed: dict[Any, int] = {}
+        self.quantized: dict[Any, int] = {}
 
-    def of_rows(self, maker: Maker | None, shape: Shape, rows: int = ROWS) -> int:
-        """Of rows that lie one after the other, in a format or as floats."""
+    def rows_nbytes(self, maker: Maker | None, shape: Shape, rows: int = ROWS) -> int:
+        """Bytes of contiguous rows in a format; `maker` None means floats."""
         return self.sample(maker, shape).nbytes(rows)
 
     def sample(self, maker: Maker | None, shape: Shape) -> Sample:
-        """What rows of a shape take, measured once for each format."""
+        """The measured sample of a shape in a format, cached."""
         name = maker.format.name if maker else FLOAT
         if (name, shape) not in self.rows:
-            many, one = (self.random(maker, shape, count) for count in (ROWS, 1))
-            self.rows[name, shape] = Sample(many.nbytes, one.nbytes, many.has_kernel)
+            batch, single = (self.random(maker, shape, count) for count in (ROWS, 1))
+            self.rows[name, shape] = Sample(batch.nbytes, single.nbytes, batch.has_kernel)
         return self.rows[name, shape]
 
     def random(self, maker: Maker | None, shape: Shape, rows: int) -> Storage:
-        """Random rows in a format."""
+        """A finalized storage of random rows in a format."""
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(rows, shape[0], generator=generator)
-        weight = weight.to(self.found.device, DTYPES.get(shape[2].lower(), torch.float32))
-        made: Storage = (
-            self.dense(weight.to(self.found.dtype))
+        weight = weight.to(self.outline.device, DTYPES.get(shape[2].lower(), torch.float32))
+        storage: Storage = (
+            self.dense(weight.to(self.outline.dtype))
             if maker is None
-            else maker.make(weight, self.found.dtype, None)
+            else maker.make(weight, self.outline.dtype, None)
         )
-        return self.finalized(made, shape[1])
+        return self.finalized(storage, shape[1])
 
     def finalized(self, storage: Storage, embedding: bool) -> Storage:
         storage.finalize(
-            target_of(self.found.device, self.found.dtype, self.settings), embedding=embedding
+            target_of(self.outline.device, self.outline.dtype, self.settings), embedding=embedding
         )
         return storage
 
-    def of(self, parts: Sequence[Slot], plan: QuantizationPlan | None) -> int:
-        """Of the parts of a module, or of one expert of it, brought to the formats that a plan has
-        for those in floats: of one format they lie one after the other.
+    def nbytes(self, parts: Sequence[Slot], plan: QuantizationPlan | None) -> int:
+        """Bytes of the parts of a module, or of one of its experts, in the formats of a plan.
+
+        Float parts with the same format are stored contiguously.
         """
         if all(map(self.is_float, parts)):
             makers = {plan.choose(slot) if plan else None for slot in parts}
             if len(makers) == 1:
                 rows = sum(prod(slot.shape[:-1]) for slot in parts)
-                return self.of_rows(makers.pop(), self.shape_of(parts[0]), rows)
+                return self.rows_nbytes(makers.pop(), self.shape_of(parts[0]), rows)
         return sum(
-            self.of([slot], plan) if self.is_float(slot) else self.of_packed(slot) for slot in parts
+            self.nbytes([slot], plan) if self.is_float(slot) else self.quantized_nbytes(slot)
+            for slot in parts
         )
 
     def shape_of(self, slot: Slot) -> Shape:
-        """Of a slot in floats."""
+        """The shape of a float slot."""
         return slot.shape[-1], isinstance(slot.module, Embedding), self.infos(slot)["weight"].format
 
     def is_float(self, slot: Slot) -> bool:
-        """Whether the checkpoint holds a slot in floats."""
+        """Whether a slot is stored in floats in the checkpoint."""
         infos = self.infos(slot)
         return infos.keys() == {"weight"} and infos["weight"].format in FLOATS
 
     def infos(self, slot: Slot) -> dict[str, TensorInfo]:
-        tensors = self.found.container.tensors
-        return {suffix: tensors[n.theirs] for suffix, n in self.below.get(slot.name, {}).items()}
+        tensors = self.outline.container.tensors
+        return {suffix: tensors[n.theirs] for suffix, n in self.by_slot.get(slot.name, {}).items()}
 
-    def of_packed(self, slot: Slot) -> int:
-        """Of a slot whose weight is quantized already."""
+    def quantized_nbytes(self, slot: Slot) -> int:
+        """Bytes of a slot that is quantized in the checkpoint."""
         facts = ((suffix, i.format, i.shape) for suffix, i in self.infos(slot).items())
         kind = slot.shape, *sorted(facts)
-        if kind not in self.packed:
-            storage = self.reader.storage(slot, self.below[slot.name])
-            self.packed[kind] = self.finalized(storage, isinstance(slot.module, Embedding)).nbytes
-        return self.packed[kind]
+        if kind not in self.quantized:
+            storage = self.reader.storage(slot, self.by_slot[slot.name])
+            self.quantized[kind] = self.finalized(
+                storage, isinstance(slot.module, Embedding)
+            ).nbytes
+        return self.quantized[kind]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Bytes that `ROWS` rows of one length take in a format, and those of a single row, which are
-    more where a kernel holds rows together and fills up what is missing.
+    """Bytes of a batch of `ROWS` rows and of a single row in a format.
+
+    A single row takes more than its share of the batch if the kernel's layout pads rows.
     """
 
-    many: int
-    one: int
+    batch: int
+    single: int
     has_kernel: bool
 
     def nbytes(self, rows: int) -> int:
-        together = max(1, self.one * ROWS // self.many)
-        return ceil(-(-rows // together) * together * self.many / ROWS)
+        multiple = max(1, self.single * ROWS // self.batch)
+        return ceil(-(-rows // multiple) * multiple * self.batch / ROWS)

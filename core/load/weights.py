@@ -1,8 +1,8 @@
-"""Fill a model's slots from a container, and refuse what does not fit.
+"""Fill a model's slots with the tensors of a checkpoint; reject checkpoints that do not match.
 
-Every tensor of the checkpoint has one slot and every slot one tensor; what is missing or left over
-is an error that lists the first ten. Tensors are read one slot at a time from the memory map, so
-that peak memory is the weights plus one linear.
+Every slot needs its tensors and every tensor needs a slot: an error lists the first ten tensors
+that are missing or left over. Tensors are read from the memory map one slot at a time, so that peak
+memory is the weights plus one linear.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Quantizer, TensorInfo, resolve
 
 Progress = Callable[[int, int], None]
-"""Told (bytes done, bytes in all) as tensors are read."""
+"""Called with (bytes done, total bytes) while tensors are read."""
 
-SHOWN = 10
+MAX_LISTED = 10
 
 Rows = Unpermute | HeadRows
-"""Transforms that move whole rows."""
+"""Transforms that permute whole rows."""
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def slots(model: Module, path: str = "") -> Iterator[Slot]:
-    """Every place of a model that a checkpoint must fill, in module order."""
+    """Every slot (weight or parameter) that a checkpoint must fill, in module order."""
     if isinstance(model, Linear | Embedding | ExpertLinear):
         yield from model.slots(path)
         return
@@ -59,10 +59,10 @@ def slots(model: Module, path: str = "") -> Iterator[Slot]:
 
 @dataclass(frozen=True)
 class WeightReader:
-    """What turns a slot's tensors into a storage or a parameter.
+    """Reads the tensors of a slot as a storage or a parameter.
 
-    `broken` collects the names of tensors that contain NaN or Inf; `placement` says which slots
-    lie elsewhere than on `device`, `plan` which float weights are quantized.
+    `settings` is the quantization config of the checkpoint. `broken` collects the names of tensors
+    that contain NaN or Inf. `placement` overrides `device` per slot; `plan` quantizes floats.
     """
 
     container: Container
@@ -99,15 +99,15 @@ class WeightReader:
             storage = rearranged(storage, rows, slot, stored)
         if storage.shape != slot.shape:
             raise CheckpointError(
-                f"{next(iter(infos.values())).file}: {slot.name} has shape {storage.shape}, the "
-                f"config asks for {slot.shape}"
+                f"{next(iter(infos.values())).file}: {slot.name} has shape {storage.shape}, but "
+                f"the config requires {slot.shape}"
             )
         if self.placement is not None and self.placement.rests(slot.module):
             send_home(storage)
         return storage
 
     def quantized(self, slot: Slot, stored: Stored) -> Storage | None:
-        """A float weight quantized as planned, or None where it is not to be quantized."""
+        """A float weight in the format of the plan, or None if it is not quantized."""
         if self.plan is None or stored.infos.keys() != {"weight"}:
             return None
         weight = stored.tensors["weight"]
@@ -120,22 +120,22 @@ class WeightReader:
             "quantizers", lambda q: q.claims(infos, self.settings), slot.name
         )
         if claims is None:
-            held = ", ".join(f"{suffix} ({info.format})" for suffix, info in sorted(infos.items()))
+            formats = (f"{suffix} ({info.format})" for suffix, info in sorted(infos.items()))
             raise CheckpointError(
-                f"{slot.name} holds {held}, which no installed format reads; `ostro models` lists "
-                "the formats"
+                f"{slot.name} consists of {', '.join(formats)}, which no installed format reads; "
+                "`ostro models` lists the formats"
             )
         quantizer: Quantizer = claims
         return quantizer
 
     def tensor(self, named: Named, info: TensorInfo, *, codes: bool = False) -> Tensor:
-        """A tensor as the model has it; one of codes is not asked whether it holds numbers."""
+        """A tensor after its transform; NaN and Inf are recorded, except in tensors of codes."""
         raw = self.container.read(named.theirs)
         packed = raw.dtype == torch.uint8 and info.format not in ("U8", "BOOL")
         if named.transform is not None and packed and not named.transform.packed:
             raise CheckpointError(
                 f"{info.file}: {named.theirs} is {info.format}, which {named.transform} "
-                "cannot move; use a float file of this model"
+                "cannot permute; use a float file of this model"
             )
         if not codes and not ends_finite(raw):
             self.broken.append(named.theirs)
@@ -151,8 +151,10 @@ def storage_transform(
 
 
 def row_order(named: Mapping[str, Named]) -> Rows | None:
-    """How the rows of a weight of several tensors move: its formats decide where rows lie in each
-    of them, so it is read as it is, and moved then.
+    """The row permutation of a quantized weight of several tensors, or None.
+
+    Only its format knows which axis of each tensor holds rows, so the storage is read first and
+    permuted as a whole.
     """
     transforms = {n.transform for n in named.values()}
     if len(named) == 1 or not any(isinstance(t, Unpermute | HeadRows) for t in transforms):
@@ -162,24 +164,26 @@ def row_order(named: Mapping[str, Named]) -> Rows | None:
 
 
 def rearranged(storage: Storage, rows: Rows, slot: Slot, stored: Stored) -> Storage:
-    """A storage whose rows have moved. Raises CheckpointError where its format cannot."""
-    moved = storage.permute_rows(rows.read)
-    if moved is None:
+    """Permute the rows of a storage. Raises CheckpointError if its format does not support it."""
+    permuted = storage.permute_rows(rows.read)
+    if permuted is None:
         raise stored.fault(
-            f"is {storage.format}, whose rows {rows} cannot move; use another file of this model"
+            f"is {storage.format}, whose rows cannot be permuted ({rows}); use another file of "
+            "this model"
         )
-    return moved
+    return permuted
 
 
 def codes_of(infos: Mapping[str, TensorInfo]) -> str | None:
-    """The suffix of a weight's codes, which some formats view as floats: of several tensors the
-    largest; what is whole in one tensor has none.
+    """The suffix of a weight's codes: its largest tensor, or None if it has only one tensor.
+
+    Some formats store codes with a float dtype, so they must not be checked for NaN.
     """
     return max(infos, key=lambda suffix: infos[suffix].nbytes) if len(infos) > 1 else None
 
 
 def ends_finite(tensor: Tensor) -> bool:
-    """Whether the first and last rows of floats are finite; checking all would take too long."""
+    """Whether the first and last rows of floats are finite; checking all rows is too slow."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     rows = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
@@ -196,28 +200,33 @@ def fill(
     progress: Progress | None = None,
     tied: Sequence[str] = (),
 ) -> None:
-    """Fill every slot of the model. `tied` are tensors that may be there and are not needed."""
+    """Fill every slot of the model. `tied` are tensors that a checkpoint may repeat; unused.
+
+    Raises CheckpointError if tensors are missing, left over or have the wrong shape.
+    """
     named, left = names.read(container.tensors, space)
-    wanted = list(slots(model))
-    below, singles = arrange(named, wanted, left)
+    expected = list(slots(model))
+    by_slot, singles = arrange(named, expected, left)
     left = [name for name in left if name not in tied]
-    missing = [slot.name for slot in wanted if slot.name not in below and slot.name not in singles]
+    missing = [
+        slot.name for slot in expected if slot.name not in by_slot and slot.name not in singles
+    ]
     refuse(container, missing, left)
-    used = [*singles.values(), *(item for mine in below.values() for item in mine.values())]
+    used = [*singles.values(), *(item for tensors in by_slot.values() for item in tensors.values())]
     total, done = sum(container.tensors[item.theirs].nbytes for item in used), 0
-    for slot in wanted:
+    for slot in expected:
         if slot.kind == "storage":
-            mine = below[slot.name]
-            slot.module.fill(slot, reader.storage(slot, mine))  # type: ignore[operator]
+            tensors = by_slot[slot.name]
+            slot.module.fill(slot, reader.storage(slot, tensors))  # type: ignore[operator]
         else:
-            mine = {"": singles[slot.name]}
+            tensors = {"": singles[slot.name]}
             put(
                 slot,
-                reader.tensor(mine[""], container.tensors[mine[""].theirs]),
+                reader.tensor(tensors[""], container.tensors[tensors[""].theirs]),
                 container,
-                mine[""],
+                tensors[""],
             )
-        done += sum(container.tensors[n.theirs].nbytes for n in mine.values())
+        done += sum(container.tensors[n.theirs].nbytes for n in tensors.values())
         if progress is not None:
             progress(done, total)
     if reader.broken:
@@ -231,27 +240,30 @@ def fill(
 
 
 def arrange(
-    named: Sequence[Named], wanted: Sequence[Slot], left: list[str]
+    named: Sequence[Named], expected: Sequence[Slot], left: list[str]
 ) -> tuple[dict[str, dict[str, Named]], dict[str, Named]]:
-    """Sort the tensors to their slots: by prefix and suffix for storages, by name for the rest."""
-    storages = {slot.name for slot in wanted if slot.kind == "storage"}
-    tensors = {slot.name for slot in wanted if slot.kind == "tensor"}
-    below: dict[str, dict[str, Named]] = defaultdict(dict)
+    """Assign tensors to slots: storages by prefix (slot -> suffix -> tensor), parameters by name.
+
+    Appends the names of unassigned tensors to `left`. Raises CheckpointError for duplicates.
+    """
+    storages = {slot.name for slot in expected if slot.kind == "storage"}
+    tensors = {slot.name for slot in expected if slot.kind == "tensor"}
+    by_slot: dict[str, dict[str, Named]] = defaultdict(dict)
     singles: dict[str, Named] = {}
     seen: dict[str, str] = {}
     for item in named:
         if seen.setdefault(item.name, item.theirs) != item.theirs:
             raise CheckpointError(
-                f"{seen[item.name]} and {item.theirs} are both {item.name}; the checkpoint "
-                "holds it twice under two names"
+                f"{seen[item.name]} and {item.theirs} both map to {item.name}; the checkpoint "
+                "contains it twice under different names"
             )
         if item.name in tensors:
             singles[item.name] = item
         elif prefix := next((path for path in ancestors(item.name) if path in storages), ""):
-            below[prefix][item.name.removeprefix(f"{prefix}.")] = item
+            by_slot[prefix][item.name.removeprefix(f"{prefix}.")] = item
         else:
             left.append(item.theirs)
-    return below, singles
+    return by_slot, singles
 
 
 def weigh(
@@ -263,13 +275,13 @@ def weigh(
     space: str,
     plan: QuantizationPlan | None = None,
 ) -> dict[Module, int]:
-    """Bytes that each module's slots will take; floats are stored in `dtype`, or as planned."""
+    """Estimate the bytes of each module's slots; floats in `dtype`, or in the plan's format."""
     named, left = names.read(container.tensors, space)
-    wanted = list(slots(model))
-    below, singles = arrange(named, wanted, left)
+    expected = list(slots(model))
+    by_slot, singles = arrange(named, expected, left)
     found: dict[Module, int] = defaultdict(int)
-    for slot in wanted:
-        items = [*below.get(slot.name, {}).values(), *filter(None, [singles.get(slot.name)])]
+    for slot in expected:
+        items = [*by_slot.get(slot.name, {}).values(), *filter(None, [singles.get(slot.name)])]
         for info in (container.tensors[item.theirs] for item in items):
             floats = info.format in FLOATS
             nbytes = prod(info.shape) * dtype.itemsize if floats else info.nbytes
@@ -280,11 +292,11 @@ def weigh(
 
 
 def put(slot: Slot, tensor: Tensor, container: Container, named: Named) -> None:
-    """Put a plain tensor into its parameter, or its share of a fused bias."""
+    """Copy a plain tensor into its parameter, or into its part of a fused bias."""
     if tuple(tensor.shape) != slot.shape:
         raise CheckpointError(
-            f"{container.path.name}: {named.theirs} has shape {tuple(tensor.shape)}, the "
-            f"config asks for {slot.shape}"
+            f"{container.path.name}: {named.theirs} has shape {tuple(tensor.shape)}, but the "
+            f"config requires {slot.shape}"
         )
     if isinstance(slot.module, Linear):
         slot.module.fill(slot, tensor)
@@ -293,11 +305,12 @@ def put(slot: Slot, tensor: Tensor, container: Container, named: Named) -> None:
 
 
 def refuse(container: Container, missing: list[str], left: list[str]) -> None:
+    """Raise CheckpointError with the names of missing and unassigned tensors, if there are any."""
     if not missing and not left:
         return
-    lines = [f"{container.path.name}: the checkpoint and the architecture do not agree"]
+    lines = [f"{container.path.name}: the checkpoint does not match the architecture"]
     for title, names in (("missing", missing), ("left over", left)):
         if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            lines.append(f"{title}: {', '.join(names[:SHOWN])}{more}")
+            more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+            lines.append(f"{title}: {', '.join(names[:MAX_LISTED])}{more}")
     raise CheckpointError("; ".join(lines))

@@ -1,4 +1,4 @@
-"""Building blocks of model files; each earned its place when a third architecture needed it."""
+"""Building blocks of model files: linears, attention, experts, norms, rope, model base classes."""
 
 from torch.nn import Module, ModuleList, Parameter
 

@@ -1,4 +1,4 @@
-"""Grouped-query attention over the pages of a cache."""
+"""Attention layers: grouped-query attention with a paged KV cache, and attention of encoders."""
 
 from __future__ import annotations
 
@@ -38,15 +38,20 @@ class RecurrentLayer(CachedLayer):
 
 
 class Attention(CachedLayer):
-    """q, k, v out of one linear; rotate q and k; remember k and v; attend; project.
+    """Grouped-query attention: project to q, k, v; rotate; write k and v to the cache; attend.
 
-    Each keyword is a property of the attention operation: bias on q, k, v and out_bias on the
-    output, qk_norm (a norm on every query and key head), window (last positions seen, 0 = all),
-    softcap (on the scores, 0 = none), scale (default head_dim ** -0.5), sinks (one learned logit
-    per head that takes part in the softmax and carries no value), fused (kernels that norm, rotate
-    and write in one launch: `call(q, k, v, q_weight, k_weight, eps, positions, table, view)`, used
-    where one of them fits and the cache stores floats). A family that computes more on q, k and v
-    overrides `rotate_and_write`.
+    bias      bias on q, k and v
+    out_bias  bias on the output projection
+    qk_norm   RMS norm on every query and key head
+    window    attend to the last `window` positions; 0 = all
+    softcap   soft cap of the scores; 0 = none
+    scale     scale of the scores; default head_dim ** -0.5
+    sinks     one learned logit per head that takes part in the softmax and has no value
+    fused     kernels that norm, rotate and write in one launch:
+              `call(q, k, v, q_weight, k_weight, eps, positions, table, view)`. They are used if one
+              of them fits and the cache stores floats.
+
+    An architecture with other operations on q, k and v overrides `rotate_and_write`.
     """
 
     def __init__(
@@ -83,8 +88,8 @@ class Attention(CachedLayer):
         self.attend = Op(attention.KERNELS, head_dim=d, window=window)
         self.fused: Fused | None = None
         if fused and rope is not None:
-            whole = rope.rule.get("partial_rotary_factor", 1.0) == 1.0
-            self.fused = Fused(fused, head_dim=d, whole=whole)
+            full = rope.rule.get("partial_rotary_factor", 1.0) == 1.0
+            self.fused = Fused(fused, head_dim=d, whole=full)
 
     @property
     def spec(self) -> CacheSpec:
@@ -126,11 +131,13 @@ class Attention(CachedLayer):
 
 
 class EncoderAttention(Module):
-    """Attention of every row to all of its sequence, without a cache: encoders and towers.
+    """Bidirectional attention within each sequence, without a cache: encoders and vision towers.
 
-    kv_heads and head_dim where they are not `heads` and d // heads; norm_eps: norms on every query
-    and key head; rope by the first of a row's positions; window: only to rows less than so many
-    away, 0 = all.
+    kv_heads  default `heads`
+    head_dim  default d // heads
+    norm_eps  RMS norm on every query and key head
+    rope      rotates by the first of a row's positions
+    window    attend to rows at a distance below `window`; 0 = all
     """
 
     def __init__(
@@ -149,9 +156,9 @@ class EncoderAttention(Module):
         super().__init__()
         self.heads, self.kv_heads = heads, kv_heads or heads
         self.head_dim = size = head_dim or d // heads
-        wide, shared = heads * size, self.kv_heads * size
-        self.qkv = Linear(d, {"q_proj": wide, "k_proj": shared, "v_proj": shared}, bias=bias)
-        self.o_proj = Linear(wide, d, bias=bias, shard="rowwise")
+        q_width, kv_width = heads * size, self.kv_heads * size
+        self.qkv = Linear(d, {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}, bias=bias)
+        self.o_proj = Linear(q_width, d, bias=bias, shard="rowwise")
         self.q_norm = None if norm_eps is None else RMSNorm(size, norm_eps)
         self.k_norm = None if norm_eps is None else RMSNorm(size, norm_eps)
         self.rope, self.window = rope, window
@@ -159,7 +166,7 @@ class EncoderAttention(Module):
         self.attend = Op(varlen_attention.KERNELS)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, d] -> [T, d]; `step.bounds` says which rows belong together."""
+        """x [T, d] -> [T, d]; `step.bounds` are the boundaries of the sequences."""
         heads = self.qkv(x, step).view(len(x), -1, self.head_dim)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
         if self.q_norm is not None and self.k_norm is not None:

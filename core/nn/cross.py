@@ -1,4 +1,4 @@
-"""Attention to what an encoder made of a medium, over the pages of a cross cache."""
+"""Cross attention: a decoder layer attends to encoder states in a paged cross cache."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ostro.core.step import Step
 
 
 class CrossAttention(CachedLayer):
-    """Queries of the step's rows over keys and values of encoder states, which are written once.
+    """Attention to encoder states, whose keys and values are computed once per medium.
 
-    `states` is the width of the encoder's states, `length` the most rows that one medium has. Rows
-    that see no medium give zeros. norm_eps: norms on every query and key head, as in
+    `states` is the width of the encoder states, `length` the maximum rows of one medium. The output
+    of rows without a medium is zero. norm_eps: RMS norm on every query and key head, as in
     MllamaTextCrossAttention.
     """
 
@@ -40,10 +40,10 @@ class CrossAttention(CachedLayer):
         self.layer, self.length = layer, length
         self.heads, self.kv_heads = heads, kv_heads or heads
         self.head_dim = head_dim or d // heads
-        states, wide = states or d, self.kv_heads * self.head_dim
+        states, kv_width = states or d, self.kv_heads * self.head_dim
         self.q_proj = Linear(d, heads * self.head_dim, bias=bias)
-        self.k_proj = Linear(states, wide, bias=bias and k_bias)
-        self.v_proj = Linear(states, wide, bias=bias)
+        self.k_proj = Linear(states, kv_width, bias=bias and k_bias)
+        self.v_proj = Linear(states, kv_width, bias=bias)
         self.o_proj = Linear(heads * self.head_dim, d, bias=bias, shard="rowwise")
         self.q_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
         self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
@@ -69,7 +69,7 @@ class CrossAttention(CachedLayer):
         self.write(k, v, pages.k, pages.v, pages.batch.slots)
 
     def sees(self, step: Step) -> Tensor | None:
-        """Which rows see a medium, [T, 1] bool; None where it is known that none does."""
+        """Mask of the rows that have a medium, [T, 1] bool; None if no row has one."""
         batch = step.caches[self.layer].batch
         if not batch.max_length:
             return None

@@ -1,4 +1,4 @@
-"""Dequantized: the storage of quantized weights that no kernel multiplies."""
+"""Dequantized: storage of quantized weights that have no kernel and are dequantized on use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ostro.core.ops import Target
 
 
 class Dequantized(Storage):
-    """A quantized weight [n, k] as it was stored: its rows are dequantized, then multiplied.
+    """A quantized weight [n, k] in its checkpoint layout; a matmul dequantizes blocks of rows.
 
-    `tensors` hold the weight on its device. `dequantize(rows, **tensors)` gives the rows of a slice
-    as floats [rows, k]. `reason` says why no kernel reads them. `save` gives the tensors of
-    `stored`.
+    `tensors` hold the weight on its device. `dequantize(rows, **tensors)` returns the rows of a
+    slice as floats [rows, k]. `reason` explains why no kernel supports it. `save` returns the
+    tensors of `stored`.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Dequantized(Storage):
         self.dtype, self.device = stored.dtype, stored.device
         self.tensors = dict(tensors)
         self.dequantize_rows = dequantize
-        # a function, so that offloading does not move the tensors of the file
+        # A closure: the offloader moves tensors that are attributes, and would pin the file's.
         self.saved: Callable[[], dict[str, Tensor]] = lambda: dict(stored.tensors)
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:

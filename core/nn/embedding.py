@@ -1,4 +1,4 @@
-"""Embedding and head: one storage with two users where they are tied."""
+"""Token embedding and output head (LM head), which share one storage if they are tied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostro.core.step import Step
 
 
 class Embedding(Module):
-    """A table of n rows of width d, read by token id."""
+    """A table of n rows of width d, indexed by token id."""
 
     def __init__(self, n: int, d: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Embedding(Module):
 
 
 class Head(Linear):
-    """Hidden states to logits, for the rows that are wanted. `tied` is the embedding it shares."""
+    """Computes logits of the wanted rows. `tied` is the embedding whose storage it shares."""
 
     def __init__(
         self, d: int, n: int, *, tied: Embedding | None = None, bias: bool = False
@@ -75,9 +75,9 @@ class Head(Linear):
         for embedding in self.tied:
             assert embedding.storage is not None, f"{embedding = } is not loaded"
             self.fused = embedding.storage
-            # the embedding may be on another device than the head
-            there = replace(target, device=self.fused.device)
-            return f"the embedding's: {self.fused.finalize(there, embedding=True)}"
+            # The embedding may be on another device than the head.
+            target = replace(target, device=self.fused.device)
+            return f"the embedding's: {self.fused.finalize(target, embedding=True)}"
         return super().finalize(target)
 
     @property

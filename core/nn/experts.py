@@ -1,4 +1,4 @@
-"""Experts: many gated MLPs, stacked; each row takes a few of them, and a router says which."""
+"""Mixture of experts: a router selects a few experts per row; the experts are stacked MLPs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from ostro.core.errors import CheckpointError, InvalidTensor
 from ostro.core.nn.linear import Delta, Linear, Slot
 from ostro.core.nn.mlp import activation
 from ostro.core.nn.storage import Storage
-from ostro.core.ops import Op, Target, act_mul
-from ostro.core.ops import moe_route as route
+from ostro.core.ops import Op, Target, act_mul, moe_route
 from ostro.core.ops.moe_route import RoutingRule
 from ostro.core.step import Step
 
 
 class Router(Linear):
-    """Which `top` experts a row takes, and how much of each.
+    """Selects the `top` experts of each row, and their weights.
 
-    Their weights are the softmax over all experts; where `renormalise` is set, over the chosen
-    ones, which is the same as dividing by their sum.
+    The weights are the softmax over all experts; with `renormalise`, over the selected ones, which
+    equals dividing them by their sum.
     """
 
     def __init__(
@@ -31,17 +30,18 @@ class Router(Linear):
     ) -> None:
         super().__init__(d, experts, bias=bias)
         self.top, self.renormalise = top, renormalise
-        self.route = Op(route.KERNELS)
+        self.route = Op(moe_route.KERNELS)
 
     def choose(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """x [T, d] -> (experts [T, k] int64, best first, their weights [T, k] float32)."""
+        """x [T, d] -> (experts [T, k] int64, best first, weights [T, k] float32)."""
         chosen, weights = self.route(self(x, step), RoutingRule(self.top, self.renormalise))
         return chosen, weights
 
 
 class ExpertLinear(Module):
-    """The same linear of every expert: weights [experts, n, k] whose n rows are one or several
-    named parts, in one storage where the formats agree; biases [experts, n].
+    """The same linear of all experts: weights [experts, n, k] and biases [experts, n].
+
+    The n rows are one or several named parts, fused into one storage if their formats agree.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class ExpertLinear(Module):
         self.deltas: list[Delta] = []
 
     def forward(self, x: Tensor, expert_of_row: Tensor, step: Step) -> Tensor:
-        """x [t, k], expert_of_row [t] int64, ascending -> [t, n], the parts side by side.
+        """x [t, k], expert_of_row [t] int64, ascending -> [t, n], the parts concatenated.
 
-        Raises InvalidTensor for inputs of another width than `n_in`.
+        Raises InvalidTensor if the width of x is not `n_in`.
         """
         if x.shape[-1] != self.n_in:
             raise InvalidTensor(f"expects inputs of width {self.n_in}, got {x.shape[-1]}")
@@ -80,12 +80,15 @@ class ExpertLinear(Module):
             yield Slot(f"{parent}.{part}.bias", "tensor", tuple(bias.shape), self.biases, part)
 
     def fill(self, slot: Slot, value: Storage) -> None:
-        assert slot.expert is not None, f"{slot = } names no expert"
+        assert slot.expert is not None, f"{slot = } has no expert"
         self.read[slot.expert, slot.part] = value
 
     def finalize(self, target: Target) -> str:
-        """ExpertLinear the experts, their parts fused where formats agree; describe the choice."""
-        rows = [self.take(expert) for expert in range(self.experts)]
+        """Fuse the parts of each expert, stack the experts, and select kernels.
+
+        Returns the choices. Raises CheckpointError if the experts have different formats.
+        """
+        rows = [self.pop_expert(expert) for expert in range(self.experts)]
         formats = sorted({" and ".join(storage.format for storage in row) for row in rows})
         columns = zip(*rows, strict=True) if len(formats) == 1 else ()
         self.storages = [type(column[0]).stack(column) for column in columns]
@@ -95,13 +98,16 @@ class ExpertLinear(Module):
                 "stacked; use a checkpoint whose experts all have the same format"
             )
         if self.biases:
-            both = torch.cat(list(self.biases.values()), -1)
-            self.bias = both.to(self.storages[0].device, self.storages[0].dtype)
+            biases = torch.cat(list(self.biases.values()), -1)
+            self.bias = biases.to(self.storages[0].device, self.storages[0].dtype)
         reasons = [storage.finalize(target) for storage in self.storages]
         return "; ".join(dict.fromkeys(reasons))
 
-    def take(self, expert: int) -> list[Any]:
-        """What was read of one expert: its parts fused, or each for itself; forgotten here."""
+    def pop_expert(self, expert: int) -> list[Any]:
+        """Remove the storages read for one expert and return them, fused if possible.
+
+        Removing them one expert at a time keeps peak memory below two copies of the layer.
+        """
         parts = [self.read.pop((expert, part)) for part in self.parts]
         fused = None if len(parts) == 1 else type(parts[0]).fuse(parts)
         return parts if fused is None else [fused]
@@ -119,11 +125,11 @@ class ExpertLinear(Module):
 
 
 class Experts(Module):
-    """Gated MLPs of which row t uses chosen[t], weighted by weights[t] (Shazeer et al. 2017).
+    """Stacked gated MLPs: row t uses the experts chosen[t] with weights[t] (Shazeer et al. 2017).
 
     Checkpoint names are `{path}.{expert}.gate_proj.weight` and so on, and `{path}.gate_proj.bias`
-    [experts, n] where there are biases; an architecture's name rules bring others to these. A
-    family with another activation overrides `activate`.
+    [experts, n] for biases; an architecture's `Names` map other names to these. An architecture
+    with another activation overrides `activate`.
     """
 
     def __init__(self, experts: int, d: int, hidden: int, act: str, *, bias: bool = False) -> None:
@@ -131,7 +137,7 @@ class Experts(Module):
         self.gate_up = ExpertLinear(experts, d, {"gate_proj": hidden, "up_proj": hidden}, bias=bias)
         self.down = ExpertLinear(experts, hidden, {"down_proj": d}, bias=bias)
         self.act = activation(act)
-        self.sort, self.act_mul = Op(route.SORT), Op(act_mul.KERNELS)
+        self.sort, self.act_mul = Op(moe_route.SORT), Op(act_mul.KERNELS)
 
     def activate(self, gate_up: Tensor) -> Tensor:
         """[t, 2n], gates first -> [t, n]."""
@@ -140,8 +146,8 @@ class Experts(Module):
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, step: Step) -> Tensor:
         """x [T, d], chosen [T, k] int64, weights [T, k] -> [T, d]; sums in float32."""
-        expert_of_copy, row_of_copy, places = self.sort(chosen, self.gate_up.experts)
+        expert_of_copy, row_of_copy, positions = self.sort(chosen, self.gate_up.experts)
         routed = step.rows(row_of_copy)
         y = self.gate_up(x[row_of_copy], expert_of_copy, routed)
         y = self.down(self.activate(y), expert_of_copy, routed)
-        return (y[places].float() * weights.float()[..., None]).sum(1).to(x.dtype)
+        return (y[positions].float() * weights.float()[..., None]).sum(1).to(x.dtype)

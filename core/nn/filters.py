@@ -1,4 +1,4 @@
-"""The filters of a short convolution."""
+"""Weights of a short depthwise convolution."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch.nn import Module, Parameter
 
 
 class Filters(Module):
-    """One filter of `width` taps per channel, as checkpoints hold them: weight [c, 1, w], bias [c].
+    """One filter of `width` taps per channel: weight [c, 1, w] as in checkpoints, bias [c].
 
-    `ops.causal_conv` takes them without the middle dimension.
+    `ops.causal_conv` expects the weight without the middle dimension.
     """
 
     def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:

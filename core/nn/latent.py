@@ -1,4 +1,4 @@
-"""Multi-head latent attention: one small latent per token is all that is remembered."""
+"""Multi-head latent attention (MLA): the cache stores one small latent per token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ostro.core.step import Step
 
 
 class LatentAttention(CachedLayer):
-    """Attention on a latent of `latent` dimensions and a rotated key of `rope_dim`, both shared by
-    all heads (DeepSeek-V2, 2024), with the up-projections absorbed.
+    """Attention over a latent of `latent` dimensions and a rotated key of `rope_dim`, shared by all
+    heads (DeepSeek-V2, 2024), with absorbed up-projections.
 
-    A head's key would be k_b of the latent, so q k_b is compared with the latent itself; its value
-    would be v_b of the latent, so v_b is applied to what attention makes of the latents. Queries go
-    through a latent of their own where `q_latent` is not 0.
+    The key of a head is k_b times the latent, so q times k_b is compared with the latent itself.
+    The value is v_b times the latent, so v_b is applied to the attention output. With `q_latent`,
+    queries are projected through a latent as well.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class LatentAttention(CachedLayer):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, d] -> [T, d]."""
-        q, q_turned = self.queries(x, step).split((self.nope_dim, self.rope_dim), -1)
-        latent, k_turned = self.kv_a_proj_with_mqa(x, step).split((self.latent, self.rope_dim), -1)
+        q, q_rotated = self.queries(x, step).split((self.nope_dim, self.rope_dim), -1)
+        latent, k_rotated = self.kv_a_proj_with_mqa(x, step).split((self.latent, self.rope_dim), -1)
         latent = self.kv_a_layernorm(latent)[0]
-        q_turned, k_turned = self.rope(q_turned, k_turned[:, None], step.positions)
-        key = torch.cat((latent[:, None], k_turned), -1)
+        q_rotated, k_rotated = self.rope(q_rotated, k_rotated[:, None], step.positions)
+        key = torch.cat((latent[:, None], k_rotated), -1)
         pages = step.caches[self.layer]
         self.write(key, key[..., :0], pages.k, pages.v, pages.batch.slots)
-        query = torch.cat((self.k_b_proj.matmul_t(q, step), q_turned), -1)
+        query = torch.cat((self.k_b_proj.matmul_t(q, step), q_rotated), -1)
         values = pages.k[..., : self.latent]
         y = self.attend(query, pages.k, values, pages.batch, self.scale)
         return self.o_proj(self.v_b_proj.matmul_h(y, step).flatten(1), step)

@@ -1,7 +1,7 @@
-"""Linear: one class that never gets swapped.
+"""Linear: the linear layer for all weight formats and adapters.
 
-It has named output parts, a storage per part (or a fused one where the formats agree) and deltas.
-A quantizer puts a storage in, an adapter adds a delta; neither knows the other.
+It has named output parts, one storage per part (or one fused storage if the formats agree) and
+deltas. A quantizer provides the storage and an adapter adds a delta, independently of each other.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Shard = Literal["colwise", "rowwise"] | None
 
 
 class Delta(Protocol):
-    """What an adapter adds to a linear: the same verbs as a storage, given the base's answer.
+    """The change of a linear by an adapter: the operations of a storage, given the base's output.
 
-    Each returns the changed y (it may write into y, which is the linear's own). `step` says which
-    mixture of adapters applies to each row.
+    Each method returns the changed y; it may modify y in place. `step` maps each row to a mixture
+    of adapters.
     """
 
     def matmul(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
-        """x [t, k], y [t, n] (all parts side by side, without bias) -> [t, n]."""
+        """x [t, k], y [t, n] (all parts concatenated, without bias) -> [t, n]."""
 
     def matmul_t(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
-        """x [t, h, n/h], y [t, h, k] -> [t, h, k]: A and B change roles."""
+        """x [t, h, n/h], y [t, h, k] -> [t, h, k]: the transpose, A and B swap roles."""
 
     def matmul_h(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
-        """x [t, h, k], y [t, h, n/h] -> [t, h, n/h]: each head by its own rows of B."""
+        """x [t, h, k], y [t, h, n/h] -> [t, h, n/h]: each head with its own rows of B."""
 
     def rows(self, ids: Tensor, y: Tensor, step: Step) -> Tensor:
         """ids [t], y [t, k] -> [t, k], for an embedding."""
@@ -47,10 +47,10 @@ class Delta(Protocol):
 
 @dataclass(frozen=True)
 class Slot:
-    """A place that a checkpoint must fill: `name` is the checkpoint's prefix or tensor name.
+    """A weight or parameter that a checkpoint must fill.
 
-    `kind` "storage" takes the tensors below the prefix as a storage of `shape`; "tensor" takes the
-    one tensor of that name.
+    `kind` "storage" is a weight of `shape` read from all tensors whose names begin with `name`;
+    "tensor" is a parameter read from the tensor `name`.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Slot:
 class Linear(Module):
     """y = x W^T + b for weights [n, k] whose n rows are one or several named parts.
 
-    A part's checkpoint name is the part in place of the module's own last component: `qkv` with
-    parts q_proj, k_proj, v_proj in `self_attn` reads `self_attn.q_proj.weight`, and so on.
-    `bias` may name the parts that have one; `shard` says how tensor parallelism may cut it.
+    In checkpoint names, a part replaces the last component of the module's path: `self_attn.qkv`
+    with parts q_proj, k_proj and v_proj reads `self_attn.q_proj.weight` and so on. `bias` may list
+    the parts that have one. `shard` is the axis that tensor parallelism may split.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Linear(Module):
         self.bias = Parameter(torch.zeros(self.n_out), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [..., k] -> [..., n], the parts side by side.
+        """x [..., k] -> [..., n], the parts concatenated.
 
-        Raises InvalidTensor for inputs of another width than `n_in`.
+        Raises InvalidTensor if the width of x is not `n_in`.
         """
         if x.shape[-1] != self.n_in:
             raise InvalidTensor(f"expects inputs of width {self.n_in}, got {x.shape[-1]}")
@@ -111,7 +111,7 @@ class Linear(Module):
         return y
 
     def matmul_h(self, x: Tensor, step: Step) -> Tensor:
-        """x [t, h, k] -> [t, h, n/h]: each head by its own rows, without bias."""
+        """x [t, h, k] -> [t, h, n/h]: each head with its own rows, without bias."""
         y = self.whole.matmul_h(x)
         for delta in self.deltas:
             y = delta.matmul_h(x, y, step)
@@ -119,17 +119,17 @@ class Linear(Module):
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        """Rows n and columns k of the weight that deltas apply to."""
+        """Rows n and columns k of the weight that deltas change."""
         return self.n_out, self.n_in
 
     @property
     def whole(self) -> Storage:
         """The storage of a linear with one part, or of fused parts."""
-        assert self.fused is not None, f"{self} is in parts"
+        assert self.fused is not None, f"the parts of {self} are not fused"
         return self.fused
 
     def span(self, part: str) -> slice:
-        """Where a part's outputs lie among all."""
+        """The slice of the output that belongs to a part."""
         start = 0
         for name, size in self.parts.items():
             if name == part:
@@ -146,7 +146,7 @@ class Linear(Module):
                 yield Slot(f"{name}.bias", "tensor", (size,), self, part)
 
     def fill(self, slot: Slot, value: Storage | Tensor) -> None:
-        """Put a read storage or bias in its place."""
+        """Set the storage or the bias of a slot."""
         if isinstance(value, Storage):
             self.fused = None
             self.storages[slot.part] = value
@@ -154,9 +154,12 @@ class Linear(Module):
             self.bias.data[self.span(slot.part)] = value
 
     def finalize(self, target: Target) -> str:
-        """Fuse the parts where their formats agree, repack them, and describe the choice."""
+        """Fuse the parts if their formats agree, finalize the storages, return kernel choices.
+
+        Raises CheckpointError if a part has no weight.
+        """
         if missing := [part for part in self.parts if part not in self.storages]:
-            raise CheckpointError(f"no weight was read for {', '.join(missing) or 'a linear'}")
+            raise CheckpointError(f"found no weight for {', '.join(missing) or 'a linear'}")
         storages = [self.storages[part] for part in self.parts]
         self.fused = storages[0] if len(storages) == 1 else type(storages[0]).fuse(storages)
         if self.fused is not None:
@@ -168,7 +171,7 @@ class Linear(Module):
 
     @property
     def held(self) -> list[Storage]:
-        """Its storages: the fused one, or those of its parts."""
+        """The storages in use: the fused one, or one per part."""
         return [self.fused] if self.fused is not None else list(self.storages.values())
 
     @property

@@ -1,4 +1,4 @@
-"""Where in a model an error was raised: its module and the plugin that brings it."""
+"""Add the module path and the plugin to errors that are raised within a model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ R = TypeVar("R", bound=RunsModel)
 def names_modules(
     method: Callable[Concatenate[R, P], T],
 ) -> Callable[Concatenate[R, P], T]:
-    """Add the module and the plugin to errors that `self.model` raises within a method.
+    """Decorate a method: add the module path and the plugin to errors raised by `self.model`.
 
-    Modules do not know their own paths, and a successful pass pays nothing for them: the path is
-    read off the traceback. An InvalidTensor is raised anew, other errors get a note.
+    Modules do not store their paths. The path is computed from the traceback, so that a pass
+    without errors has no overhead. An InvalidTensor is raised again, other errors get a note.
     """
 
     @wraps(method)
@@ -54,9 +54,9 @@ def names_modules(
 
 
 def module_path(model: Module, traceback: TracebackType | None) -> str:
-    """The path of the innermost module of `model` on a traceback; empty where there is none.
+    """The path of the innermost module of `model` on a traceback; empty if there is none.
 
-    A module that several layers share (`Rope`) is named below the one that calls it.
+    A module shared by several layers (`Rope`) is named below the layer that calls it.
     """
     module, path = model, ""
     for frame, _ in walk_tb(traceback):

@@ -19,14 +19,14 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-"""The names that configs use, and the op's."""
+"""Names of activations in configs, and in `ops.act_mul`."""
 
 
 def activation(name: str) -> str:
-    """The op's name of a config's hidden_act. Raises ConfigError for one that nobody wrote."""
+    """The name in `ops.act_mul` of a config's hidden_act. Raises ConfigError if unknown."""
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise ConfigError(f"hidden_act={name!r} is not implemented; there are {known}")
+        raise ConfigError(f"hidden_act={name!r} is not supported; expected one of {known}")
     return ACTIVATIONS[name]
 
 

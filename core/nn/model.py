@@ -1,4 +1,4 @@
-"""The faces of a model: the methods that the engine calls for tokens, encodings and jobs."""
+"""Base classes of models: the methods that the engine calls for tokens, encodings and jobs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Model(Module):
-    """The base of every architecture's model; derive from one of the three faces below.
+    """The base of every architecture's model; derive from one of the three classes below.
 
-    `layers` names the lists of layers, for placement, offload and per-layer measurements; `axes` is
-    the number of positions of a token (3 for multimodal rope).
-    `origin` is the architecture and its plugin in words, for errors; the loader sets it.
+    layers  paths of the lists of layers, for placement, offload and per-layer measurements
+    axes    positions per token (3 for multimodal rope)
+    origin  the architecture and its plugin, for error messages; the loader sets it
     """
 
     layers: ClassVar[tuple[str, ...]] = ("model.layers",)
@@ -29,17 +29,16 @@ class Model(Module):
     origin: str = "unknown architecture"
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
-        """Per medium its features [n, d], followed by further levels [n, d].
+        """Encode media: for each its features [n, d], followed by optional levels [n, d].
 
-        Features replace the embeddings of the medium's placeholder rows; a level is added to the
-        same rows after a decoder layer (`Features.levels`). Media that layers read through a cross
-        cache give their states [length, d] instead. Raises NotImplementedError for a model without
-        media.
+        Features replace the embeddings of the medium's placeholder rows. A level is added to the
+        same rows after a decoder layer (`Features.levels`). For media in a cross cache, the result
+        is the encoder states [length, d]. Raises NotImplementedError for a model without media.
         """
-        raise NotImplementedError(f"{type(self).__module__} takes no media")
+        raise NotImplementedError(f"{type(self).__module__} does not support media")
 
     def remember(self, states: Tensor, step: Step) -> None:
-        """Write the cross caches of `step` for encoder states [T, d] of one medium or several."""
+        """Write the encoder states [T, d] of one or several media to the cross caches of `step`."""
         raise NotImplementedError(f"{type(self).__module__} has no cross cache")
 
 
@@ -48,7 +47,7 @@ class EncoderModel(Model):
 
     @abstractmethod
     def embed(self, step: Step) -> Tensor:
-        """Embeddings of the step's rows, features of media included: [T, d]."""
+        """Embeddings of the step's rows, with the features of media: [T, d]."""
 
     @abstractmethod
     def hidden(self, step: Step) -> Tensor:
@@ -64,15 +63,16 @@ class TokenModel(EncoderModel):
 
     @abstractmethod
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
-        """hidden [T, d] -> [W, vocab]: logits of the wanted rows (all where none are named)."""
+        """hidden [T, d] -> [W, vocab]: logits of the rows `step.wanted`, or of all rows."""
 
 
 class JobModel(Model):
-    """A model that answers a request in bounded slices of work: images, speech."""
+    """A model that processes a request in bounded slices of work: images, speech."""
 
     @abstractmethod
     def work(self, request: JobRequest, step: Step) -> Iterator[Slice]:
-        """The slices of a job; the last one carries the result. `step` serves all its rows.
+        """Yield after each slice of a job; the last `Slice` has the result.
 
-        Raises RequestError, before the first slice, for a request that cannot be computed.
+        `step` is valid for all rows of the job. Raises RequestError before the first slice if the
+        request is not supported.
         """

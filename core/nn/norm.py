@@ -1,4 +1,4 @@
-"""Norms, with the residual addition in front fused in."""
+"""RMS norm, fused with the residual addition before it, and layer norm."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from ostro.core.ops import Op, rms_norm
 
 
 class RMSNorm(Module):
-    """Root-mean-square norm over the last dimension (Zhang & Sennrich 2019); weight kept in
-    float32.
+    """Root-mean-square norm over the last dimension (Zhang & Sennrich 2019); weight in float32.
 
-    Families whose checkpoints store w - 1 (gemma) add the 1 by a name rule at load.
+    For checkpoints that store w - 1 (Gemma), the transform `Add` of the name pair adds the 1.
     """
 
     def __init__(self, d: int, eps: float) -> None:
@@ -30,7 +29,7 @@ class RMSNorm(Module):
 
 
 class LayerNorm(Module):
-    """Layer norm over the last dimension, with a bias or without, in float32."""
+    """Layer norm over the last dimension, with or without bias, in float32."""
 
     def __init__(self, d: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rope: one table of angles, shared by all layers that rotate alike."""
+"""Rotary position embeddings, with one table of cosines and sines shared by all layers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from ostro.core.ops.rope.scaling import table
 
 
 class Rope(Module):
-    """Rotary position embedding (Su et al. 2021) by a config's `rule`.
+    """Rotary position embedding (Su et al. 2021).
 
-    rule: transformers' `rope_parameters` ("rope_theta", "rope_type", and what the rule asks
-    for). The table has one row per position up to the context in force, which `finalize` fixes.
-    Where a token has several positions (multimodal rope), `sections` say how many pairs turn by
-    each: one section after the other (Wang et al. 2024, Qwen2-VL), or `woven`, pair by pair in
-    turn, the first position taking over from those whose section is used up (Qwen3-VL).
+    rule      transformers' `rope_parameters`: "rope_theta", "rope_type" and the type's parameters
+    sections  for tokens with several positions (multimodal rope): the number of pairs that rotate
+              by each position, one section after the other (Wang et al. 2024, Qwen2-VL)
+    woven     interleave the sections pair by pair; pairs beyond the end of a section rotate by the
+              first position (Qwen3-VL's interleaved mrope)
+
+    The table has one row per position; `finalize` sets its length to the model's context.
     """
 
     table: Tensor
@@ -50,21 +52,21 @@ class Rope(Module):
         self.context = context
         self.table = table(self.rule, self.head_dim, context).to(device)
         if self.woven and self.sections:
-            # cosines and sines alike
+            # Cosines and sines use the same axes.
             self.axes = torch.tensor(weave(self.sections) * 2, device=device)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """q [T, h, d], k [T, kv, d], positions [c, T] -> the two, rotated."""
+        """q [T, h, d], k [T, kv, d], positions [c, T] -> rotated q and k."""
         positions, table = self.angles(positions)
         sections = None if self.woven else self.sections
         out: tuple[Tensor, Tensor] = self.rotate(q, k, positions, table, self.interleaved, sections)
         return out
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions, and the table that they index.
+        """Positions and the table that they index.
 
-        Woven positions [c, T] become [1, T], into a table of this batch's own with a row to a
-        token, so that what knows one position per token does for them as well.
+        Woven positions [c, T] become [1, T] with a table of one row per token of this batch, for
+        kernels that support one position per token.
         """
         if not self.woven:
             return positions, self.table
@@ -73,6 +75,6 @@ class Rope(Module):
 
 
 def weave(sections: Sequence[int]) -> list[int]:
-    """Which position each pair turns by, the sections taking turns."""
+    """The position axis of each pair for interleaved sections."""
     c = len(sections)
     return [j % c if j < c * sections[j % c] else 0 for j in range(sum(sections))]

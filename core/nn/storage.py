@@ -1,8 +1,8 @@
-"""Storage: the memory layout of a weight and its matmul.
+"""Storage: the memory layout of a weight and the operations on it, such as matmul.
 
-A format implements `dequantize`; the defaults of all other operations dequantize blocks of rows,
-and a kernel may replace each of them. A storage is independent of the module that holds it, of
-adapters, and of the other parts of a linear.
+A format implements `dequantize`. The default of every other operation dequantizes blocks of rows; a
+format overrides those for which it has a kernel. A storage is independent of the module that uses
+it, of adapters, and of the other parts of a linear.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.ops import Target
 from ostro.core.records import TensorInfo
 
-ROWS = 1024  # rows that the defaults dequantize at a time: a few MB, which stay in the cache
+ROWS = 1024  # rows that the defaults dequantize at a time: a few MB, which fit the CPU's cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """The tensors of one weight in a checkpoint, by suffix ("weight", "scales"...), as input of a
-    storage's `read`.
+    """The tensors of one weight in a checkpoint: the input of a storage's `read`.
 
-    `shape` is the [n, k] that the model expects, `settings` the quantization config of the
-    checkpoint. The storage is to be on `device` and to compute in `dtype`.
+    tensors, infos  by suffix ("weight", "scales", ...)
+    shape           the [n, k] that the model expects
+    settings        the quantization config of the checkpoint
+    device, dtype   where the storage must be, and in which dtype it computes
     """
 
     tensors: Mapping[str, Tensor]
@@ -40,23 +41,23 @@ class Stored:
     dtype: torch.dtype
 
     def fault(self, what: str, suffix: str | None = None) -> CheckpointError:
-        """The error for a fault, `what`, of the tensor of that suffix, or of the first tensor."""
+        """The error "FILE: TENSOR what" for the tensor of that suffix, or the first tensor."""
         info = next(iter(self.infos.values())) if suffix is None else self.infos[suffix]
         return CheckpointError(f"{info.file}: {info.name} {what}")
 
     def number(self, suffix: str) -> float:
-        """The value of a tensor of one number, an int for integer types.
+        """The value of a tensor with one element; an int for integer dtypes.
 
-        Raises the fault of a tensor of another size, and of NaN and Inf.
+        Raises CheckpointError if it has another size or is NaN or Inf.
         """
-        held = self.tensors[suffix].flatten()
-        if held.numel() != 1 or not isfinite(held.item()):
+        value = self.tensors[suffix].flatten()
+        if value.numel() != 1 or not isfinite(value.item()):
             raise self.fault(
-                f"is {held.tolist()!s:.40}, expected one finite number; the file is damaged; "
+                f"is {value.tolist()!s:.40}, expected one finite number; the file is damaged; "
                 "download it again",
                 suffix,
             )
-        return held.item()
+        return value.item()
 
 
 class Storage(ABC):
@@ -69,12 +70,12 @@ class Storage(ABC):
 
     @abstractmethod
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows start..stop in `dtype`, [rows, k]; the rows of all experts count end to end."""
+        """Rows start..stop in `dtype`, [rows, k]; rows of experts are concatenated."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes on the device, including copies that are kept for speed."""
+        """Bytes on the device, including all copies."""
 
     @property
     def has_kernel(self) -> bool:
@@ -83,7 +84,7 @@ class Storage(ABC):
 
     @abstractmethod
     def save(self) -> dict[str, Tensor]:
-        """The tensors by suffix ("weight", ...), equal to those that were read."""
+        """The tensors by suffix ("weight", ...), equal to the tensors that were read."""
 
     def matmul(self, x: Tensor) -> Tensor:
         """x [..., k] -> [..., n]: x W^T."""
@@ -98,7 +99,7 @@ class Storage(ABC):
         return torch.einsum("thn,hnk->thk", x, weight)
 
     def matmul_h(self, x: Tensor) -> Tensor:
-        """x [t, h, k] -> [t, h, n/h]: x W^T for each head, with the rows of that head."""
+        """x [t, h, k] -> [t, h, n/h]: x W^T for each head, with the rows of the head."""
         weight = self.dequantize().view(x.shape[1], -1, x.shape[2])
         return torch.einsum("thk,hnk->thn", x, weight)
 
@@ -114,12 +115,12 @@ class Storage(ABC):
         n = self.shape[-2]
         out = x.new_empty(x.shape[0], n)
         for expert in expert_of_row.unique().tolist():
-            mine = expert_of_row == expert
-            out[mine] = x[mine] @ self.dequantize(expert * n, (expert + 1) * n).t()
+            rows = expert_of_row == expert
+            out[rows] = x[rows] @ self.dequantize(expert * n, (expert + 1) * n).t()
         return out
 
     def row_norms_sq(self) -> Tensor:
-        """The squared L2 norm of every row, [n] float32; DoRA adapters need it."""
+        """The squared L2 norm of every row, [n] float32, for DoRA adapters."""
         n = self.shape[-2]
         blocks = [
             self.dequantize(i, min(i + ROWS, n)).float().square().sum(-1) for i in range(0, n, ROWS)
@@ -127,32 +128,31 @@ class Storage(ABC):
         return torch.cat(blocks)
 
     def permute_rows(self, permute: Callable[[Tensor], Tensor]) -> Storage | None:
-        """The weight with its rows in another order, or None where the format cannot reorder them.
+        """The weight with permuted rows, or None if the format does not support it.
 
-        `permute` reorders the first axis of a tensor [n, ...].
+        `permute` permutes the first axis of a tensor [n, ...].
         """
         return None
 
     @classmethod
     def fuse(cls, storages: Sequence[Any]) -> Storage | None:
-        """One storage for the rows of all parts, end to end, or None where they cannot be fused."""
+        """Concatenate the rows of all parts in one storage; None if they cannot be fused."""
         return None
 
     @classmethod
     def stack(cls, storages: Sequence[Any]) -> Storage | None:
-        """One storage [experts, n, k] of the storages of single experts, or None."""
+        """Stack the storages of experts as one of [experts, n, k]; None if they cannot be."""
         return None
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
-        """Repack for the device and choose kernels, once, after fusing; may be called again.
+        """Convert to the kernel's layout and select kernels, after fusing; may be called again.
 
-        `target` names the device and dtype of this storage. `embedding` is set where `rows` is
-        called as well as `matmul`. Returns the name of the kernel and the reason for the choice.
-        Raises Unsupported where the target is deterministic: the defaults are not.
+        `target` has the device and dtype of this storage. `embedding` is True if `rows` is called
+        as well as `matmul`. Returns the name of the kernel and the reason for the choice. Raises
+        Unsupported if the target is deterministic: the default operations are not batch-invariant.
         """
         if target.deterministic:
             raise Unsupported(
-                f"{self.format} weights have no kernel that is reproducible row by row; leave "
-                "--deterministic out"
+                f"{self.format} weights have no deterministic kernel; remove --deterministic"
             )
         return f"{self.format}: dequantized in blocks of rows"

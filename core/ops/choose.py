@@ -123,7 +123,7 @@ def refusal(kernel: Kernel, target: Target, facts: Mapping[str, Any]) -> str | N
     if kernel.dtypes is not None and target.dtype not in kernel.dtypes:
         return f"not for {target.dtype}"
     if target.deterministic and not kernel.deterministic:
-        return "not reproducible row by row"
+        return "not deterministic"
     if target.exact and kernel.quantizes_activations:
         return "quantizes activations to 8 bits"
     if kernel.fits is not None and not kernel.fits({**facts, **target.facts}):

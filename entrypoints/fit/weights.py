@@ -69,7 +69,7 @@ def weigh_as(
         if not isinstance(module, Linear | Embedding | ExpertLinear):
             continue
         parts = weight_slots(path, module)
-        size = sizes.of(parts, plan) * copies(module) if parts else 0
+        size = sizes.nbytes(parts, plan) * copies(module) if parts else 0
         nbytes += size
         count += sum(prod(slot.shape) for slot in parts) * copies(module)
         if not any(path.startswith(prefix) for prefix in idle):
@@ -108,7 +108,7 @@ def bytes_read(
         return size
     paths = {each: name for name, each in found.model.named_modules()}
     (table,) = (slot for tied in module.tied for slot in tied.slots(paths[tied]))
-    return sizes.of([replace(table, module=module)], plan)
+    return sizes.nbytes([replace(table, module=module)], plan)
 
 
 def encoder_prefixes(model: Model) -> list[str]:

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from ostro.core.load.planning import Weight as PlannedWeight
     from ostro.core.load.quantize import FLOAT as FLOAT_FORMAT
     from ostro.core.load.quantize import Maker
-    from ostro.core.load.saving import Saving, refuse_existing
-    from ostro.core.load.saving import Told as SavingProgress
-    from ostro.core.load.saving import whole as atomic_path
+    from ostro.core.load.saving import Saving, SavingProgress, atomic_path, refuse_existing
     from ostro.core.load.sizes import Shape as WeightShape
     from ostro.core.load.weights import slots as weight_slots
     from ostro.core.nn.linear import Slot as WeightSlot
@@ -51,9 +49,9 @@ _LAZY = {
     "format_bytes": ("ostro.core.device", "format_bytes"),
     "parse_size": ("ostro.core.device", "parse_size"),
     "Saving": ("ostro.core.load.saving", "Saving"),
-    "SavingProgress": ("ostro.core.load.saving", "Told"),
+    "SavingProgress": ("ostro.core.load.saving", "SavingProgress"),
     "refuse_existing": ("ostro.core.load.saving", "refuse_existing"),
-    "atomic_path": ("ostro.core.load.saving", "whole"),
+    "atomic_path": ("ostro.core.load.saving", "atomic_path"),
     "weight_slots": ("ostro.core.load.weights", "slots"),
     "WeightSlot": ("ostro.core.nn.linear", "Slot"),
 }

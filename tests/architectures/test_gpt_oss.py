@@ -89,6 +89,6 @@ class TestGptOss(ArchitectureTests):
         tensors = load_file(packed / "model.safetensors")
         del tensors["model.layers.0.mlp.experts.down_proj_scales"]
         save_file(tensors, packed / "model.safetensors", {"format": "pt"})
-        said = r"experts\.0\.down_proj holds blocks \(U8\), which no installed format reads"
+        said = r"experts\.0\.down_proj consists of blocks \(U8\), which no installed format reads"
         with pytest.raises(CheckpointError, match=said):
             load_model(packed, ASKED, tiny.plugins)

@@ -65,9 +65,9 @@ def test_an_expert_is_a_slice_of_its_stack(index: int) -> None:
 @pytest.mark.parametrize(
     ("tensor", "said"),
     [
-        (STACK[:2], r"shape \(2, 4, 2\) does not hold 3 experts"),
-        (STACK[:, 0, 0], r"shape \(3,\) does not hold 3 experts"),
-        (STACK[:, :3], "3 rows are not 2 parts"),
+        (STACK[:2], r"shape \(2, 4, 2\) does not contain 3 experts"),
+        (STACK[:, 0, 0], r"shape \(3,\) does not contain 3 experts"),
+        (STACK[:, :3], "3 rows cannot be split into 2 equal parts"),
     ],
 )
 def test_stacks_of_other_shapes_are_refused(tensor: Tensor, said: str) -> None:

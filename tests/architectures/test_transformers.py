@@ -91,7 +91,7 @@ def memories(model: Model) -> list[Any]:
 def test_logits_equal_those_of_the_class(tiny: Body) -> None:
     loaded = tiny.load()
     name = type(tiny.reference).__name__
-    line = f"body: transformers {name} (no plugin claims it; slower than a plugin)"
+    line = f"backend: transformers {name} (no plugin claims it; slower than a plugin)"
     assert line in loaded.explain
     assert deviation(tiny.engine(loaded).runner.logits(tiny.prompt), tiny.expected) <= BAR
 
@@ -208,7 +208,7 @@ def test_a_class_with_a_plugin_equals_it(plugins: PluginManager) -> None:
         ours = made.load()
         assert ours.architecture.name == "llama"
         forced = made.load(arch="transformers")
-        assert "body: transformers LlamaForCausalLM (--arch transformers" in forced.explain[0]
+        assert "backend: transformers LlamaForCausalLM (--arch transformers" in forced.explain[0]
         logits = [made.engine(each).runner.logits(made.prompt) for each in (ours, forced)]
         assert deviation(logits[1], logits[0]) <= BAR
         assert deviation(logits[1], made.expected) <= BAR

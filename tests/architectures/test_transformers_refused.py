@@ -272,7 +272,7 @@ def test_a_wheel_brings_a_class_of_its_own(wheel: PluginManager, tmp_path: Path)
     folder = make_model(tmp_path / "model")
     plain = logits(load(folder, wheel), wheel)
     loris = load(spoiled(folder, architectures=["LorisForCausalLM"], model_type="loris"), wheel)
-    line = "body: transformers loris_of_a_test:LorisForCausalLM (the plugin of loris names it; "
+    line = "backend: transformers loris_of_a_test:LorisForCausalLM (the plugin of loris names it; "
     assert loris.explain[0].startswith(line)
     assert deviation(logits(loris, wheel), 3 * plain) <= BAR
 

@@ -49,7 +49,7 @@ def save_uqff(saving: Saving, told: Told) -> Path:
         told(done, total)
         return storages[0] if parts[0][0].expert is None else stacked(parts[0][0], storages)
 
-    others = saving.others()
+    others = saving.other_tensors()
     biases = {f"{key}.bias" for key in layers}
     write(
         saving.folder,

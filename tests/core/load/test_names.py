@@ -97,12 +97,12 @@ def test_the_parts_of_a_tensor_sum_to_the_whole() -> None:
     low, high = HeadRows(2, 5, 0, 2), HeadRows(2, 5, 2, 5)
     assert torch.equal(low.read(tensor), tensor[[0, 1, 5, 6]])
     assert torch.equal(low.write(low.read(tensor)) + high.write(high.read(tensor)), tensor)
-    with pytest.raises(CheckpointError, match=r"shape \(9, 3\) does not hold 2 heads of 5 rows"):
+    with pytest.raises(CheckpointError, match=r"shape \(9, 3\) does not contain 2 heads of 5 rows"):
         low.read(tensor[:9])
 
 
 def test_rows_that_are_no_heads_are_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"shape \(6, 4\) does not hold 2 heads"):
+    with pytest.raises(CheckpointError, match=r"shape \(6, 4\) does not contain 2 heads"):
         Unpermute(2).read(torch.zeros(6, 4))
 
 

@@ -78,9 +78,9 @@ def test_importance_of_another_model_or_of_nothing_is_refused(
     name, file = b"model.layers.0.mlp.down_proj", tmp_path / "model.cimatrix"
     entry = pack("<Q", len(name)) + name + pack("<Q", 7)
     file.write_bytes(pack("<Q", 1) + entry + torch.ones(7).numpy().tobytes())
-    with pytest.raises(CheckpointError, match=r"model.cimatrix: entry .* has 7 values, model.lay"):
+    with pytest.raises(CheckpointError, match=r"model.cimatrix: entry .* has 7 values, but model"):
         llama.load(quant="q4k", importance=str(file))
-    with pytest.raises(UsageError, match="nothing is quantized"):
+    with pytest.raises(UsageError, match="requires --quant"):
         llama.load(importance=str(file))
 
 
@@ -162,8 +162,8 @@ def test_rows_that_are_no_whole_blocks_are_reported(plugins: PluginManager) -> N
         assert held(loaded)["model.layers.0.mlp.down_proj"] == ("dense",)
         said = [line for line in loaded.explain if line.startswith("quantize: ")]
         assert said == [
-            f"quantize: model.layers.{i}.mlp.down_proj: 96 columns are no multiple of afq4's block "
-            "of 64: not quantized"
+            f"quantize: model.layers.{i}.mlp.down_proj: 96 columns are not a multiple of afq4's "
+            "block of 64: not quantized"
             for i in range(shape["num_hidden_layers"])
         ]
 

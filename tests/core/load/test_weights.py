@@ -72,7 +72,9 @@ def test_a_missing_tensor_is_named(folder: Folder) -> None:
     del folder.tensors["model.layers.1.self_attn.k_proj.weight"]
     del folder.tensors["model.norm.weight"]
     folder.write()
-    with pytest.raises(CheckpointError, match=r"do not agree; missing: ") as raised:
+    with pytest.raises(
+        CheckpointError, match=r"does not match the architecture; missing: "
+    ) as raised:
         folder.load()
     assert "model.layers.1.self_attn.k_proj" in str(raised.value)
     assert "model.norm.weight" in str(raised.value) and "left over" not in str(raised.value)
@@ -132,14 +134,14 @@ def test_a_shape_that_the_config_denies_is_refused(
         folder.load()
     said = str(raised.value)
     assert name.removesuffix(".weight") in said and f"shape {shape}" in said
-    assert "the config asks for" in said
+    assert "the config requires" in said
 
 
 def test_a_format_that_nobody_reads_is_named(folder: Folder) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     folder.tensors[name] = torch.zeros(96, 64, dtype=torch.int32)
     folder.write()
-    with pytest.raises(CheckpointError, match=r"up_proj holds weight \(I32\)"):
+    with pytest.raises(CheckpointError, match=r"up_proj consists of weight \(I32\)"):
         folder.load()
 
 

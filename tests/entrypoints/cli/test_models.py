@@ -127,9 +127,7 @@ def test_a_mixture_in_one_linear_is_explained(ostro, mixture: str) -> None:
 
 def test_what_a_plan_did_not_do_is_explained(ostro, tiny: str) -> None:
     found = explained(ostro, tiny, "--quant", "afq4")
-    note = (
-        "quantize: model.layers.0.mlp.down_proj: 48 columns are no multiple of afq4's block of 64"
-    )
+    note = "quantize: model.layers.0.mlp.down_proj: 48 columns are not a multiple of afq4's block"
     assert any(line.startswith(note) for line in found["notes"])
     assert found["layers"]["model.layers.0.mlp.down_proj"]["formats"] == ["dense"]
     found = explained(ostro, tiny, "--quant", "q8_0", "--topology", "o_proj = float")

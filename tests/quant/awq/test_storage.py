@@ -120,7 +120,7 @@ def test_odd_rows_are_dequantized() -> None:
     torch.testing.assert_close(storage.matmul(x), x @ dense.t())
     assert storage.dequantize(2, 5).equal(dense[2:5]) and same(storage.save(), held)
     assert storage.nbytes == 16 * 40 + 16 * 3
-    with pytest.raises(Unsupported, match="leave --deterministic out"):
+    with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))
 
 

@@ -181,5 +181,5 @@ def test_tensors_that_lie_are_refused(suffix: str, wrong: Tensor, says: str) -> 
 def test_ragged_rows_are_refused_where_each_must_be_reproducible() -> None:
     storage = read(held("nf4.64.5x50.float32"), (5, 50))
     assert "50 columns are no multiple of 32" in storage.finalize(target_of(storage))
-    with pytest.raises(Unsupported, match="leave --deterministic out"):
+    with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))

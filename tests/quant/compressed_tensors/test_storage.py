@@ -206,7 +206,7 @@ def test_odd_rows_are_dequantized(case: str) -> None:
     torch.testing.assert_close(storage.matmul(x), x @ expected.t())
     assert storage.dequantize(2, 5).equal(expected[2:5]) and same(storage.save(), held)
     assert storage.nbytes >= N * k
-    with pytest.raises(Unsupported, match="leave --deterministic out"):
+    with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))
 
 

@@ -131,5 +131,5 @@ def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
 def test_ragged_rows_are_refused_where_each_must_be_reproducible() -> None:
     storage = read(tensors(k=50), k=50)
     assert "50 columns are no multiple of 32" in storage.finalize(target_of(storage))
-    with pytest.raises(Unsupported, match="leave --deterministic out"):
+    with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))

@@ -147,7 +147,7 @@ def test_groups_along_rows_are_fused_and_stacked() -> None:
 def test_groups_across_rows_stay_whole() -> None:
     storage = read(state("4.64.0.float32"))
     assert Dequantized.fuse([storage, storage]) is None and Dequantized.stack([storage]) is None
-    with pytest.raises(Unsupported, match="leave --deterministic out"):
+    with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))
 
 
