@@ -35,8 +35,8 @@ class WorkerProcess:
     @property
     def running(self) -> bool:
         """Whether this process has a child that runs; a fork of its parent has none."""
-        mine = self._process is not None and self._owner == os.getpid()
-        return mine and self._process is not None and self._process.poll() is None
+        owned = self._process is not None and self._owner == os.getpid()
+        return owned and self._process is not None and self._process.poll() is None
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a process in the place of the last one.

@@ -18,8 +18,8 @@ def byte_alphabet() -> dict[str, int]:
     """The byte of each character of byte-level BPE (the inverse of GPT-2's `bytes_to_unicode`)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    characters = {chr(byte): byte for byte in printable}
+    return characters | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 ALPHABET = byte_alphabet()

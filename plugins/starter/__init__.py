@@ -1,7 +1,6 @@
 """The starter: a small chat model that comes inside the wheel; `training/` made it.
 
-It is what `ostro run` and `ostro serve` use when no model is named. `CARD.md` says what it can do,
-as measured.
+`ostro run` and `ostro serve` use it if no model is named. `CARD.md` lists its measured abilities.
 """
 
 from pathlib import Path
@@ -15,14 +14,14 @@ FOLDERS = {
         f"starter/{name}": HOME / "adapters" / name for name in ("pirate", "french", "shout", "mix")
     },
 }
-"""Where what comes with ostro lies, by kind and reference."""
+"""The folders of the models and adapters that come with ostro, by kind and reference."""
 
 WEIGHTS = {"model": "model.safetensors", "adapter": "adapter_model.safetensors"}
 
 
 @hookimpl
 def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
-    """Know the names of the models and adapters that come with ostro."""
+    """Return the folder of a model or adapter that comes with ostro."""
     folder = FOLDERS.get(kind, {}).get(reference)
     if folder is not None and not (folder / WEIGHTS[kind]).exists():
         raise errors.ModelNotFound(

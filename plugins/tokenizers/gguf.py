@@ -16,7 +16,7 @@ from ostro import TokenizerSource
 from ostro.errors import TokenizerError
 from ostro.pipelines import Tokenizer, tokenizer_errors
 from ostro.plugins.tokenizers.pieces import SPACE, Kind, Pieces, build_bpe, build_unigram
-from ostro.plugins.tokenizers.pretokenizers import find_words
+from ostro.plugins.tokenizers.pretokenizers import find_pretokenizer
 
 ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
@@ -139,7 +139,7 @@ class _Header:
 def _build_words(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Build byte-level BPE."""
     default = "gemma4" if header.get("model", str) == "gemma4" else "default"
-    words = find_words(header.get("pre", str, default), header.source)
+    rule = find_pretokenizer(header.get("pre", str, default), header.source)
     merges = []
     for merge in header.array("merges"):
         cut = merge.find(" ", 1)
@@ -147,11 +147,11 @@ def _build_words(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer,
             raise TokenizerError(f"{header.source}: merge {merge!r} is not a pair")
         merges.append((merge[:cut], merge[cut + 1 :]))
     model = models.BPE(pieces.ids(), merges)
-    model.ignore_merges = words.whole
-    model.byte_fallback = not words.bytes
+    model.ignore_merges = rule.ignore_merges
+    model.byte_fallback = not rule.byte_level
     backend = tokenizers.Tokenizer(model)
-    cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in words.patterns]
-    if words.bytes:
+    cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in rule.patterns]
+    if rule.byte_level:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
         backend.decoder = decoders.ByteLevel()
@@ -160,7 +160,7 @@ def _build_words(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer,
         backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
         undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         backend.decoder = decoders.Sequence(undo)
-    return backend, header.rules(bos=words.bos)
+    return backend, header.rules(bos=rule.bos)
 
 
 def _build_llama(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:

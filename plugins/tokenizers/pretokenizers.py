@@ -14,18 +14,18 @@ from ostro.errors import TokenizerError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class PreTokenizer:
     """A pre-tokenizer.
 
-    whole: a word that is in the vocabulary is not split (`ignore_merges`). bos: a prompt begins
-    with bos if the file does not state it. bytes: byte-level; False for a vocabulary in UTF-8 with
+    ignore_merges: a word that is in the vocabulary is not split. bos: a prompt begins
+    with bos if the file does not state it. byte_level: False for a vocabulary in UTF-8 with
     <0xXX> tokens and U+2581 for spaces.
     """
 
     patterns: tuple[str, ...]
-    whole: bool = False
+    ignore_merges: bool = False
     bos: bool = False
-    bytes: bool = True
+    byte_level: bool = True
 
 
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -40,8 +40,8 @@ SENTENCE_MARKS = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 def _tiktoken(digits: str, spaces: str = SPACES, contraction: str = CONTRACTION + "|") -> str:
     """The expression of cl100k and its variants, which differ in the digits of a word."""
-    letters = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-    return rf"{contraction}{letters}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{spaces}"
+    word = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+    return rf"{contraction}{word}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{spaces}"
 
 
 def _cased(digits: str, contraction: str = "", without: str = "", marks: str = r"[\r\n/]*") -> str:
@@ -86,60 +86,62 @@ YOUTU_MARKS = (
     r"\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + CJK
 )
 
-RULES: dict[str, Words] = {
+RULES: dict[str, PreTokenizer] = {
     (
         "gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe "
         "gigachat a.x-4.0 mellum modern-bert mpt olmo jais trillion granite-docling exaone4"
-    ): Words(patterns=(GPT2,)),
-    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": Words(
+    ): PreTokenizer(patterns=(GPT2,)),
+    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer(
         patterns=(r"\p{N}", GPT2)
     ),
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": Words(
-        patterns=(THREE,), whole=True, bos=True
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer(
+        patterns=(THREE,), ignore_merges=True, bos=True
     ),
-    "dbrx smaug-bpe chatglm-bpe glm4": Words(patterns=(THREE,)),
-    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": Words(
+    "dbrx smaug-bpe chatglm-bpe glm4": PreTokenizer(patterns=(THREE,)),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer(
         patterns=(ONE,)
     ),
-    "qwen35": Words(
+    "qwen35": PreTokenizer(
         patterns=(
             rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
             rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}",
         )
     ),
-    "jais-2": Words(patterns=(_tiktoken(r"\p{N}{1,3}", rf"\s*[\r\n]+|{HALVINGS}|\s{{1}}"),)),
-    "minicpm5": Words(patterns=(r"\p{N}{1,3}", _tiktoken(r"\p{N}+")), whole=True),
-    "laguna": Words(patterns=(LINES, ONE)),
-    "ufakzeka": Words(patterns=(_tiktoken(r"\p{N}", contraction=""),)),
-    "seed-coder": Words(
+    "jais-2": PreTokenizer(patterns=(_tiktoken(r"\p{N}{1,3}", rf"\s*[\r\n]+|{HALVINGS}|\s{{1}}"),)),
+    "minicpm5": PreTokenizer(patterns=(r"\p{N}{1,3}", _tiktoken(r"\p{N}+")), ignore_merges=True),
+    "laguna": PreTokenizer(patterns=(LINES, ONE)),
+    "ufakzeka": PreTokenizer(patterns=(_tiktoken(r"\p{N}", contraction=""),)),
+    "seed-coder": PreTokenizer(
         patterns=(
             rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
             rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}",
         )
     ),
-    "bailingmoe bailingmoe2 llada-moe": Words(
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizer(
         patterns=(
             r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
-    "exaone-moe": Words(
+    "exaone-moe": PreTokenizer(
         patterns=(
             rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
             r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
-    "tekken": Words(patterns=(_cased(r"\p{N}"),), whole=True, bos=True),
-    "gpt-4o llama4 kanana2 talkie minimax-m2": Words(
+    "tekken": PreTokenizer(patterns=(_cased(r"\p{N}"),), ignore_merges=True, bos=True),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer(
         patterns=(_cased(r"\p{N}{1,3}", CONTRACTION + "?"),)
     ),
-    "kimi-k2": Words(
+    "kimi-k2": PreTokenizer(
         patterns=(
             r"\p{Han}+|" + _cased(r"\p{N}{1,3}", CONTRACTION + "?", r"&&[^\p{Han}]", r"[\r\n]*"),
         )
     ),
-    "youtu": Words(patterns=(YOUTU_MARKS, _cased(r"\p{N}", CONTRACTION + "?")), whole=True),
-    "deepseek-llm": Words(
+    "youtu": PreTokenizer(
+        patterns=(YOUTU_MARKS, _cased(r"\p{N}", CONTRACTION + "?")), ignore_merges=True
+    ),
+    "deepseek-llm": PreTokenizer(
         patterns=(
             r"[\r\n]",
             r"\s?" + DEEPSEEK_LETTERS,
@@ -149,21 +151,25 @@ RULES: dict[str, Words] = {
             r"\p{N}+",
         )
     ),
-    "deepseek-coder": Words(
+    "deepseek-coder": PreTokenizer(
         patterns=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN_OR_HANGUL, r"\p{N}")
     ),
-    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": Words(patterns=(r"\p{N}{1,3}", CJK, DEEPSEEK3)),
-    "spark2_5": Words(patterns=(r"\p{N}{1,3}", CJK, SPARK, r"\p{N}")),
-    "falcon": Words(patterns=(r"[\p{P}$+<=>^~|`]+", GPT2, r"[0-9][0-9][0-9]")),
-    "poro-chat bloom gpt3-finnish": Words(patterns=(SENTENCE_MARKS,)),
-    "viking": Words(patterns=(SENTENCE_MARKS, r"\p{N}")),
-    "gemma4 granite-embed-multi-311m": Words(patterns=(LINES,), whole=True, bos=True, bytes=False),
-    "sarvam-moe": Words(patterns=(LINES,), bytes=False),
-    "default": Words(patterns=(r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer(
+        patterns=(r"\p{N}{1,3}", CJK, DEEPSEEK3)
+    ),
+    "spark2_5": PreTokenizer(patterns=(r"\p{N}{1,3}", CJK, SPARK, r"\p{N}")),
+    "falcon": PreTokenizer(patterns=(r"[\p{P}$+<=>^~|`]+", GPT2, r"[0-9][0-9][0-9]")),
+    "poro-chat bloom gpt3-finnish": PreTokenizer(patterns=(SENTENCE_MARKS,)),
+    "viking": PreTokenizer(patterns=(SENTENCE_MARKS, r"\p{N}")),
+    "gemma4 granite-embed-multi-311m": PreTokenizer(
+        patterns=(LINES,), ignore_merges=True, bos=True, byte_level=False
+    ),
+    "sarvam-moe": PreTokenizer(patterns=(LINES,), byte_level=False),
+    "default": PreTokenizer(patterns=(r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 
 
-def find_words(name: str, source: str) -> Words:
+def find_pretokenizer(name: str, source: str) -> PreTokenizer:
     """The rule of this name. Raises TokenizerError for an unknown name."""
     names = {key: rule for keys, rule in RULES.items() for key in keys.split()}
     if name not in names:

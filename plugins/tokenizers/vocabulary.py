@@ -13,7 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from ostro import TokenizerSource
 from ostro.errors import TokenizerError
 from ostro.pipelines import Tokenizer, build_tokenizer, tokenizer_errors
-from ostro.plugins.tokenizers.pretokenizers import find_words
+from ostro.plugins.tokenizers.pretokenizers import find_pretokenizer
 
 WORDS = {"GPT2": "gpt-2", "Roberta": "gpt-2", "Bart": "gpt-2", "Whisper": "gpt-2", "Qwen2": "qwen2"}
 """Pre-tokenizers of the tokenizer classes with vocab.json and merges.txt."""
@@ -96,8 +96,8 @@ def build_merges(root: Path, kind: str) -> tuple[tokenizers.Tokenizer, dict[str,
     backend.decoder = decoders.ByteLevel()
     if kind == "CLIP":
         return _build_clip(backend)
-    words = find_words(WORDS[kind], root.name)
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in words.patterns]
+    rule = find_pretokenizer(WORDS[kind], root.name)
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
     if kind == "Qwen2":

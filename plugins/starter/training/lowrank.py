@@ -85,7 +85,7 @@ class Blend:
         self.gates = chosen.expand(len(self.linears), -1)
 
     def freeze(self) -> None:
-        """Nothing of it is trained until somebody says so."""
+        """All parameters are frozen until training enables them."""
         self.model.requires_grad_(False)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
