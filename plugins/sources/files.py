@@ -1,4 +1,4 @@
-"""Which of its files a model needs, and whether they are all there. Names only; nothing is read.
+"""Select the files that a model needs, by name, and find missing ones.
 
 Names are relative to the model's folder, with forward slashes.
 """
@@ -13,21 +13,22 @@ from pathlib import PurePosixPath
 from ostro.errors import ModelNotFound, PickleRefused, nearest
 
 CONFIGS = ("config.json", "model_index.json", "params.json")
-"""What a model folder has at least one of, unless it holds a GGUF file."""
+"""Files of which a model folder has at least one, unless it holds a GGUF file."""
 
 SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-"""Endings of configs, tokenizers and templates."""
+"""Suffixes of configs, tokenizers and templates."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 ELSEWHERE = {"original", "onnx", "openvino", "coreml", "flax", "tf", "runs"}
-"""Folders in which repositories keep the same model for other programs."""
+"""Folders in which repositories hold copies of the model for other programs."""
 
 RESIDUAL = "residual.safetensors"
-"""What UQFF repositories hold beside the layers."""
+"""The file of UQFF repositories with the tensors that are not quantized."""
 
 PRECISIONS = ("bf16", "f16", "f32", "q8_0")
-"""Of several projectors, the first of these is taken: what towers are published in, of which f32
-says no more in twice the bytes. It is the same for every text, so that a cache gathers only one.
+"""The order of preference of several projectors. bf16 is the published precision, and f32 takes
+twice the bytes without more information. The choice does not depend on the text's format, so that a
+cache holds one projector.
 """
 
 UQFF = re.compile(r"-\d+\.uqff$")
@@ -36,9 +37,9 @@ _SPLIT = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The files a model needs: `small` ones, its `weights`, and what to open.
+    """The files that a model needs: `small` ones, and its `weights`.
 
-    `target` is one of the weights where one file is the model, "" where the folder is.
+    `target` is the file to open, or "" to open the folder.
     """
 
     small: tuple[str, ...]
@@ -47,10 +48,10 @@ class Selection:
 
 
 def select(names: Iterable[str], kind: str, selector: str | None, where: str) -> Selection:
-    """Choose the files of a model or adapter among those offered.
+    """Choose the files of a model or adapter from `names`.
 
-    `selector` is a file or a format ("Q4_K_M"). Raises ModelNotFound, or PickleRefused where the
-    only weights are pickles; `where` names the place in the message.
+    `selector` is a file or a format ("Q4_K_M"); `where` names the source in messages. Raises
+    ModelNotFound, or PickleRefused if the only weights are pickles.
     """
     names = sorted(name for name in names if not _ignored(name))
     small = tuple(name for name in names if name.endswith(SMALL))
@@ -76,7 +77,7 @@ def select(names: Iterable[str], kind: str, selector: str | None, where: str) ->
     if any(name.endswith(PICKLES) for name in names):
         raise PickleRefused(
             f"{where} has its weights only as pickles, which can run code when they are opened; "
-            "look for a safetensors or GGUF version of it"
+            "use a safetensors or GGUF version of the model"
         )
     wanted = "safetensors" if kind == "adapter" else "safetensors beside a config.json"
     raise ModelNotFound(f"{where} holds no {wanted}, and no .gguf; {held(names)}")
@@ -85,7 +86,7 @@ def select(names: Iterable[str], kind: str, selector: str | None, where: str) ->
 def gguf_models(names: Iterable[str]) -> list[tuple[str, ...]]:
     """The GGUF models among sorted names, each with all its splits, the first split first.
 
-    Projectors (mmproj), of what is seen and heard, are no models of their own.
+    Projectors (mmproj) of images and audio do not count as models.
     """
     models: dict[object, list[str]] = {}
     for name in names:
@@ -96,14 +97,14 @@ def gguf_models(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def projector(names: Iterable[str], model: str) -> str | None:
-    """The projector that goes with a GGUF model: of those beside it the one of best precision."""
+    """The projector of a GGUF model: in its folder, the first by `PRECISIONS`."""
     folder = PurePosixPath(model).parent
     beside = [n for n in sorted(names) if _is_projector(n) and PurePosixPath(n).parent == folder]
     return min(beside, key=_precision, default=None)
 
 
 def missing(selection: Selection, shards: Iterable[str]) -> list[str]:
-    """What an incomplete folder lacks: `shards` that its indexes name, and splits of a file."""
+    """The missing files of a folder: `shards` that its indexes list, and splits of a file."""
     lacking = [shard for shard in shards if shard not in selection.weights]
     for name in selection.weights:
         if parts := _SPLIT.fullmatch(name):
@@ -116,13 +117,13 @@ def missing(selection: Selection, shards: Iterable[str]) -> list[str]:
 
 
 def listed(names: Iterable[str], limit: int = 10) -> str:
-    """Names for a message, the first few of them."""
+    """The first `limit` names, for a message."""
     every = list(names)
     return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" * (len(every) > limit))
 
 
 def held(names: Sequence[str]) -> str:
-    """What a place holds, as a clause that can end a message."""
+    """The contents of a folder, as the last clause of a message."""
     return f"it holds {listed(names)}" if names else "it is empty"
 
 
@@ -131,9 +132,11 @@ def _is_projector(name: str) -> bool:
 
 
 def _precision(name: str) -> int:
-    """The place of a file's precision, which its name says, among those wanted."""
+    """The index in `PRECISIONS` of the precision in a file's name."""
     parts = re.split(r"[-.]", name.lower())
-    return next((i for i, said in enumerate(PRECISIONS) if said in parts), len(PRECISIONS))
+    return next(
+        (i for i, precision in enumerate(PRECISIONS) if precision in parts), len(PRECISIONS)
+    )
 
 
 def _gguf(model: tuple[str, ...], names: Iterable[str]) -> Selection:
@@ -148,7 +151,7 @@ def _ignored(name: str) -> bool:
 
 
 def _tensors(names: Sequence[str]) -> tuple[str, ...]:
-    """The safetensors files, without second copies: consolidated ones and other precisions."""
+    """The safetensors files, without copies (consolidated files, other precisions)."""
     tensors = [name for name in names if name.endswith(".safetensors")]
     if "model_index.json" in names:
         tensors = [name for name in tensors if "/" in name]
@@ -159,7 +162,7 @@ def _tensors(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _selected(names: Sequence[str], small: tuple[str, ...], text: str, where: str) -> Selection:
-    """The files of one selector: a file's name, or a format that stands between separators."""
+    """The files of a selector: a file's name, or a format between separators."""
     offered = [name for name in names if name.endswith((".gguf", ".uqff", ".safetensors"))]
     tag = re.compile(rf"(^|[-._/]){re.escape(text)}(?=[-._/])", re.IGNORECASE)
     found = [model for model in gguf_models(names) if text in model or tag.search(model[0])]

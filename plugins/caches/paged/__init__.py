@@ -1,4 +1,4 @@
-"""Keys and values in pages: of a sequence's tokens, or of what an encoder made of a medium."""
+"""The paged cache kinds: keys and values of tokens, and of encoder states."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
-"""Pages of keys and values, head-major [blocks, heads, block, dim], two tensors per layer.
+"""The paged cache: keys and values in blocks, [blocks, heads, block, dim], two tensors per layer.
 
-In int8 or fp8 (e4m3) an element is one byte, and every token and head has a scale for its key and
-one for its value besides: 4 bytes each, which lie by block like the elements.
+In int8 or fp8 (e4m3) an element is one byte. Each token and head then has two scales, one for the
+key and one for the value: float32 [blocks, heads, block].
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SCALE = torch.float32
 
 @dataclass(slots=True)
 class Pages:
-    """What an attention layer finds in its step: its cache and where each row's share lies.
+    """The cache of one attention layer in a step.
 
-    k [blocks, heads, block, key_dim], v [blocks, heads, block, value_dim], both `Scaled` where an
-    element is one byte; batch: see `AttentionMetadata`.
+    k [blocks, heads, block, key_dim] and v [blocks, heads, block, value_dim] are `Scaled` if an
+    element is one byte; `batch` locates the blocks of each row.
     """
 
     k: Tensor | Scaled
@@ -32,11 +32,13 @@ class Pages:
 
 
 class Paged(CacheKind):
-    """Keys and values of every token in the pages of a sequence's block table."""
+    """Keys and values of every token, in the blocks of a sequence's block table."""
 
     @classmethod
     def narrows(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
-        """Whether this can be held in a type of one byte: keys and values of heads, no latents."""
+        """Whether the cache supports a one-byte dtype: keys and values of heads do, latents
+        do not.
+        """
         return dtype in LIMITS and spec.value_dim > 0
 
     def bytes(self, blocks: int) -> int:

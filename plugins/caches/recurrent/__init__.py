@@ -1,4 +1,4 @@
-"""States that do not grow: the cache kind of scans, delta rules and short convolutions."""
+"""The recurrent cache kind: fixed-size states of scans, delta rules and short convolutions."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,8 @@
-"""States of a sequence, each in the block that holds the newest token it has seen.
+"""The recurrent cache: states of a sequence, each in the block of its newest token.
 
-A step reads the state of the block before its first row and writes the one of the block of its last
-row. A full block thus holds what the sequence was at the block's end: a snapshot, which the prefix
-tree finds by the block's key like any page, and shares, because nobody writes it again.
+A step reads the state in the block of the token before its first row, and writes the state in the
+block of its last row. A full block thus holds a snapshot at the block's end. The prefix tree finds
+snapshots by block key and shares them; no step writes a full block again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ostro.ops import AttentionMetadata, StateLayout
 
 @dataclass(slots=True)
 class States:
-    """The view of one recurrent layer: see `RecurrentView`. `first` is the view of the group's
-    first layer, which computes the layout for all.
+    """The view of one recurrent layer, see `RecurrentView`.
+
+    `first` is the view of the group's first layer, which computes the layout for all layers.
     """
 
     states: tuple[Tensor, ...]
@@ -32,21 +33,21 @@ class States:
 
     @property
     def layout(self) -> StateLayout:
-        """Computed by the first layer for all: once per step or captured graph."""
+        """The layout of the batch; the first layer computes it once per step or captured graph."""
         if self.first is not None and self.first.found is not None:
             return self.first.found
-        self.found = self.find()
+        self.found = self.compute_layout()
         return self.found
 
-    def find(self) -> StateLayout:
+    def compute_layout(self) -> StateLayout:
         starts, lengths = self.batch.starts.long(), self.batch.lengths.long()
         first = lengths - starts.diff()
         table = self.batch.table
 
-        def block_of(token: Tensor, there: Tensor) -> Tensor:
+        def block_of(token: Tensor, exists: Tensor) -> Tensor:
             index = (token // self.block).clamp(0, table.shape[1] - 1)
             blocks = table.gather(1, index[:, None])[:, 0].long()
-            return torch.where(there, blocks, -1)
+            return torch.where(exists, blocks, -1)
 
         before = block_of(first - 1, (first > 0) & (lengths > 0))
         after = block_of(lengths - 1, (lengths > 0) & (lengths > first))
@@ -54,7 +55,7 @@ class States:
 
 
 class Recurrent(CacheKind):
-    """One block per sequence, a new one where it passes the end of the last; snapshots besides."""
+    """The newest block of each sequence, and full blocks as snapshots."""
 
     spare = 5
 
@@ -81,7 +82,7 @@ class Recurrent(CacheKind):
         return True
 
     def first(self, length: int) -> int:
-        """The last block, and the one before: it may still have to be published."""
+        """The block before the last: the prefix tree may not have published it yet."""
         return max(0, (length - 1) // self.block - 1)
 
     def keeps(self, index: int, length: int) -> bool:

@@ -1,6 +1,6 @@
-"""The dummy checkpoint: a model's shape filled with noise, for measurements that need no download.
+"""The dummy checkpoint: random weights of a model's shape, for benchmarks without a download.
 
-It claims no file: `--dummy-weights SHAPE` asks for it by name.
+The container claims no file; `--dummy-weights SHAPE` selects it.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ def claims(path: Path) -> bool:
 
 @hookimpl
 def ostro_checkpoints() -> Iterator[Checkpoint]:
-    """Yield the container of noise."""
+    """Yield the dummy container."""
     yield Checkpoint(name="dummy", claims=claims, open=f"{__name__}.container:open_dummy")

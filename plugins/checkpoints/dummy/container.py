@@ -1,4 +1,4 @@
-"""A container whose tensors are made when they are read: the same noise for the same name."""
+"""A container that generates its tensors on reading: the same noise for the same name."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ostro.errors import CheckpointError, UsageError, nearest
 
 SHAPES = Path(__file__).parent / "shapes"
 STD = 0.02
-PERIOD = 4_194_301  # a prime, so that no two rows of a weight are the same noise
+PERIOD = 4_194_301  # a prime, so that rows of a weight differ
 
 
 def open_dummy(shape: str, plugins: PluginManager) -> Dummy:
-    """Noise in the shape of a published model ("qwen3-0.6b") or of a config.json at a path.
+    """Open the shape of a published model ("qwen3-0.6b"), or of the config.json at a path.
 
-    Its tensors are those that the architecture's model asks for, under their hub names. Raises
-    UsageError where neither is there, and what reading and claiming a config raises.
+    The tensors are those of the architecture's model, with their hub names. Raises UsageError for
+    an unknown shape, and the errors of reading a config.
     """
     path = SHAPES / f"{shape}.json"
     if not path.is_file():
@@ -51,13 +51,13 @@ def open_dummy(shape: str, plugins: PluginManager) -> Dummy:
             name=named.theirs, shape=slot.shape, format=format, nbytes=nbytes, file=path.name
         )
         centre = 1.0 if slot.kind == "tensor" and slot.name.endswith("norm.weight") else 0.0
-        entries[named.theirs] = Entry(info, centre, named.transform)
+        entries[named.theirs] = DummyTensor(info, centre, named.transform)
     return Dummy(path, raw, entries)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A tensor to be made: around `centre` in the model, before the transform's way back."""
+class DummyTensor:
+    """A tensor to generate: noise around `centre`, before the transform's `write`."""
 
     info: TensorInfo
     centre: float
@@ -65,16 +65,16 @@ class Entry:
 
 
 class Dummy:
-    """A `core.load.Container` of noise: matrices N(0, 0.02) in bfloat16, norms around 1."""
+    """A `Container` of noise: matrices N(0, 0.02) in bfloat16, norms around 1."""
 
-    def __init__(self, path: Path, raw: dict[str, Any], entries: Mapping[str, Entry]) -> None:
+    def __init__(self, path: Path, raw: dict[str, Any], entries: Mapping[str, DummyTensor]) -> None:
         self.path, self.raw, self.entries = path, raw, entries
         self.tensors = {name: entry.info for name, entry in entries.items()}
         self.metadata: Mapping[str, Any] = {}
 
     @cached_property
     def noise(self) -> Tensor:
-        """One period of it, from which every tensor takes a stretch that its name names."""
+        """One period of noise; each tensor is a stretch of it that its name determines."""
         generator = torch.Generator().manual_seed(0)
         return torch.empty(PERIOD).normal_(0, STD, generator=generator).bfloat16()
 

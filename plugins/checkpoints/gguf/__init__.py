@@ -1,4 +1,4 @@
-"""The GGUF checkpoint: llama.cpp's file of weights, tokenizer and metadata, whole or split."""
+"""The GGUF checkpoint: llama.cpp's files of weights, tokenizer and metadata, also split ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAGIC = b"GGUF"
 
 
 def claims(path: Path) -> bool:
-    """Say whether `path` is a GGUF file (by suffix or first bytes) or a folder of nothing else."""
+    """Whether `path` is a GGUF file (by suffix or magic) or a folder with no other weights."""
     if path.is_dir():
         suffixes = {entry.suffix for entry in path.iterdir()}
         return ".gguf" in suffixes and ".safetensors" not in suffixes

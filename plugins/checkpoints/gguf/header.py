@@ -1,9 +1,10 @@
-"""The GGUF header: metadata and tensor table, each step checked before it is taken.
+"""The GGUF header: parse and validate metadata and the tensor table.
 
 Little endian: magic "GGUF", u32 version, u64 tensor count, u64 key count; the keys (name, u32 type,
 value); the tensor table (name, u32 number of dimensions, u64 dimensions with rows last, u32 ggml
 type, u64 offset into the data); padding; the data. Strings are a u64 length and UTF-8. Source: the
-GGUF specification of the ggml project, versions 2 and 3, which differ in nothing that is read here.
+GGUF specification of the ggml project, versions 2 and 3, which are equal in all parts that this
+module reads.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ostro.checkpoints import MAX_NAME, GgmlType, MappedFile, TensorLocation, te
 from ostro.errors import CheckpointError
 from ostro.plugins.checkpoints.gguf import MAGIC
 
-# The largest header in use, a vocabulary of 262 thousand and its merges, has 14 MB and 0.8 million
-# items. The limits bound the time and memory that a hostile one can take.
+# The largest known header, with a vocabulary of 262 thousand tokens and its merges, has 14 MB and
+# 0.8 million items. The limits bound the time and memory that a hostile file can take.
 MAX_HEADER = 64 << 20
 MAX_ITEMS = 1 << 21
 MAX_LINES = 1 << 17
@@ -34,7 +35,7 @@ STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, BOOL, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 """GGUF value type -> struct (and numpy) code."""
 
-# The fewest bytes that one of these can take: what bounds a count before it is believed.
+# The smallest size of an entry: bounds a count before memory is allocated for it.
 KEY_BYTES = 8 + 1 + 4 + 1
 TENSOR_BYTES = 8 + 1 + 4 + 4 + 8
 
@@ -42,7 +43,7 @@ U32, U64 = Struct("<I"), Struct("<Q")
 
 
 class Header:
-    """Walks a file's header. Errors read "<file>@offset N: reason"."""
+    """Parses a file's header. Errors read "<file>@offset N: reason"."""
 
     def __init__(self, file: MappedFile) -> None:
         self._file = file
@@ -52,10 +53,10 @@ class Header:
         self._items = MAX_ITEMS
 
     def read(self) -> tuple[dict[str, TensorLocation], dict[str, Any]]:
-        """Read all of it: the tensors' places and the metadata.
+        """The locations of the tensors, and the metadata.
 
         Metadata values are str, bool, int, float, list[str], lists of arrays, and numpy arrays
-        (read-only views of the file). A string that is not UTF-8, as a token may be, holds its
+        (read-only views of the file). A string that is not UTF-8, as tokens may be, holds its
         bytes as surrogates (`errors="surrogateescape"`).
         """
         n_tensors, n_keys = self._preamble()
@@ -67,14 +68,14 @@ class Header:
                 self._fail(f"key {key!r} occurs twice", at)
             metadata[key] = self._value(self._number(U32))
         table = [self._tensor() for _ in range(n_tensors)]
-        return self._places(table, self._alignment(metadata)), metadata
+        return self._locations(table, self._alignment(metadata)), metadata
 
     def _preamble(self) -> tuple[int, int]:
         if self._take(4) != MAGIC:
             self._fail("not a GGUF file: it does not begin with 'GGUF'", 0)
         version = self._number(U32)
         if version and not version & 0xFFFF:
-            self._fail("a big-endian GGUF; convert the model again for little endian", 4)
+            self._fail("is big-endian; convert the model again for little endian", 4)
         if version not in (2, 3):
             self._fail(f"GGUF version {version} is not supported; 2 and 3 are", 4)
         n_tensors, n_keys = self._number(U64), self._number(U64)
@@ -89,14 +90,14 @@ class Header:
         raise CheckpointError(f"{self._file.path.name}@offset {offset}: {reason}")
 
     def _room(self, size: int, what: str) -> None:
-        """Refuse what would go past the end of the file or of what a header may have."""
+        """Raise an error if the next `size` bytes exceed the file or the header limit."""
         if size > self._end - self._at:
             if self._end < self._file.size:
                 self._fail(f"{what} makes the header larger than {MAX_HEADER >> 20} MiB")
             self._fail(f"{what} ({size} bytes) goes past the end of the file")
 
     def _expect(self, count: int, nbytes: int, what: str) -> None:
-        """Refuse `count` things of at least `nbytes` each that cannot be there; count them."""
+        """Raise an error if `count` items of at least `nbytes` each cannot follow; count them."""
         self._room(count * nbytes, f"a list of {count} {what}")
         self._items -= count
         if self._items < 0:
@@ -137,7 +138,7 @@ class Header:
             dtype = np.dtype("<" + SCALARS[kind])
             self._room(count * dtype.itemsize, f"an array of {count} values")
             values = np.frombuffer(self._take(count * dtype.itemsize), np.uint8)
-            # A bool is any byte but 0; numpy wants 1.
+            # GGUF allows any nonzero byte as true, numpy only 1
             array = values != 0 if kind == BOOL else values.view(dtype)
             array.flags.writeable = False
             return array
@@ -147,14 +148,14 @@ class Header:
         return [self._value(kind, depth) for _ in range(count)]
 
     def _strings(self, count: int) -> list[str]:
-        """Strings one after the other: a vocabulary, so the loop is kept flat."""
+        """`count` strings; without calls per string, because vocabularies have 100 thousand."""
         self._expect(count, U64.size, "strings")
         strings = []
         data, end, at, length_at = self._bytes, self._end, self._at, U64.unpack_from
         for _ in range(count):
             start = at + U64.size
             if start > end or (stop := start + length_at(data, at)[0]) > end:
-                # The careful way fails, with the reason.
+                # the checked path raises an error with the reason
                 self._at = at
                 self._take(self._number(U64))
             strings.append(str(data[start:stop], "utf-8", "surrogateescape"))
@@ -163,7 +164,9 @@ class Header:
         return strings
 
     def _tensor(self) -> tuple[int, str, tuple[int, ...], GgmlType, int]:
-        """One line of the table: its place in the header, name, torch shape, type, offset."""
+        """One entry of the table: its offset in the header, name, torch shape, type, data
+        offset.
+        """
         at = self._at
         name = self._name("tensor", MAX_NAME)
         n_dims = self._number(U32)
@@ -189,7 +192,9 @@ class Header:
         row = shape[-1] if shape else 1
         if row % kind.block:
             self._fail(
-                f"tensor {name!r}: rows of {row} are no multiple of {kind.name}'s {kind.block}", at
+                f"tensor {name!r}: rows of {row} are not a multiple of {kind.name}'s block of "
+                f"{kind.block}",
+                at,
             )
         return kind
 
@@ -199,33 +204,35 @@ class Header:
             self._fail(f"general.alignment must be a power of two, not {alignment!r}")
         return alignment
 
-    def _places(
+    def _locations(
         self, table: list[tuple[int, str, tuple[int, ...], GgmlType, int]], alignment: int
     ) -> dict[str, TensorLocation]:
         data = -(-self._at // alignment) * alignment
-        places: dict[str, TensorLocation] = {}
+        locations: dict[str, TensorLocation] = {}
         for at, name, shape, kind, offset in table:
             nbytes = kind.row_bytes(prod(shape))
-            if name in places:
+            if name in locations:
                 self._fail(f"tensor {name!r} occurs twice", at)
             if offset % alignment:
                 self._fail(f"tensor {name!r}: offset {offset} is not aligned to {alignment}", at)
             if data + offset + nbytes > self._file.size:
                 self._fail(
                     f"tensor {name!r} ends at byte {data + offset + nbytes} of a file of "
-                    f"{self._file.size}; it is cut short, download it again",
+                    f"{self._file.size}; the file is truncated; download it again",
                     at,
                 )
             info = TensorInfo(
                 name=name, shape=shape, format=kind.name, nbytes=nbytes, file=self._file.path.name
             )
-            places[name] = TensorLocation(info, self._file, data + offset)
-        self._refuse_overlaps(places)
-        return places
+            locations[name] = TensorLocation(info, self._file, data + offset)
+        self._refuse_overlaps(locations)
+        return locations
 
-    def _refuse_overlaps(self, places: dict[str, TensorLocation]) -> None:
+    def _refuse_overlaps(self, locations: dict[str, TensorLocation]) -> None:
         end, before = 0, ""
-        for place in sorted(places.values(), key=lambda place: (place.start, place.info.nbytes)):
-            if place.start < end:
-                self._fail(f"tensors {before!r} and {place.info.name!r} overlap", place.start)
-            end, before = place.start + place.info.nbytes, place.info.name
+        for location in sorted(
+            locations.values(), key=lambda location: (location.start, location.info.nbytes)
+        ):
+            if location.start < end:
+                self._fail(f"tensors {before!r} and {location.info.name!r} overlap", location.start)
+            end, before = location.start + location.info.nbytes, location.info.name

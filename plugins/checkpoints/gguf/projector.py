@@ -1,6 +1,6 @@
-"""The projector (mmproj) of a GGUF model: its tower, and what brings that to the text's width.
+"""The projector (mmproj) of a multimodal GGUF model: the media encoder and its projection.
 
-llama.cpp splits a model that sees or hears in two files. In the second `general.architecture` is
+llama.cpp stores a multimodal model in two files. In the second `general.architecture` is
 "clip", keys begin with "clip." and tensors with "v.", "a." and "mm.". Source: llama.cpp's converter
 (class MmprojModel) and tools/mtmd/clip.cpp, 2026.
 """
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 FRAMES = "v.patch_embd.weight"
 WHOLE_QKV = ("qwen2vl_merger", "qwen2.5vl_merger")
-"""The types of projectors whose towers have q, k and v in one; the converter splits them."""
+"""Projector types whose encoders have a fused qkv; the converter splits it."""
 
 QKV = re.compile(r"(v\.blk\.\d+\.attn_)q(\.\w+)")
 FFN = re.compile(r"v\.blk\.\d+\.ffn_(up|down)\.\w+")
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A tensor that lies in several: rows below each other, or frames of a kernel side by side."""
+class SplitTensor:
+    """A tensor that the file stores in parts: groups of rows, or frames of a kernel."""
 
     info: TensorInfo
     parts: tuple[TensorInfo, ...]
@@ -39,34 +39,38 @@ class Whole:
 
 
 class Projector(MappedContainer):
-    """A projector's file. Tensors are those of its tower: what the converter splits is whole, what
-    files of before May 2025 call by each other's names has its own.
+    """A projector's file, with the tensors of the original encoder.
+
+    Tensors that the converter splits are joined; `ffn_up` and `ffn_down`, which files from before
+    May 2025 exchange, have their own names.
     """
 
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError where it is none that can be told from others."""
-        places, metadata = Header(MappedFile(file)).read()
+        """Raises CheckpointError if the projector type is missing."""
+        locations, metadata = Header(MappedFile(file)).read()
         if is_projector(metadata) and not any(key.endswith(f".{PROJECTOR}") for key in metadata):
             raise CheckpointError(f"{file.name}: clip.{PROJECTOR} is missing; convert it again")
-        super().__init__(file, named(places, metadata), metadata)
-        self.wholes = {whole.info.name: whole for whole in wholes(self.tensors, metadata)}
-        for whole in self.wholes.values():
-            for part in whole.parts:
+        super().__init__(file, named(locations, metadata), metadata)
+        self.split_tensors = {
+            tensor.info.name: tensor for tensor in split_tensors(self.tensors, metadata)
+        }
+        for tensor in self.split_tensors.values():
+            for part in tensor.parts:
                 del self.tensors[part.name]
-        self.tensors |= {name: whole.info for name, whole in self.wholes.items()}
+        self.tensors |= {name: tensor.info for name, tensor in self.split_tensors.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """As `Container.read`."""
-        if name not in self.wholes:
+        if name not in self.split_tensors:
             return super().read(name)
         import torch
 
-        whole = self.wholes[name]
-        parts = [super(Projector, self).read(part.name) for part in whole.parts]
-        return torch.stack(parts, 2) if whole.frames else torch.cat(parts)
+        tensor = self.split_tensors[name]
+        parts = [super(Projector, self).read(part.name) for part in tensor.parts]
+        return torch.stack(parts, 2) if tensor.frames else torch.cat(parts)
 
     def fits(self, text: Mapping[str, Any]) -> bool:
-        """Whether what it makes is as wide as the model whose metadata is `text`."""
+        """Whether the output width is the hidden size of the model with the metadata `text`."""
         width = text.get(f"{text.get('general.architecture')}.embedding_length")
         ends = (info for name, info in self.tensors.items() if name.startswith("mm."))
         return any(width in info.shape for info in ends)
@@ -77,25 +81,29 @@ def is_projector(metadata: Mapping[str, Any]) -> bool:
 
 
 def named(
-    places: Mapping[str, TensorLocation], metadata: Mapping[str, Any]
+    locations: Mapping[str, TensorLocation], metadata: Mapping[str, Any]
 ) -> dict[str, TensorLocation]:
-    """Tensors by their names; where "ffn_down" widens, it and "ffn_up" change names."""
-    first = places.get("v.blk.0.ffn_down.weight")
+    """Tensors by name; if "ffn_down" has the shape of "ffn_up", the two are exchanged."""
+    first = locations.get("v.blk.0.ffn_down.weight")
     width = metadata.get("clip.vision.embedding_length")
     if first is None or first.info.shape[-1] != width or first.info.shape[0] == width:
-        return dict(places)
+        return dict(locations)
     found = {}
-    for name, place in places.items():
+    for name, location in locations.items():
         if match := FFN.fullmatch(name):
             other = {"up": "down", "down": "up"}[match[1]]
             name = f"{name[: match.start(1)]}{other}{name[match.end(1) :]}"
-            place = replace(place, info=replace(place.info, name=name))
-        found[name] = place
+            location = replace(location, info=replace(location.info, name=name))
+        found[name] = location
     return found
 
 
-def wholes(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, Any]) -> list[Whole]:
-    """What lies in several tensors. Raises CheckpointError where these do not fit together."""
+def split_tensors(
+    tensors: Mapping[str, TensorInfo], metadata: Mapping[str, Any]
+) -> list[SplitTensor]:
+    """The tensors that the file stores in parts. Raises CheckpointError for parts that do
+    not fit.
+    """
     found = []
     if second := tensors.get(f"{FRAMES}.1"):
         parts = tuple(tensors[name] for name in (FRAMES, f"{FRAMES}.1") if name in tensors)
@@ -112,13 +120,14 @@ def wholes(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, Any]) -> li
 
 def joined(
     name: str, parts: tuple[TensorInfo, ...], shape: tuple[int, ...], *, frames: bool = False
-) -> Whole:
+) -> SplitTensor:
     alike = {(part.shape, part.format) for part in parts}
     if len(parts) != (2 if frames else 3) or len(alike) != 1:
-        there = ", ".join(f"{p.name} {p.format} {list(p.shape)}" for p in parts) or "one part"
+        listed = ", ".join(f"{p.name} {p.format} {list(p.shape)}" for p in parts) or "one part"
         raise CheckpointError(
-            f"{name} should lie in {2 if frames else 3} tensors of one shape and format, and there "
-            f"is {there}; convert the model again"
+            f"{name}: expected {2 if frames else 3} tensors of one shape and format, found "
+            f"{listed}; "
+            "convert the model again"
         )
     nbytes = sum(part.nbytes for part in parts)
-    return Whole(replace(parts[0], name=name, shape=shape, nbytes=nbytes), parts, frames)
+    return SplitTensor(replace(parts[0], name=name, shape=shape, nbytes=nbytes), parts, frames)

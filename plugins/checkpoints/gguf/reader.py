@@ -1,4 +1,4 @@
-"""The GGUF reader: one file, or the files that llama.cpp split a model into."""
+"""Open GGUF models: one file, split files, or a text model with its projector."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ostro.plugins.checkpoints.gguf.projector import Projector, is_projector
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 PART = "mmproj"
-"""What a projector's tensors are called by, as a part of its model."""
+"""The prefix of a projector's tensors in the joined model."""
 
 
 def open_gguf(path: Path) -> Container:
     """Open a .gguf file, any file of a split model, or a folder that holds one model.
 
-    A text beside which lies its projector (mmproj) is one model with it, whichever of the two is
-    named; the projector's tensors are called "mmproj.name". Only headers are read. The metadata is
-    that of the first file, and the projector's. Raises CheckpointError ("<file>@offset N: reason")
+    A text model and the projector (mmproj) in its folder are opened as one model from the path of
+    either; the projector's tensors are "mmproj.name". Only headers are read. The metadata is that
+    of the first file, and the projector's. Raises CheckpointError ("<file>@offset N: reason")
     and ModelNotFound.
     """
     file = _find_model(path) if path.is_dir() else path
@@ -35,37 +35,37 @@ def open_gguf(path: Path) -> Container:
     if len(found) > 1:
         names = ", ".join(projector.path.name for projector in found)
         raise CheckpointError(
-            f"{file.name}: several projectors lie beside it: {names}; name the one to take in "
-            "place of the text, or keep one in the folder"
+            f"{file.name}: several projectors in its folder: {names}; give the path of one "
+            "of them, or keep only one"
         )
     return JoinedContainer(container, {PART: found[0]}) if found else container
 
 
 def _open(path: Path, file: Path) -> MappedContainer:
-    """A file with all that it was split into; it is called by `path`."""
-    places, metadata = Header(MappedFile(file)).read()
+    """A file with its splits; `path` names the container."""
+    locations, metadata = Header(MappedFile(file)).read()
     count = metadata.get("split.count", 1)
     if type(count) is not int:
         raise CheckpointError(f"{file.name}: split.count must be a number, not {count!r}")
     if count > 1:
-        places, metadata = _gather(_split_paths(file, count))
-    return MappedContainer(path, places, metadata)
+        locations, metadata = _gather(_split_paths(file, count))
+    return MappedContainer(path, locations, metadata)
 
 
 def _text_of(file: Path) -> JoinedContainer:
-    """The model that a projector belongs to: that of its folder."""
+    """The text model in a projector's folder, joined with the projector."""
     projector, text = Projector(file), _find_model(file.absolute().parent)
     container = _open(file, text)
     if not projector.fits(container.metadata):
         raise CheckpointError(
-            f"{file.name} is a projector, but not of {text.name}, the text beside it: their widths "
-            "differ; put it beside its own text"
+            f"{file.name} is not the projector of {text.name}: their widths differ; move it to the "
+            "folder of its own text model"
         )
     return JoinedContainer(container, {PART: projector})
 
 
 def _projectors(file: Path, text: Mapping[str, Any]) -> list[Projector]:
-    """The projectors beside a text that are as wide as it is."""
+    """The projectors in a text model's folder whose width is that of the model."""
     if "general.architecture" not in text or text.get("general.type", "model") != "model":
         return []
     beside = sorted(p for p in file.parent.glob("*.gguf") if "mmproj" in p.name.lower())
@@ -74,7 +74,7 @@ def _projectors(file: Path, text: Mapping[str, Any]) -> list[Projector]:
 
 
 def _find_model(folder: Path) -> Path:
-    """The one model of a folder; a split one counts once, a projector (mmproj) not at all."""
+    """The only model of a folder; split files count once, projectors (mmproj) do not count."""
     files = sorted(p for p in folder.glob("*.gguf") if "mmproj" not in p.name.lower())
     models = [p for p in files if not (m := SPLIT.fullmatch(p.name)) or int(m["number"]) == 1]
     if len(models) == 1:
@@ -83,15 +83,15 @@ def _find_model(folder: Path) -> Path:
         found = ", ".join(p.name for p in files[:10]) or "no .gguf file"
         raise ModelNotFound(f"no GGUF model in {folder}; found: {found}")
     names = ", ".join(p.name for p in models[:10])
-    raise CheckpointError(f"{folder.name}: holds several models: {names}; name one of them")
+    raise CheckpointError(f"{folder.name}: contains several models: {names}; give the path of one")
 
 
 def _split_paths(file: Path, count: int) -> list[Path]:
-    """All files of the split model that `file` is one of, in order."""
+    """All files of the split model to which `file` belongs, in order."""
     match = SPLIT.fullmatch(file.name)
     if not match or int(match["count"]) != count:
         raise CheckpointError(
-            f"{file.name}: is one of {count} files of a split model; their names must end in "
+            f"{file.name}: is one of {count} split files; their names must end in "
             f"-00001-of-{count:05d}.gguf and so on"
         )
     stem = match["stem"]
@@ -100,29 +100,32 @@ def _split_paths(file: Path, count: int) -> list[Path]:
 
 def _gather(paths: list[Path]) -> tuple[dict[str, TensorLocation], dict[str, Any]]:
     """Merge the headers of a split model's files."""
-    places: dict[str, TensorLocation] = {}
+    locations: dict[str, TensorLocation] = {}
     metadata: dict[str, Any] = {}
     for number, path in enumerate(paths):
         if not path.exists():
             raise CheckpointError(
-                f"{path.name}: absent, file {number + 1} of {len(paths)} of a split model"
+                f"{path.name}: missing, file {number + 1} of {len(paths)} of a split model; "
+                "download it"
             )
         found, extra = Header(MappedFile(path)).read()
         if (extra.get("split.no"), extra.get("split.count")) != (number, len(paths)):
             raise CheckpointError(
-                f"{path.name}: says it is number {extra.get('split.no')} (from 0) of "
-                f"{extra.get('split.count')}, not {number} of {len(paths)}; it is misnamed"
+                f"{path.name}: split.no is {extra.get('split.no')} (from 0) of "
+                f"{extra.get('split.count')}, expected {number} of {len(paths)}; the file is "
+                "misnamed"
             )
-        if twice := places.keys() & found.keys():
+        if twice := locations.keys() & found.keys():
             name = min(twice)
             raise CheckpointError(
-                f"{path.name}: tensor {name!r} is also in {places[name].info.file}"
+                f"{path.name}: tensor {name!r} is also in {locations[name].info.file}"
             )
-        places |= found
+        locations |= found
         metadata = metadata or extra
-    total = metadata.get("split.tensors.count", len(places))
-    if total != len(places):
+    total = metadata.get("split.tensors.count", len(locations))
+    if total != len(locations):
         raise CheckpointError(
-            f"{paths[0].name}: promises {total} tensors, its {len(paths)} files hold {len(places)}"
+            f"{paths[0].name}: split.tensors.count is {total}, its {len(paths)} files hold "
+            f"{len(locations)}"
         )
-    return places, metadata
+    return locations, metadata

@@ -1,6 +1,6 @@
-"""Write GGUF: a float file again, its weights in blocks of fewer bits.
+"""Write a quantized copy of a float GGUF file.
 
-The metadata is copied byte for byte, but for what says how the file was quantized and split.
+The metadata is copied byte for byte, except the keys on quantization and splits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from torch import Tensor
 
 from ostro import Container
 from ostro.checkpoints import GGML_BY_NAME as BY_NAME
-from ostro.checkpoints import JoinedContainer, Maker, MappedFile, Saving, refuse_existing
-from ostro.checkpoints import SavingProgress as Told
-from ostro.checkpoints import atomic_path as whole
+from ostro.checkpoints import (
+    JoinedContainer,
+    Maker,
+    MappedFile,
+    Saving,
+    SavingProgress,
+    atomic_path,
+    refuse_existing,
+)
 from ostro.errors import CheckpointError, Unsupported, UsageError
 from ostro.plugins.checkpoints.gguf import MAGIC
 from ostro.plugins.checkpoints.gguf.header import U32, Header
@@ -28,13 +34,13 @@ from ostro.plugins.checkpoints.gguf.reader import SPLIT
 ALIGNMENT = 32
 DROPPED = ("split.", "general.alignment", "general.file_type", "general.quantization_version")
 U32_TYPE, MOSTLY_GUESSED, QUANTIZATION_VERSION = 4, 1024, 2
-"""The value type of u32; the file type that leaves it to the reader to look at the tensors; the
+"""The value type of u32; the file type of mixed formats, for which readers look at the tensors; the
 version of ggml's block layouts."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """A tensor of the file to be: `make` gives its bytes."""
+class TensorEntry:
+    """A tensor of the new file; `make` returns its bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,48 +52,48 @@ class Line:
         return BY_NAME[self.format].row_bytes(prod(self.shape))
 
 
-def write_gguf(saving: Saving, told: Told) -> Path:
-    """Write `<model>-<name>.gguf` into the folder of a saving, tensor by tensor; gives its path.
+def write_gguf(saving: Saving, progress: SavingProgress) -> Path:
+    """Write `<model>-<name>.gguf` into the folder of a saving, tensor by tensor; return its path.
 
-    The source is a GGUF file: what its metadata says of the model and the tokenizer is made by
-    llama.cpp's converter alone. Raises Unsupported for another source and for weights that are no
-    ggml blocks, UsageError where the file is there already, CheckpointError where the disk is full.
+    The source must be a GGUF file, because only llama.cpp's converter writes the metadata on model
+    and tokenizer. Raises Unsupported for another source and for formats that are not ggml blocks,
+    UsageError if the file exists, CheckpointError if the disk is full.
     """
     container = saving.outline.container
     if saving.outline.space != "gguf":
         raise Unsupported(
-            f"{container.path.name} is no GGUF file: make a float one of it with "
-            "llama.cpp's convert_hf_to_gguf.py first, or write --to uqff"
+            f"{container.path.name} is not a GGUF file; convert it to a float GGUF file "
+            "with llama.cpp's convert_hf_to_gguf.py first, or use --to uqff"
         )
     if isinstance(container, JoinedContainer):
         raise Unsupported(
-            f"{container.path.name} and its projector stay two files: quantize the text with the "
-            "--arch of the text alone, and put the projector beside what comes of it"
+            f"{container.path.name} is opened with its projector; quantize the text model alone "
+            "with its --arch, and copy the projector to the folder of the result"
         )
     file = saving.folder / f"{container.path.stem}-{saving.name}.gguf"
     refuse_existing(file)
     saving.folder.mkdir(parents=True, exist_ok=True)
-    lines = [line(saving, name) for name in container.tensors]
+    entries = [entry(saving, name) for name in container.tensors]
     keys = metadata(container)
-    total, done = sum(each.nbytes for each in lines), 0
-    with whole(file) as path, open(path, "wb") as stream:
-        stream.write(header(keys, lines))
-        for each in lines:
+    total, done = sum(each.nbytes for each in entries), 0
+    with atomic_path(file) as path, open(path, "wb") as stream:
+        stream.write(header(keys, entries))
+        for each in entries:
             stream.write(bytes(-stream.tell() % ALIGNMENT))
             emit(stream, each)
             done += each.nbytes
-            told(done, total)
+            progress(done, total)
         stream.flush()
         os.fsync(stream.fileno())
     return file
 
 
-def line(saving: Saving, name: str) -> Line:
-    """A tensor as it will lie in the file: in the blocks that the plan gives to what it is of."""
+def entry(saving: Saving, name: str) -> TensorEntry:
+    """A tensor of the new file, in the format that the plan gives its weights."""
     container = saving.outline.container
     info, plans = container.tensors[name], saving.plans(name)
     if not plans:
-        return Line(name, info.shape, info.format, lambda: container.read(name))
+        return TensorEntry(name, info.shape, info.format, lambda: container.read(name))
     makers = {maker.format.name: maker for _, maker in plans}
     if len(makers) > 1:
         raise UsageError(
@@ -98,19 +104,19 @@ def line(saving: Saving, name: str) -> Line:
     made = blocks(maker)
     if made not in BY_NAME:
         raise Unsupported(
-            f"{maker.format.name} weights are no ggml blocks: GGUF takes q4k, q8_0 and so on; "
-            "--to uqff takes others"
+            f"{maker.format.name} is not a ggml format, which GGUF needs (q4k, q8_0...); use "
+            "--to uqff"
         )
-    return Line(name, info.shape, made, lambda: quantized(saving, name))
+    return TensorEntry(name, info.shape, made, lambda: quantized(saving, name))
 
 
 def blocks(maker: Maker) -> str:
-    """The name of the blocks that a maker makes."""
+    """The name of the ggml format that a maker produces."""
     return maker.make(torch.zeros(1, 256), torch.float32, None).format
 
 
 def quantized(saving: Saving, name: str) -> Tensor:
-    """The bytes of a tensor in blocks: rows where they lie in the file, experts one by one."""
+    """The blocks of a tensor, rows in the order of the file; experts are quantized one by one."""
     weight, plans = saving.outline.container.read(name), saving.plans(name)
     stack = weight.dim() == 3 and weight.shape[0] == len(plans)
     every = weight.unbind(0) if stack else [weight]
@@ -124,7 +130,7 @@ def quantized(saving: Saving, name: str) -> Tensor:
 
 
 def ggml(saved: Mapping[str, Tensor]) -> Tensor:
-    """The blocks of a storage; those of MXFP4, saved in the hub's order, in ggml's."""
+    """The ggml blocks of a storage; MXFP4 is saved in the hub's layout and converted."""
     if "blocks" not in saved:
         return saved["weight"]
     codes = torch.stack((saved["blocks"] & 15, saved["blocks"] >> 4), -1).flatten(-2)
@@ -132,27 +138,27 @@ def ggml(saved: Mapping[str, Tensor]) -> Tensor:
     return torch.cat((saved["scales"][..., None], halves), -1).flatten(-2)
 
 
-def emit(stream: BinaryIO, each: Line) -> None:
+def emit(stream: BinaryIO, each: TensorEntry) -> None:
     """Write a tensor's bytes."""
     raw = each.make().contiguous()
     flat = raw.view(torch.uint8).flatten()
     if flat.numel() != each.nbytes:
         raise CheckpointError(
-            f"{each.name} became {flat.numel()} bytes of {each.format}, not {each.nbytes}"
+            f"{each.name} has {flat.numel()} bytes of {each.format}, expected {each.nbytes}"
         )
     stream.write(flat.numpy().data)
 
 
 def metadata(container: Container) -> list[bytes]:
-    """The keys of a model's file with their values as they are, of a split one its first file's."""
+    """The raw key-value pairs of a model's file, for split files those of the first."""
     header = Keys(MappedFile(first_file(container)))
     return [raw for key, raw in header.keys().items() if not key.startswith(DROPPED)]
 
 
 def first_file(container: Container) -> Path:
-    """The file that says what the model is, whichever of its files, or folder, was opened.
+    """The model's file with the metadata, whatever path was opened.
 
-    The tensors say which that is: beside them in a folder may lie a projector.
+    Found through a tensor, because the folder may also contain a projector.
     """
     name = next(iter(container.tensors.values())).file
     if split := SPLIT.fullmatch(name):
@@ -162,7 +168,7 @@ def first_file(container: Container) -> Path:
 
 
 class Keys(Header):
-    """Reads a header's keys as bytes."""
+    """Reads a header's key-value pairs as bytes."""
 
     def keys(self) -> Mapping[str, bytes]:
         _, count = self._preamble()
@@ -175,16 +181,16 @@ class Keys(Header):
         return found
 
 
-def header(keys: Sequence[bytes], lines: Sequence[Line]) -> bytes:
-    """All that comes before the data, which begins at the next multiple of the alignment."""
+def header(keys: Sequence[bytes], entries: Sequence[TensorEntry]) -> bytes:
+    """The header; the data begins at the next multiple of the alignment."""
     own = {
         "general.file_type": MOSTLY_GUESSED,
         "general.quantization_version": QUANTIZATION_VERSION,
     }
     every = [*keys, *(string(key) + u32(U32_TYPE) + u32(value) for key, value in own.items())]
-    out = [MAGIC, u32(3), u64(len(lines)), u64(len(every)), *every]
+    out = [MAGIC, u32(3), u64(len(entries)), u64(len(every)), *every]
     offset = 0
-    for each in lines:
+    for each in entries:
         dims = each.shape[::-1]
         out += [string(each.name), u32(len(dims)), *map(u64, dims)]
         out += [u32(BY_NAME[each.format].id), u64(offset)]

@@ -1,7 +1,6 @@
-"""The safetensors checkpoint: a file, a folder of shards with their config.json, or a folder of
-such folders as diffusers writes it.
+"""The safetensors checkpoint: a file, a folder with config.json, or a diffusers pipeline folder.
 
-It claims pickled weights too, because somebody must refuse them and say how to convert them.
+The plugin also claims pickled weights, in order to refuse them with a hint on conversion.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from pathlib import Path
 from ostro import Checkpoint, hookimpl
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-"""Suffixes of weight files that can run code when they are opened."""
+"""Suffixes of weight files that can run code when they are loaded."""
 
 
 PARTS = "model_index.json"
-"""Names the parts of a folder of folders."""
+"""The file that lists the components of a pipeline folder."""
 
 
 def claims_parts(path: Path) -> bool:
-    """Say whether `path` is a folder of folders."""
+    """Whether `path` is a pipeline folder of diffusers."""
     return (path / PARTS).is_file()
 
 
 def claims(path: Path) -> bool:
-    """Say whether `path` is a safetensors or pickle file, or a folder of them."""
+    """Whether `path` is a safetensors or pickle file, or a folder of them."""
     if claims_parts(path):
         return False
     if not path.is_dir():
@@ -38,7 +37,7 @@ def claims(path: Path) -> bool:
 
 @hookimpl
 def ostro_checkpoints() -> Iterator[Checkpoint]:
-    """Yield the safetensors container, and the one of several of them."""
+    """Yield the safetensors container, and that of pipeline folders."""
     yield Checkpoint(
         name="safetensors",
         claims=claims,

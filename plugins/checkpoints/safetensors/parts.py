@@ -1,7 +1,7 @@
-"""A folder of folders, as diffusers writes a pipeline: each part's tensors under the part's name.
+"""Open a pipeline folder of diffusers: the tensors of each component, prefixed with its name.
 
-`model_index.json` says of every part which library and class it is of; parts without weights
-(tokenizers, schedulers) give their config alone.
+`model_index.json` lists the library and class of each component; components without weights
+(tokenizers, schedulers) contribute their config only.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ CONFIGS = ("config.json", "scheduler_config.json")
 
 
 def open_parts(path: Path) -> MappedContainer:
-    """Open all parts of a folder. Tensors are called "part.name"; so are the configs of the parts.
+    """Open all components of a folder. Tensors are "component.name"; configs are by component.
 
-    Raises CheckpointError for a part that is named and not there, and what its files raise.
+    Raises CheckpointError for a listed component without a folder, and the errors of its files.
     """
     config: dict[str, Any] = read_config(path / PARTS)
-    places = dict[str, TensorLocation]()
+    locations = dict[str, TensorLocation]()
     for part, named in list(config.items()):
         if not isinstance(named, list) or named[:1] == [None] or len(named) != 2:
             continue
         folder = path / part
         if not folder.is_dir() or folder.resolve().parent != path.resolve():
             raise CheckpointError(
-                f"{PARTS} names the part {part!r:.60}, and {path.name} has no such folder; "
+                f"{PARTS} lists the component {part!r:.60}, but {path.name} has no such folder; "
                 "download the model again"
             )
         file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
         config[part] = {} if file is None else read_config(file)
         if any(entry.suffix == ".safetensors" for entry in folder.iterdir()):
-            for name, place in open_shards(folder, INDICES, SINGLES).items():
-                info = replace(place.info, name=f"{part}.{name}", file=f"{part}/{place.info.file}")
-                places[info.name] = replace(place, info=info)
-    return MappedContainer(path, places, {}, config=config)
+            for name, location in open_shards(folder, INDICES, SINGLES).items():
+                info = replace(
+                    location.info, name=f"{part}.{name}", file=f"{part}/{location.info.file}"
+                )
+                locations[info.name] = replace(location, info=info)
+    return MappedContainer(path, locations, {}, config=config)

@@ -1,8 +1,8 @@
-"""The safetensors reader: headers checked before anything in them is believed.
+"""Open safetensors files and folders, with validated headers.
 
 A file is: u64 length n, n bytes of JSON `{name: {dtype, shape, data_offsets}, "__metadata__"}`,
-then the tensors' bytes without holes, little endian, rows first. Source: the format description
-of the safetensors project. Stricter than its own reader in that a repeated name is refused.
+then the tensors' bytes without gaps, little endian, row-major. Source: the format description of
+the safetensors project. In addition, repeated names are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def open_safetensors(path: Path) -> MappedContainer:
     """Open a .safetensors file, or a folder of them with or without an index.
 
     Only headers are read. Raises CheckpointError (what is malformed, in which file and tensor),
-    ModelNotFound (no weights), PickleRefused (weights that could run code).
+    ModelNotFound (no weights), PickleRefused (weights that can run code).
     """
     if not path.is_dir():
         if path.suffix in PICKLES:
@@ -55,8 +55,8 @@ def open_safetensors(path: Path) -> MappedContainer:
 def open_shards(
     folder: Path, indices: Iterable[str], singles: Iterable[str]
 ) -> dict[str, TensorLocation]:
-    """The tensors of a folder: by the first index that is there, or the first single file of these
-    names, or all files. Raises as `open_safetensors`.
+    """The tensors of a folder: of the first index that exists, else of the first file of `singles`
+    that exists, else of all files. Raises the errors of `open_safetensors`.
     """
     return _open_folder(folder, indices, singles)[0]
 
@@ -69,19 +69,19 @@ def _open_folder(
         return _open_shards(_find_shards(path, singles), {})
     owners = _read_index(path / index)
     shards = [_shard_path(path, shard) for shard in sorted(set(owners.values()))]
-    places, metadata = _open_shards(shards, owners)
-    if absent := sorted(owners.keys() - places.keys()):
+    locations, metadata = _open_shards(shards, owners)
+    if absent := sorted(owners.keys() - locations.keys()):
         name = absent[0]
         raise CheckpointError(
             f"{index}: {len(absent)} tensors are not in the shards it names; "
             f"first: {name!r}, expected in {owners[name]}"
         )
-    return places, metadata
+    return locations, metadata
 
 
 def _container(path: Path, folder: Path, opened: tuple[Any, Any]) -> MappedContainer:
-    places, metadata = opened
-    return MappedContainer(path, places, metadata, config=folder / "config.json")
+    locations, metadata = opened
+    return MappedContainer(path, locations, metadata, config=folder / "config.json")
 
 
 def _find_shards(folder: Path, singles: Iterable[str]) -> list[Path]:
@@ -118,29 +118,29 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _shard_path(folder: Path, shard: str) -> Path:
-    """The shard's path, known to be a safetensors file that lies in the folder."""
+    """The path of a shard, which must be a safetensors file in the folder."""
     if shard in ("", "..") or "/" in shard or "\\" in shard:
         raise CheckpointError(f"{INDEX}: shard path {shard!r} leaves the model's folder")
     if not shard.endswith(".safetensors"):
         raise CheckpointError(f"{INDEX}: shard {shard!r} is not a .safetensors file")
     if shard not in os.listdir(folder):
-        raise CheckpointError(f"{INDEX}: shard {shard!r} is absent; download the model again")
+        raise CheckpointError(f"{INDEX}: shard {shard!r} is missing; download the model again")
     path = folder / shard
     try:
         found = resolve_path(path)
     except OSError as error:
         raise CheckpointError(
-            f"{shard}: cannot be opened: {error.strerror}; put the file itself there"
+            f"{shard}: cannot be opened: {error.strerror}; replace it by the file"
         ) from None
-    if not found.is_relative_to(_home(folder.resolve())):
+    if not found.is_relative_to(_link_root(folder.resolve())):
         raise CheckpointError(
-            f"{shard}: is a symlink that leaves the model's folder; put the file itself there"
+            f"{shard}: is a symlink out of the model's folder; replace it by the file"
         )
     return path
 
 
-def _home(folder: Path) -> Path:
-    """The folder that a model's links may lead into.
+def _link_root(folder: Path) -> Path:
+    """The folder in which targets of a model's symlinks must be.
 
     A snapshot in the Hugging Face cache is a folder of links into its sibling `blobs`.
     """
@@ -153,26 +153,26 @@ def _home(folder: Path) -> Path:
 def _open_shards(
     paths: Iterable[Path], owners: Mapping[str, str]
 ) -> tuple[dict[str, TensorLocation], dict[str, str]]:
-    """Merge the shards' headers; where two hold a tensor, `owners` must say whose it is."""
-    places: dict[str, TensorLocation] = {}
+    """Merge the headers of shards. `owners` names the shard of a tensor that several contain."""
+    locations: dict[str, TensorLocation] = {}
     metadata: dict[str, str] = {}
     for path in paths:
         found, extra = read_header(MappedFile(path))
         metadata.update(extra)
-        for name, place in found.items():
+        for name, location in found.items():
             if owners.get(name, path.name) != path.name:
                 continue
-            if name in places:
+            if name in locations:
                 raise CheckpointError(
-                    f"{path.name}: tensor {name!r} is also in {places[name].info.file}; "
+                    f"{path.name}: tensor {name!r} is also in {locations[name].info.file}; "
                     "leave only one of them in the folder"
                 )
-            places[name] = place
-    return places, metadata
+            locations[name] = location
+    return locations, metadata
 
 
 def read_header(file: MappedFile) -> tuple[dict[str, TensorLocation], dict[str, str]]:
-    """Check a file's header against its bytes and give its tensors' places and its metadata."""
+    """Validate a file's header; return the locations of its tensors, and its metadata."""
     where = file.path.name
     if file.size < 8:
         raise CheckpointError(f"{where}: {file.size} bytes are too few for a safetensors file")
@@ -181,16 +181,16 @@ def read_header(file: MappedFile) -> tuple[dict[str, TensorLocation], dict[str, 
         raise CheckpointError(f"{where}: header of {length} bytes; the limit is {MAX_HEADER}")
     if 8 + length > file.size:
         raise CheckpointError(
-            f"{where}: header of {length} bytes in a file of {file.size}; it is cut short"
+            f"{where}: header of {length} bytes in a file of {file.size}; the file is truncated"
         )
     header = _parse(where, file.data[8 : 8 + length].tobytes())
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"{where}: __metadata__ must map strings to strings")
     start = 8 + length
-    places = {name: _place(file, start, name, entry) for name, entry in header.items()}
-    _refuse_holes(where, places.values(), start, file.size)
-    return places, metadata
+    locations = {name: _place(file, start, name, entry) for name, entry in header.items()}
+    _check_coverage(where, locations.values(), start, file.size)
+    return locations, metadata
 
 
 def _parse(where: str, raw: bytes) -> dict[str, Any]:
@@ -210,15 +210,15 @@ def _parse(where: str, raw: bytes) -> dict[str, Any]:
         at = f"line {error.lineno} column {error.colno}"
         raise CheckpointError(f"{where}: not JSON: {at}: {error.msg}") from None
     except RecursionError:
-        raise CheckpointError(f"{where}: its JSON is nested too deep") from None
+        raise CheckpointError(f"{where}: its JSON is nested too deeply") from None
     except ValueError as error:
-        # Not UTF-8, or a number of thousands of digits.
+        # not UTF-8, or a number with thousands of digits
         raise CheckpointError(f"{where}: not JSON: {error}") from None
     return parsed
 
 
 def _place(file: MappedFile, start: int, name: str, entry: Any) -> TensorLocation:
-    """Check one entry of a header by itself; `start` is where the data section begins."""
+    """Validate one entry of a header; `start` is the offset of the data section."""
     where = f"{file.path.name}: tensor {name!r}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise CheckpointError(f"{where}: needs dtype, shape and data_offsets")
@@ -240,7 +240,7 @@ def _place(file: MappedFile, start: int, name: str, entry: Any) -> TensorLocatio
         )
     if start + end > file.size:
         raise CheckpointError(
-            f"{where}: ends at byte {start + end} of a file of {file.size}; it is cut short, "
+            f"{where}: ends at byte {start + end} of a file of {file.size}; the file is truncated; "
             "download it again"
         )
     info = TensorInfo(
@@ -253,13 +253,13 @@ def _are_counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def _refuse_holes(where: str, places: Iterable[TensorLocation], start: int, size: int) -> None:
-    """The tensors must cover the data section exactly: nothing hides there, nothing is shared."""
+def _check_coverage(where: str, locations: Iterable[TensorLocation], start: int, size: int) -> None:
+    """Raise an error unless the tensors cover the data section without gaps and overlaps."""
     expected = start
-    for place in sorted(places, key=lambda place: (place.start, place.info.nbytes)):
-        if place.start != expected:
-            fault = "overlaps the one before it" if place.start < expected else "follows a hole"
-            raise CheckpointError(f"{where}: tensor {place.info.name!r} {fault} in the file")
-        expected += place.info.nbytes
+    for location in sorted(locations, key=lambda location: (location.start, location.info.nbytes)):
+        if location.start != expected:
+            fault = "overlaps the one before it" if location.start < expected else "follows a gap"
+            raise CheckpointError(f"{where}: tensor {location.info.name!r} {fault} in the file")
+        expected += location.info.nbytes
     if expected != size:
         raise CheckpointError(f"{where}: {size - expected} bytes follow its last tensor")

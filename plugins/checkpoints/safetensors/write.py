@@ -1,7 +1,7 @@
-"""Write safetensors: a folder of float tensors with its config and what lies beside it.
+"""Write a float model as a folder of safetensors files, config and assets.
 
-Headers come before the tensors and say how long each is, so one tensor at a time is in memory.
-Everything is written to a hidden folder beside the one asked for, which takes its name at the end.
+Headers precede the tensors and contain their sizes, so one tensor at a time is in memory. The files
+are written to a hidden sibling folder, which is renamed at the end.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ import torch
 from torch import Tensor
 
 from ostro import TensorInfo
-from ostro.checkpoints import DTYPES, Saving, refuse_existing
-from ostro.checkpoints import SavingProgress as Told
-from ostro.checkpoints import atomic_path as whole
+from ostro.checkpoints import DTYPES, Saving, SavingProgress, atomic_path, refuse_existing
 from ostro.errors import CheckpointError, Unsupported
 from ostro.plugins.checkpoints.safetensors.reader import INDEX, SINGLE
 
 LIMIT = 5_000_000_000
-"""Bytes of a shard, about as many as those on the hub have."""
+"""The largest size of a shard in bytes, as usual on the hub."""
 
 
-class Floats(Protocol):
-    """A model in floats that is to be written into `folder`.
+class FloatModel(Protocol):
+    """A float model to write into `folder`.
 
-    `tensors` are all of it, in order, and `make(name)` gives one of them as its info says; `config`
-    is its config.json, `assets` are files that are copied, `texts` further ones by name.
+    `tensors` lists its tensors in order, and `make(name)` returns one; `config` becomes
+    config.json,
+    `assets` are files to copy, `texts` the contents of further files by name.
     """
 
     @property
@@ -48,31 +47,35 @@ class Floats(Protocol):
     def texts(self) -> Mapping[str, str]: ...
 
 
-def write_safetensors(saving: Saving | Floats, told: Told) -> Path:
-    """Write a folder, in shards where it is large; gives its path.
+def write_safetensors(saving: Saving | FloatModel, progress: SavingProgress) -> Path:
+    """Write a folder, in shards of at most `LIMIT` bytes; return its path.
 
-    Raises Unsupported for what is to be quantized and for types that are not held, UsageError
-    where the folder exists, CheckpointError where the disk is full.
+    Raises Unsupported for quantization and for dtypes that safetensors lacks, UsageError if the
+    folder exists, CheckpointError if the disk is full.
     """
     if isinstance(saving, Saving):
-        raise Unsupported("--to safetensors: holds floats here; --to gguf and uqff take fewer bits")
+        raise Unsupported(
+            "--to safetensors: writes floats only; use --to gguf or --to uqff to quantize"
+        )
     for name, info in saving.tensors.items():
         if info.format not in DTYPES:
-            raise Unsupported(f"{name} is {info.format}, which safetensors does not hold")
+            raise Unsupported(
+                f"{name} is {info.format}, which safetensors cannot store; choose a float format"
+            )
     folder = saving.folder
     refuse_existing(folder)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        fill(part, saving, told)
+        fill(part, saving, progress)
         os.rename(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
-def fill(folder: Path, saving: Floats, told: Told) -> None:
+def fill(folder: Path, saving: FloatModel, progress: SavingProgress) -> None:
     """Write all files of a folder."""
     shards = split(saving.tensors)
     total, done = sum(info.nbytes for info in saving.tensors.values()), 0
@@ -80,11 +83,11 @@ def fill(folder: Path, saving: Floats, told: Told) -> None:
     def make(name: str) -> Tensor:
         nonlocal done
         done += saving.tensors[name].nbytes
-        told(done, total)
+        progress(done, total)
         return saving.make(name)
 
     for asset in saving.assets:
-        with whole(folder / asset.name) as path:
+        with atomic_path(folder / asset.name) as path:
             shutil.copyfile(asset, path)
     texts = dict(saving.texts) | {"config.json": json.dumps(saving.config, indent=2)}
     names = [SINGLE]
@@ -96,14 +99,14 @@ def fill(folder: Path, saving: Floats, told: Told) -> None:
         index = {"metadata": {"total_size": total}, "weight_map": owners}
         texts[INDEX] = json.dumps(index, indent=2)
     for name, text in texts.items():
-        with whole(folder / name) as path:
+        with atomic_path(folder / name) as path:
             path.write_text(text, "utf-8")
     for name, shard in zip(names, shards, strict=True):
         save(folder / name, shard, make)
 
 
 def split(tensors: Mapping[str, TensorInfo]) -> list[dict[str, TensorInfo]]:
-    """The tensors in shards of LIMIT bytes at most, in their order."""
+    """The tensors in shards of at most `LIMIT` bytes, in order."""
     shards: list[dict[str, TensorInfo]] = [{}]
     size = 0
     for name, info in tensors.items():
@@ -116,7 +119,7 @@ def split(tensors: Mapping[str, TensorInfo]) -> list[dict[str, TensorInfo]]:
 
 
 def save(file: Path, tensors: Mapping[str, TensorInfo], make: Callable[[str], Tensor]) -> None:
-    """Write one file, wide types first, so that all of them are aligned."""
+    """Write one file, wide dtypes first, so that all tensors are aligned."""
     order = sorted(tensors, key=lambda name: -DTYPES[tensors[name].format][1])
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -130,13 +133,13 @@ def save(file: Path, tensors: Mapping[str, TensorInfo], make: Callable[[str], Te
         }
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
-    with whole(file) as path, open(path, "wb") as stream:
+    with atomic_path(file) as path, open(path, "wb") as stream:
         stream.write(len(raw).to_bytes(8, "little") + raw)
         for name in order:
             flat = make(name).contiguous().flatten().view(torch.uint8)
             if flat.numel() != tensors[name].nbytes:
                 raise CheckpointError(
-                    f"{name} became {flat.numel()} bytes, not {tensors[name].nbytes}"
+                    f"{name} has {flat.numel()} bytes, expected {tensors[name].nbytes}"
                 )
             stream.write(flat.numpy().data)
         stream.flush()

@@ -1,5 +1,7 @@
-"""UQFF, mistral.rs's folder of a quantized model: layers in .uqff files, each family's own way, and
-beside them the tensors that are not quantized, config.json and the tokenizer.
+"""The UQFF checkpoint: mistral.rs's folder of a quantized model.
+
+Quantized layers are in .uqff files, other tensors in residual.safetensors, beside config.json and
+the tokenizer.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from ostro import Checkpoint, hookimpl
 
 SUFFIX = ".uqff"
 RESIDUAL = "residual.safetensors"
-"""Holds what is not quantized."""
+"""The file of the tensors that are not quantized."""
 
 
 def claims(path: Path) -> bool:
-    """Say whether `path` is a .uqff file, or a folder of them without weights of another kind."""
+    """Whether `path` is a .uqff file, or a folder of them without weights of another kind."""
     if not path.is_dir():
         return path.suffix == SUFFIX
     names = [entry.name for entry in path.iterdir()]
@@ -25,7 +27,7 @@ def claims(path: Path) -> bool:
 
 @hookimpl
 def ostro_checkpoints() -> Iterator[Checkpoint]:
-    """Yield the UQFF container, to which the .safetensors file in its folder belongs."""
+    """Yield the UQFF container, which includes the .safetensors file in its folder."""
     yield Checkpoint(
         name="uqff",
         claims=claims,

@@ -1,7 +1,7 @@
-"""The families of UQFF 1.2: which tensors a layer of each has, and how its quantizer is shown them.
+"""The families (formats) of UQFF 1.2: the tensors of a layer, and their mapping to quantizers.
 
-A layer `key` is `key.weight`, `key.weight.format`, a number that says the family, and what that
-family has beside it: `key.weight.shape` and so on. Source: mistral.rs, docs/reference/uqff-format
+A layer `key` has `key.weight`, `key.weight.format`, the number of the family, and the further
+tensors of the family: `key.weight.shape` and so on. Source: mistral.rs, docs/reference/uqff-format
 and the `serialize_uqff` of each of its layers.
 """
 
@@ -15,23 +15,23 @@ from ostro.checkpoints import GGML_TYPES as TYPES
 from ostro.checkpoints import GgmlType, TensorLocation
 from ostro.errors import CheckpointError
 
-Places = Mapping[str, TensorLocation]
+Locations = Mapping[str, TensorLocation]
 """The tensors of a layer, by suffix: "weight", "weight.format"..."""
 
 FORMAT = "weight.format"
-AGAIN = "the file is damaged, download it again or write it again"
+AGAIN = "the file is damaged; download or write it again"
 
 GGML: Mapping[int, GgmlType] = {
     code: TYPES[code] for code in (0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 30)
 }
-"""The ggml types that family 0 has, by `weight.dtype`."""
+"""The ggml types of family 0, by `weight.dtype`."""
 
 MAX_EXPERTS = 1 << 14
 
 
 @dataclass(frozen=True)
 class TensorPart:
-    """What a tensor must be: of one of these formats, and of `dims` dimensions if that is said."""
+    """The valid formats of a tensor, and its number of dimensions, or None for any."""
 
     formats: tuple[str, ...]
     dims: int | None = None
@@ -39,19 +39,19 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class Family:
-    """A way to store a weight: its tensors by suffix, `stacks` where experts may lie in it too.
+    """A format of UQFF: its tensors by suffix; `stacks` says whether it stores stacked experts.
 
-    `show` gives them as the quantizer of the family claims them.
+    `show` converts the tensors to those that the quantizer of the format claims.
     """
 
     name: str
     parts: Mapping[str, TensorPart]
     stacks: bool = False
-    show: Callable[[Places], Places] = dict
+    show: Callable[[Locations], Locations] = dict
 
 
-def show_ggml(parts: Places) -> Places:
-    """Blocks with the name of their type and the shape of the weight, as in a GGUF file."""
+def show_ggml(parts: Locations) -> Locations:
+    """ggml blocks with the type and shape of the weight, as in a GGUF file."""
     weight, code = parts["weight"], number(parts["weight.dtype"])
     kind, shape = GGML.get(code), numbers(parts["weight.shape"])
     if kind is None:
@@ -68,7 +68,7 @@ def show_ggml(parts: Places) -> Places:
     return {"weight": replace(weight, info=info)}
 
 
-def show_floats(parts: Places) -> Places:
+def show_floats(parts: Locations) -> Locations:
     return {"weight": parts["weight"]}
 
 
@@ -130,13 +130,13 @@ FAMILIES = (
         stacks=True,
     ),
 )
-"""By number."""
+"""The families by number."""
 
 
-def show(key: str, parts: Places) -> dict[str, TensorLocation]:
-    """The tensors of a layer by name, as its quantizer claims them; a stack expert by expert.
+def show(key: str, parts: Locations) -> dict[str, TensorLocation]:
+    """The tensors of a layer by name, as its quantizer claims them; stacks are split by expert.
 
-    Raises CheckpointError for what no layer of its family is.
+    Raises CheckpointError for tensors that do not fit the family.
     """
     family = family_of(key, parts)
     for suffix, part in family.parts.items():
@@ -146,99 +146,104 @@ def show(key: str, parts: Places) -> dict[str, TensorLocation]:
         known = "2, or 3 for experts," if family.stacks else "2"
         raise fault(
             parts["weight"],
-            f"has {dims} dimensions, where {family.name} has {known} dimensions; {AGAIN}",
+            f"has {dims} dimensions, expected {known} for {family.name}; {AGAIN}",
         )
     shown = family.show(parts)
     return named(key, shown) if dims == 2 else split(key, shown)
 
 
-def family_of(key: str, parts: Places) -> Family:
-    """The family that a layer says it is of, whose tensors it must have, and no others."""
+def family_of(key: str, parts: Locations) -> Family:
+    """The family of a layer. Raises CheckpointError unless the layer has exactly its tensors."""
     if FORMAT not in parts:
         some = next(iter(parts.values()))
-        raise fault(some, f"has no {key}.{FORMAT} beside it, which says what it is; {AGAIN}")
-    place = parts[FORMAT]
-    check(place, BYTE)
-    code = number(place)
+        raise fault(some, f"has no {key}.{FORMAT}, which names its family; {AGAIN}")
+    location = parts[FORMAT]
+    check(location, BYTE)
+    code = number(location)
     if code >= len(FAMILIES):
         names = ", ".join(f"{i} ({family.name})" for i, family in enumerate(FAMILIES))
-        raise fault(place, f"is {code}; UQFF has {names}; {AGAIN}")
+        raise fault(location, f"is {code}; UQFF has {names}; {AGAIN}")
     family = FAMILIES[code]
     for suffix in family.parts:
         if suffix not in parts:
-            what = f"says {family.name}, but there is no {key}.{suffix}; {AGAIN}"
-            raise fault(place, what)
+            what = f"is {family.name}, but {key}.{suffix} is missing; {AGAIN}"
+            raise fault(location, what)
     for suffix in parts:
         if suffix not in family.parts and suffix != FORMAT:
-            what = f"is no tensor of {family.name}, which {key}.{FORMAT} says; {AGAIN}"
+            what = f"is not a tensor of {family.name}, the family in {key}.{FORMAT}; {AGAIN}"
             raise fault(parts[suffix], what)
     return family
 
 
-def check(place: TensorLocation, part: TensorPart, family: Family | None = None) -> None:
-    """Refuse a tensor that is not what it must be."""
-    info = place.info
+def check(location: TensorLocation, part: TensorPart, family: Family | None = None) -> None:
+    """Raise CheckpointError for a tensor of the wrong format or number of dimensions."""
+    info = location.info
     if info.format in part.formats and part.dims in (None, len(info.shape)):
         return
     wanted = " or ".join(part.formats)
     dims = "" if part.dims is None else f" of {part.dims} dimensions"
-    whose = f" in {family.name}" if family else ""
-    raise fault(place, f"is {info.format} {list(info.shape)}, not {wanted}{dims}{whose}; {AGAIN}")
+    owner = f" in {family.name}" if family else ""
+    raise fault(
+        location, f"is {info.format} {list(info.shape)}, expected {wanted}{dims}{owner}; {AGAIN}"
+    )
 
 
-def rank(parts: Places) -> int:
-    """Dimensions of the weight."""
-    said = parts.get("weight.shape")
-    return len(parts["weight"].info.shape) if said is None else said.info.shape[0]
+def rank(parts: Locations) -> int:
+    """The number of dimensions of the weight."""
+    shape = parts.get("weight.shape")
+    return len(parts["weight"].info.shape) if shape is None else shape.info.shape[0]
 
 
-def named(key: str, parts: Places) -> dict[str, TensorLocation]:
-    """Tensors by name, which their infos have as well."""
-    names = {f"{key}.{suffix}": place for suffix, place in parts.items()}
+def named(key: str, parts: Locations) -> dict[str, TensorLocation]:
+    """The tensors by name, with infos of that name."""
+    names = {f"{key}.{suffix}": location for suffix, location in parts.items()}
     return {
-        name: replace(place, info=replace(place.info, name=name)) for name, place in names.items()
+        name: replace(location, info=replace(location.info, name=name))
+        for name, location in names.items()
     }
 
 
-def split(key: str, parts: Places) -> dict[str, TensorLocation]:
-    """The stack `above.part` as `above.0.part`, `above.1.part`...; they share the scalars."""
+def split(key: str, parts: Locations) -> dict[str, TensorLocation]:
+    """Split the stack `parent.part` into `parent.0.part`, `parent.1.part`..., with shared
+    scalars.
+    """
     experts = parts["weight"].info.shape[0]
     above, _, last = key.rpartition(".")
     if not 0 < experts <= MAX_EXPERTS:
         weight = parts["weight"]
         raise fault(
-            weight, f"is a stack of {experts} experts; 1 to {MAX_EXPERTS} are read; {AGAIN}"
+            weight, f"is a stack of {experts} experts, expected 1 to {MAX_EXPERTS}; {AGAIN}"
         )
     found: dict[str, TensorLocation] = {}
     for i in range(experts):
-        mine = {suffix: expert(place, i, experts) for suffix, place in parts.items()}
+        mine = {suffix: expert(location, i, experts) for suffix, location in parts.items()}
         found |= named(f"{above}.{i}.{last}", mine)
     return found
 
 
-def expert(place: TensorLocation, i: int, experts: int) -> TensorLocation:
-    """The share of one expert of a tensor."""
-    info = place.info
+def expert(location: TensorLocation, i: int, experts: int) -> TensorLocation:
+    """The location of one expert in a stacked tensor."""
+    info = location.info
     if not info.shape:
-        return place
+        return location
     if info.shape[0] != experts:
-        raise fault(place, f"has shape {list(info.shape)} in a stack of {experts}; {AGAIN}")
+        raise fault(location, f"has shape {list(info.shape)} in a stack of {experts}; {AGAIN}")
     nbytes = info.nbytes // experts
     share = replace(info, shape=info.shape[1:], nbytes=nbytes)
-    return TensorLocation(share, place.file, place.start + i * nbytes)
+    return TensorLocation(share, location.file, location.start + i * nbytes)
 
 
-def number(place: TensorLocation) -> int:
-    """A scalar."""
-    raw = place.file.data[place.start : place.start + place.info.nbytes]
+def number(location: TensorLocation) -> int:
+    """The value of a scalar."""
+    raw = location.file.data[location.start : location.start + location.info.nbytes]
     return int.from_bytes(raw.tobytes(), "little")
 
 
-def numbers(place: TensorLocation) -> tuple[int, ...]:
-    """A vector of U32."""
-    raw = place.file.data[place.start : place.start + place.info.nbytes]
+def numbers(location: TensorLocation) -> tuple[int, ...]:
+    """The values of a vector of U32."""
+    raw = location.file.data[location.start : location.start + location.info.nbytes]
     return tuple(int(value) for value in raw.copy().view("<u4"))
 
 
-def fault(place: TensorLocation, what: str) -> CheckpointError:
-    return CheckpointError(f"{place.info.file}: {place.info.name} {what}")
+def fault(location: TensorLocation, what: str) -> CheckpointError:
+    return CheckpointError(f"{location.info.file}: {location.info.name} {what}")

@@ -1,8 +1,8 @@
-"""What mistral.rs adds to config.json of a model that it had from a GGUF file.
+"""The keys that mistral.rs adds to the config.json of a model converted from GGUF.
 
-`_mistralrs_qk_rope_layout: adjacent` says that the rows of q and k lie as llama.cpp's converter
-writes them, the two halves of each head interleaved. Other keys that begin so say that other
-tensors lie otherwise than on the hub.
+`_mistralrs_qk_rope_layout: adjacent` marks rows of q and k in the order of llama.cpp's converter,
+which interleaves the two halves of each head. Other keys with this prefix mark further tensors
+with another layout than on the hub.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ostro.plugins.checkpoints.uqff.families import fault
 PRIVATE = "_mistralrs_"
 LAYOUT = f"{PRIVATE}qk_rope_layout"
 USUAL = (None, False, "half_split", "grouped")
-"""Values that say that tensors lie as on the hub."""
+"""Values that mark the layout of the hub."""
 
 UNUSED = (f"{PRIVATE}mtp",)
-"""Keys that say nothing of where tensors lie."""
+"""Keys that do not concern layouts."""
 
 FAMILY = ("llama", "mistral", "mixtral", "granite", "smollm3")
-"""Model types of which the converter interleaves q and k, and nothing else."""
+"""Model types of which the converter changes the layout of q and k only."""
 
 ROTATED = re.compile(r".*\.self_attn\.(?P<side>[qk])_proj\.(weight.*|bias)")
 FIXED = ("weight.num_blocks", "weight.axis")
-"""Suffixes of families whose rows are not apart: F8Q8, HQQ."""
+"""Suffixes of families whose rows cannot be reordered: F8Q8, HQQ."""
 
 
 def read(raw: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """The config without these keys, and whether q and k are interleaved.
 
-    Raises Unsupported for a key that says what is not undone here.
+    Raises Unsupported for a key with an unsupported layout.
     """
     adjacent = raw.get(LAYOUT) == "adjacent"
     for key, value in private(raw):
@@ -42,14 +42,14 @@ def read(raw: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         if key not in UNUSED and value not in USUAL and not undone:
             raise Unsupported(
                 f"config.json: {key}={value!r:.80} in a {raw.get('model_type')!r:.80} model: its "
-                "tensors lie as in the GGUF file it was made of, which is not undone here; use "
-                "that file, or a UQFF made of the model on the hub"
+                "tensors have the layout of a GGUF file, which is not supported here; use that "
+                "file, or a UQFF made from the model on the hub"
             )
     return public(raw), adjacent
 
 
 def private(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every private key and its value, those of objects in the config as well."""
+    """Every private key and its value, also in nested objects."""
     for key, value in config.items():
         if key.startswith(PRIVATE):
             yield key, value
@@ -65,33 +65,35 @@ def public(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def interleaved(config: Mapping[str, Any], places: Mapping[str, TensorLocation]) -> dict[str, int]:
-    """The tensors of q and k, and how many heads each has.
+def interleaved(
+    config: Mapping[str, Any], locations: Mapping[str, TensorLocation]
+) -> dict[str, int]:
+    """The tensors of q and k with their numbers of heads.
 
-    Raises ConfigError where the config does not say, CheckpointError for rows that are no whole
-    heads, Unsupported for families of which rows cannot be moved.
+    Raises ConfigError if the config lacks the number, CheckpointError for rows that are not a
+    multiple of it, Unsupported for families whose rows cannot be reordered.
     """
     heads = config.get("num_attention_heads")
     counts = {"q": heads, "k": config.get("num_key_value_heads", heads)}
-    sides = {name: match["side"] for name in places if (match := ROTATED.fullmatch(name))}
+    sides = {name: match["side"] for name in locations if (match := ROTATED.fullmatch(name))}
     for name in sides:
         if name.endswith(FIXED):
             raise Unsupported(
-                f"{places[name].info.file}: {name} is of a format whose rows cannot be moved, and "
-                f"they lie as in a GGUF file ({LAYOUT}); use that file, or another format"
+                f"{locations[name].info.file}: {name} has a format whose rows cannot be reordered, "
+                f"in the layout of a GGUF file ({LAYOUT}); use that file, or another format"
             )
     return {
-        name: whole_heads(places[name], counts[side])
+        name: whole_heads(locations[name], counts[side])
         for name, side in sides.items()
-        if places[name].info.shape
+        if locations[name].info.shape
     }
 
 
-def whole_heads(place: TensorLocation, heads: Any) -> int:
-    """The number of heads that the rows of a tensor are."""
-    rows = place.info.shape[0]
+def whole_heads(location: TensorLocation, heads: Any) -> int:
+    """The number of heads, of which the rows of a tensor are a multiple."""
+    rows = location.info.shape[0]
     if type(heads) is not int or heads < 1:
-        raise ConfigError(f"config.json: {heads!r:.80} counts no heads of attention")
+        raise ConfigError(f"config.json: {heads!r:.80} is not a number of attention heads")
     if rows % (2 * heads):
-        raise fault(place, f"has {rows} rows, which are not {heads} heads of pairs")
+        raise fault(location, f"has {rows} rows, not a multiple of 2 * {heads} heads")
     return heads

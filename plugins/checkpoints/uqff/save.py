@@ -1,4 +1,4 @@
-"""From a saving to a UQFF folder: its weights are the layers, all else is the residual."""
+"""Save a model as a UQFF folder: weights as layers, other tensors as the residual."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from math import prod
 from pathlib import Path
 
 from ostro import Storage
-from ostro.checkpoints import Saving
-from ostro.checkpoints import SavingProgress as Told
+from ostro.checkpoints import Saving, SavingProgress
 from ostro.checkpoints import WeightSlot as Slot
 from ostro.errors import CheckpointError, Unsupported
 from ostro.plugins.checkpoints.uqff.write import Entry, write
@@ -30,13 +29,14 @@ ASSETS = (
 Make = Callable[[], Storage]
 
 
-def save_uqff(saving: Saving, told: Told) -> Path:
-    """Write the folder of a saving; see `write`. Raises Unsupported for what is no hub folder."""
+def save_uqff(saving: Saving, progress: SavingProgress) -> Path:
+    """Write the folder of a saving, see `write`. Raises Unsupported for other than hub folders."""
     found = saving.outline
     if found.space != "hub" or not found.container.path.is_dir():
         raise Unsupported(
-            f"{found.container.path.name} has no config.json beside it, which a UQFF folder needs; "
-            "quantize the model's folder, or write --to gguf"
+            f"{found.container.path.name} is not a model folder with a config.json, which UQFF "
+            "needs; "
+            "quantize the model's folder, or use --to gguf"
         )
     layers = stacks(saving)
     total = sum(prod(slot.shape) for slots in layers.values() for slot, _ in slots)
@@ -46,7 +46,7 @@ def save_uqff(saving: Saving, told: Told) -> Path:
         nonlocal done
         storages = [read() for _, read in parts]
         done += sum(prod(slot.shape) for slot, _ in parts)
-        told(done, total)
+        progress(done, total)
         return storages[0] if parts[0][0].expert is None else stacked(parts[0][0], storages)
 
     others = saving.other_tensors()
@@ -67,7 +67,7 @@ def save_uqff(saving: Saving, told: Told) -> Path:
 
 
 def stacks(saving: Saving) -> dict[str, list[tuple[Slot, Make]]]:
-    """The weights by key, those of experts together: `above.3.part` is of `above.part`."""
+    """The weights by key; experts `parent.3.part` are grouped under `parent.part`."""
     found: dict[str, list[tuple[Slot, Make]]] = defaultdict(list)
     for slot, read in saving.weights():
         above, _, last = slot.name.rpartition(".")
@@ -77,11 +77,12 @@ def stacks(saving: Saving) -> dict[str, list[tuple[Slot, Make]]]:
 
 
 def stacked(slot: Slot, storages: Sequence[Storage]) -> Storage:
-    """The storage of all experts."""
+    """The stacked storage of all experts."""
     made = type(storages[0]).stack(storages)
     if made is None:
         formats = ", ".join(sorted({storage.format for storage in storages}))
         raise CheckpointError(
-            f"{slot.name}: its experts are {formats}, which cannot be stacked; name one format"
+            f"{slot.name}: its experts are {formats}, which cannot be stacked; use one format for "
+            "all"
         )
     return made

@@ -1,4 +1,4 @@
-"""What UQFF holds of a storage: the tensors that it saves, as the family has them that fits."""
+"""Convert the saved tensors of a storage to those of a UQFF family."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from ostro.errors import Unsupported
 from ostro.plugins.checkpoints.uqff.families import FAMILIES, FORMAT, GGML
 
 Tensors = Mapping[str, Tensor]
-"""By suffix."""
+"""Tensors by suffix."""
 
 CODES = {family.name: code for code, family in enumerate(FAMILIES)}
 GGML_CODES = {kind.name: code for code, kind in GGML.items()}
 F8_E4M3 = 9
-"""The number of mistral.rs's own table of types that a layer of FP8 has as its dtype."""
+"""The dtype of an FP8 layer, in mistral.rs's numbering of types."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP8_SCALES = ("weight_scale", "weight_scale_inv")
-INSTEAD = "bring the model to another format, such as q4k, afq4 or fp8"
+INSTEAD = "quantize to another format, such as q4k, afq4 or fp8"
 
 
 def tensors(key: str, storage: Storage) -> dict[str, Tensor]:
     """The tensors of a layer by suffix: "weight", "weight.format"...
 
-    They are asked for by what `save` gives, not by class, so that any storage of these forms can be
-    written. Raises Unsupported for what no family of UQFF 1.2 holds.
+    The suffixes of `save` decide the family, not the class, so that storages of other plugins can
+    be written as well. Raises Unsupported for a storage without a family in UQFF 1.2.
     """
     saved = storage.save()
     made = dict(saved) if FORMAT in saved else family_of(key, storage, saved)
     family = FAMILIES[int(made[FORMAT])]
     if len(storage.shape) != 2 and not family.stacks:
-        raise refusal(key, storage, f"UQFF holds no experts in {family.name}")
+        raise refusal(key, storage, f"UQFF has no stacked experts in {family.name}")
     if made.keys() != {*family.parts, FORMAT}:
         raise refusal(key, storage, f"its tensors are not those of {family.name}")
     return made
 
 
 def family_of(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
-    """The tensors of a storage that did not come from a UQFF file."""
+    """The UQFF tensors of a storage that was not read from a UQFF file."""
     for suffixes, make in FORMS:
         if suffixes <= saved.keys():
             return make(key, storage, saved)
@@ -50,17 +50,17 @@ def family_of(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
     raise refusal(key, storage, "UQFF has no family for it")
 
 
-def refusal(key: str, storage: Storage, why: str) -> Unsupported:
-    return Unsupported(f"{key} is {storage.format}, which cannot be written: {why}; {INSTEAD}")
+def refusal(key: str, storage: Storage, reason: str) -> Unsupported:
+    return Unsupported(f"{key} is {storage.format}, which UQFF cannot store: {reason}; {INSTEAD}")
 
 
 def plain(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
-    """Floats, or blocks of ggml's."""
+    """Floats, or ggml blocks."""
     weight = saved["weight"]
     if weight.dtype in FLOATS:
         return {"weight": weight, FORMAT: byte(CODES["Unquant"])}
     if weight.dtype != torch.uint8 or storage.format not in GGML_CODES:
-        raise refusal(key, storage, f"UQFF has only {', '.join(GGML_CODES)} of ggml's types")
+        raise refusal(key, storage, f"its ggml types are {', '.join(GGML_CODES)}")
     return {
         "weight": weight.flatten(),
         FORMAT: byte(CODES["Gguf"]),
@@ -70,7 +70,7 @@ def plain(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
 
 
 def afq(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
-    """MLX's, whose scales and biases have other names."""
+    """MLX's affine format, with other names of scales and biases."""
     weight, scales, k = saved["weight"], saved["scales"], storage.shape[-1]
     return {
         "weight": weight,
@@ -83,12 +83,12 @@ def afq(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
 
 
 def fp8(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
-    """Eight-bit floats with one scale. That of x is the weight's, as mistral.rs has it."""
+    """E4M3 with one scale; the scale of x is that of the weight, as in mistral.rs."""
     weight = saved["weight"]
     (scale,) = (saved[name].float() for name in FP8_SCALES if name in saved)
     first = scale.flatten()[0]
     if weight.dtype != torch.float8_e4m3fn or bool((scale != first).any()):
-        raise refusal(key, storage, "UQFF has E4M3 with one scale for the whole weight")
+        raise refusal(key, storage, "its FP8 is E4M3 with one scale per weight")
     return {
         "weight": weight,
         FORMAT: byte(CODES["Fp8"]),
@@ -100,7 +100,7 @@ def fp8(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
 
 
 def mxfp4(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
-    """The hub's, whose blocks lie in rows."""
+    """MXFP4 of the hub, with the blocks of a row in sequence."""
     return {
         "weight": saved["blocks"].flatten(-2),
         FORMAT: byte(CODES["Mxfp4"]),
@@ -113,7 +113,7 @@ FORMS: tuple[tuple[frozenset[str], Callable[[str, Storage, Tensors], dict[str, T
     *((frozenset({"weight", name}), fp8) for name in FP8_SCALES),
     (frozenset({"blocks", "scales"}), mxfp4),
 )
-"""Suffixes that a storage saves, and what makes UQFF's of them."""
+"""The suffixes of a storage's `save`, and the function that converts its tensors."""
 
 
 def byte(value: int) -> Tensor:
@@ -125,7 +125,7 @@ def word(value: int) -> Tensor:
 
 
 def stored_name(storage: Storage, made: Tensors) -> str:
-    """What mistral.rs calls the format: "q4k", "q8_0", "afq4", "fp8", "unquant"..."""
+    """mistral.rs's name of a format: "q4k", "q8_0", "afq4", "fp8", "unquant"..."""
     names = {"Unquant": "unquant", "Fp8": "fp8"}
     family = FAMILIES[int(made[FORMAT])].name
     return names.get(family) or storage.format.lower().replace("_k", "k")

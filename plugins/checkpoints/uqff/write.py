@@ -1,7 +1,7 @@
-"""Write UQFF: a folder that mistral.rs and ostro load, shard by shard.
+"""Write a UQFF folder, which mistral.rs and ostro load, shard by shard.
 
-Everything is written to a hidden folder beside the one asked for, which takes its name when all is
-there. A run that was cut off leaves its whole shards in it, and the next one goes on after them.
+The files are written to a hidden sibling folder, which is renamed at the end. An interrupted run
+leaves complete shards there, and the next run continues after them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from ostro.plugins.checkpoints.uqff.reader import REPORT, VERSION, VERSION_KEYS
 from ostro.plugins.checkpoints.uqff.storages import stored_name, tensors, word
 
 LIMIT = 4 << 30
-"""Bytes of a shard, which are in memory until it is written; mistral.rs has at most 10 GiB."""
+"""The largest size of a shard in bytes. A shard is in memory until it is written; mistral.rs
+writes up to 10 GiB."""
 
 NAMES = {getattr(torch, dtype): name for name, (dtype, _) in DTYPES.items()}
-SPOKEN = ".".join(map(str, VERSION))
+VERSION_TEXT = ".".join(map(str, VERSION))
 METADATA = {
     "uqff.producer": "ostro",
-    "uqff.version": SPOKEN,
+    "uqff.version": VERSION_TEXT,
     "uqff.producer.ostro.version": __version__,
 }
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A layer: its name without ".weight", what makes its weight, its bias.
+    """A layer: `key` is its name without ".weight", `make` returns its weight.
 
-    `make` is not called where an earlier run has written the layer.
+    `make` is not called for layers that an earlier run has written.
     """
 
     key: str
@@ -52,50 +53,50 @@ class Entry:
 
 @dataclass
 class Output:
-    """The shards of one quantization in `folder`, and what the report says of their layers."""
+    """The shards of one quantization in `folder`, and the report entries of their layers."""
 
     folder: Path
     stem: str
     base_model: str | None
     shards: list[str] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
-    held: dict[str, Tensor] = field(default_factory=dict)
-    waiting: list[dict[str, Any]] = field(default_factory=list)
+    buffer: dict[str, Tensor] = field(default_factory=dict)
+    buffered_layers: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def done(self) -> set[str]:
-        """Keys of the layers that lie in whole shards."""
+        """Keys of the layers in complete shards."""
         return {layer["module"] for layer in self.layers}
 
     def add(self, entry: Entry, limit: int) -> None:
-        """Take a layer, in a new shard where it does not fit."""
+        """Buffer a layer, after writing the current shard if the layer does not fit."""
         storage = entry.make()
         parts = tensors(entry.key, storage)
         named = {f"{entry.key}.{suffix}": tensor for suffix, tensor in parts.items()}
         if entry.bias is not None:
             named[f"{entry.key}.bias"] = entry.bias
-        if self.held and size(self.held) + size(named) > limit:
+        if self.buffer and size(self.buffer) + size(named) > limit:
             self.flush()
-        self.held |= named
+        self.buffer |= named
         shape, stored = list(storage.shape), stored_name(storage, parts)
-        self.waiting.append({"module": entry.key, "stored": stored, "shape": shape})
+        self.buffered_layers.append({"module": entry.key, "stored": stored, "shape": shape})
 
     def flush(self) -> None:
-        """Write what was taken to a shard, then say so in the report."""
+        """Write the buffer to a shard, then update the report."""
         if not self.shards:
-            self.held |= {k: word(v) for k, v in zip(VERSION_KEYS, VERSION, strict=True)}
+            self.buffer |= {k: word(v) for k, v in zip(VERSION_KEYS, VERSION, strict=True)}
         name = f"{self.stem}-{len(self.shards)}{SUFFIX}"
-        save(self.folder / name, self.held)
-        self.held = {}
+        save(self.folder / name, self.buffer)
+        self.buffer = {}
         self.shards.append(name)
-        self.layers += self.waiting
-        self.waiting = []
+        self.layers += self.buffered_layers
+        self.buffered_layers = []
         save_json(self.folder / REPORT, self.report())
 
     def report(self) -> dict[str, Any]:
         """`uqff_report.json`, schema 1; layers that stayed floats are its fallbacks."""
         floats = [layer for layer in self.layers if layer["stored"] == "unquant"]
-        told = [
+        fallbacks = [
             {
                 "module": layer["module"],
                 "from": self.stem,
@@ -109,14 +110,14 @@ class Output:
             "shards": self.shards,
             "layers": len(self.layers),
             "actual_counts": dict(Counter(layer["stored"] for layer in self.layers)),
-            "fallback_count": len(told),
-            "fallbacks": told,
+            "fallback_count": len(fallbacks),
+            "fallbacks": fallbacks,
             "layer_details": self.layers,
         }
         base = {} if self.base_model is None else {"base_model": self.base_model}
         made = {"tool": f"ostro {__version__}"}
-        said = {"schema": 1, "generated_by": made, **base, "uqff_version": SPOKEN}
-        return said | {"outputs": [output]}
+        head = {"schema": 1, "generated_by": made, **base, "uqff_version": VERSION_TEXT}
+        return head | {"outputs": [output]}
 
 
 def write(
@@ -130,42 +131,42 @@ def write(
     base_model: str | None = None,
     limit: int = LIMIT,
 ) -> None:
-    """Write layers to `<stem>-0.uqff`... of about `limit` bytes at most, and what goes with them.
+    """Write layers to `<stem>-0.uqff`..., in shards of about `limit` bytes, and the other files.
 
-    `residual` are the tensors that are of no layer, by name; `config` becomes config.json;
-    `assets` are files that are copied (tokenizer.json, chat templates...). Where an earlier run
-    of the same stem, config and base model was cut off, its shards are kept.
+    `residual` are the tensors outside of layers, by name; `config` becomes config.json; `assets`
+    are files to copy (tokenizer.json, chat templates...). Complete shards of an interrupted run of
+    the same stem, config and base model are kept.
 
-    Raises UsageError where the folder exists, a layer comes twice, or an earlier run wrote others;
-    Unsupported for a storage that UQFF has no family for; CheckpointError where the disk is full.
+    Raises UsageError if the folder exists, a layer is repeated, or an earlier run wrote other
+    layers; Unsupported for a storage without a UQFF family; CheckpointError if the disk is full.
     """
     if folder.exists():
-        raise UsageError(f"{folder} exists; remove it, or name another folder")
+        raise UsageError(f"{folder} exists; remove it, or choose another folder")
     part = folder.with_name(f".{folder.name}.part")
-    said = legacy(config)
-    output = resume(part, stem, base_model, said)
+    written_config = legacy(config)
+    output = resume(part, stem, base_model, written_config)
     done, seen = output.done, set[str]()
     for entry in entries:
         if entry.key in seen:
-            raise UsageError(f"{entry.key} comes twice among the layers to be written")
+            raise UsageError(f"{entry.key} is repeated among the layers to write")
         seen.add(entry.key)
         if entry.key not in done:
             output.add(entry, limit)
     if stale := done - seen:
         raise UsageError(
-            f"{part} has {min(stale)}, which is not among the layers to be written; remove it"
+            f"{part} has {min(stale)}, which is not among the layers to write; remove it"
         )
-    if output.held or not output.shards:
+    if output.buffer or not output.shards:
         output.flush()
     save(part / RESIDUAL, residual)
     for asset in assets:
-        with whole(part / asset.name) as path:
+        with atomic_path(part / asset.name) as path:
             shutil.copyfile(asset, path)
     os.rename(part, folder)
 
 
 def resume(part: Path, stem: str, base_model: str | None, config: Mapping[str, Any]) -> Output:
-    """What an earlier run has written, or an empty folder where there is none of the same kind."""
+    """The output of an interrupted run with the same settings, or an empty folder."""
     output = Output(part, stem, base_model)
     try:
         if read_config(part) == json.loads(json.dumps(config)):
@@ -176,7 +177,7 @@ def resume(part: Path, stem: str, base_model: str | None, config: Mapping[str, A
                 output.shards, output.layers = last["shards"], last["layer_details"]
                 return output
     except (OstroError, LookupError, TypeError, ValueError):
-        pass  # nothing there, or not of ours
+        pass  # no earlier run, or files of another origin
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     save_json(part / "config.json", config)
@@ -184,7 +185,7 @@ def resume(part: Path, stem: str, base_model: str | None, config: Mapping[str, A
 
 
 def legacy(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json as mistral.rs reads it: without words on formats, with `rope_theta` on top."""
+    """A config.json for mistral.rs: without quantization keys, with `rope_theta` at the top."""
     formats = ("quantization_config", "quantization")
     found = {
         key: legacy(value) if isinstance(value, Mapping) else value
@@ -202,7 +203,7 @@ def size(held: Mapping[str, Tensor]) -> int:
 
 
 def save(file: Path, held: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, wide types first, so that all of them are aligned."""
+    """Write a safetensors file, wide dtypes first, so that all tensors are aligned."""
     order = sorted(held, key=lambda name: (-held[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": METADATA}
     end = 0
@@ -213,7 +214,7 @@ def save(file: Path, held: Mapping[str, Tensor]) -> None:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
-    with whole(file) as path, open(path, "wb") as stream:
+    with atomic_path(file) as path, open(path, "wb") as stream:
         stream.write(len(raw).to_bytes(8, "little") + raw)
         for name in order:
             flat = held[name].detach().cpu().contiguous().flatten()
@@ -223,21 +224,21 @@ def save(file: Path, held: Mapping[str, Tensor]) -> None:
 
 
 def save_json(file: Path, value: Mapping[str, Any]) -> None:
-    with whole(file) as path:
+    with atomic_path(file) as path:
         path.write_text(json.dumps(value, indent=2), "utf-8")
 
 
 @contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `file` when all is there, and is gone where it is not."""
+def atomic_path(file: Path) -> Iterator[Path]:
+    """A path to write to, which is renamed to `file` on success and removed on failure."""
     path = file.with_name(f"{file.name}.part")
     try:
         yield path
         os.replace(path, file)
     except OSError as error:
         raise CheckpointError(
-            f"{file.name} cannot be written: {error.strerror}; make room and run it again, which "
-            f"goes on after the last whole shard, or remove {file.parent}"
+            f"{file.name} cannot be written: {error.strerror}; free space and run again, which "
+            f"continues after the last complete shard, or remove {file.parent}"
         ) from error
     finally:
         path.unlink(missing_ok=True)

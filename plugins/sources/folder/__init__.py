@@ -1,4 +1,4 @@
-"""Local files and folders. A path that exists always wins over every other reading of a name."""
+"""The source of local files and folders. An existing path takes precedence over hub ids."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from ostro import Settings, errors, hookimpl
 from ostro.plugins.sources.files import CONFIGS, gguf_models, held, listed
 
-LOOK = 1000
-"""Entries of a folder that a message or a check looks at."""
+MAX_ENTRIES = 1000
+"""The largest number of a folder's entries that are examined."""
 
 
 @hookimpl(tryfirst=True)
 def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
-    """The path itself if it exists. Raises ModelNotFound for what can only be a path and is not."""
+    """The path, if it exists. Raises ModelNotFound for a missing path that cannot be a hub id."""
     if not reference:
         return None
     try:
@@ -45,7 +45,9 @@ def model_in(folder: Path) -> Path:
         return folder / models[0][0]
     if models:
         several = listed(model[0] for model in models)
-        raise errors.ModelNotFound(f"{folder} holds several models: {several}; name one of them")
+        raise errors.ModelNotFound(
+            f"{folder} holds several models: {several}; give the path of one"
+        )
     if "adapter_config.json" in names:
         raise errors.ModelNotFound(f"{folder} is an adapter; name its base model first")
     raise errors.ModelNotFound(f"{folder} holds no config.json and no .gguf; {held(names)}")
@@ -60,13 +62,13 @@ def adapter_in(folder: Path) -> Path:
 
 
 def entries(folder: Path) -> list[str]:
-    """The names in a folder, sorted; of a very large one, only some."""
+    """The names in a folder, sorted; at most `MAX_ENTRIES`."""
     with os.scandir(folder) as found:
-        return sorted(entry.name for entry, _ in zip(found, range(LOOK), strict=False))
+        return sorted(entry.name for entry, _ in zip(found, range(MAX_ENTRIES), strict=False))
 
 
 def nearby(path: Path) -> str:
-    """What is where the path should be, as a clause that can end a message."""
+    """The closest existing entries to a missing path, as the last clause of a message."""
     parent = path.absolute().parent
     while not parent.is_dir():
         path, parent = parent, parent.parent

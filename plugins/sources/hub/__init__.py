@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: org/name[@revision][:selector]. Asked after everybody else."""
+"""The source of Hugging Face hub models, org/name[@revision][:selector]; called last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFERENCE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A hub id, a branch, tag or commit of it, and the file or format wanted."""
+    """A hub id with a revision (branch, tag or commit) and a selector (file or format)."""
 
     id: str
     revision: str | None = None
@@ -24,7 +24,7 @@ class Reference:
 
 @hookimpl(trylast=True)
 def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
-    """Where the files are after downloading what is not there yet; None if this is no hub id."""
+    """Download the files that are not cached and return their path; None for other references."""
     parsed = parse(reference)
     if parsed is None:
         return None
@@ -34,6 +34,6 @@ def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
 
 
 def parse(text: str) -> Reference | None:
-    """The parts of a hub reference, or None if the text has not that form."""
+    """Parse a hub reference, or return None for other text."""
     match = _REFERENCE.fullmatch(text)
     return Reference(**match.groupdict()) if match else None

@@ -1,4 +1,4 @@
-"""Fetching from the hub: only the files a model needs, and never half of them."""
+"""Download from the hub the files that a model needs, and use the cache offline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def fetch(reference: Reference, kind: str, settings: Settings) -> Path:
     """The folder or file of a hub model, downloaded unless it is cached.
 
-    Raises ModelNotFound saying what to do: gated, private, absent, no connection, not cached.
+    Raises ModelNotFound with the next step: gated, private, missing, no connection, not cached.
     """
     if settings.revision and not reference.revision:
         reference = Reference(
@@ -38,7 +38,7 @@ def fetch(reference: Reference, kind: str, settings: Settings) -> Path:
         )
     token = token_from(settings.token_source)
     if settings.offline or constants.HF_HUB_OFFLINE:
-        return cached(reference, kind, "this is offline mode; run once with a connection")
+        return cached(reference, kind, "offline mode is set; run once with a connection")
     try:
         names = listing(reference, token)
     except OstroError:
@@ -47,7 +47,7 @@ def fetch(reference: Reference, kind: str, settings: Settings) -> Path:
         if not _is_outage(error):
             raise explained(reference, error) from error
         path = cached(reference, kind, f"{_host()} cannot be reached ({_brief(error)})")
-        log.warning("%s cannot be reached; %s is used as cached", _host(), reference.id)
+        log.warning("%s cannot be reached; using the cached %s", _host(), reference.id)
         return path
     selection = select(names, kind, reference.selector, reference.id)
     try:
@@ -59,10 +59,10 @@ def fetch(reference: Reference, kind: str, settings: Settings) -> Path:
 
 
 def token_from(source: str | None) -> str | bool | None:
-    """The access token a source names: env:NAME, file:PATH, literal:TEXT, cache or none.
+    """The access token of a source: env:NAME, file:PATH, literal:TEXT, cache or none.
 
-    None leaves it to the hub's own rules (HF_TOKEN, or what `hf auth login` kept), False sends
-    none. Raises UsageError for a source that holds no token.
+    None applies the rules of huggingface_hub (HF_TOKEN, or the token of `hf auth login`), False
+    sends no token. Raises UsageError for a source without a token.
     """
     how, _, rest = (source or "cache").partition(":")
     if how in ("cache", "none") and not rest:
@@ -85,7 +85,7 @@ def token_from(source: str | None) -> str | bool | None:
 
 
 def listing(reference: Reference, token: str | bool | None) -> list[str]:
-    """The names of all files of a hub model. Raises ModelNotFound for names that lead outside."""
+    """The names of all files of a hub model. Raises ModelNotFound for unsafe names."""
     info = HfApi(endpoint=constants.ENDPOINT, token=token).model_info(
         reference.id, revision=reference.revision
     )
@@ -98,7 +98,7 @@ def listing(reference: Reference, token: str | bool | None) -> list[str]:
 
 
 def download(reference: Reference, selection: Selection, token: str | bool | None) -> Path:
-    """Fetch the selected files, small ones first, so that whole weights mean a whole model."""
+    """Fetch the selected files, weights last: complete weights imply a complete model."""
     folder = Path()
     for names in filter(None, (selection.small, selection.weights)):
         folder = Path(
@@ -112,12 +112,14 @@ def download(reference: Reference, selection: Selection, token: str | bool | Non
         )
     lacking = [n for n in (*selection.small, *selection.weights) if not (folder / n).is_file()]
     if lacking:
-        raise ModelNotFound(f"{reference.id} came without {listed(lacking)}; try again")
+        raise ModelNotFound(
+            f"{reference.id} is incomplete after the download: {listed(lacking)} missing; try again"
+        )
     return folder / selection.target
 
 
-def cached(reference: Reference, kind: str, why: str) -> Path:
-    """What the cache holds of a hub model. Raises ModelNotFound, with `why`, unless it is whole."""
+def cached(reference: Reference, kind: str, reason: str) -> Path:
+    """The cached path of a hub model. Raises ModelNotFound, with `reason`, if it is incomplete."""
     try:
         folder = Path(
             snapshot_download(
@@ -128,18 +130,18 @@ def cached(reference: Reference, kind: str, why: str) -> Path:
             )
         )
     except (LocalEntryNotFoundError, OSError, ValueError):
-        raise ModelNotFound(f"{reference.id} is not in the cache, and {why}") from None
+        raise ModelNotFound(f"{reference.id} is not in the cache, and {reason}") from None
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     selection = select(names, kind, reference.selector, f"{reference.id} in the cache")
     if lacking := missing(selection, _shards(folder, selection)):
         raise ModelNotFound(
-            f"{reference.id} is only partly in the cache (without {listed(lacking)}), and {why}"
+            f"{reference.id} is only partly in the cache (without {listed(lacking)}), and {reason}"
         )
     return folder / selection.target
 
 
 def explained(reference: Reference, error: Exception) -> ModelNotFound:
-    """What a failure of the hub means for the user, and what to do next."""
+    """The error for a failed request to the hub, with the next step."""
     page = f"{_host()}/{reference.id}"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, GatedRepoError):
@@ -149,13 +151,13 @@ def explained(reference: Reference, error: Exception) -> ModelNotFound:
     elif isinstance(error, RepositoryNotFoundError) or status == 401:
         text = f"does not exist at {_host()}, or is private: check the name, or run `hf auth login`"
     elif status == 403:
-        text = f"is not open to this token: ask for access at {page}"
+        text = f"is not accessible with this token; request access at {page}"
     elif status == 429:
-        text = "cannot be fetched now: the hub asks to wait; try again later, or with a token"
+        text = "was refused for too many requests; try again later, or with a token"
     else:
         text = (
-            f"could not be fetched ({_brief(error)}); run the same command again, "
-            "finished files are kept"
+            f"could not be fetched ({_brief(error)}); run the command again, "
+            "complete files are kept"
         )
     return ModelNotFound(f"{reference.id} {text}{_token_hint(error)}{_local_hint(reference)}")
 
@@ -167,11 +169,11 @@ def _token_hint(error: Exception) -> str:
 
 def _local_hint(reference: Reference) -> str:
     meant = Path(reference.id).parent.is_dir()
-    return f"; nor is there a folder {reference.id} here" if meant else ""
+    return f"; there is no local folder {reference.id} either" if meant else ""
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether the hub was not there to ask, so that the cache may answer for it."""
+    """Whether the hub is unreachable, so that the cache may be used."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500
     return isinstance(error, OfflineModeIsEnabled | OSError) or "httpx" in type(error).__module__
@@ -193,5 +195,5 @@ def _shards(folder: Path, selection: Selection) -> Iterator[str]:
                 shards = set(json.loads((folder / name).read_text())["weight_map"].values())
                 named = [PurePosixPath(name).with_name(shard).as_posix() for shard in shards]
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue  # whoever reads the weights says what is wrong with the index
+                continue  # the reader of the weights reports a malformed index
             yield from named

@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        (["--quant", "f8q8"], Unsupported, "are no ggml blocks"),
+        (["--quant", "f8q8"], Unsupported, "is not a ggml format"),
         ([], UsageError, "no format to quantize to"),
         (["--quant", "q8_0", "--to", "tar"], UsageError, "unknown file format"),
     ],

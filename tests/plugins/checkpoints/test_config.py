@@ -55,8 +55,8 @@ def test_a_missing_config_lists_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "README.md").touch()
     with pytest.raises(ModelNotFound, match=r"found: README\.md"):
         read_config(tmp_path)
-    with pytest.raises(ModelNotFound, match=r"no config\.json in .*absent; found: nothing"):
-        read_config(tmp_path / "absent" / "config.json")
+    with pytest.raises(ModelNotFound, match=r"no config\.json in .*missing; found: nothing"):
+        read_config(tmp_path / "missing" / "config.json")
 
 
 def test_code_that_a_config_names_is_ignored_with_a_warning(

@@ -159,16 +159,16 @@ def test_a_tensor_in_two_files_needs_an_index_to_say_whose_it_is(
 @pytest.mark.parametrize(
     ("shard", "reason"),
     [
-        ("model-3.safetensors", "absent"),
+        ("model-3.safetensors", "missing"),
         ("../model-1.safetensors", "leaves the model's folder"),
         ("/etc/passwd", "leaves the model's folder"),
         ("..\\model-1.safetensors", "leaves the model's folder"),
-        ("link.safetensors", "symlink that leaves the model's folder"),
+        ("link.safetensors", "symlink out of the model's folder"),
         ("loop.safetensors", "cannot be opened: Too many levels of symbolic links"),
         ("pytorch_model.bin", "not a .safetensors file"),
         ("model-1.safetensors\0", "not a .safetensors file"),
         ("", "leaves the model's folder"),
-        ("x" * 5000 + ".safetensors", "absent"),
+        ("x" * 5000 + ".safetensors", "missing"),
         ("model-2.safetensors", "first: 'a', expected in model-2.safetensors"),
     ],
 )

@@ -34,7 +34,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     "empty file": (b"", "too few"),
     "7 bytes": (b"1234567", "too few"),
     "header length 2^63": (struct.pack("<Q", 1 << 63) + b"{}", "the limit is 100000000"),
-    "header longer than the file": (struct.pack("<Q", 1000) + b"{}", "cut short"),
+    "header longer than the file": (struct.pack("<Q", 1000) + b"{}", "is truncated"),
     "header over 100 MB": (struct.pack("<Q", 100_000_001) + b"{}", "the limit is 100000000"),
     "header length 0": (make(b""), "must begin with '{'"),
     "not JSON": (make(b"{abc"), "not JSON: line 1 column 2"),
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     "overlap": (make({"a": tensor(), "b": tensor()}, bytes(8)), "'b' overlaps"),
     "hole": (
         make({"a": tensor(), "b": tensor(data_offsets=[16, 24])}, bytes(24)),
-        "'b' follows a hole",
+        "'b' follows a gap",
     ),
     "trailing bytes": (make({"a": tensor()}, bytes(16)), "8 bytes follow"),
     "truncated data": (make({"a": tensor()}, bytes(4)), "'a': ends at byte"),

@@ -73,7 +73,7 @@ def test_home_is_expanded(
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("two", r"several models: a\.gguf, b\.gguf; name one"),
+        ("two", r"several models: a\.gguf, b\.gguf; give the path of one"),
         ("weights", r"no config\.json and no \.gguf; it holds model\.safetensors"),
         ("empty", "it is empty"),
         ("lora", "is an adapter; name its base model first"),

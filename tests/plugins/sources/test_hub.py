@@ -208,7 +208,7 @@ def test_what_is_not_there_is_explained(hub: Hub, manager: PluginManager) -> Non
     with pytest.raises(ModelNotFound, match=r"org/lama does not exist .*or is private"):
         manager.locate("org/lama", Settings())
     Path("org").mkdir()
-    with pytest.raises(ModelNotFound, match="nor is there a folder org/lama here"):
+    with pytest.raises(ModelNotFound, match="there is no local folder org/lama"):
         manager.locate("org/lama", Settings())
     assert not manager.broken
 
@@ -257,7 +257,7 @@ def test_a_connection_that_breaks_off_is_taken_up_again(hub: Hub, manager: Plugi
 def test_half_a_download_is_never_used(hub: Hub, manager: PluginManager) -> None:
     name = "model-00001-of-00002.safetensors"
     hub.broken_off[name] = 1000
-    with pytest.raises(ModelNotFound, match=r"could not be fetched .*run the same command again"):
+    with pytest.raises(ModelNotFound, match=r"could not be fetched .*run the command again"):
         manager.locate("org/llama", Settings())
     with pytest.raises(ModelNotFound, match=rf"partly in the cache \(without .*{name}.*offline"):
         manager.locate("org/llama", Settings(offline=True))
@@ -279,7 +279,7 @@ def test_half_a_split_file_is_never_used(hub: Hub, manager: PluginManager) -> No
 
 
 def test_offline_uses_the_cache_and_asks_nobody(hub: Hub, manager: PluginManager) -> None:
-    with pytest.raises(ModelNotFound, match="not in the cache, and this is offline mode"):
+    with pytest.raises(ModelNotFound, match="not in the cache, and offline mode is set"):
         manager.locate("org/llama", Settings(offline=True))
     folder = manager.locate("org/llama", Settings())
     file = manager.locate("org/llama-GGUF:Q8_0", Settings())
@@ -308,7 +308,7 @@ def test_a_hub_out_of_reach_is_replaced_by_the_cache_aloud(
     else:
         hub.down = 503
     assert manager.locate("org/llama", Settings()) == folder
-    assert any("cannot be reached; org/llama is used as cached" in m for m in caplog.messages)
+    assert any("cannot be reached; using the cached org/llama" in m for m in caplog.messages)
     with pytest.raises(ModelNotFound, match=r"not in the cache, and .* cannot be reached"):
         manager.locate("org/other", Settings())
 

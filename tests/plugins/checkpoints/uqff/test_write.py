@@ -214,7 +214,7 @@ def disk_of(nbytes: int) -> Iterator[None]:
 def test_a_full_disk_leaves_nothing_half_written(entries: Make, tmp_path: Path) -> None:
     target, made = tmp_path / "out", list[str]()
     floats = Entry("floats", lambda: Floats(weight(9)))
-    message = r"mix-1\.uqff cannot be written: .*; make room and run it again"
+    message = r"mix-1\.uqff cannot be written: .*; free space and run again"
     with disk_of(10_000), pytest.raises(CheckpointError, match=message):
         put(target, [*entries(["q4k"] * 3), floats], limit=8000)
     assert not target.exists()
@@ -225,10 +225,10 @@ def test_a_full_disk_leaves_nothing_half_written(entries: Make, tmp_path: Path) 
 
 
 def test_a_folder_that_is_there_is_left_alone(entries: Make, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="exists; remove it, or name another folder"):
+    with pytest.raises(UsageError, match="exists; remove it, or choose another folder"):
         put(tmp_path, entries(["q4k"]))
     twice = [*entries(["q4k"]), *entries(["q4k"])]
-    with pytest.raises(UsageError, match=r"layer\.0 comes twice"):
+    with pytest.raises(UsageError, match=r"layer\.0 is repeated"):
         put(tmp_path / "out", twice)
 
 
@@ -262,9 +262,9 @@ def test_what_uqff_has_no_family_for_is_refused(plugins: PluginManager, tmp_path
     rows = {"weight": eight, "weight_scale": scales}
     bad["rows"] = Floats(weight(0), rows), "with one scale"
     bad["stack"] = stacked("f8q8", plugins), "no experts in F8Q8"
-    bad["double"] = Floats(weight(0).double()), "UQFF has only"
+    bad["double"] = Floats(weight(0).double()), "its ggml types are"
     for name, (storage, why) in bad.items():
-        message = f"key is {storage.format}, which cannot be written: .*{why}.*bring the model"
+        message = f"key is {storage.format}, which UQFF cannot store: .*{why}.*quantize to"
         with pytest.raises(Exception, match=message) as caught:
             put(tmp_path / name, [Entry("key", lambda storage=storage: storage)])  # type: ignore[misc]
         assert type(caught.value).__name__ == "Unsupported", name
