@@ -1,8 +1,8 @@
-"""Cache kinds: what the layers of a model remember of a sequence, and what the engine may ask.
+"""Cache kinds: the interface between the engine and the caches of layers.
 
-A layer states a `CacheSpec`. The engine groups equal specs, gives every group a pool of blocks of
-one size, and speaks to the group only through its `CacheKind`. Scheduler, prefix tree, n > 1,
-speculation, preemption and the memory planner need no other question.
+A layer declares a `CacheSpec`. The engine groups layers with equal specs, gives each group a pool
+of blocks of one size, and accesses the group through its `CacheKind` only. Scheduler, prefix cache,
+n > 1, speculation, preemption and the memory planner need nothing else.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """What one layer remembers: `kind` is a cache kind's name, the rest its shape.
+    """The cache of one layer: the name of its cache kind, and its shape.
 
-    heads, key_dim and value_dim describe paged kinds (elements per token = heads * (key_dim +
-    value_dim)); window > 0 says that only the last `window` tokens are ever read; state lists the
-    shapes that a recurrent kind holds of a sequence, whatever its length, in float32; length > 0
-    is the most rows that a kind holds of what an encoder made of one medium.
+    heads, key_dim and value_dim are for paged kinds (elements per token = heads * (key_dim +
+    value_dim)). With window > 0 only the last `window` tokens are ever read. state lists the shapes
+    of a recurrent kind's float32 states, which do not depend on a sequence's length. length > 0 is
+    the most encoder rows of one medium.
     """
 
     kind: str = "paged"
@@ -44,7 +44,7 @@ class CacheSpec:
 
 
 class PagedView(Protocol):
-    """The cache of one attention layer in a step.
+    """A view on the cache of one attention layer in a step.
 
     k [blocks, heads, block, key_dim], v [blocks, heads, block, value_dim], both `Scaled` where the
     elements are quantized to one byte; `batch` maps the step's rows to blocks and slots.
@@ -56,10 +56,10 @@ class PagedView(Protocol):
 
 
 class RecurrentView(Protocol):
-    """The cache of one recurrent layer in a step.
+    """A view on the cache of one recurrent layer in a step.
 
-    `states` are tensors [blocks, *shape] float32, one per shape of the layer's spec; `layout` says
-    which block each sequence reads its state from and which one it writes.
+    `states` are tensors [blocks, *shape] float32, one per shape of the layer's spec. `layout` has
+    the block from which each sequence reads its state and the block to which it writes it.
     """
 
     @property
@@ -73,7 +73,7 @@ class CacheKind(ABC):
     """The memory of one group of `layers` layers with equal specs, in blocks of `block` tokens."""
 
     spare = 0
-    """Blocks per sequence that are worth having beyond those that one must have."""
+    """Useful blocks per sequence in addition to the required ones, e.g. for cached prefixes."""
 
     def __init__(
         self,
@@ -91,39 +91,40 @@ class CacheKind(ABC):
         self.device = device
 
     @classmethod
-    def narrows(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
-        """Whether it can hold a spec in a type of one byte (int8, float8_e4m3fn)."""
+    def supports_quantized(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
+        """Whether the kind can store a spec in a dtype of one byte (int8, float8_e4m3fn)."""
         return False
 
     @abstractmethod
     def bytes(self, blocks: int) -> int:
-        """Bytes that so many blocks of all layers of the group take."""
+        """Bytes of `blocks` blocks of all layers of the group."""
 
     @abstractmethod
     def allocate(self, blocks: int) -> None:
-        """Take the memory of so many blocks; called once, before the first view."""
+        """Allocate the memory of `blocks` blocks; called once, before the first view."""
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Memory for `allocate`."""
+        """Zeros on the kind's device, for `allocate`."""
         return zeros(*shape, dtype=dtype, device=self.device)
 
     @abstractmethod
     def view(self, layer: int, batch: AttentionMetadata) -> Any:
-        """What the `layer`-th layer of the group finds in `step.caches` for this batch."""
+        """The entry of the group's `layer`-th layer in `step.caches` for this batch."""
 
     @property
     def aligned(self) -> bool:
-        """Whether a step must not run past the end of a block, but end there or inside it.
+        """Whether a step must end at the end of a block or inside it, and not run past it.
 
-        So it is where a block is what a sequence was at its end: a state, not its tokens' pages.
+        True if a block is the state of a sequence after its last token, not the pages of its
+        tokens: a step that runs past the end leaves no state to cache.
         """
         return False
 
     @property
     def encoded(self) -> bool:
-        """Whether it holds what an encoder made of a medium, and not the sequence's own tokens.
+        """Whether the kind stores encoder states of media instead of a sequence's own tokens.
 
-        Its blocks are written once per medium and shared by all that see the same.
+        Its blocks are written once per medium and shared by all sequences with the medium.
         """
         return False
 
@@ -131,27 +132,30 @@ class CacheKind(ABC):
         """The first block index that a sequence of `length` tokens still reads."""
         if not self.spec.window:
             return 0
+        # + 1: the next token attends to the last `window` tokens, itself included.
         return max(0, length + 1 - self.spec.window) // self.block
 
-    def keeps(self, index: int, length: int) -> bool:
+    def needs_block(self, index: int, length: int) -> bool:
         """Whether a step that ends at `length` tokens needs the block of this index."""
         return True
 
     def blocks_of(self, context: int, rows: int) -> int:
-        """The blocks that a sequence of `context` tokens must have, steps having `rows` rows."""
-        whole = -(-context // self.block) + 1
+        """The blocks that a sequence of `context` tokens needs, in steps of up to `rows` rows."""
+        blocks = -(-context // self.block) + 1
         if not self.spec.window:
-            return whole
-        return min(whole, -(-self.spec.window // self.block) + -(-rows // self.block) + 2)
+            return blocks
+        # The window and the rows of a step may each begin and end in the middle of a block.
+        return min(blocks, -(-self.spec.window // self.block) + -(-rows // self.block) + 2)
 
     def truncate(self, length: int) -> int:
-        """How many blocks a sequence keeps when it is cut back to `length` tokens."""
+        """The number of blocks of a sequence after truncation to `length` tokens."""
         return -(-length // self.block)
 
     def hit(self, known: Sequence[bool]) -> int:
-        """The longest prefix, in blocks, that can be resumed when these blocks are cached."""
+        """The longest prefix, in blocks, that can be resumed if the `known` blocks are cached."""
         if not self.spec.window:
-            return next((i for i, have in enumerate(known) if not have), len(known))
+            return next((i for i, cached in enumerate(known) if not cached), len(known))
+        # With a window the last blocks suffice, even if earlier ones are evicted.
         for end in range(len(known), 0, -1):
             if all(known[self.first(end * self.block) : end]):
                 return end
@@ -159,7 +163,9 @@ class CacheKind(ABC):
 
 
 def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On CPU they are the system's, which takes memory page by page when it is used."""
+    """Zeros of a shape on a device."""
+    # numpy's zeros are calloc'ed: the system provides each page at its first use, so a large cache
+    # costs memory only as far as it is used.
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     blank = numpy.zeros(prod(shape) * dtype.itemsize, dtype=numpy.uint8)

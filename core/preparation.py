@@ -1,4 +1,4 @@
-"""Threads that turn requests into prompts, with a limit on the bytes under way."""
+"""The prompt executor: threads that tokenize requests, with a limit on their total size."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from ostro.core.errors import Overloaded
 
 THREADS = 4
 MAX_BYTES = 16 << 20
-"""Bytes of requests that may wait or be prepared at once; tokenizing takes about 100 times that in
-memory and, on one core, several seconds.
+"""Total bytes of the requests that wait or are prepared. Tokenizing needs about 100 times as much
+memory and, on one core, several seconds for that.
 """
 T = TypeVar("T")
 
 
 class PromptExecutor:
-    """Prepares prompts in threads of its own.
+    """Prepares prompts in its own threads.
 
-    Work that has not begun is dropped when its caller is cancelled. Safe to use from several event
-    loops.
+    Cancelling the caller drops work that has not started. Several event loops may use it.
     """
 
     def __init__(self, threads: int = THREADS, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self.used = 0
-        self._lock = Lock()
+        self._lock = Lock()  # `used` changes in event loops and in worker threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="prompt")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`, which prepares a request of `size` bytes.
+        """Run `work`, which prepares a request of `size` bytes, and return its result.
 
-        A request of more than half the limit counts as that much: one of them is prepared at a
-        time, whatever its size, and there is room for small ones beside it. Raises Overloaded where
-        other requests leave no room.
+        A request of more than half the limit counts as just that much. So one such request is
+        prepared at a time, whatever its size, and small ones still fit beside it. Raises Overloaded
+        if other requests leave no room.
         """
         size = min(size, self.max_bytes // 2 + 1)
         with self._lock:
@@ -47,13 +46,15 @@ class PromptExecutor:
                 )
             self.used += size
         future = self._threads.submit(work)
+        # The future's callback and not `finally`: a cancelled caller leaves while the work goes on.
         future.add_done_callback(lambda _: self._release(size))
         return await asyncio.wrap_future(future)
 
     def _release(self, size: int) -> None:
+        """Subtract the size of a request that is prepared or was cancelled."""
         with self._lock:
             self.used -= size
 
 
 EXECUTOR = PromptExecutor()
-"""The one that all pipelines of this process share."""
+"""The executor that all pipelines of this process share."""

@@ -1,7 +1,7 @@
-"""One forward pass over a flat batch: the rows of many sequences, decode and prefill mixed.
+"""The `Step`: the inputs of one forward pass over a flat batch, decode and prefill rows mixed.
 
-The `Step` is handed explicitly to every module that holds weights. Nothing about a batch lives
-anywhere else: no global context, no attribute poked into a module.
+Every module with weights gets the step as an argument. No global context or module attribute has
+any state of a batch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Features:
-    """What encoders made of images or sound, to take the place of placeholder embeddings.
+    """Encoder outputs of images or sound, which replace placeholder embeddings.
 
-    values [n, d]; rows [n] int64: the step's rows they replace; levels: further [n, d] tensors that
-    are added to the same rows after the first decoder layers (Qwen3-VL's deepstack).
+    values [n, d]; rows [n] int64: the step's rows that they replace; levels: further [n, d] tensors
+    that are added to the same rows after the first decoder layers (Qwen3-VL's deepstack).
     """
 
     values: Tensor
@@ -28,9 +28,9 @@ class Features:
 
 @dataclass(slots=True)
 class Medium:
-    """An image, a video or a sound on the device: the arrays that its architecture's inputs made.
+    """An image, a video or a sound on the device: the arrays from its architecture's inputs.
 
-    Floating arrays come in the model's dtype, all others as they are.
+    Floating arrays have the model's dtype, all others their own.
     """
 
     kind: str
@@ -39,14 +39,14 @@ class Medium:
 
 @dataclass(slots=True)
 class Step:
-    """What the T rows of one pass need.
+    """The inputs of the T rows of one forward pass.
 
-    tokens [T] int64; positions [c, T] int64, c = 1, or 3 for multimodal rope; caches: per layer
-    what its cache kind's `view` gives; mixture [T] int32, or [1] for all rows: which row of the
-    adapters' mixture table applies (0 = base alone), or None when no row has any; features: see
-    `Features`; wanted [W]
-    int64: the rows whose logits or hidden states are asked for, or None for all; bounds: for models
-    without a cache, whose rows see all of their sequence: where each sequence begins, and T.
+    tokens [T] int64; positions [c, T] int64, c = 1, or 3 for multimodal rope; caches: per layer the
+    `view` of its cache kind; mixture [T] int32, or [1] for all rows: the row of the adapters'
+    mixture table that applies (0 = base alone), or None if no row has adapters; features: see
+    `Features`; wanted [W] int64: the rows whose logits or hidden states are needed, or None for
+    all; bounds: the first row of each sequence, and T, for models without a cache, whose rows
+    attend to all of their sequence.
     """
 
     tokens: Tensor
@@ -58,10 +58,10 @@ class Step:
     bounds: Sequence[int] = ()
 
     def rows(self, index: Tensor) -> Step:
-        """What linears see of the step for other rows: those of `index` [R] int64, in that order.
+        """The step of other rows: those of `index` [R] int64, in that order.
 
-        Whoever changes the rows that a linear sees (the head, experts, a tower) hands this on. All
-        but the mixture belongs to the original rows and is left behind.
+        A module that selects or reorders rows before a linear (the head, experts, a vision tower)
+        passes this step on. Only the mixture is kept; all else belongs to the original rows.
         """
         if self.mixture is None:
             return ROWS
@@ -69,4 +69,5 @@ class Step:
         return replace(ROWS, mixture=self.mixture if same else self.mixture[index])
 
 
-ROWS = Step(tokens=None, positions=None)  # type: ignore[arg-type]  # no row has anything to say
+ROWS = Step(tokens=None, positions=None)  # type: ignore[arg-type]
+"""A step for linears alone, without adapters; it has no tokens."""

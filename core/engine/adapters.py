@@ -1,4 +1,4 @@
-"""Makes the registry of a loaded model: room on the device, names, and how effect is shown."""
+"""Builds the adapter pool and the adapter registry of a loaded model, and probes adapters."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 HOST_BYTES = 8 << 30
-"""Bytes of adapters that are kept on the host, where --adapter-memory does not say."""
+"""Bytes of adapters in host memory, the default of --adapter-memory."""
 
-PROBE = 8
-"""Tokens of the prompt with which an adapter shows its effect."""
+PROBE_LENGTH = 8
+"""Tokens of the prompt that shows whether an adapter has an effect."""
 
 
 def build_adapter_pool(loaded: LoadedModel, settings: Settings, rows: int) -> AdapterPool:
-    """Room for --adapter-slots adapters of rank 16, and mixtures for all sequences; `rows` of a
-    step.
+    """Build a pool for --adapter-slots adapters of rank 16, and mixtures for all sequences.
+
+    `rows` is the number of rows of a step. Raises UsageError for an invalid --adapter-slots.
     """
     if not 1 <= settings.adapter_slots <= 4096:
         raise UsageError(f"--adapter-slots {settings.adapter_slots} is not within 1..4096")
     return AdapterPool(
         pages=settings.adapter_slots,
+        # An adapter may begin within a prompt: such a sequence has one mixture before, one after.
         lanes=2 * settings.max_seqs + 2,
         drawn=rows,
         target=target_of(loaded.device, loaded.dtype, settings),
@@ -43,11 +45,12 @@ def build_adapter_pool(loaded: LoadedModel, settings: Settings, rows: int) -> Ad
 
 
 def reserve(adapter_pool: AdapterPool, loaded: LoadedModel, settings: Settings) -> None:
-    """Take the room for adapters before the cache takes all there is, where adapters will come: a
-    table for each linear of a layer. On CPU memory is taken when it is used.
+    """Allocate a table for each linear before the cache takes the remaining memory.
+
+    Only if the settings allow adapters. On CPU, memory is allocated at its first use anyway.
     """
-    coming = settings.adapters, settings.adapter_folder, settings.adapter_root
-    if loaded.device.type == "cpu" or not (any(coming) or settings.adapter_resolvers):
+    sources = settings.adapters, settings.adapter_folder, settings.adapter_root
+    if loaded.device.type == "cpu" or not (any(sources) or settings.adapter_resolvers):
         return
     for module in loaded.model.modules():
         if isinstance(module, Linear) and not isinstance(module, Head):
@@ -61,13 +64,16 @@ def build_registry(
     adapter_pool: AdapterPool,
     runner: ModelRunner | None = None,
 ) -> Registry:
-    """The registry of a model, with the adapters that the settings name; they are not read yet."""
+    """Build the registry of a model and register the adapters of the settings.
+
+    Their files are read later. Raises UsageError for invalid settings.
+    """
     path, metadata = loaded.path, loaded.container.metadata
     loader = AdapterLoader(
         path, metadata, TargetResolver(loaded.model, loaded.names), adapter_pool, plugins, settings
     )
-    asked = settings.adapter_memory
-    size = HOST_BYTES if asked is None else parse_size(asked)
+    memory = settings.adapter_memory
+    size = HOST_BYTES if memory is None else parse_size(memory)
     registry = Registry(
         loader,
         adapter_pool,
@@ -78,39 +84,41 @@ def build_registry(
     for entry in settings.adapters:
         name, equals, reference = entry.partition("=")
         if not equals or not reference:
-            raise UsageError(f"--adapter {entry!r}: write NAME=REFERENCE")
+            raise UsageError(f"--adapter {entry!r}: expected NAME=REFERENCE")
         check_name(name)
         registry.register(name, reference, pinned=True)
     if settings.adapter_folder is not None:
         folder = Path(settings.adapter_folder).expanduser()
         if not folder.is_dir():
-            raise UsageError(f"--adapters {settings.adapter_folder}: there is no such folder")
+            raise UsageError(f"--adapters {settings.adapter_folder}: folder not found")
         registry.register_folder(folder)
     return registry
 
 
 @torch.inference_mode()
 def probe(runner: ModelRunner, adapter_pool: AdapterPool, adapter: LoadedAdapter) -> float | None:
-    """How much an adapter changes the last hidden states of a few tokens, relative to the base.
+    """The change of the last hidden states of a few tokens by an adapter, relative to the base.
 
-    None where there is no room to try, or where it changes what text does not pass through; it is
-    noted then that it changes what encoders make of media. Raises AdapterError where what it makes
-    is no number.
+    None if the adapter does not fit on the device now, or if it changes modules that text does not
+    use. Sets `adapter.encodes` if it changes encoders of media.
     """
-    held = adapter_pool.hold(Mixture((WeightedAdapter(adapter, 1.0),)))
-    if held is None:
+    lease = adapter_pool.hold(Mixture((WeightedAdapter(adapter, 1.0),)))
+    if lease is None:
         return None
     tables = list(adapter_pool.tables.values())
     try:
         for table in tables:
             table.heard = False
         vocab = runner.sampler.vocab
-        tokens = [vocab * (i + 1) // (PROBE + 2) for i in range(PROBE)]
-        base, mixed = (runner.states(tokens, under) for under in (None, held))
-        mine = [t for a in (adapter, *adapter.members) for t in a.tables]
-        adapter.encodes = not all(table.heard for table in mine)
+        # Spread over the vocabulary, whose ends are often untrained.
+        tokens = [vocab * (i + 1) // (PROBE_LENGTH + 2) for i in range(PROBE_LENGTH)]
+        base, mixed = runner.states(tokens), runner.states(tokens, lease)
+        own = [table for each in (adapter, *adapter.members) for table in each.tables]
+        # A text does not pass through encoders: a table that was not called belongs to one.
+        adapter.encodes = not all(table.heard for table in own)
         effect = float((mixed - base).norm() / base.norm().clamp(min=1e-30))
-        unseen = runner.blocks.cross_groups and not effect  # by a text that looks at no medium
-        return None if unseen or not any(table.heard for table in mine) else effect
+        # Cross attention has no effect without a medium: an effect of 0 proves nothing then.
+        unknown = runner.blocks.cross_groups and not effect
+        return None if unknown or not any(table.heard for table in own) else effect
     finally:
-        adapter_pool.let_go(held)
+        adapter_pool.let_go(lease)

@@ -1,9 +1,9 @@
-"""Blocks: pools of cache blocks, the prefix tree over them, and every sequence's block tables.
+"""The block manager: pools of cache blocks, the prefix cache over them, and block tables.
 
-Layers with equal cache specs form a group with a pool of its own. All groups share one block size,
-so one chain of keys names the blocks of all: key i hashes key i-1 and what block i holds, which
-makes the chains of all sequences a tree. A block that no sequence uses stays findable by its key
-until its room is needed; the least recently used goes first.
+Layers with equal cache specs form a group with its own pool. All groups share one block size, so
+one chain of keys identifies the blocks of all groups. Key i hashes key i-1 and the content of block
+i, so the chains of all sequences form a tree. A block without users stays cached under its key
+until the pool needs it; the least recently used block is evicted first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ Key = bytes
 
 
 def seed_key(*facts: object) -> Key:
-    """The root of a sequence's keys: whatever changes K/V before the first token is read.
+    """The parent of a sequence's first key, from everything but tokens that changes K/V.
 
-    Base weights with their formats, K/V type, encoder inputs, and the request's cache salt.
+    The facts are the base weights with their formats, the K/V dtype, the model's name and the
+    request's cache salt.
     """
+    # repr keeps the facts apart: ("a", "b") and ("ab", "") must give different keys.
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
 
 
@@ -35,11 +37,15 @@ def next_key(
     mixture: Iterable[tuple[str, float]] = (),
     media: Iterable[tuple[bytes, int, int]] = (),
 ) -> Key:
-    """The key of a full block: its parent, its tokens, the adapters in force up to its end, and
-    the media it holds rows of, each with the first of these rows and the token that has it.
+    """The key of a full block: a hash of the parent's key, the tokens, adapters and media.
+
+    `mixture` are the (generation, scale) of the adapters that apply before the block's end. `media`
+    are (key, first row of the medium in the block, token of the block at that row).
     """
+    # 16 bytes: a collision would serve another user's K/V, so the hash must be cryptographic.
     state = hashlib.blake2b(parent, digest_size=16)
     state.update(array("q", tokens).tobytes())
+    # Sorted: the sum of adapters does not depend on their order.
     for generation, scale in sorted(mixture):
         state.update(f"{generation}*{scale!r};".encode())
     for key, row, token in media:
@@ -48,13 +54,18 @@ def next_key(
 
 
 class BlockPool:
-    """The blocks of one group: free, in use (counted), or idle under a key."""
+    """The blocks of one group. A block is free, in use (counted), or idle: cached without users.
+
+    Free and idle blocks are two ordered sets; a block in use is in neither.
+    """
 
     def __init__(self, blocks: int) -> None:
         self.size = blocks
         self.users = [0] * blocks
         self.key_of: list[Key | None] = [None] * blocks
         self.block_of: dict[Key, int] = {}
+        # Ordered dicts as ordered sets: removal from the middle takes constant time, and the
+        # order of `idle` is the order of eviction.
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
         self.idle: OrderedDict[int, None] = OrderedDict()
         self.peak = 0
@@ -67,8 +78,13 @@ class BlockPool:
     def used(self) -> int:
         return self.size - self.available
 
-    def take(self, after: int | None = None) -> int:
-        """A block for one user, the one behind `after` where it is free: runs read faster."""
+    def allocate(self, after: int | None = None) -> int:
+        """Return a block with one user, if possible the one that follows block `after`.
+
+        Evicts the least recently used idle block if no block is free. Raises KeyError if the pool
+        has no available block.
+        """
+        # Contiguous blocks read faster.
         if after is not None and after + 1 in self.free:
             block = after + 1
             del self.free[block]
@@ -76,55 +92,59 @@ class BlockPool:
             block = self.free.popitem(last=False)[0]
         else:
             block = self.idle.popitem(last=False)[0]
-            self.forget(block)
+            self.evict(block)
         self.users[block] = 1
         self.peak = max(self.peak, self.used)
         return block
 
-    def forget(self, block: int) -> None:
+    def evict(self, block: int) -> None:
+        """Remove a block's key, if it has one, so that no prefix finds it."""
         key, self.key_of[block] = self.key_of[block], None
         if key is not None:
             del self.block_of[key]
 
     def share(self, block: int) -> None:
-        """One more user of a block that is in use or idle."""
+        """Add a user to a cached block, which is in use or idle."""
         self.idle.pop(block, None)
         self.users[block] += 1
         self.peak = max(self.peak, self.used)
 
     def release(self, block: int) -> None:
-        """One user less; without users a keyed block idles, any other is free."""
+        """Remove a user. A block without users becomes idle if it has a key, else free."""
         self.users[block] -= 1
         if self.users[block]:
             return
+        # Appended last: the block released last is evicted last.
         target = self.free if self.key_of[block] is None else self.idle
         target[block] = None
 
     def publish(self, block: int, key: Key) -> None:
-        """Make a full block findable, unless another already holds the same."""
+        """Cache a full block under its key, unless another block has the same key."""
+        # Two sequences may compute one prefix at the same time. The first keeps the key; the
+        # second's block stays without one and becomes free on release.
         if self.key_of[block] is None and key not in self.block_of:
             self.key_of[block] = key
             self.block_of[key] = block
 
     def clear(self) -> None:
-        """Forget all keys; idle blocks become free."""
+        """Evict all cached blocks; idle blocks become free."""
         for block in list(self.block_of.values()):
-            self.forget(block)
+            self.evict(block)
         self.free.update(self.idle)
         self.idle.clear()
 
 
 @dataclass
 class BlockTable:
-    """The blocks of one sequence in one group, in order; -1 where it keeps none."""
+    """The blocks of one sequence in one group, in order; -1 for an index without a block."""
 
     blocks: list[int] = field(default_factory=list)
-    first: int = 0  # blocks before it are given back
+    first: int = 0  # all blocks before this index are released
 
 
 @dataclass(eq=False)
 class EncoderBlocks:
-    """What one medium has in the cross groups: the blocks of each, and whether they are written."""
+    """The blocks of one medium in each cross group; `written` once a launched step fills them."""
 
     item: Item
     keys: list[Key]
@@ -134,7 +154,7 @@ class EncoderBlocks:
 
 @dataclass
 class CacheGroup:
-    """Layers with equal specs: their cache kind, and the pool its blocks come from."""
+    """Layers with equal specs, their cache kind, and the pool of its blocks."""
 
     kind: CacheKind
     layers: tuple[int, ...]
@@ -142,11 +162,11 @@ class CacheGroup:
 
 
 class BlockManager:
-    """All groups of one model: find, share, grow, trim, publish and release as one.
+    """Allocates, shares, caches and releases the blocks of all groups of one model.
 
-    `groups` hold a sequence's own tokens, `cross_groups` the encoder states of its media. A
-    sequence has a table in each group, in their order; a sequence computed in two passes (X-LoRA)
-    has twice as many.
+    `groups` hold the K/V of a sequence's tokens, `cross_groups` the encoder states of its media. A
+    sequence has one table per group, in the order of `groups`. A sequence computed in two passes
+    (X-LoRA) has the tables of both passes, one after the other.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], block: int) -> None:
@@ -159,17 +179,20 @@ class BlockManager:
     def all(self) -> tuple[CacheGroup, ...]:
         return self.groups + self.cross_groups
 
-    def tables(self, passes: int = 1) -> list[BlockTable]:
+    def new_tables(self, passes: int = 1) -> list[BlockTable]:
+        """Empty tables for a sequence that is computed in `passes` passes."""
         return [BlockTable() for _ in range(passes) for _ in self.groups]
 
     def pairs(self, tables: Sequence[BlockTable]) -> Iterator[tuple[CacheGroup, BlockTable]]:
-        """Each table with its group."""
+        """Each table with its group; `cycle` repeats the groups for each pass."""
         return zip(cycle(self.groups), tables, strict=False)
 
-    def find(self, keys: Sequence[Key]) -> int:
-        """The longest prefix, in blocks, that every group can resume."""
+    def match_prefix(self, keys: Sequence[Key]) -> int:
+        """The length, in blocks, of the longest cached prefix that every group can resume."""
         length = len(keys)
         known = [[key in group.pool.block_of for key in keys] for group in self.groups]
+        # A shorter prefix may need other blocks of a group with a window. All groups are therefore
+        # checked again with the shortest length, until they agree on one.
         while True:
             shortest = min(
                 (g.kind.hit(k[:length]) for g, k in zip(self.groups, known, strict=True)),
@@ -179,31 +202,38 @@ class BlockManager:
                 return shortest
             length = shortest
 
-    def adopt(self, tables: Sequence[BlockTable], keys: Sequence[Key]) -> None:
-        """Fill empty tables with the cached blocks of these keys, shared."""
+    def reuse_prefix(self, tables: Sequence[BlockTable], keys: Sequence[Key]) -> None:
+        """Add the cached blocks of these keys to empty tables. Every key must be cached."""
         length = len(keys) * self.block
         for group, table in self.pairs(tables):
             table.first = group.kind.first(length)
             table.blocks = [-1] * table.first
             for i, key in enumerate(keys[table.first :], table.first):
-                block = group.pool.block_of[key] if group.kind.keeps(i, length) else -1
+                block = group.pool.block_of[key] if group.kind.needs_block(i, length) else -1
                 if block >= 0:
                     group.pool.share(block)
                 table.blocks.append(block)
 
     def align(self, start: int, count: int) -> int:
-        """How many of `count` rows from `start` a step may take where blocks are states."""
+        """How many of `count` rows from `start` a step may compute, so that states get cached.
+
+        A group of states caches what a sequence is at the end of a block. A step must end there or
+        inside the block where it started. Groups of pages set no limit.
+        """
         if not self.aligned:
             return count
-        inside = -start % self.block or self.block
+        inside = -start % self.block or self.block  # rows up to the end of the current block
         if count <= inside or start % self.block:
             return min(count, inside)
         return count - (start + count) % self.block
 
-    def room(self, tables: Sequence[BlockTable], length: int, rows: int | None = None) -> bool:
-        """Whether every group has the blocks to hold `length` tokens, at once or computed in steps
-        of `rows` rows: layers with a window then give blocks back on the way.
+    def has_room(self, tables: Sequence[BlockTable], length: int, rows: int | None = None) -> bool:
+        """Whether every group has the blocks for `length` tokens.
+
+        With `rows` the tokens are computed in steps of so many rows, and layers with a window
+        release blocks between the steps; without, all blocks are needed at once.
         """
+        # Tables of several passes take their blocks from the same pool: their needs add up.
         need = [0] * len(self.groups)
         for i, (group, table) in enumerate(self.pairs(tables)):
             missing = sum(self.missing(group, table, length))
@@ -212,9 +242,10 @@ class BlockManager:
             need[i % len(need)] += missing
         return all(n <= group.pool.available for n, group in zip(need, self.groups, strict=True))
 
-    def longest(self, context: int, rows: int, passes: int = 1) -> int:
-        """The most tokens, up to `context`, of a sequence alone that is computed in `passes` passes
-        by steps of up to `rows` rows.
+    def max_length(self, context: int, rows: int, passes: int = 1) -> int:
+        """The most tokens, at most `context`, of a sequence that has all pools for itself.
+
+        The sequence is computed in `passes` passes and in steps of up to `rows` rows.
         """
         short = [
             group.pool.size // passes * self.block
@@ -224,58 +255,71 @@ class BlockManager:
         return min([context, *short])
 
     def missing(self, group: CacheGroup, table: BlockTable, length: int) -> list[bool]:
-        """For each index that a table lacks to reach `length` tokens, whether it takes a block."""
+        """For each index that a table lacks for `length` tokens, whether it needs a block."""
         indices = range(len(table.blocks), -(-length // self.block))
-        return [group.kind.keeps(i, length) for i in indices]
+        return [group.kind.needs_block(i, length) for i in indices]
 
     def grow(self, tables: Sequence[BlockTable], length: int) -> bool:
-        """Take the blocks for `length` tokens, or none at all where there is no room."""
-        if not self.room(tables, length):
+        """Allocate the blocks for `length` tokens; False, without any change, if they do not fit.
+
+        `first` and existing entries stay as they are.
+        """
+        # Check all groups first: a partial allocation would have to be undone on failure.
+        if not self.has_room(tables, length):
             return False
         for group, table in self.pairs(tables):
-            for taken in self.missing(group, table, length):
+            for needed in self.missing(group, table, length):
                 last = table.blocks[-1] if table.blocks else -1
                 after = last if last >= 0 else None
-                table.blocks.append(group.pool.take(after) if taken else -1)
+                table.blocks.append(group.pool.allocate(after) if needed else -1)
         return True
 
     def trim(self, tables: Sequence[BlockTable], length: int) -> None:
-        """Give back what a sequence of `length` tokens no longer reads."""
+        """Release the blocks that a sequence of `length` tokens no longer reads."""
         for group, table in self.pairs(tables):
             first = min(group.kind.first(length), len(table.blocks))
             for i in range(table.first, first):
                 if table.blocks[i] >= 0:
                     group.pool.release(table.blocks[i])
                 table.blocks[i] = -1
+            # Never backwards: the entries before `first` are -1 and must not be read again.
             table.first = max(table.first, first)
 
     def publish(self, tables: Sequence[BlockTable], keys: Sequence[Key], start: int) -> None:
-        """Make the full blocks start..len(keys) findable."""
+        """Cache the full blocks start..len(keys) under their keys.
+
+        Blocks before `start` are published already; those before `first` are released.
+        """
         for group, table in self.pairs(tables):
             for i in range(max(start, table.first), min(len(keys), len(table.blocks))):
                 if table.blocks[i] >= 0:
                     group.pool.publish(table.blocks[i], keys[i])
 
     def release(self, tables: Sequence[BlockTable]) -> None:
-        """Give all blocks back, the last first, so that a shared beginning outlives the ends."""
+        """Release all blocks of a sequence and empty its tables."""
+        # The last block first: idle blocks are evicted in the order of their release, and a block
+        # is found only if all blocks before it are cached.
         for group, table in self.pairs(tables):
             for block in reversed(table.blocks[table.first :]):
                 if block >= 0:
                     group.pool.release(block)
             table.blocks, table.first = [], 0
 
-    def holds(self, items: Iterable[Item]) -> bool:
-        """Whether the cross groups are large enough for all these media at once."""
+    def fits(self, items: Iterable[Item]) -> bool:
+        """Whether the cross groups, if empty, have the blocks for all these media at once."""
         need = sum(-(-item.length // self.block) for item in items if item.since is not None)
         return all(need <= group.pool.size for group in self.cross_groups)
 
-    def hold(self, item: Item, mixture: Iterable[tuple[str, float]] = ()) -> EncoderBlocks | None:
-        """Blocks for a medium in all cross groups, those that hold it already where they do.
+    def acquire(
+        self, item: Item, mixture: Iterable[tuple[str, float]] = ()
+    ) -> EncoderBlocks | None:
+        """Return blocks for a medium in all cross groups: the cached ones, or else new ones.
 
-        None where there is no room.
+        None if a pool has too few available blocks.
         """
         count = -(-item.length // self.block)
         keys = [next_key(item.key, [i], mixture) for i in range(count)]
+        # All blocks or none: a partly evicted medium is encoded again as a whole.
         if all(key in group.pool.block_of for group in self.cross_groups for key in keys):
             found = [[group.pool.block_of[key] for key in keys] for group in self.cross_groups]
             for group, blocks in zip(self.cross_groups, found, strict=True):
@@ -284,19 +328,20 @@ class BlockManager:
             return EncoderBlocks(item, keys, found, written=True)
         if any(group.pool.available < count for group in self.cross_groups):
             return None
-        taken = [[group.pool.take() for _ in keys] for group in self.cross_groups]
-        return EncoderBlocks(item, keys, taken, written=False)
+        new = [[group.pool.allocate() for _ in keys] for group in self.cross_groups]
+        # Without keys until a step writes them: other sequences must not read empty blocks.
+        return EncoderBlocks(item, keys, new, written=False)
 
-    def written(self, memory: EncoderBlocks) -> None:
-        """A launched step writes a medium's blocks: others may find them."""
-        memory.written = True
-        for group, blocks in zip(self.cross_groups, memory.blocks, strict=True):
-            for block, key in zip(blocks, memory.keys, strict=True):
+    def publish_encoder(self, encoder_blocks: EncoderBlocks) -> None:
+        """Cache a medium's blocks under their keys, once a launched step writes them."""
+        encoder_blocks.written = True
+        for group, blocks in zip(self.cross_groups, encoder_blocks.blocks, strict=True):
+            for block, key in zip(blocks, encoder_blocks.keys, strict=True):
                 group.pool.publish(block, key)
 
-    def let_go(self, memory: EncoderBlocks) -> None:
-        """One user of a medium less."""
-        for group, blocks in zip(self.cross_groups, memory.blocks, strict=True):
+    def release_encoder(self, encoder_blocks: EncoderBlocks) -> None:
+        """Remove one user from each block of a medium."""
+        for group, blocks in zip(self.cross_groups, encoder_blocks.blocks, strict=True):
             for block in blocks:
                 group.pool.release(block)
 

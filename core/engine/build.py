@@ -1,4 +1,4 @@
-"""Build an engine for a loaded model: group its caches, plan memory, warm up."""
+"""Builds the engine of a loaded model: groups its caches, plans memory, captures, warms up."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
 
 ROWS = {"cuda": 4096, "cpu": 512}
-"""Rows of one step: enough for the device's matmuls, few enough that decodes do not wait long."""
+"""Rows of one step: enough to fill the device, few enough that decodes do not wait long."""
 
-TAPED = 8
-"""Rows of the largest decode step that is recorded on CPU: of larger ones Python takes little."""
+MAX_CPU_GRAPH_ROWS = 8
+"""Rows of the largest decode step that is captured on CPU: Python is a small part of larger ones.
+"""
 
 MAX_THREADS = 1024
+"""A limit against typing errors: torch would start that many threads."""
 
-NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-"""Types of the K/V cache that are no floats to compute in: held with scales, by some kinds."""
+QUANTIZED_KV = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""Quantized dtypes of the K/V cache, stored with scales; not every cache kind supports them."""
 
 
 def build_engine(
@@ -53,8 +55,11 @@ def build_engine(
     prefix_cache: bool = True,
     share: float = 1.0,
 ) -> Engine:
-    """An engine over one model. `rows`, `block` and `blocks` replace what the device suggests;
-    `share` is its part of the room for caches.
+    """Build the engine of one model.
+
+    `rows` per step, tokens per `block` and `blocks` per group have defaults that depend on the
+    device. `share` is the model's share of the memory for caches. Raises UsageError for invalid
+    settings, InsufficientMemory if the cache does not fit.
     """
     device = loaded.device
     block = block or BLOCK[device.type]
@@ -64,6 +69,7 @@ def build_engine(
         raise UsageError(f"--max-seqs {seqs}: at least one sequence must run")
     rows = rows or ROWS[device.type]
     adapter_pool = build_adapter_pool(loaded, settings, rows)
+    # Before the cache, which takes all the remaining memory.
     reserve(adapter_pool, loaded, settings)
     counts = [blocks] * len(kinds) if blocks else []
     if not blocks:
@@ -78,14 +84,19 @@ def build_engine(
     processors = plugins.collect("logits_processors").values()
     sampler = Sampler(seqs, vocab, target, eos, processors)
     loaded.explain += [describe(choice) for choice in sampler.choices]
-    ahead = device.type == "cuda" or settings.replay
-    segments = loaded.placement.segments(settings.replay) if ahead else None
-    captured = seqs if ahead else min(seqs, TAPED) if loaded.placement.transfers is None else 0
-    held = BlockManager(groups, block)
-    context = held.longest(loaded.context, rows)
+    asynchronous = device.type == "cuda" or settings.replay
+    segments = loaded.placement.segments(settings.replay) if asynchronous else None
+    if asynchronous:
+        captured = seqs
+    elif loaded.placement.transfers is None:
+        captured = min(seqs, MAX_CPU_GRAPH_ROWS)
+    else:
+        captured = 0  # a CPU graph does not capture the layers of other devices
+    block_manager = BlockManager(groups, block)
+    context = block_manager.max_length(loaded.context, rows)
     runner = ModelRunner(
-        cast(TokenModel, loaded.model),  # an encoder is never asked for logits
-        held,
+        cast(TokenModel, loaded.model),  # of an encoder the runner calls `hidden` only
+        block_manager,
         sampler,
         context=context,
         dtype=loaded.dtype,
@@ -94,14 +105,18 @@ def build_engine(
         segments=segments,
         adapter_pool=adapter_pool,
     )
+    scheduler = Scheduler(
+        block_manager, runner.features, max_rows=rows, max_seqs=seqs, adapter_pool=adapter_pool
+    )
     return Engine(
         runner,
-        Scheduler(held, runner.features, max_rows=rows, max_seqs=seqs, adapter_pool=adapter_pool),
+        scheduler,
         vocab=vocab,
         context=context,
         eos_ids=eos,
-        lag=int(ahead),
-        identity=key_root(loaded, settings),
+        # A lag only helps if launches return before the device is done.
+        lag=int(asynchronous),
+        identity=cache_identity(loaded, settings),
         prefix_cache=prefix_cache,
         registry=build_registry(loaded, settings, plugins, adapter_pool, runner),
         failures=Failures(plugins.explain, device),
@@ -116,121 +131,130 @@ def count_blocks(
     block: int,
     share: float,
 ) -> list[int]:
-    """Blocks per group, for a share of the room on the device where it lies. Shortens the context
-    to what there is room for, where none was asked for.
+    """Blocks per group, within a share of the memory for caches of the group's device.
+
+    Without --context, shortens the model's context to what fits.
     """
-    places = {kind.device: [k for k in kinds if k.device == kind.device] for kind in kinds}
-    sizes = {device: int(share * budget(settings, device)) for device in places}
+    by_device = {kind.device: [k for k in kinds if k.device == kind.device] for kind in kinds}
+    sizes = {device: int(share * budget(settings, device)) for device in by_device}
+    # All devices first: the shortest context holds for the layers of every device.
     if settings.context is None:
-        for device, mine in places.items():
-            loaded.context = largest_context(mine, sizes[device], loaded.context, rows, block)
+        for device, here in by_device.items():
+            loaded.context = largest_context(here, sizes[device], loaded.context, rows, block)
     counts: dict[CacheKind, int] = {}
-    for device, mine in places.items():
-        planned = plan_blocks(mine, sizes[device], loaded.context, rows, settings.max_seqs)
-        counts |= zip(mine, planned, strict=True)
+    for device, here in by_device.items():
+        planned = plan_blocks(here, sizes[device], loaded.context, rows, settings.max_seqs)
+        counts |= zip(here, planned, strict=True)
     return [counts[kind] for kind in kinds]
 
 
 def cache_kinds(
     loaded: LoadedModel, settings: Settings, plugins: PluginManager, block: int
 ) -> list[tuple[CacheKind, tuple[int, ...]]]:
-    """One cache kind per group of layers with equal specs on one device, in the order of their
-    first layers.
+    """A cache kind, with its layers, for each group of layers with equal specs on one device.
+
+    Groups are in the order of their first layers. Raises UsageError for an unknown --kv-dtype,
+    Unsupported if no group supports it.
     """
     specs: dict[tuple[CacheSpec, torch.device], list[int]] = {}
     for module in loaded.model.modules():
         if isinstance(module, CachedLayer):
             key = module.spec, loaded.placement.device(module)
             specs.setdefault(key, []).append(module.layer)
-    asked = settings.kv_dtype
-    types = {"auto": loaded.dtype, **DTYPES, **NARROW}
-    if asked not in types:
-        raise UsageError(f"--kv-dtype {asked!r}: write one of {', '.join(types)}")
+    kv_dtype = settings.kv_dtype
+    types = {"auto": loaded.dtype, **DTYPES, **QUANTIZED_KV}
+    if kv_dtype not in types:
+        raise UsageError(f"--kv-dtype {kv_dtype!r}: expected one of {', '.join(types)}")
     kinds = []
     for (spec, device), layers in specs.items():
         kind = resolve(plugins.get("caches", spec.kind).kind)
-        dtype = types[asked]
-        if asked in NARROW and not kind.narrows(spec, dtype):
+        dtype = types[kv_dtype]
+        # A model may mix kinds: the rest of its layers are quantized all the same.
+        if kv_dtype in QUANTIZED_KV and not kind.supports_quantized(spec, dtype):
             dtype = loaded.dtype
-        made = kind(spec, len(layers), block=block, dtype=dtype, device=device)
-        kinds.append((made, tuple(layers)))
-    if asked in NARROW:
-        explain_narrow(loaded, asked, [kind for kind, _ in kinds])
+        instance = kind(spec, len(layers), block=block, dtype=dtype, device=device)
+        kinds.append((instance, tuple(layers)))
+    if kv_dtype in QUANTIZED_KV:
+        explain_quantized_kv(loaded, kv_dtype, [kind for kind, _ in kinds])
     return kinds
 
 
-def explain_narrow(loaded: LoadedModel, asked: str, kinds: Sequence[CacheKind]) -> None:
-    """Say what is held in the type that was asked for. Raises Unsupported where nothing can be."""
-    narrow = [kind.dtype in NARROW.values() for kind in kinds]
-    if kinds and not any(narrow):
+def explain_quantized_kv(loaded: LoadedModel, kv_dtype: str, kinds: Sequence[CacheKind]) -> None:
+    """Explain which groups are quantized. Raises Unsupported if none is."""
+    quantized = [kind.dtype in QUANTIZED_KV.values() for kind in kinds]
+    if kinds and not any(quantized):
         names = sorted({kind.spec.kind for kind in kinds})
         raise Unsupported(
-            f"--kv-dtype {asked}: {loaded.path.name} ({loaded.architecture.name}) remembers no "
-            f"keys and values of heads, but what its cache ({', '.join(names)}) holds in floats "
-            "alone; leave the option out"
+            f"--kv-dtype {kv_dtype} is not supported by {loaded.path.name} "
+            f"({loaded.architecture.name}): its cache ({', '.join(names)}) stores floats only; "
+            "leave the option out"
         )
-    for kind, is_narrow in zip(kinds, narrow, strict=True):
+    for kind, is_quantized in zip(kinds, quantized, strict=True):
         size = kind.bytes(1) // kind.block
-        how = f"{asked}, {size} bytes per token" if is_narrow else "not narrowed, held in floats"
+        how = f"{kv_dtype}, {size} bytes per token" if is_quantized else "floats, not quantized"
         loaded.explain.append(f"{kind.layers} x cache {kind.spec.kind}: {how}")
 
 
-def renew(engine: Engine, loaded: LoadedModel, settings: Settings) -> None:
-    """Go on with weights that have changed in place: other block keys, other graphs."""
-    engine.identity = key_root(loaded, settings)
+def refresh(engine: Engine, loaded: LoadedModel, settings: Settings) -> None:
+    """Adapt an engine to weights that changed in place: new block keys, new graphs.
+
+    Raises as `make_ready`.
+    """
+    # Blocks of the old weights keep their keys, which no request has any more, until eviction.
+    engine.identity = cache_identity(loaded, settings)
     if engine.runner.adapter_pool is not None:
         engine.runner.adapter_pool.renew()
     engine.runner.graphs = Graphs()
     make_ready(engine, loaded)
 
 
-def key_root(loaded: LoadedModel, settings: Settings) -> str:
-    """What names the weights and the K/V type of an engine."""
+def cache_identity(loaded: LoadedModel, settings: Settings) -> str:
+    """A string that identifies the weights and the K/V dtype in the keys of cache blocks."""
     return f"{loaded.identity} {settings.kv_dtype}"
 
 
 def make_ready(engine: Engine, loaded: LoadedModel) -> None:
-    """Capture the decode steps of a model that computes numbers.
+    """Check that the logits of a model are finite, and capture its decode steps.
 
-    Raises CheckpointError where it does not: its weights are damaged, or float16 is too narrow.
+    Raises CheckpointError for NaN or Inf: the weights are damaged, or float16 is too narrow.
     """
-    check_finite(engine.runner.logits([middle(engine)]), loaded)
+    check_finite(engine.runner.logits([probe_token(engine)]), loaded)
     with torch.inference_mode():
         engine.runner.capture()
     if engine.runner.segments is not None:
         loaded.explain += engine.runner.segments.describe()
     elif engine.runner.sizes and not engine.runner.buckets:
-        why = engine.runner.graphs.refused
-        loaded.explain.append(f"decode steps: not captured, for {why}")
+        reason = engine.runner.graphs.refused
+        loaded.explain.append(f"decode steps: not captured: {reason}")
 
 
 def check_finite(values: torch.Tensor, loaded: LoadedModel) -> None:
-    """Raise CheckpointError for outputs of a model that contain NaN or Inf."""
+    """Raise CheckpointError if the outputs of a model contain NaN or Inf."""
     if values.isfinite().all():
         return
-    cause = "its weights are damaged: fetch its files again"
+    cause = "its weights are damaged: download its files again"
     if loaded.dtype == torch.float16:
-        cause = f"float16 is too narrow for it (try --dtype bfloat16 or float32), or {cause}"
+        cause = f"float16 overflows (try --dtype bfloat16 or float32), or {cause}"
     raise CheckpointError(f"{loaded.path.name}: the model's outputs contain NaN or Inf; {cause}")
 
 
-def make_pooling_ready(reader: PoolingEngine, loaded: LoadedModel, *, warm: bool) -> None:
-    """Compute the vector of a short input; with `warm` that of a longer one too, so that the
-    kernels of both shapes are compiled.
+def make_pooling_ready(engine: PoolingEngine, loaded: LoadedModel, *, warm: bool) -> None:
+    """Compute the vector of a short input; with `warm`, also of a longer one.
 
-    Raises CheckpointError where one contains NaN or Inf.
+    The two lengths compile the kernels of both shapes. Raises CheckpointError if a vector contains
+    NaN or Inf.
     """
     for length in (2, 17) if warm else (2,):
-        if length <= reader.context:
-            tokens = [reader.vocab // 2] * length
-            check_finite(reader.read([tokens], None, "vectors"), loaded)
+        if length <= engine.context:
+            tokens = [engine.vocab // 2] * length
+            check_finite(engine.read([tokens], None, "vectors"), loaded)
 
 
 @contextmanager
 def ready_engine(
     loaded: LoadedModel, settings: Settings, plugins: PluginManager, *, rows: int, blocks: int
 ) -> Iterator[Engine]:
-    """An engine that measures a loaded model; the context closes both. See `build_engine`."""
+    """An engine for measurements; the context closes it and the model's files."""
     engine = build_engine(loaded, settings, plugins, (), rows=rows, blocks=blocks)
     try:
         make_ready(engine, loaded)
@@ -241,27 +265,28 @@ def ready_engine(
 
 
 def warm_up(engine: Engine) -> None:
-    """Compile: draw one token from a prompt of each shape that the loop knows."""
+    """Compile all kernels: draw two tokens from a prompt of each shape."""
+    # 2 tokens: one prefill and one decode. 2 and 17: kernels differ for few and for many rows.
     rules = Sampling(temperature=0, max_tokens=2, ignore_eos=True)
     for length in (2, 17):
         if length < engine.context:
-            prompt = [middle(engine)] * length
+            prompt = [probe_token(engine)] * length
             engine.submit(
                 TokenRequest(id=f"warm-up {length}", tokens=prompt, sampling=rules, cache=False)
             )
             engine.drain()
-    engine.counters = type(engine.counters)()
+    engine.counters = type(engine.counters)()  # the metrics count requests of users only
 
 
-def middle(engine: Engine) -> int:
-    """A token that every text may hold: the ends of a vocabulary are often never trained."""
+def probe_token(engine: Engine) -> int:
+    """An ordinary token id: those at both ends of a vocabulary are often untrained."""
     return engine.vocab // 2
 
 
 def set_threads(threads: int | None) -> None:
-    """Threads of CPU kernels: what is asked for, else one per core this process may use.
+    """Set the threads of CPU kernels, by default one per core that this process may use.
 
-    Raises UsageError for a number that no machine has.
+    Raises UsageError for a number outside 1..MAX_THREADS.
     """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise UsageError(f"--threads {threads} is not within 1..{MAX_THREADS}")

@@ -1,8 +1,8 @@
-"""Calibration: the inputs of a float model's weights, and the effect of errors in the weights.
+"""Calibration: importances of a float model's weights, and the divergence of quantized weights.
 
-The model reads texts that it generated itself. No text has to be found that suits the model, and
-the mean divergence of a quantized model over these texts measures how far the outputs of the two
-are apart.
+The model reads texts that it generated itself, so calibration needs no data set. The mean
+divergence over these texts measures how far the outputs of the quantized model are from those of
+the float model.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 TOKENS = 2048
-"""Tokens that importances are measured on."""
+"""Tokens on which importances are measured."""
 
-TEXTS, LENGTH, TURNS = 32, 64, 8
+TEXTS, LENGTH, BATCHES = 32, 64, 8
 """Texts generated in one batch, the most tokens of each, and the most batches: some models end most
 texts at once."""
 
-LOGITS, WORK = 2**26, 2**38
-"""The most logits that are kept, and the most multiplications of one forward pass: to measure a
+MAX_LOGITS, MAX_OPERATIONS = 2**26, 2**38
+"""The most reference logits in memory, and the most multiplications of one forward pass: for a
 divergence, a model of 10^9 weights reads some 270 tokens."""
 
-FEW = 64, 512
-"""The least and the most tokens that a divergence is measured on."""
+DIVERGENCE_TOKENS = 64, 512
+"""The least and the most tokens on which a divergence is measured."""
 
 SLICE = 128
 """Positions whose logits are computed at a time."""
@@ -60,7 +60,7 @@ SHARE = 0.9
 
 
 class Calibration:
-    """A float model with texts that it generated, which can run with some weights quantized."""
+    """A float model with texts that it generated; some weights can be quantized temporarily."""
 
     def __init__(self, loaded: LoadedModel, engine: Engine, plugins: PluginManager) -> None:
         self.loaded, self.engine = loaded, engine
@@ -72,20 +72,22 @@ class Calibration:
             loaded.device,
             loaded.dtype,
         )
-        named, left = loaded.names.read(loaded.container.tensors, loaded.space)
-        self.below = arrange(named, list(slots(loaded.model)), left)[0]
+        named, unread = loaded.names.read(loaded.container.tensors, loaded.space)
+        self.tensors = arrange(named, list(slots(loaded.model)), unread)[0]
         self.texts = generate(loaded, engine)
         count = sum(prod(slot.shape) for slot in slots(loaded.model))
-        tokens = max(FEW[0], min(FEW[1], LOGITS // engine.vocab, WORK // count))
+        tokens = min(MAX_LOGITS // engine.vocab, MAX_OPERATIONS // count)
+        least, most = DIVERGENCE_TOKENS
+        tokens = max(least, min(most, tokens))
         read = list(accumulate(map(len, self.texts)))
-        self.few = self.texts[: bisect_left(read, tokens) + 1]
-        self.truth = list(self.logits(self.few))
+        self.divergence_texts = self.texts[: bisect_left(read, tokens) + 1]
+        self.reference_logits = list(self.logits(self.divergence_texts))
 
     def read(self, texts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Any]]:
-        """Hidden states of texts, batch by batch, each with its step."""
-        room, batch = ROWS[self.loaded.device.type], list[list[int]]()
+        """Hidden states [t, d] of texts, batch by batch, each with its step."""
+        rows, batch = ROWS[self.loaded.device.type], list[list[int]]()
         for text in texts:
-            if sum(map(len, batch)) + len(text) > room:
+            if sum(map(len, batch)) + len(text) > rows:
                 yield self.engine.runner.hidden(batch)
                 batch = []
             batch.append(text)
@@ -99,16 +101,18 @@ class Calibration:
                 yield self.engine.runner.model.logits(hidden, replace(step, wanted=rows)).float()
 
     def divergence(self) -> float:
-        """KL divergence of the model now from the float model, in nats per token."""
+        """KL divergence of the current model from the float model, in nats per token."""
         total, positions = 0.0, 0
-        for truth, logits in zip(self.truth, self.logits(self.few), strict=True):
-            p, q = (each.double().log_softmax(-1) for each in (truth, logits))
+        current = self.logits(self.divergence_texts)
+        for reference, logits in zip(self.reference_logits, current, strict=True):
+            # float64: the divergence of a good format is near the rounding errors of float32.
+            p, q = (each.double().log_softmax(-1) for each in (reference, logits))
             total += float((p.exp() * (p - q)).sum())
             positions += len(p)
         return total / positions
 
     def importance(self) -> dict[str, Tensor]:
-        """Mean squares [k] float32 of the inputs of each column, by the names of slots."""
+        """Mean squares [k] float32 of the inputs of each weight's columns, by slot name."""
         found: dict[Module, InputSquares] = {}
         hooks = [
             module.register_forward_hook(partial(add_inputs, found))
@@ -136,7 +140,7 @@ class Calibration:
     def replaced(
         self, weight: Weight, maker: Maker, importance: Mapping[str, Tensor]
     ) -> Iterator[None]:
-        """While the context lasts, the model computes with one weight in a format."""
+        """Quantize one weight of the model within the context."""
         chosen = {slot.name: maker for slot in weight.slots}
         self.read_module(weight.path, QuantizationPlan({}, None, (), (), importance, chosen=chosen))
         try:
@@ -145,18 +149,18 @@ class Calibration:
             self.read_module(weight.path, None)
 
     def read_module(self, path: str, plan: QuantizationPlan | None) -> None:
-        """Read the weights of a module again, in the formats of a plan."""
+        """Read the weights of a module again, in the formats of a plan, or as floats."""
         module: Any = self.loaded.model.get_submodule(path)
         reader = replace(self.reader, plan=plan)
         for slot in module.slots(path):
             if slot.kind == "storage":
-                module.fill(slot, reader.storage(slot, self.below[slot.name]))
+                module.fill(slot, reader.storage(slot, self.tensors[slot.name]))
         for user in (module, *self.heads(module)):
             user.finalize(self.target)
 
 
 class InputSquares:
-    """Sums of squares of the inputs of a weight, of each of its experts if it has any."""
+    """Sums of squares of the inputs of a weight, for each of its experts if it has any."""
 
     def __init__(self, experts: int, k: int, device: torch.device) -> None:
         self.sums = torch.zeros(experts, k, device=device)
@@ -168,24 +172,28 @@ class InputSquares:
         self.counts += experts.bincount(minlength=len(self.counts))[:, None]
 
     def mean(self, expert: int | None) -> Tensor:
-        """Mean squares [k] of an expert's inputs; the mean of all experts counts as one more input,
-        so that an expert with few inputs gets nearly that.
+        """Mean squares [k] of an expert's inputs.
+
+        The mean of all experts counts as one more input, so that an expert with few inputs gets
+        nearly that mean.
         """
         overall = self.sums.sum(0) / self.counts.sum().clamp(min=1)
-        mine = expert or 0
-        return (self.sums[mine] + overall) / (self.counts[mine] + 1)
+        index = expert or 0
+        return (self.sums[index] + overall) / (self.counts[index] + 1)
 
 
 def add_inputs(found: dict[Module, InputSquares], module: Any, inputs: Any, output: Tensor) -> None:
     """A forward hook: add the inputs of a linear, or of the experts of a layer."""
     x = inputs[0]
     if x.shape[-1] != module.n_in:
-        return  # the architecture multiplies by this weight in another way
+        return  # the architecture uses this weight in another way
     x = x.reshape(-1, module.n_in)
-    of_one = not isinstance(module, ExpertLinear)
-    experts = torch.zeros(len(x), dtype=torch.int64, device=x.device) if of_one else inputs[1]
+    if isinstance(module, ExpertLinear):
+        count, experts = module.experts, inputs[1]
+    else:
+        count, experts = 1, torch.zeros(len(x), dtype=torch.int64, device=x.device)
     if module not in found:
-        found[module] = InputSquares(1 if of_one else module.experts, module.n_in, x.device)
+        found[module] = InputSquares(count, module.n_in, x.device)
     found[module].add(x, experts)
 
 
@@ -193,9 +201,9 @@ def add_inputs(found: dict[Module, InputSquares], module: Any, inputs: Any, outp
 def open_probe(
     found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
 ) -> Iterator[Calibration | None]:
-    """The model at a path in floats, loaded as long as the context lasts.
+    """Load the model at a path in floats, within the context.
 
-    None where the model has no task "text", or does not fit in memory in floats.
+    None if the model does not have the task "text", or does not fit in memory in floats.
     """
     floats = float_settings(found, settings)
     if floats is None:
@@ -211,9 +219,9 @@ def open_probe(
 
 
 def float_settings(found: ModelOutline, settings: Settings) -> Settings | None:
-    """Settings that load the model in floats: in float32 where memory allows, else in its dtype.
+    """Settings that load the model in floats: in float32 if that fits, else in its dtype.
 
-    None as `open_probe`.
+    None as in `open_probe`.
     """
     if "text" not in found.architecture.tasks:
         return None
@@ -233,12 +241,15 @@ def float_settings(found: ModelOutline, settings: Settings) -> Settings | None:
 
 
 def generate(loaded: LoadedModel, engine: Engine) -> list[list[int]]:
-    """Texts that a model generates from its BOS token or random ones, the same each time."""
+    """Texts that a model generates from its BOS token or from random ones.
+
+    All seeds are fixed, so that the same model gets the same formats each time.
+    """
     generator = torch.Generator().manual_seed(0)
     begin = loaded.raw_config.get("bos_token_id")
     stops = tuple(sorted(end_ids(loaded.container, loaded.raw_config)))
     texts: list[list[int]] = []
-    for _ in range(TURNS):
+    for _ in range(BATCHES):
         for token in torch.randint(engine.vocab, (TEXTS,), generator=generator).tolist():
             first = begin if isinstance(begin, int) and 0 <= begin < engine.vocab else token
             rules = Sampling(seed=len(texts), max_tokens=LENGTH - 1, stop_ids=stops)

@@ -29,7 +29,7 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.item}
 """Tensor methods that return numbers to Python."""
 
-ROOM = 1 << 27
+MAX_BYTES = 1 << 27
 """Bytes that the intermediate tensors of a call may take: a graph keeps them allocated."""
 
 EMPTY = ("empty", "new_empty")
@@ -65,14 +65,14 @@ class RecordOperations(TorchDispatchMode):
         self.steps = steps
         # By address. Later steps hold plain addresses: memory that the allocator gave to another
         # tensor would be overwritten by every replay.
-        self.kept: dict[int, Tensor] = {}
-        self.room = ROOM
+        self.retained: dict[int, Tensor] = {}
+        self.bytes_left = MAX_BYTES
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         made, given = list(tensors(out)), list(tensors((args, kwargs)))
-        self.keep(made, given)
+        self.retain(made, given)
         if given and not made:
             # Its result is a number or nothing: .item(), a comparison, an assertion.
             raise NotCapturable(f"it reads numbers on the host ({func})")
@@ -87,39 +87,43 @@ class RecordOperations(TorchDispatchMode):
             if dynamic and (name != "index" or masked):
                 raise NotCapturable(f"the shape of what it makes depends on numbers ({func})")
             # Most operations have no variant that writes to given memory: the replay copies.
-            self.steps.append((again, (partial(func, *args, **kwargs), made)))
+            self.steps.append((run_and_copy, (partial(func, *args, **kwargs), made)))
         return out
 
-    def keep(self, made: list[Tensor], given: list[Tensor]) -> None:
-        """Keep the memory of results. Raises NotCapturable beyond `ROOM` bytes.
+    def retain(self, made: list[Tensor], given: list[Tensor]) -> None:
+        """Retain the memory of results. Raises NotCapturable beyond `MAX_BYTES` bytes.
 
         Results that share memory with an argument (views) count nothing.
         """
-        known = {place(tensor) for tensor in given}
+        known = {storage_key(tensor) for tensor in given}
         for tensor in made:
-            if place(tensor) not in self.kept:
-                self.kept[place(tensor)] = tensor
-                self.room -= 0 if place(tensor) in known else tensor.nbytes
-        if self.room < 0:
-            raise NotCapturable("it takes too much memory on its way")
+            key = storage_key(tensor)
+            if key not in self.retained:
+                self.retained[key] = tensor
+                self.bytes_left -= 0 if key in known else tensor.nbytes
+        if self.bytes_left < 0:
+            raise NotCapturable(
+                f"its intermediate tensors take more than {MAX_BYTES} bytes of memory"
+            )
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors among nested arguments or results."""
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
 def views(made: list[Tensor], given: list[Tensor]) -> bool:
     """Whether all results share memory with an argument: a replay does not repeat views."""
-    places = {place(tensor) for tensor in given}
-    return all(place(tensor) in places for tensor in made)
+    keys = {storage_key(tensor) for tensor in given}
+    return all(storage_key(tensor) in keys for tensor in made)
 
 
-def place(tensor: Tensor) -> int:
-    """The address of a tensor's storage; oneDNN tensors have none and no views: their identity."""
+def storage_key(tensor: Tensor) -> int:
+    """The address of a tensor's storage, or its id for oneDNN tensors, which have no address."""
     return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
-def again(operation: Callable[[], Any], made: list[Tensor]) -> None:
+def run_and_copy(operation: Callable[[], Any], made: list[Tensor]) -> None:
     """Run an operation and copy its results to those of the capture."""
     for old, new in zip(made, tensors(operation()), strict=True):
         old.copy_(new)
@@ -129,11 +133,11 @@ def again(operation: Callable[[], Any], made: list[Tensor]) -> None:
 class CpuGraph(Generic[T]):
     """Replays a captured call. Every replay overwrites and returns `out`, which the capture made.
 
-    `kept` holds the tensors whose addresses the steps use.
+    `retained` holds the tensors whose addresses the steps use.
     """
 
     steps: Sequence[Step]
-    kept: Mapping[int, Tensor]
+    retained: Mapping[int, Tensor]
     out: T
 
     def __call__(self) -> T:
@@ -146,14 +150,15 @@ def record(call: Callable[[], T]) -> CpuGraph[T]:
     """Run a call once and capture it.
 
     Raises NotCapturable if the call reads numbers on the host, makes tensors whose shape depends on
-    numbers, or takes more than `ROOM` bytes.
+    numbers, or takes more than `MAX_BYTES` bytes.
     """
     steps: list[Step] = []
     operations = RecordOperations(steps)
+    # Thread-local: kernels that another thread runs meanwhile are not recorded.
     native.CAPTURE.calls = steps
     try:
         with RefuseHostReads(), operations:
             out = call()
     finally:
         native.CAPTURE.calls = None
-    return CpuGraph(steps, operations.kept, out)
+    return CpuGraph(steps, operations.retained, out)

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from ostro.core.engine.request import Dry
 
-STEEPEST = 100
-"""The largest exponent of a penalty; longer matches cost no more."""
+MAX_EXPONENT = 100
+"""The largest exponent of a penalty: longer matches cost the same, and updates stay bounded."""
 
-LARGEST = 1e4
-"""The largest penalty, in logits."""
+MAX_PENALTY = 1e4
+"""The largest penalty, in logits: base ** exponent overflows float32."""
 
 
 class DryPenalty:
@@ -28,12 +28,12 @@ class DryPenalty:
         self.rules = rules
         self.breakers = np.array(sorted(set(rules.breakers)), dtype=np.int32)
         self.amounts = np.array(
-            [min(rules.multiplier * rules.base**i, LARGEST) for i in range(STEEPEST + 1)],
+            [min(rules.multiplier * rules.base**i, MAX_PENALTY) for i in range(MAX_EXPONENT + 1)],
             dtype=np.float32,
         )
-        # Matches longer than this all cost the same, so the counts may begin at the tokens that
-        # are `longest` from the end: a long prompt is not walked from its first token.
-        longest = rules.allowed_length + STEEPEST
+        # Matches longer than `longest` all cost the same. The counts may therefore start that many
+        # tokens before the end, instead of at the first token of a long prompt.
+        longest = rules.allowed_length + MAX_EXPONENT
         self.count = max(0, len(tokens) - longest)
         self.tokens = np.zeros(2 * len(tokens) + 1, dtype=np.int32)
         self.tokens[: self.count] = tokens[: self.count]
@@ -41,7 +41,8 @@ class DryPenalty:
         self.update(tokens)
 
     def update(self, tokens: Sequence[int]) -> None:
-        """Take in the tokens that are new since the last call; `tokens` are all of them."""
+        """Append the tokens that are new since the last call; `tokens` are all tokens."""
+        # Doubled, so that the cost of growing is constant per token.
         if len(tokens) > len(self.tokens):
             room = 2 * len(tokens) - len(self.tokens)
             self.tokens, self.runs = (np.pad(a, (0, room)) for a in (self.tokens, self.runs))
@@ -49,7 +50,7 @@ class DryPenalty:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Take in one token. No match includes a breaker."""
+        """Append one token and update all counts. No match includes a breaker."""
         stop = self.count
         start = max(0, stop + 1 - self.rules.window) if self.rules.window else 0
         runs = self.runs[: stop - start]
@@ -62,18 +63,19 @@ class DryPenalty:
         self.count += 1
 
     def penalties(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Token ids [n], each once, and what to subtract from their logits [n]."""
+        """Token ids [n], each once, and the penalties [n] to subtract from their logits."""
         rules, last = self.rules, self.count - 1
         reach = min(self.count, rules.window or self.count) - 1
-        # A match does not leave the window: `d` positions back, it has `reach + 1 - d` tokens.
+        # A match ends at the window's edge: `d` positions back it has `reach + 1 - d` tokens.
         matches = np.minimum(self.runs[: max(reach, 0)], np.arange(reach, 0, -1))
         back = np.flatnonzero(matches >= rules.allowed_length)
         followers = self.tokens[last - back]
         if len(self.breakers):
-            kept = ~np.isin(followers, self.breakers)
-            back, followers = back[kept], followers[kept]
+            penalized = ~np.isin(followers, self.breakers)
+            back, followers = back[penalized], followers[penalized]
+        # A token may follow several matches: the longest one counts.
         ids, which = np.unique(followers, return_inverse=True)
         best = np.zeros(len(ids), dtype=np.int64)
         np.maximum.at(best, which, matches[back])
-        amounts = self.amounts[np.minimum(best - rules.allowed_length, STEEPEST)]
+        amounts = self.amounts[np.minimum(best - rules.allowed_length, MAX_EXPONENT)]
         return ids.astype(np.int64), amounts

@@ -1,8 +1,8 @@
-"""The engine: one thread, one device loop, one memory plan.
+"""The engine: schedules, runs and reads the steps of one model, in one thread.
 
-A pass of the loop plans a step, launches it, and reads the oldest step that is under way. On CUDA
-and in replay mode a step is read one pass late, so that planning step n + 1 overlaps with step n;
-a sequence that turns out to have ended has then drawn one token too many, which is dropped.
+A pass of the loop plans a step, launches it, and reads the oldest step in flight. On CUDA and in
+replay mode a step is read one pass late, so that the host plans step n + 1 while the device runs
+step n. A sequence that ended in step n has then drawn one token too many, which is dropped.
 """
 
 from __future__ import annotations
@@ -52,29 +52,34 @@ class Engine:
         registry: Registry | None = None,
         failures: Failures = PLAIN,
     ) -> None:
-        """`identity` names the weights and the K/V type; it roots every block key. `registry` is
-        told which adapters are in use. `failures` makes the errors that end requests.
+        """`identity` identifies the weights and the K/V dtype and is part of every block key. `lag`
+        is the number of steps that stay in flight after a pass. `registry` counts the users of
+        adapters. `failures` converts exceptions to errors of requests.
         """
         self.runner, self.scheduler = runner, scheduler
         self.vocab, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
         self.lag, self.identity, self.prefix_cache = lag, identity, prefix_cache
         self.registry, self.failures = registry, failures
-        self.flight: deque[LaunchedStep] = deque()
-        self.live: dict[str, list[Sequence]] = {}
+        self.in_flight: deque[LaunchedStep] = deque()
+        self.live: dict[str, list[Sequence]] = {}  # the choices of each unfinished request
         self.counters = Stats()
         self.arrivals = 0
 
     @property
     def blocks(self) -> BlockManager:
+        """The cache blocks of the model."""
         return self.scheduler.blocks
 
     @property
     def busy(self) -> bool:
-        return bool(self.live or self.flight)
+        """Whether a request is unfinished or a step is unread."""
+        return bool(self.live or self.in_flight)
 
     def submit(self, request: TokenRequest, mixture: Mixture = EMPTY) -> None:
-        """Take a request in, its adapters as `Registry.mixture` gives them. Raises RequestError if
-        it can never run.
+        """Add a request; `mixture` are its adapters, from `Registry.mixture`.
+
+        Raises RequestError if the request can never run, and OstroError if a logits processor fails
+        to check it.
         """
         rules, processors = request.sampling.checked(self.vocab), self.runner.sampler.processors
         try:
@@ -89,10 +94,13 @@ class Engine:
         room = self.check_length(request, mixture)
         if request.positions is not None:
             room = min(room, self.context - int(request.positions.numpy().max()) - 1)
+        # Refused here and not in the queue, where a request that never fits would wait forever.
         limit = room if rules.max_tokens is None else min(rules.max_tokens, room)
         root = seed_key(self.identity, request.model, request.salt)
         if not self.prefix_cache:
+            # A random root: no other request has the same keys.
             root = secrets.token_bytes(16)
+        # Each choice gets its own seed, so that the choices of one request differ.
         seed = secrets.randbits(62) if rules.seed is None else rules.seed
         request = replace(request, items=media_under(request.items, mixture))
         choices, leader = list[Sequence](), None
@@ -107,14 +115,14 @@ class Engine:
                 tokens=list(request.tokens),
                 prompt=len(request.tokens),
                 leader=leader,
-                waits=processors.waits(rules),
+                needs_host_tokens=processors.need_host_tokens(rules),
                 mixture=mixture,
             )
             leader = leader or sequence
             if rules.prompt_logprobs is not None and index == 0:
                 sequence.prompt_logprobs = [None]
             choices.append(sequence)
-        # From here on nothing is refused: what is taken is given back when the last choice ends.
+        # Nothing below may raise: only the end of the last choice releases the lease.
         self.live[request.id] = choices
         if self.registry is not None:
             self.registry.lease(mixture)
@@ -124,7 +132,7 @@ class Engine:
         self.counters.prompt_tokens += len(request.tokens)
 
     def check(self, request: TokenRequest) -> None:
-        """Raise RequestError for a prompt, media or limits that can never run."""
+        """Raise RequestError if the prompt, the media or the limits of a request are invalid."""
         if not request.tokens:
             raise RequestError("the prompt is empty", param="prompt")
         for token in request.tokens:
@@ -134,44 +142,47 @@ class Engine:
                 )
         self.check_media(request)
         if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None:
-            raise RequestError("max_tokens=0 asks for nothing", param="max_tokens")
+            raise RequestError(
+                "max_tokens=0 needs prompt_logprobs, or there is nothing to compute",
+                param="max_tokens",
+            )
 
     def check_length(self, request: TokenRequest, mixture: Mixture) -> int:
-        """The most tokens of a reply. Raises ContextLengthExceeded where not even one fits.
+        """The most output tokens. Raises ContextLengthExceeded if not even one fits.
 
-        A context of N holds N tokens, prompt and reply together; a longer reply is cut short. An
-        X-LoRA sequence takes two blocks where others take one, so a small cache may hold fewer
-        tokens of it than the context.
+        A context of N holds N tokens, prompt and output together; a longer output is truncated. An
+        X-LoRA sequence needs twice the blocks, so a small cache may hold fewer of its tokens than
+        the context.
         """
         length, replies = len(request.tokens), request.sampling.max_tokens != 0
-        asked = length + (request.sampling.max_tokens or replies)
+        requested = length + (request.sampling.max_tokens or replies)
         if length + replies > self.context:
             raise ContextLengthExceeded(
                 f"the prompt has {length} tokens and the context {self.context}: "
-                f"{asked} would be needed; shorten it, or load with a larger --context",
+                f"{requested} would be needed; shorten it, or load with a larger --context",
                 param="prompt",
             )
         passes = 1 if mixture.mixer is None else 2
-        context = self.blocks.longest(self.context, self.scheduler.max_rows, passes)
+        context = self.blocks.max_length(self.context, self.scheduler.max_rows, passes)
         if length + replies > context:
             raise ContextLengthExceeded(
                 f"the prompt has {length} tokens and the cache holds {context} tokens of an X-LoRA "
-                f"request: {asked} would be needed; shorten it, or load with more --memory",
+                f"request: {requested} would be needed; shorten it, or load with more --memory",
                 param="prompt",
             )
         return context - length
 
     def check_media(self, request: TokenRequest) -> None:
-        """Raise RequestError for media that are not where the prompt is, or positions beyond all.
+        """Raise RequestError for media outside the prompt or positions beyond the context.
 
-        Positions of media may run ahead of the tokens: those of a video count its seconds.
+        Positions may exceed the number of tokens: those of a video count its seconds.
         """
         length = len(request.tokens)
         for item in request.items:
             ends = [first + count for first, count in item.spans] + [item.since or 0]
             if max(ends) > length or any(count < 1 for _, count in item.spans):
                 raise RequestError(f"the rows of {item.kind} are not within the prompt")
-        if not self.blocks.holds(request.items):
+        if not self.blocks.fits(request.items):
             raise RequestError(
                 f"there is no room in the cache for {len(request.items)} media at once; send "
                 "fewer, or load with more --memory or a larger --max-seqs",
@@ -198,45 +209,48 @@ class Engine:
         self.check(request)
         self.check_length(request, mixture)
         pool = self.runner.adapter_pool
-        held = NOTHING if pool is None else pool.hold(mixture)
-        if held is None:
+        lease = NOTHING if pool is None else pool.hold(mixture)
+        if lease is None:
             raise Overloaded("the device has no room for these adapters now; try again")
         try:
             items = media_under(prompt.items, mixture)
             return self.runner.logits(
-                prompt.tokens, items=items, positions=prompt.positions, held=held
+                prompt.tokens, items=items, positions=prompt.positions, lease=lease
             )
         finally:
             if pool is not None:
-                pool.let_go(held)
+                pool.let_go(lease)
 
     def abort(self, id: str, index: int | None = None) -> list[TokenOutput]:
-        """Drop a request, or one choice of it; gives the last output of each choice dropped.
+        """Abort a request, or one choice of it; return the last output of each aborted choice.
 
-        Its blocks are free when this returns. What is unknown or has finished is ignored.
+        Releases their blocks. Unknown or finished ones are ignored.
         """
-        return self.drop(id, "abort", index=index)
+        return self.finish_request(id, "abort", index=index)
 
     def fail(self, sequences: Iterable[Sequence], error: Exception) -> list[TokenOutput]:
-        """End the requests of sequences with an error; gives the last output of each choice."""
+        """End the requests of sequences with an error; return the last output of each choice."""
         text = str(self.failures.of(error))
         ids = dict.fromkeys(sequence.request.id for sequence in sequences)
-        return [output for id in ids for output in self.drop(id, "error", text)]
+        return [output for id in ids for output in self.finish_request(id, "error", text)]
 
-    def drop(
+    def finish_request(
         self, id: str, finish: Finish, error: str | None = None, index: int | None = None
     ) -> list[TokenOutput]:
-        """Finish a request, or one choice of it, from outside; what it holds is free then."""
+        """Finish a request, or one choice of it, before its own end, and release its resources.
+
+        A step in flight may still draw tokens of it; `read` drops them because `finish` is set.
+        """
         running = [s for s in self.live.get(id, ()) if s.finish is None]
-        dropped = [s for s in running if index in (None, s.index)]
-        for sequence in dropped:
+        finished = [s for s in running if index in (None, s.index)]
+        for sequence in finished:
             sequence.finish = finish
             self.scheduler.remove(sequence)
-        self.forget(id)
-        return [TokenOutput(id=id, index=s.index, finish=finish, error=error) for s in dropped]
+        self.remove_if_finished(id)
+        return [TokenOutput(id=id, index=s.index, finish=finish, error=error) for s in finished]
 
-    def forget(self, id: str) -> None:
-        """Let go of a request once all its choices have finished."""
+    def remove_if_finished(self, id: str) -> None:
+        """Remove a request and release its adapters, once all its choices have finished."""
         sequences = self.live.get(id, ())
         if all(sequence.finish is not None for sequence in sequences):
             self.live.pop(id, None)
@@ -244,60 +258,67 @@ class Engine:
                 self.registry.release(sequences[0].mixture)
 
     def step(self) -> list[TokenOutput]:
-        """One pass of the loop: launch a step if there is one, read the oldest if it is due.
+        """Run one pass of the loop: launch the next step, read the oldest one if it is due.
 
-        An error in what a step computes (models, encoders, processors, adapters, memory that runs
-        out) ends requests: those whose fault it is where that is known, else all of the step. An
-        error in what the loop keeps (scheduler, blocks, registry) is raised and ends the engine, as
-        nothing says any more which blocks and rows are free. So is that of a device which does not
-        answer after a failure.
+        An error of a model, encoder, processor or adapter, or of memory, ends requests: those that
+        caused it if known, else all of the step. An error of the scheduler, the blocks or the
+        registry is raised and ends the engine, since it is unknown then which blocks and rows are
+        free. The error of a device that no longer computes is raised as well.
         """
         plan = self.scheduler.plan()
         launched = self.launch(plan) if plan.chunks or plan.started else False
         outputs = [output for failed in plan.failed for output in self.fail(*failed)]
-        plan.failed = []  # the tracebacks of errors hold tensors
-        if self.flight and (len(self.flight) > self.lag or not launched):
-            outputs += self.read(self.flight.popleft())
+        # The plan lives as long as its step is in flight, and tracebacks hold tensors.
+        plan.failed = []
+        # Without a launch there is no work to overlap with: read the step now.
+        if self.in_flight and (len(self.in_flight) > self.lag or not launched):
+            outputs += self.read(self.in_flight.popleft())
         return outputs
 
     def launch(self, plan: StepPlan) -> bool:
-        """Launch a planned step; False where nothing of it runs: it failed with all its sequences,
-        or has none with rows.
-        """
+        """Launch a planned step; False if it has no rows or failed."""
         try:
             launched = self.runner.run(plan)
         except Exception as error:
-            # The step's rows are not counted as computed, so no block of theirs was published. A
-            # step before it that is still under way drops its tokens of sequences that have ended.
+            # The rows do not count as computed, so none of their blocks is published. A step in
+            # flight drops its tokens for the sequences that end here.
             planned = [chunk.sequence for chunk in plan.chunks]
             plan.failed.append((planned, error))
             for sequence in [s for s in plan.started if s not in planned]:
-                self.scheduler.preempt(sequence, plan)  # the sampler may not have its rules
+                # The sampler may lack its parameters: a new start writes them.
+                self.scheduler.preempt(sequence, plan)
             return False
-        self.scheduler.launched(plan)
+        # After `run`, which may have dropped sequences from the plan.
+        self.scheduler.mark_launched(plan)
         if not plan.chunks:
             return False
-        self.flight.append(launched)
+        self.in_flight.append(launched)
         self.counters.steps += 1
         return True
 
     def drain(self) -> list[TokenOutput]:
-        """Run until nothing is left to do. Raises OstroError where a request fails."""
+        """Run until the engine is idle; return all outputs.
+
+        Raises OstroError if a request fails.
+        """
         outputs = list[TokenOutput]()
         while self.busy:
-            found = self.step()
-            for output in found:
+            new = self.step()
+            for output in new:
                 if output.error is not None:
                     raise OstroError(output.error)
-            outputs += found
+            outputs += new
         return outputs
 
     def read(self, launched: LaunchedStep) -> list[TokenOutput]:
-        """Wait for a step's tokens and hand them to their sequences."""
+        """Wait for the tokens of a step and append them to their sequences.
+
+        This is the only place where the loop waits for the device.
+        """
         outputs = list[TokenOutput]()
         for chunk, logits in launched.prompt_logits:
             try:
-                self.note_prompt(chunk.sequence, chunk.start, logits)
+                self.add_prompt_logprobs(chunk.sequence, chunk.start, logits)
             except Exception as error:
                 outputs += self.fail([chunk.sequence], error)
         drawing = [chunk.sequence for chunk in launched.plan.chunks if chunk.draws]
@@ -309,13 +330,17 @@ class Engine:
         except Exception as error:
             return outputs + self.fail(drawing, error)
         for i, (sequence, token) in enumerate(zip(drawing, drawn.tokens, strict=True)):
+            # Before the check: a preempted sequence waits until no token is pending.
             sequence.pending = max(0, sequence.pending - 1)
+            # A sequence may have finished after this step was launched.
             if sequence.finish is None:
-                outputs.append(self.take(sequence, token, logprobs[i]))
+                outputs.append(self.append_token(sequence, token, logprobs[i]))
         return outputs
 
-    def take(self, sequence: Sequence, token: int, logprob: TokenLogprobs | None) -> TokenOutput:
-        """Append a drawn token; finish the sequence where it ends."""
+    def append_token(
+        self, sequence: Sequence, token: int, logprob: TokenLogprobs | None
+    ) -> TokenOutput:
+        """Append a drawn token; finish the sequence if it ends with it."""
         rules = sequence.request.sampling
         output = TokenOutput(id=sequence.request.id, index=sequence.index)
         if not sequence.reported:
@@ -324,33 +349,41 @@ class Engine:
             output.generations = sequence.mixture.generations
             output.prompt_logprobs = sequence.prompt_logprobs
             self.counters.cached_tokens += sequence.cached
+        # The token was drawn only because the last prompt row always draws.
         if rules.max_tokens == 0:
-            return self.end(sequence, output, "length")
+            return self.finish(sequence, output, "length")
         sequence.tokens.append(token)
         self.counters.generated_tokens += 1
-        said = len(sequence.tokens) - sequence.prompt
-        ends = token in rules.stop_ids or (token in self.eos_ids and not rules.ignore_eos)
-        if ends:
+        generated = len(sequence.tokens) - sequence.prompt
+        stops = token in rules.stop_ids or (token in self.eos_ids and not rules.ignore_eos)
+        if stops:
             output.stopped_by = token
-            return self.end(sequence, output, "stop")
+            return self.finish(sequence, output, "stop")
         output.tokens = [token]
         output.logprobs = None if logprob is None else [logprob]
-        if said >= sequence.limit:
-            return self.end(sequence, output, "length")
+        if generated >= sequence.limit:
+            return self.finish(sequence, output, "length")
+        # The token is known now, and with it possibly the key of a full block.
         self.scheduler.publish(sequence)
         return output
 
-    def end(self, sequence: Sequence, output: TokenOutput, finish: Finish) -> TokenOutput:
+    def finish(self, sequence: Sequence, output: TokenOutput, finish: Finish) -> TokenOutput:
+        """Finish a sequence and release its resources; return its last output."""
         sequence.finish = output.finish = finish
+        # Publish before the blocks are released: a block without a key becomes free, not idle.
         self.scheduler.publish(sequence)
         self.scheduler.remove(sequence)
-        self.forget(sequence.request.id)
+        self.remove_if_finished(sequence.request.id)
         return output
 
-    def note_prompt(self, sequence: Sequence, start: int, logits: torch.Tensor) -> None:
-        """Log probabilities of the prompt tokens that follow the rows start.. of a chunk."""
+    def add_prompt_logprobs(self, sequence: Sequence, start: int, logits: torch.Tensor) -> None:
+        """Add the logprobs of the prompt tokens after the rows start.. of a chunk.
+
+        `logits` [n, V] are those of the chunk's rows.
+        """
         if sequence.prompt_logprobs is None or sequence.finish is not None:
             return
+        # A preempted sequence computes its prompt again: start anew.
         if start == 0:
             sequence.prompt_logprobs = [None]
         wide = sequence.request.sampling.prompt_logprobs or 0
@@ -364,7 +397,7 @@ class Engine:
                 )
 
     def stats(self) -> Stats:
-        """The counters as they stand."""
+        """The current counters."""
         pools = [group.pool for group in self.blocks.all]
         self.counters.running = len(self.scheduler.running)
         self.counters.waiting = len(self.scheduler.waiting)
@@ -376,17 +409,19 @@ class Engine:
         return self.counters
 
     def close(self) -> None:
-        """Drop everything."""
+        """Abort all requests and close the registry."""
         for id in list(self.live):
             self.abort(id)
-        self.flight.clear()
+        self.in_flight.clear()
         if self.registry is not None:
             self.registry.close()
 
 
 def media_under(items: list[Item], mixture: Mixture) -> list[Item]:
-    """Media under keys that tell apart the adapters that change what is made of them: those that
-    change encoders and apply to the medium's first token.
+    """Media with keys that include the adapters of their encoders.
+
+    Such an adapter changes encoder weights and applies to the medium's first token. Without it in
+    the key, requests with other adapters would share the encoder's output.
     """
     shares = [share for share in mixture.shares if share.adapter.encodes]
     changed = list[Item]()
@@ -397,7 +432,7 @@ def media_under(items: list[Item], mixture: Mixture) -> list[Item]:
 
 
 def read_logprobs(drawn: SamplerOutput, sequences: list[Sequence]) -> list[TokenLogprobs | None]:
-    """Per drawn token what its request asked for: its log probability and the best alternatives."""
+    """The logprobs of each drawn token, with as many alternatives as its request needs, or None."""
     out: list[TokenLogprobs | None] = [None] * len(sequences)
     if drawn.logprobs is None or drawn.top_ids is None or drawn.top_values is None:
         return out

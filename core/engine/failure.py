@@ -1,4 +1,4 @@
-"""Failures: errors that end requests, not the engine."""
+"""Failures: turns an exception of a step into the error that ends its requests."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 @dataclass(frozen=True)
 class Failures:
-    """Makes the errors that end requests of those that a step raises on `device`.
+    """Converts the exceptions of steps on `device` to errors of requests.
 
-    `explain` gives one line about an error: its type, its message, the plugin that raised it.
+    `explain` returns one line about an exception: its type, its message, the plugin that raised it.
     """
 
     explain: Callable[[BaseException], str] = reason
     device: torch.device | None = None
 
     def of(self, error: Exception) -> OstroError:
-        """The error that ends the requests; an OstroError as it is, any other is logged first.
+        """Return the error that ends the requests: an OstroError itself, any other wrapped.
 
-        Raises the device's own error where it can compute no more: no later step would succeed.
+        Logs the others, since their text does not show where they were raised. Raises the error of
+        a CUDA device that can no longer compute.
         """
         if isinstance(error, OstroError):
             return error
+        # After an illegal access every later call fails too. A failing synchronization shows that,
+        # and its error ends the engine: ending requests one by one would never stop.
         if self.device is not None and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         text = self.explain(error)

@@ -1,4 +1,4 @@
-"""Features of inline media: encoded once, kept by content while there is room."""
+"""Features of inline media: a cache by content, and the features of a step's rows."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from ostro.core.engine.scheduler import Chunk
 from ostro.core.step import Features
 
 Encoded = tuple[Tensor, ...]
-"""Features [n, d] of one medium, and its further levels [n, d]."""
+"""Features [n, d] of one medium, and its further levels [n, d] (see `core.step.Features`)."""
 
 
 class FeatureStore:
-    """Features by the key of their medium, the least recently used given up first."""
+    """An LRU cache of features by the key of their medium."""
 
     def __init__(self, limit: int) -> None:
-        """`limit` in bytes; what one step needs may exceed it."""
+        """`limit` in bytes; the features of one step may exceed it until `evict`."""
         self.limit, self.nbytes = limit, 0
-        self.held: OrderedDict[bytes, Encoded] = OrderedDict()
+        self.entries: OrderedDict[bytes, Encoded] = OrderedDict()
 
     def __contains__(self, key: object) -> bool:
-        return key in self.held
+        return key in self.entries
 
     def get(self, key: bytes) -> Encoded:
-        self.held.move_to_end(key)
-        return self.held[key]
+        """The features of a medium; raises KeyError if it is not cached."""
+        self.entries.move_to_end(key)
+        return self.entries[key]
 
     def put(self, key: bytes, encoded: Encoded) -> None:
-        self.nbytes += size_of(encoded) - size_of(self.held.pop(key, ()))
-        self.held[key] = encoded
+        """Add features; does not evict, since the step that computed them still reads them."""
+        self.nbytes += size_of(encoded) - size_of(self.entries.pop(key, ()))
+        self.entries[key] = encoded
 
-    def trim(self) -> None:
-        """Give up what exceeds the limit."""
-        while self.nbytes > self.limit and self.held:
-            self.nbytes -= size_of(self.held.popitem(last=False)[1])
+    def evict(self) -> None:
+        """Evict the least recently used features beyond the limit."""
+        while self.nbytes > self.limit and self.entries:
+            self.nbytes -= size_of(self.entries.popitem(last=False)[1])
 
 
 def size_of(encoded: Encoded) -> int:
@@ -55,17 +57,17 @@ def has_features(chunk: Chunk) -> bool:
 
 
 def step_features(chunks: Sequence[Chunk], store: FeatureStore) -> Features | None:
-    """What media put into the rows of these chunks, or None where they have none."""
-    parts, rows, base = list[list[Tensor]](), list[int](), 0
+    """The features of the media in the rows of these chunks, or None if they have none."""
+    parts, rows, base = list[list[Tensor]](), list[int](), 0  # base: the chunk's first row
     for chunk in chunks:
         start, stop = chunk.start, chunk.start + chunk.count
         for item in chunk.sequence.request.items:
-            done = 0
+            done = 0  # rows of the medium in earlier spans
             for first, count in item.spans:
                 low, high = max(first, start), min(first + count, stop)
                 if low < high:
-                    mine = slice(done + low - first, done + high - first)
-                    parts.append([level[mine] for level in store.get(item.key)])
+                    span = slice(done + low - first, done + high - first)
+                    parts.append([level[span] for level in store.get(item.key)])
                     rows += range(base + low - start, base + high - start)
                 done += count
         base += chunk.count

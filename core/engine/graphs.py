@@ -1,4 +1,4 @@
-"""Graphs: calls over inputs that stay in place, captured once and replayed by a launch.
+"""Graphs: calls over inputs at fixed addresses, captured once and replayed by a launch.
 
 CUDA captures CUDA graphs, the CPU records CPU graphs (`core.engine.cpu_graph`).
 """
@@ -32,14 +32,16 @@ class Graphs:
     """Captures the graphs of one model, with a `CapturePool` for each of its devices."""
 
     def __init__(self) -> None:
-        self.lanes: dict[torch.device, CapturePool] = {}
-        self.refused = ""  # why the last call was not captured
+        self.pools: dict[torch.device, CapturePool] = {}
+        self.refused = ""  # the reason why the last call was not captured
 
-    def lane(self, device: torch.device) -> CapturePool:
-        if device not in self.lanes:
+    def capture_pool(self, device: torch.device) -> CapturePool:
+        """The pool of a CUDA device; the first call creates it."""
+        if device not in self.pools:
+            # CUDA does not capture on the default stream.
             stream = torch.cuda.Stream(device)
-            self.lanes[device] = CapturePool(stream, torch.cuda.graph_pool_handle())
-        return self.lanes[device]
+            self.pools[device] = CapturePool(stream, torch.cuda.graph_pool_handle())
+        return self.pools[device]
 
     def capture(self, call: Callable[[], T], device: torch.device) -> Callable[[], T]:
         """Capture a call; the function that is returned replays it on the current stream.
@@ -54,18 +56,20 @@ class Graphs:
             except NotCapturable as error:
                 self.refused = str(error)
                 return call
-        lane, graph = self.lane(device), torch.cuda.CUDAGraph()
+        pool, graph = self.capture_pool(device), torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             # The inputs were written on the current stream, which the capture does not see.
-            lane.stream.wait_stream(torch.cuda.current_stream())
+            pool.stream.wait_stream(torch.cuda.current_stream())
             # Kernels compile and libraries allocate in the first call: both are forbidden in a
             # capture. It also shows an error as an error and not as an invalid graph.
-            with torch.cuda.stream(lane.stream):
+            with torch.cuda.stream(pool.stream):
                 call()
-            torch.cuda.current_stream().wait_stream(lane.stream)
-            with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream):
+            # And back: what follows on the current stream must not overtake this call.
+            torch.cuda.current_stream().wait_stream(pool.stream)
+            with torch.cuda.graph(graph, pool=pool.pool, stream=pool.stream):
                 out = call()
 
+        # `out` refers to memory of the pool; the closure keeps it and the graph alive.
         def launch() -> T:
             with torch.cuda.device(device):
                 graph.replay()

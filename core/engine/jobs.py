@@ -1,8 +1,8 @@
-"""Jobs: work that is no stream of tokens, done in bounded slices of the device's time.
+"""The job engine: runs image and speech generation in bounded slices of device time.
 
-A model that draws or speaks answers a request with an iterator; each of its items is one slice: a
-denoising step, some frames of sound, a part of a picture. Slices of several jobs take turns, with
-each other and with token steps, and a job can be dropped after any of them.
+A job is an iterator of its model; each item is one slice: a denoising step, some frames of sound, a
+part of an image. Slices of several jobs alternate with each other and with token steps. A job can
+be aborted after any slice.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from ostro.core.step import ROWS, Step
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """What one slice has done: `done` of `total`, and arrays to hand on: a preview, or in the last
-    slice the result.
+    """The progress after one slice, `done` of `total`.
+
+    `arrays` are a preview, or the result in the last slice.
     """
 
     done: int
@@ -37,17 +38,17 @@ class Slice:
 
 
 class Worker(Protocol):
-    """A model that does jobs."""
+    """The protocol of a model that runs jobs."""
 
     def work(self, request: JobRequest, step: Step) -> Iterator[Slice]:
-        """The slices of a job; the last of them carries its result. `step` is for all its rows.
+        """Return the slices of a job; the last one has the result. `step` applies to all its rows.
 
-        Raises RequestError, before the first slice, for a request that cannot be done.
+        Raises RequestError before the first slice if the request is invalid.
         """
 
 
 class JobEngine:
-    """The jobs of one model, in turn."""
+    """Runs the jobs of one model, one slice at a time in turn."""
 
     def __init__(
         self,
@@ -56,70 +57,75 @@ class JobEngine:
         adapter_pool: AdapterPool | None = None,
         failures: Failures = PLAIN,
     ) -> None:
-        """`registry` counts the uses of adapters, `adapter_pool` brings them to the device; a model
-        without adapters has neither. `failures` makes the errors that end jobs.
+        """`registry` counts the users of adapters, `adapter_pool` loads them to the device; a model
+        without adapters has neither. `failures` converts exceptions to errors of jobs.
         """
         self.worker, self.registry, self.failures = worker, registry, failures
         self.adapter_pool = adapter_pool
         self.turns: deque[tuple[str, Iterator[Slice]]] = deque()
-        self.held: dict[str, tuple[Mixture, MixtureLease]] = {}
+        self.leases: dict[str, tuple[Mixture, MixtureLease]] = {}
 
     @property
     def busy(self) -> bool:
+        """Whether a job is unfinished."""
         return bool(self.turns)
 
     def submit(self, request: JobRequest, mixture: Mixture = EMPTY) -> None:
-        """Take a job in. Raises Overloaded where there is no room for its adapters, and OstroError
-        for a job that the model does not begin.
+        """Add a job; `mixture` are its adapters.
+
+        Raises Overloaded if the adapters do not fit on the device, OstroError if the model refuses
+        the job.
         """
         step = ROWS
         if mixture.shares and self.registry is not None and self.adapter_pool is not None:
-            held = self.adapter_pool.hold(mixture)
-            if held is None:
+            # Held for the whole job: all its slices must see the same adapters.
+            lease = self.adapter_pool.hold(mixture)
+            if lease is None:
                 raise Overloaded("there is no room on the device for these adapters; try again")
             self.registry.lease(mixture)
-            self.held[request.id] = mixture, held
-            row = torch.tensor([held.row(0)], dtype=torch.int32)
+            self.leases[request.id] = mixture, lease
+            row = torch.tensor([lease.row(0)], dtype=torch.int32)
             step = replace(ROWS, mixture=row.to(self.adapter_pool.target.device))
         try:
             slices = self.worker.work(request, step)
         except Exception as error:
-            self.let_go(request.id)
+            self.release(request.id)
             raise self.failures.of(error) from error
         self.turns.append((request.id, slices))
 
-    def let_go(self, id: str) -> None:
-        """A job has ended: its adapters may leave the device."""
-        if id in self.held and self.registry is not None and self.adapter_pool is not None:
-            mixture, held = self.held.pop(id)
-            self.adapter_pool.let_go(held)
+    def release(self, id: str) -> None:
+        """Release the adapters of a job that has ended."""
+        if id in self.leases and self.registry is not None and self.adapter_pool is not None:
+            mixture, lease = self.leases.pop(id)
+            self.adapter_pool.let_go(lease)
             self.registry.release(mixture)
 
     def abort(self, id: str) -> list[JobOutput]:
-        """Drop a job; unknown ones are ignored."""
-        kept = deque(turn for turn in self.turns if turn[0] != id)
-        dropped = len(kept) < len(self.turns)
-        self.turns = kept
-        self.let_go(id)
-        return [JobOutput(id=id, finish="abort")] if dropped else []
+        """Abort a job; unknown ones are ignored."""
+        remaining = deque(turn for turn in self.turns if turn[0] != id)
+        found = len(remaining) < len(self.turns)
+        self.turns = remaining  # drops the iterator, and with it the tensors of the job
+        self.release(id)
+        return [JobOutput(id=id, finish="abort")] if found else []
 
     @torch.inference_mode()
     def step(self) -> list[JobOutput]:
-        """One slice of the job whose turn it is. An error ends the job."""
+        """Run one slice of the next job. An error ends the job."""
         id, slices = self.turns.popleft()
         try:
             done = next(slices, None)
             if done is None:
                 raise OstroError("the job ended without a result")
+            # Waits for the device: at most one slice is in flight, so jobs alternate fairly.
             arrays = {name: Array.of(x.cpu().numpy()) for name, x in done.arrays.items()}
         except Exception as error:
-            self.let_go(id)
-            told = self.failures.of(error)
-            return [JobOutput(id=id, finish="error", error=str(told), param=told.param)]
+            self.release(id)
+            cause = self.failures.of(error)
+            return [JobOutput(id=id, finish="error", error=str(cause), param=cause.param)]
         last = done.done >= done.total
-        mixture = self.held[id][0] if id in self.held else EMPTY
+        mixture = self.leases[id][0] if id in self.leases else EMPTY
         if last:
-            self.let_go(id)
+            self.release(id)
         else:
             self.turns.append((id, slices))
         return [
@@ -134,5 +140,5 @@ class JobEngine:
         ]
 
     def close(self) -> None:
-        """Drop everything."""
+        """Drop all jobs."""
         self.turns.clear()

@@ -1,4 +1,4 @@
-"""How the rows of a step lie in the blocks of a group: what attention over pages is told."""
+"""Attention metadata: where the rows of a step are in the cache blocks of a group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ostro.core.ops.attention import AttentionMetadata, HostMetadata
 
 @dataclass
 class RowSegment:
-    """`rows` rows that end at token length - 1 of `blocks`; `full` as in `AttentionMetadata`."""
+    """`rows` rows, the last at token length - 1 of `blocks`; `full` as in `AttentionMetadata`."""
 
     rows: int
     length: int
@@ -25,16 +25,17 @@ class RowSegment:
     full: bool = False
 
 
-def own_segments(chunk: Chunk, table: BlockTable, sparse: bool) -> list[RowSegment]:
-    """A chunk's rows over its own pages, cut where images begin and end whose rows see each other.
+def paged_segments(chunk: Chunk, table: BlockTable, sparse: bool) -> list[RowSegment]:
+    """The rows of a chunk over its own blocks, split at the edges of atoms.
 
-    Block ids that a table does not keep are never read and become 0. `sparse`: of a kind whose
-    blocks are states, for which a chunk stays whole.
+    `sparse` is for groups of states, whose chunks are not split.
     """
+    # -1 marks released blocks. No row reads them, but an index must be valid: block 0 is.
     blocks = table.blocks
     if table.first or sparse:
         blocks = [max(block, 0) for block in blocks]
     start, stop = chunk.start, chunk.start + chunk.count
+    # Only prompts have atoms.
     if sparse or start >= chunk.sequence.prompt:
         return [RowSegment(chunk.count, stop, blocks)]
     spans = [
@@ -45,35 +46,40 @@ def own_segments(chunk: Chunk, table: BlockTable, sparse: bool) -> list[RowSegme
     return [RowSegment(b - a, b, blocks, a in inside) for a, b in pairwise(cuts)]
 
 
-def memory_segments(chunk: Chunk, group: int) -> list[RowSegment]:
-    """A chunk's rows over the medium that each of them sees, none before the first."""
+def cross_segments(chunk: Chunk, group: int) -> list[RowSegment]:
+    """The rows of a chunk, split by the medium that they attend to.
+
+    A row attends to the last medium at or before it. Rows before the first medium attend to none.
+    """
     start, stop = chunk.start, chunk.start + chunk.count
-    segments, seen = list[RowSegment](), None
+    segments, current = list[RowSegment](), None
     at = start
-    for memory in [*chunk.sequence.memories, None]:
-        since = stop if memory is None else min(max(memory.item.since or 0, start), stop)
+    for following in [*chunk.sequence.encoder_blocks, None]:
+        since = stop if following is None else min(max(following.item.since or 0, start), stop)
         if since > at:
-            segments.append(memory_segment(since - at, seen, group))
-        at, seen = max(at, since), memory
+            segments.append(cross_segment(since - at, current, group))
+        at, current = max(at, since), following
     return segments
 
 
-def memory_segment(rows: int, memory: EncoderBlocks | None, group: int) -> RowSegment:
-    if memory is None:
-        return RowSegment(rows, 0, [0], True)
-    return RowSegment(rows, memory.item.length, memory.blocks[group], True)
+def cross_segment(rows: int, medium: EncoderBlocks | None, group: int) -> RowSegment:
+    """`rows` rows that attend to all of a medium, or to nothing."""
+    if medium is None:
+        return RowSegment(rows, 0, [0], True)  # block 0 only pads the table: the length is 0
+    return RowSegment(rows, medium.item.length, medium.blocks[group], True)
 
 
-def ragged(
+def build_metadata(
     segments: Sequence[RowSegment], slots: Sequence[int], device: torch.device
 ) -> AttentionMetadata:
-    """The layout of these segments, one after the other; `slots` are where each row is written."""
+    """The metadata of these segments in their order; each row is written to its slot of `slots`."""
     width = max(len(segment.blocks) for segment in segments)
     starts = [0, *accumulate(segment.rows for segment in segments)]
     lengths = [segment.length for segment in segments]
     full = [segment.full for segment in segments] if any(s.full for s in segments) else []
     tables = [segment.blocks for segment in segments]
     padded = [table + [0] * (width - len(table)) for table in tables]
+    # CPU kernels plan in Python; reading the tensors back would cost more than these lists.
     host = HostMetadata(starts, lengths, tables, full, {}) if device.type == "cpu" else None
 
     def int32(values: Sequence[object]) -> Tensor:
@@ -91,37 +97,39 @@ def ragged(
     )
 
 
-def places(blocks: Sequence[int], block: int, start: int, stop: int) -> list[int]:
-    """Slots of the tokens start..stop of what `blocks` hold."""
+def slot_mapping(blocks: Sequence[int], block: int, start: int, stop: int) -> list[int]:
+    """Slots of the tokens start..stop in `blocks` of `block` tokens each."""
     return [blocks[p // block] * block + p % block for p in range(start, stop)]
 
 
-def over_pages(
+def paged_metadata(
     group: CacheGroup, index: int, chunks: Sequence[Chunk], block: int, device: torch.device
 ) -> AttentionMetadata:
-    """How these chunks lie in one group's blocks."""
+    """The metadata of these chunks in one group, from table `index` of each sequence."""
     segments, slots = list[RowSegment](), list[int]()
     for chunk in chunks:
-        mine = own_segments(chunk, chunk.sequence.tables[index], group.kind.aligned)
-        segments += mine
-        slots += places(mine[0].blocks, block, chunk.start, chunk.start + chunk.count)
-    return ragged(segments, slots, device)
+        chunk_segments = paged_segments(chunk, chunk.sequence.tables[index], group.kind.aligned)
+        segments += chunk_segments
+        blocks = chunk_segments[0].blocks  # all segments of a chunk have the same
+        slots += slot_mapping(blocks, block, chunk.start, chunk.start + chunk.count)
+    return build_metadata(segments, slots, device)
 
 
-def over_memories(index: int, chunks: Sequence[Chunk], device: torch.device) -> AttentionMetadata:
-    """What these chunks see of media in one cross group."""
-    segments = [segment for chunk in chunks for segment in memory_segments(chunk, index)]
+def cross_metadata(index: int, chunks: Sequence[Chunk], device: torch.device) -> AttentionMetadata:
+    """The metadata of cross attention from these chunks to the media in cross group `index`."""
+    segments = [segment for chunk in chunks for segment in cross_segments(chunk, index)]
     rows = sum(segment.rows for segment in segments)
-    return ragged(segments, [-1] * rows, device)
+    # Slot -1: text rows write nothing here, only encoders do.
+    return build_metadata(segments, [-1] * rows, device)
 
 
-def into_memories(
-    index: int, memories: Sequence[EncoderBlocks], block: int, device: torch.device
+def encoder_write_metadata(
+    index: int, media: Sequence[EncoderBlocks], block: int, device: torch.device
 ) -> AttentionMetadata:
-    """Where the states of these media are written in one cross group."""
+    """The metadata that writes the encoder states of these media to cross group `index`."""
     segments, slots = list[RowSegment](), list[int]()
-    for memory in memories:
-        length = memory.item.length
-        segments.append(RowSegment(length, length, memory.blocks[index], True))
-        slots += places(memory.blocks[index], block, 0, length)
-    return ragged(segments, slots, device)
+    for medium in media:
+        length = medium.item.length
+        segments.append(RowSegment(length, length, medium.blocks[index], True))
+        slots += slot_mapping(medium.blocks[index], block, 0, length)
+    return build_metadata(segments, slots, device)

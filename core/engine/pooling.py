@@ -1,4 +1,7 @@
-"""Whole inputs to vectors and scores: one step per batch of inputs, of whichever requests."""
+"""The pooling engine: computes vectors and scores of whole inputs, one step per batch.
+
+A batch may mix the inputs of several requests.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,25 @@ from ostro.core.errors import ContextLengthExceeded, OstroError, RequestError
 from ostro.core.media import Array
 
 Pool = Callable[[Tensor, Sequence[int]], Tensor]
-"""States [T, d] of inputs that begin at `bounds` -> vectors [B, n]."""
+"""Hidden states [T, d] of inputs that start at `bounds` [B + 1] -> vectors [B, n]."""
 
 
 @dataclass
 class PoolingTask:
-    """A request, and what there is of its answer."""
+    """A request with its adapters; `rows` are the computed vectors or scores by input index."""
 
     request: PoolingRequest
     mixture: Mixture = EMPTY
     rows: dict[int, Tensor] = field(default_factory=dict)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all inputs have been computed."""
+        return len(self.rows) == len(self.request.inputs)
+
 
 class PoolingEngine:
-    """Answers requests for vectors, or for the scores of a model that has some."""
+    """Serves requests for vectors, or for scores if the model has them."""
 
     def __init__(
         self,
@@ -45,21 +53,23 @@ class PoolingEngine:
         registry: Registry | None = None,
         failures: Failures = PLAIN,
     ) -> None:
-        """`registry` counts the uses of adapters; the runner's pool brings them to the device.
-        `failures` makes the errors that end requests.
+        """`pool` turns hidden states into vectors. `max_rows` bounds the tokens of a batch.
+        `registry` counts the users of adapters; the runner's pool loads them to the device.
+        `failures` converts exceptions to errors of requests.
         """
         self.runner, self.pool, self.registry = runner, pool, registry
         self.vocab, self.context, self.max_rows = vocab, context, max_rows
         self.failures = failures
-        self.queue: deque[tuple[str, int]] = deque()
+        self.queue: deque[tuple[str, int]] = deque()  # (request id, input index)
         self.live: dict[str, PoolingTask] = {}
 
     @property
     def busy(self) -> bool:
+        """Whether an input waits."""
         return bool(self.queue)
 
     def submit(self, request: PoolingRequest, mixture: Mixture = EMPTY) -> None:
-        """Take a request in. Raises RequestError if it can never run."""
+        """Add a request; `mixture` are its adapters. Raises RequestError if it can never run."""
         if not request.inputs:
             raise RequestError("there is no input", param="input")
         for i, ids in enumerate(request.inputs):
@@ -70,9 +80,9 @@ class PoolingEngine:
                     f"input[{i}] has {len(ids)} tokens and the context {self.context}; shorten it",
                     param="input",
                 )
-            if wrong := [id for id in ids if not 0 <= id < self.vocab]:
+            if invalid := [id for id in ids if not 0 <= id < self.vocab]:
                 raise RequestError(
-                    f"input[{i}]: token id {wrong[0]} is not within 0..{self.vocab - 1}",
+                    f"input[{i}]: token id {invalid[0]} is not within 0..{self.vocab - 1}",
                     param="input",
                 )
         self.live[request.id] = PoolingTask(request, mixture)
@@ -81,75 +91,91 @@ class PoolingEngine:
         self.queue += [(request.id, i) for i in range(len(request.inputs))]
 
     def abort(self, id: str) -> list[JobOutput]:
-        """Drop a request; unknown ones are ignored."""
-        return self.drop(id, "abort")
+        """Abort a request; unknown ones are ignored."""
+        return self.finish_early(id, "abort")
 
     def fail(self, ids: Iterable[str], error: Exception) -> list[JobOutput]:
         """End requests with an error."""
-        told = self.failures.of(error)
-        return [output for id in dict.fromkeys(ids) for output in self.drop(id, "error", told)]
+        cause = self.failures.of(error)
+        # A request with several inputs in the batch ends once.
+        ids = dict.fromkeys(ids)
+        return [output for id in ids for output in self.finish_early(id, "error", cause)]
 
-    def drop(self, id: str, finish: Finish, error: OstroError | None = None) -> list[JobOutput]:
-        """Finish a request from outside; unknown ones are ignored."""
-        reading = self.live.pop(id, None)
-        if reading is None:
+    def finish_early(
+        self, id: str, finish: Finish, error: OstroError | None = None
+    ) -> list[JobOutput]:
+        """Finish a request without a result; unknown ones are ignored."""
+        task = self.live.pop(id, None)
+        if task is None:
             return []
         if self.registry is not None:
-            self.registry.release(reading.mixture)
+            self.registry.release(task.mixture)
         self.queue = deque(entry for entry in self.queue if entry[0] != id)
         if error is None:
             return [JobOutput(id=id, finish=finish)]
         return [JobOutput(id=id, finish=finish, error=str(error), param=error.param)]
 
     def step(self) -> list[JobOutput]:
-        """Read the next inputs that fit into one step together. An error ends their requests."""
+        """Compute the next batch of inputs. An error ends the requests of the batch."""
         try:
-            batch, helds = self.next_batch()
+            batch, leases = self.next_batch()
         except Exception as error:
+            # Only the first input's adapters raise here; see `next_batch`.
             return self.fail([self.queue[0][0]], error)
         if not batch:
             return []
         first = self.live[batch[0][0]].request
         inputs = [self.live[id].request.inputs[i] for id, i in batch]
-        kinds = [(self.live[id].request.kinds or {}).get(i) for id, i in batch]
-        told = [k if k is not None else [0] * len(x) for k, x in zip(kinds, inputs, strict=True)]
         try:
-            untold = None if all(k is None for k in kinds) else told
-            answers = self.read(inputs, untold, first.output, helds)
+            rows = self.read(inputs, self.token_types(batch, inputs), first.output, leases)
         except Exception as error:
             return self.fail([id for id, _ in batch], error)
         finally:
-            self.let_go(helds)
-        for (id, i), row in zip(batch, answers, strict=True):
+            self.release(leases)
+        for (id, i), row in zip(batch, rows, strict=True):
             self.live[id].rows[i] = row
-        return [self.finish(id) for id in dict.fromkeys(id for id, _ in batch) if self.whole(id)]
+        ids = dict.fromkeys(id for id, _ in batch)
+        return [self.finish(id) for id in ids if self.live[id].is_complete]
+
+    def token_types(
+        self, batch: Sequence[tuple[str, int]], inputs: Sequence[list[int]]
+    ) -> list[list[int]] | None:
+        """The token types of each input, 0 by default; None if no request gives any."""
+        types = [(self.live[id].request.kinds or {}).get(i) for id, i in batch]
+        if all(each is None for each in types):
+            return None
+        zeros = [[0] * len(tokens) for tokens in inputs]
+        return [zero if each is None else each for each, zero in zip(types, zeros, strict=True)]
 
     def next_batch(self) -> tuple[list[tuple[str, int]], list[MixtureLease]]:
-        """Inputs in their order, of requests for the same kind of answer, and the adapters of each
-        on the device; none while there is no room for those of the first. Raises what keeps those
-        of the first from the device.
+        """Take the next inputs off the queue, in order, with their adapters on the device.
+
+        All of them need the same kind of output. The batch is empty while the adapters of the first
+        input do not fit. Raises the error of loading them.
         """
-        batch, helds, rows = list[tuple[str, int]](), list[MixtureLease](), 0
-        kind = self.live[self.queue[0][0]].request.output
+        batch, leases, rows = list[tuple[str, int]](), list[MixtureLease](), 0
+        output = self.live[self.queue[0][0]].request.output
         while self.queue:
             entry = self.queue[0]
-            other = self.live[entry[0]].request.output != kind
-            if other or (batch and rows + self.size(entry) > self.max_rows):
+            differs = self.live[entry[0]].request.output != output
+            # The first input always runs, whatever its length.
+            if differs or (batch and rows + self.size(entry) > self.max_rows):
                 break
             try:
-                held = self.hold(self.live[entry[0]].mixture)
+                lease = self.acquire(self.live[entry[0]].mixture)
             except Exception:
                 if batch:
                     break  # it is raised again when this input is the first
                 raise
-            if held is None:
+            if lease is None:
                 break
             rows += self.size(entry)
             batch.append(self.queue.popleft())
-            helds.append(held)
-        return batch, helds
+            leases.append(lease)
+        return batch, leases
 
     def size(self, entry: tuple[str, int]) -> int:
+        """The number of tokens of an input."""
         id, i = entry
         return len(self.live[id].request.inputs[i])
 
@@ -159,47 +185,48 @@ class PoolingEngine:
         inputs: Sequence[list[int]],
         kinds: Sequence[list[int]] | None,
         output: str,
-        helds: Sequence[MixtureLease] = (),
+        leases: Sequence[MixtureLease] = (),
     ) -> Tensor:
-        """Vectors or scores [B, n] float32 of whole inputs, on the host."""
-        hidden, step = self.runner.hidden(inputs, kinds, helds)
+        """Vectors or scores [B, n] float32 of whole inputs, on the host.
+
+        `kinds` are the token types of each input, `output` is "vectors" or "scores".
+        """
+        hidden, step = self.runner.hidden(inputs, kinds, leases)
         if output == "scores":
             scores: Tensor = self.runner.model.scores(hidden, step)
             return scores.float().cpu()
         return self.pool(hidden, step.bounds).float().cpu()
 
-    def hold(self, mixture: Mixture) -> MixtureLease | None:
-        """Bring a mixture to the device; None where there is no room now."""
+    def acquire(self, mixture: Mixture) -> MixtureLease | None:
+        """Load the adapters of a mixture to the device; None if they do not fit now."""
         if not mixture.shares or self.runner.adapter_pool is None:
             return NOTHING
         return self.runner.adapter_pool.hold(mixture)
 
-    def let_go(self, helds: Sequence[MixtureLease]) -> None:
-        for held in helds:
+    def release(self, leases: Sequence[MixtureLease]) -> None:
+        """Release leases of `acquire`."""
+        for lease in leases:
             if self.runner.adapter_pool is not None:
-                self.runner.adapter_pool.let_go(held)
-
-    def whole(self, id: str) -> bool:
-        reading = self.live[id]
-        return len(reading.rows) == len(reading.request.inputs)
+                self.runner.adapter_pool.let_go(lease)
 
     def finish(self, id: str) -> JobOutput:
-        reading = self.live.pop(id)
+        """Remove a complete request and return its result, in the order of its inputs."""
+        task = self.live.pop(id)
         if self.registry is not None:
-            self.registry.release(reading.mixture)
-        total = len(reading.request.inputs)
-        answer = torch.stack([reading.rows[i] for i in range(total)]).numpy()
+            self.registry.release(task.mixture)
+        total = len(task.request.inputs)
+        result = torch.stack([task.rows[i] for i in range(total)]).numpy()
         return JobOutput(
             id=id,
             done=total,
             total=total,
-            arrays={"rows": Array.of(answer)},
+            arrays={"rows": Array.of(result)},
             finish="stop",
-            generations=reading.mixture.generations,
+            generations=task.mixture.generations,
         )
 
     def stats(self) -> Stats:
-        """What it holds and has to do."""
+        """The current counters."""
         blocks = self.runner.blocks
         return Stats(
             waiting=len(self.live),
@@ -210,6 +237,6 @@ class PoolingEngine:
         )
 
     def close(self) -> None:
-        """Drop everything."""
+        """Drop all requests."""
         self.queue.clear()
         self.live.clear()

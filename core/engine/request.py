@@ -1,4 +1,6 @@
-"""What the engine is asked and what it answers: plain data, the same in and between processes."""
+"""Requests, outputs and statistics of the engine: plain data, the same within and between
+processes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import msgspec
 from ostro.core.errors import RequestError
 from ostro.core.media import Array, Item
 
+# Limits per request: each choice, stop string and logprob costs memory or time in every step.
 MAX_N = 64
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
@@ -19,8 +22,8 @@ class Dry(msgspec.Struct, frozen=True, kw_only=True):
     """DRY penalty (github.com/oobabooga/text-generation-webui pull 5677).
 
     A token that would extend a repeated suffix of `match` >= `allowed_length` tokens loses
-    multiplier * base ** (match - allowed_length) off its logit; `breakers` are token ids that no
-    match cross_groups; `window` is how many last tokens are searched (0 = all).
+    multiplier * base ** (match - allowed_length) of its logit. No match contains a token id of
+    `breakers`. Only the last `window` tokens are searched (0 = all).
     """
 
     multiplier: float = 0.0
@@ -31,11 +34,11 @@ class Dry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How to draw tokens. Neutral defaults; `checked` refuses what is out of range.
+    """Sampling parameters, with neutral defaults; `checked` rejects values out of range.
 
-    `logprobs` and `prompt_logprobs` are how many alternatives to report beside each token (0 =
-    the token alone, None = off). `stop` strings are found by the pipeline, ids by the engine.
-    `processors` are logits processors of plugins by name, each with what it is asked for.
+    `logprobs` and `prompt_logprobs` are the number of alternatives to report with each token (0 =
+    the token alone, None = off). The pipeline finds `stop` strings, the engine `stop_ids`.
+    `processors` are the parameters of plugins' logits processors, by name.
     """
 
     temperature: float = 1.0
@@ -60,7 +63,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     processors: dict[str, Any] = {}
 
     def checked(self, vocab: int | None = None) -> Sampling:
-        """Return self, or raise RequestError naming the first field that is out of range."""
+        """Return self, or raise RequestError for the first field that is out of range.
+
+        Token ids are checked against `vocab` if it is given.
+        """
         for name, low, high in RANGES:
             value = getattr(self, name)
             if value is None:
@@ -69,7 +75,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
                 raise RequestError(f"{name}={value} is not within {low}..{high}", param=name)
         if self.temperature > 0 and self.top_p == 0:
             raise RequestError(
-                "top_p=0 keeps no token; use temperature=0 for greedy", param="top_p"
+                "top_p=0 excludes every token; use temperature=0 for greedy", param="top_p"
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
@@ -95,11 +101,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def _check_ids(self, vocab: int | None) -> None:
         top = vocab if vocab is not None else 2**31
         breakers = () if self.dry is None else self.dry.breakers
-        told = {"logit_bias": self.logit_bias, "stop_ids": self.stop_ids, "dry": breakers}
-        for name, ids in told.items():
+        fields = {"logit_bias": self.logit_bias, "stop_ids": self.stop_ids, "dry": breakers}
+        for name, ids in fields.items():
             for token in ids:
                 if not 0 <= token < top:
                     raise RequestError(f"token id {token} is not within 0..{top - 1}", param=name)
+        # `not <=` and not `>`: NaN fails every comparison.
         for token, bias in self.logit_bias.items():
             if not abs(bias) <= 100:
                 raise RequestError(
@@ -107,14 +114,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def _check_dry(self, dry: Dry) -> None:
-        good = (
+        valid = (
             0 <= dry.multiplier <= 100
             and 1 <= dry.base <= 10
             and 1 <= dry.allowed_length <= 1000
             and 0 <= dry.window <= 2**20
         )
-        if not good:
-            raise RequestError(f"dry settings out of range: {dry}", param="dry")
+        if not valid:
+            raise RequestError(
+                f"dry settings out of range: {dry}; multiplier 0..100, base 1..10, allowed_length "
+                f"1..1000 and window 0..{2**20} are allowed",
+                param="dry",
+            )
 
 
 RANGES: tuple[tuple[str, float, float], ...] = (
@@ -135,11 +146,11 @@ RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 DEFAULT = "default"
-"""The name by which the first model always goes."""
+"""A name of the first model, in addition to its own."""
 
 
 class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter that a request asks for, by name or by generation, and how much of it."""
+    """An adapter of a request, by name or by generation, and its scale."""
 
     name: str = ""
     generation: str = ""
@@ -147,11 +158,11 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Work for the token loop: a prompt and how to go on. Lower `priority` goes first.
+    """A request to generate tokens: a prompt and sampling parameters. Lower `priority` is first.
 
-    `salt` separates tenants in the prefix cache; `adapters` are mixed as they say; `model` names
-    the runner where one engine holds several. `items` are its media, in the order of their places;
-    `positions` [axes, T] of its prompt, where they do not just count.
+    Requests with different `salt` share no blocks of the prefix cache. `adapters` are summed with
+    their scales. `model` is a name of a model of the engine. `items` are its media, in the order of
+    their rows. `positions` [axes, T] are those of the prompt, None for 0, 1, 2, ...
     """
 
     id: str
@@ -167,9 +178,9 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Whole inputs to be read: a vector of each, or the scores of a model that gives some.
+    """A request for a vector of each input, or for scores if the model has them.
 
-    `kinds` say of the tokens of input i which kind of text they belong to, for encoders that ask.
+    `kinds` are the token types of input i, for encoders with segment embeddings.
     """
 
     id: str
@@ -181,7 +192,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Work in slices: what to do as plain values, and arrays; their meaning is the model's."""
+    """A request for a job in slices; the model defines the meaning of `values` and `arrays`."""
 
     id: str
     values: dict[str, Any] = {}
@@ -191,7 +202,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """One position's log probabilities: its token's, and those of the best alternatives."""
+    """The log probability of one token, and (id, log probability) of the best alternatives."""
 
     token: int
     logprob: float
@@ -202,10 +213,10 @@ Finish = Literal["stop", "length", "abort", "error"]
 
 
 class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
-    """New tokens of one choice of one request; the last one carries `finish`.
+    """New tokens of one choice of a request; the last output of a choice has `finish`.
 
-    `index` is the choice (0..n-1). `stopped_by` is the stop id that ended it (not among `tokens`
-    where it is an end-of-text id). `cached` counts prompt tokens served by the prefix cache.
+    `index` is the choice (0..n-1). `stopped_by` is the stop id or end-of-text id that ended it and
+    is not among `tokens`. `cached` counts the prompt tokens that the prefix cache had.
     """
 
     id: str
@@ -222,10 +233,10 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
 
 
 class JobOutput(msgspec.Struct, kw_only=True, tag=True):
-    """How far a reading or a job has come: `done` of `total`; the last one carries `finish`.
+    """The progress of a pooling request or a job, `done` of `total`; the last output has `finish`.
 
-    `arrays` are a preview, or with finish "stop" the result: "rows" [n, d] float32 of a reading;
-    `generations` are those of the adapters that made it, told with the result.
+    `arrays` are a preview, or with finish "stop" the result: "rows" [n, d] float32 of a pooling
+    request. `generations`, with the result, are those of its adapters.
     """
 
     id: str
@@ -243,7 +254,7 @@ Output = TokenOutput | JobOutput
 
 
 class Stats(msgspec.Struct, kw_only=True, tag=True):
-    """The engine's counters, for `/metrics`, `bench` and tests."""
+    """Counters of an engine, for `/metrics`, `bench` and tests."""
 
     running: int = 0
     waiting: int = 0

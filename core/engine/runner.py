@@ -1,9 +1,9 @@
-"""The runner: from a plan to a `Step`, through the model, to drawn tokens, all on the device.
+"""The model runner: turns a plan into a `Step`, runs the model and the sampler on the device.
 
-Decode steps run in buckets: steps of fixed size over inputs that stay in place. A bucket is a
-captured graph, or one for each long segment of a model whose layers are split; on CPU it is a tape.
-In `replay` mode inputs are poisoned between steps, and where nothing can be captured the eager call
-stands in for the graph, so that the loop of a GPU is exercised without one.
+Decode steps run in buckets: steps of fixed size over inputs at fixed addresses. A bucket is a
+captured graph, or one graph for each long segment of a model whose layers are split. In `replay`
+mode inputs are poisoned between steps, and an eager call replaces a graph that cannot be captured.
+This exercises the loop of a GPU without one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ostro.core.engine.blocks import BlockManager, EncoderBlocks
 from ostro.core.engine.decode_graphs import DecodeBucket
 from ostro.core.engine.features import FeatureStore, has_features, step_features
 from ostro.core.engine.graphs import Graphs
-from ostro.core.engine.layout import into_memories, over_memories, over_pages
+from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
 from ostro.core.engine.request import TokenRequest
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Chunk, StepPlan
@@ -35,13 +35,12 @@ from ostro.core.placement.segments import LayerSegments
 from ostro.core.step import ROWS, Medium, Step
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Rows of captured decode steps: powers of two, so that a step computes at most twice its rows."""
 
 
 @dataclass
 class LaunchedStep:
-    """A step on its way: its plan, what it draws, and the logits of prompt rows that were asked
-    for.
-    """
+    """A step in flight: its plan, the copy of its drawn tokens, and requested prompt logits."""
 
     plan: StepPlan
     drawn: DeviceToHostCopy | None = None
@@ -49,7 +48,7 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """One model with its cache and its sampler on one device."""
+    """Runs the steps of one model with its cache and its sampler."""
 
     def __init__(
         self,
@@ -65,102 +64,116 @@ class ModelRunner:
         features: int = 1 << 28,
         adapter_pool: AdapterPool | None = None,
     ) -> None:
-        """`captured` > 0 runs decode steps of up to so many rows in buckets, of a split model those
-        of its `segments` that are captured; `replay` as the module says; floating media arrive in
-        `dtype`; `features` bytes of encoded media are kept; `adapter_pool` holds the adapters on
-        the device.
+        """`captured` is the largest decode step, in rows, that runs in a bucket; 0 turns buckets
+        off. `segments` are those of a model whose layers are split. For `replay` see the module.
+        Floating media are converted to `dtype`. `features` is the size in bytes of the store of
+        encoded media. `adapter_pool` has the adapters on the device.
         """
         self.model, self.blocks, self.sampler = model, blocks, sampler
         self.device, self.context, self.dtype = sampler.device, context, dtype
         self.features = FeatureStore(features)
         self.layers = 1 + max((i for group in blocks.all for i in group.layers), default=-1)
+        # The smallest bucket that holds `captured` rows is the largest one.
         self.sizes = [n for i, n in enumerate(BUCKETS) if not i or BUCKETS[i - 1] < captured]
         self.segments, self.graphs, self.poisons = segments, Graphs(), replay
         self.adapter_pool = adapter_pool
         self.buckets: dict[int, DecodeBucket] = {}
         self.mixed_buckets: dict[int, DecodeBucket] = {}
-        self.seen = 0  # the program of adapters that these were captured with
-        if not captured or not self.captures:
+        self.captured_changes = 0  # `AdapterPool.changes` when `mixed_buckets` were captured
+        if not captured or not self.can_capture:
             self.sizes = []
 
     @property
-    def captures(self) -> bool:
-        """Whether there is anything in a step that is captured."""
+    def can_capture(self) -> bool:
+        """Whether any part of a step can be captured."""
         return self.segments is None or bool(self.segments.captured)
 
     @names_modules
     def capture(self) -> None:
-        """Make all buckets of steps without adapters. Those with adapters are made when the first
-        such step comes.
+        """Capture the buckets of steps without adapters.
+
+        Buckets with adapters are captured at the first such step: many servers never need them.
         """
         self.buckets, self.mixed_buckets = self.capture_all(mixed=False), {}
 
     def capture_all(self, mixed: bool) -> dict[int, DecodeBucket]:
-        """Buckets of all sizes, the largest first so that the smaller share its memory; those whose
-        steps cannot be captured run eagerly, at their true size.
+        """Capture buckets of all sizes; a size that cannot be captured has none and runs eagerly.
+
+        The largest comes first, so that the smaller ones fit into its memory.
         """
         buckets: dict[int, DecodeBucket] = {}
         for size in reversed(self.sizes):
             bucket = DecodeBucket(self, size, mixed=mixed)
             if self.poisons or not self.graphs.refused:
                 buckets[size] = bucket
-        return buckets if self.captures else {}
+        # A first capture may show that no segment of the model can be captured.
+        return buckets if self.can_capture else {}
 
-    def family(self, mixed: bool) -> dict[int, DecodeBucket]:
-        """The buckets without adapters, or with; these are made anew where an adapter has brought a
-        table, a gain or a whole weight to a module that had none.
+    def buckets_for(self, mixed: bool) -> dict[int, DecodeBucket]:
+        """The buckets with adapters if `mixed`, else those without.
+
+        Captures the former again if an adapter added a table, a gain or a whole weight to a module.
         """
         if not mixed or self.adapter_pool is None or not self.sizes:
             return self.buckets
-        if not self.mixed_buckets or self.seen != self.adapter_pool.changes:
-            # Buckets of another program must never run: none are left where capturing fails.
+        if not self.mixed_buckets or self.captured_changes != self.adapter_pool.changes:
+            # Outdated graphs must never run, not even if this capture raises. The old ones are
+            # dropped first, which also frees their memory for the new ones.
             self.mixed_buckets = {}
             self.mixed_buckets = self.capture_all(mixed=True)
-            self.seen = self.adapter_pool.changes
+            self.captured_changes = self.adapter_pool.changes
         return self.mixed_buckets
 
     @names_modules
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> LaunchedStep:
-        """Launch a step. Nothing here waits for the device.
+        """Launch a step without waiting for the device.
 
-        An error ends the whole step, and is raised. Where it is known whose fault it is, that of a
-        medium or a logits processor, the step runs without: `plan.failed` has the sequences.
+        Raises the errors that end the whole step. An error of one medium or logits processor ends
+        only the sequences that use it: they leave the step and are added to `plan.failed`.
         """
         processors = self.sampler.processors
         launched = LaunchedStep(plan)
         try:
             for sequence in plan.started:
-                self.sampler.place(sequence)
+                self.sampler.add(sequence)
+            # Encoding may drop sequences from the plan: it must precede every use of the chunks.
             self.encode_planned(plan)
+            # Scalings run the base model over the same rows and write the mixture table.
             self.compute_scalings(plan.chunks)
             drawing = [chunk.sequence for chunk in plan.chunks if chunk.draws]
             if plan.chunks:
                 bucket = self.bucket(plan)
-                logits = bucket.run(plan.chunks) if bucket else self.mixed(plan.chunks, launched)
+                if bucket is not None:
+                    logits = bucket.run(plan.chunks)
+                else:
+                    logits = self.run_eagerly(plan.chunks, launched)
             if drawing:
                 launched.drawn = self.sampler(logits, drawing)
         finally:
             plan.failed += processors.failed
             processors.failed = []
-            self.features.trim()
+            # After the step only: its rows must find the features that they need.
+            self.features.evict()
         return launched
 
     def encode_planned(self, plan: StepPlan) -> None:
-        """Encode the media of a step. Sequences leave it whose media cannot be encoded."""
+        """Encode the media of a step; drop the sequences whose media cannot be encoded."""
         failed: dict[bytes, Exception] = {}
-        for row in sorted({0, *plan.mixed.values()}):
-            items = [i for key, i in plan.encodes.items() if plan.mixed.get(key, 0) == row]
-            memories = [m for m in plan.memories if plan.mixed.get(m.item.key, 0) == row]
-            step = self.under(row)
+        rows = plan.mixture_rows
+        # One batch per row of the mixture table, which applies to all rows of an encoder step.
+        for row in sorted({0, *rows.values()}):
+            items = [item for key, item in plan.encodes.items() if rows.get(key, 0) == row]
+            cross = [each for each in plan.encoder_blocks if rows.get(each.item.key, 0) == row]
+            step = self.mixture_step(row)
             try:
-                self.encode(items, memories, step)
+                self.encode(items, cross, step)
             except Exception:
-                # Encoders take media in batches; which one is at fault shows when each is alone.
+                # The error does not tell which medium of the batch caused it: try each by itself.
                 for item in items:
-                    failed |= self.encode_alone(item, [item], [], step)
-                for memory in memories:
-                    failed |= self.encode_alone(memory.item, [], [memory], step)
+                    failed |= self.encode_one(item, [item], [], step)
+                for blocks in cross:
+                    failed |= self.encode_one(blocks.item, [], [blocks], step)
         planned = [chunk.sequence for chunk in plan.chunks]
         for key, error in failed.items():
             users = [s for s in planned if any(item.key == key for item in s.request.items)]
@@ -168,39 +181,42 @@ class ModelRunner:
             for sequence in users:
                 plan.drop(sequence)
 
-    def encode_alone(
-        self, item: Item, items: Sequence[Item], memories: Sequence[EncoderBlocks], step: Step
+    def encode_one(
+        self, item: Item, items: Sequence[Item], cross: Sequence[EncoderBlocks], step: Step
     ) -> dict[bytes, Exception]:
-        """The error by the key of a medium that cannot be encoded; nothing for one that can."""
+        """Encode a medium; return its error by its key, or an empty dict on success."""
         try:
-            self.encode(items, memories, step)
+            self.encode(items, cross, step)
         except Exception as error:
             error.add_note(f"encoding of {item.kind}")
             return {item.key: error}
         return {}
 
-    def under(self, row: int) -> Step:
-        """A step all of whose rows are under one row of the mixture table."""
+    def mixture_step(self, row: int) -> Step:
+        """A step that applies one row of the mixture table to all its rows."""
         if not row:
             return ROWS
         return replace(ROWS, mixture=to_device([row], torch.int32, self.device))
 
     def encode(
-        self, items: Iterable[Item], memories: Sequence[EncoderBlocks], step: Step = ROWS
+        self, items: Iterable[Item], cross: Sequence[EncoderBlocks], step: Step = ROWS
     ) -> None:
-        """Encode media: inline ones into the store, those that layers look at into their cache."""
+        """Encode media: inline `items` into the feature store, those of `cross` into their blocks.
+
+        Both go through the encoder in one batch.
+        """
         items = list(items)
-        media = [self.medium(item) for item in (*items, *(m.item for m in memories))]
+        media = [self.medium(item) for item in (*items, *(blocks.item for blocks in cross))]
         if not media:
             return
         encoded = self.model.encode(media, step)
         for item, features in zip(items, encoded, strict=False):
             self.features.put(item.key, features)
-        if not memories:
+        if not cross:
             return
         states = [features[0] for features in encoded[len(items) :]]
         batches = [
-            into_memories(i, memories, self.blocks.block, group.kind.device)
+            encoder_write_metadata(i, cross, self.blocks.block, group.kind.device)
             for i, group in enumerate(self.blocks.cross_groups)
         ]
         caches: list[object] = [None] * self.layers
@@ -213,6 +229,7 @@ class ModelRunner:
         """An item's arrays on the device."""
         arrays = {}
         for name, array in item.arrays.items():
+            # A copy: the array is read-only memory of a message, which torch warns about.
             values = torch.from_numpy(array.numpy().copy())
             dtype = self.dtype if values.is_floating_point() else values.dtype
             arrays[name] = send(values, dtype, self.device)
@@ -227,21 +244,22 @@ class ModelRunner:
         *,
         items: Sequence[Item] = (),
         positions: Array | None = None,
-        held: MixtureLease = NOTHING,
+        lease: MixtureLease = NOTHING,
     ) -> Tensor:
-        """Logits [T, V] float32 of every position of a prompt, on the host, in steps of about
-        `rows` rows; `items` and `positions` as in `TokenRequest`, under the adapters `held`.
+        """Logits [T, V] float32 of every position of a prompt, on the host.
 
-        Takes blocks for the length of the call. Raises RequestError where they do not suffice.
+        The prompt runs in steps of about `rows` rows; `items` and `positions` as in `TokenRequest`,
+        `lease` the adapters. The call allocates blocks and releases them at its end. Raises
+        RequestError if they do not suffice.
         """
-        sequence = alone(tokens, items, positions)
-        sequence.held = held
-        sequence.tables = self.blocks.tables(1 if held.scaling is None else 2)
+        sequence = standalone_sequence(tokens, items, positions)
+        sequence.lease = lease
+        sequence.tables = self.blocks.new_tables(1 if lease.scaling is None else 2)
         out, start = [], 0
         try:
             self.encode_all(sequence)
             while start < len(tokens):
-                stop = sequence.whole(start, min(start + rows, len(tokens)))
+                stop = sequence.snap_to_atom(start, min(start + rows, len(tokens)))
                 count = stop - start
                 if not self.blocks.grow(sequence.tables, start + count):
                     raise RequestError(
@@ -249,31 +267,35 @@ class ModelRunner:
                     )
                 chunk = Chunk(sequence, start, count, draws=False)
                 self.compute_scalings([chunk])
-                step, _ = self.step([chunk])
-                step.wanted = None
+                step, _ = self.build_step([chunk])
+                step.wanted = None  # the logits of all rows
                 out.append(self.model.logits(self.model.hidden(step), step).float().cpu())
                 start = stop
         finally:
             self.blocks.release(sequence.tables)
-            for memory in sequence.memories:
-                self.blocks.let_go(memory)
-            self.features.trim()
+            for encoder_blocks in sequence.encoder_blocks:
+                self.blocks.release_encoder(encoder_blocks)
+            self.features.evict()
         return torch.cat(out)
 
     def encode_all(self, sequence: TokenSequence) -> None:
-        """Encode whatever a sequence outside the scheduler needs."""
-        step = self.under(sequence.held.row(0))
+        """Encode all media of a sequence that the scheduler does not know.
+
+        Raises RequestError if the cross groups have no room.
+        """
+        step = self.mixture_step(sequence.lease.row(0))
         for item in sequence.request.items:
             if item.since is None:
                 if item.key not in self.features:
                     self.encode([item], [], step)
                 continue
-            memory = self.blocks.hold(item, sequence.held.pairs)
-            if memory is None:
+            encoder_blocks = self.blocks.acquire(item, sequence.lease.pairs)
+            if encoder_blocks is None:
                 raise RequestError(f"no room in the cache for this {item.kind}", param="messages")
-            sequence.memories.append(memory)
-            if not memory.written:
-                self.encode([], [memory], step)
+            # Appended before they are written: the caller releases them even if encoding raises.
+            sequence.encoder_blocks.append(encoder_blocks)
+            if not encoder_blocks.written:
+                self.encode([], [encoder_blocks], step)
 
     @names_modules
     @torch.inference_mode()
@@ -281,82 +303,93 @@ class ModelRunner:
         self,
         inputs: Sequence[Sequence[int]],
         kinds: Sequence[Sequence[int]] | None = None,
-        helds: Sequence[MixtureLease] | None = None,
+        leases: Sequence[MixtureLease] | None = None,
     ) -> tuple[Tensor, Step]:
-        """The last hidden states [T, d] of whole inputs, one after the other, in one step.
+        """The last hidden states [T, d] of whole inputs, concatenated, and their step.
 
-        `kinds` say of every token which kind of text it belongs to, for encoders that ask; `helds`
-        are the adapters of each input. Takes blocks for the length of the call where the model has
-        a cache. Raises RequestError where they do not suffice.
+        `kinds` are the token types of each input, for encoders with segment embeddings; `leases`
+        are the adapters of each input. If the model has a cache, the call allocates blocks and
+        releases them at its end. Raises RequestError if they do not suffice.
         """
-        chunks = [Chunk(alone(tokens), 0, len(tokens), draws=False) for tokens in inputs]
-        for chunk, held in zip(chunks, helds or (), strict=False):
-            chunk.sequence.held = held
+        sequences = [standalone_sequence(tokens) for tokens in inputs]
+        chunks = [Chunk(each, 0, each.prompt, draws=False) for each in sequences]
+        for sequence, lease in zip(sequences, leases or (), strict=False):
+            sequence.lease = lease
         try:
             for chunk in chunks:
-                passes = 1 if chunk.sequence.held.scaling is None else 2
-                chunk.sequence.tables = self.blocks.tables(passes)
+                passes = 1 if chunk.sequence.lease.scaling is None else 2
+                chunk.sequence.tables = self.blocks.new_tables(passes)
                 if not self.blocks.grow(chunk.sequence.tables, chunk.count):
                     raise RequestError("no room in the cache for this batch", param="input")
             self.compute_scalings(chunks)
-            step, _ = self.step(chunks)
+            step, _ = self.build_step(chunks)
             step.wanted = None
             if kinds is not None:
-                row = self.int64([kind for mine in kinds for kind in mine])
-                step.positions = torch.cat((step.positions, row[None]))
+                # Token types are one more axis of positions: such encoders look both up.
+                types = self.int64([kind for token_types in kinds for kind in token_types])
+                step.positions = torch.cat((step.positions, types[None]))
             return self.model.hidden(step), step
         finally:
             for chunk in chunks:
                 self.blocks.release(chunk.sequence.tables)
 
-    def states(self, tokens: Sequence[int], held: MixtureLease | None = None) -> Tensor:
-        """The last hidden states [T, d] float32 of a text, under adapters or none."""
-        return self.hidden([tokens], helds=[held or NOTHING])[0].float()
+    def states(self, tokens: Sequence[int], lease: MixtureLease | None = None) -> Tensor:
+        """The last hidden states [T, d] float32 of a text, with the adapters of `lease`."""
+        return self.hidden([tokens], leases=[lease or NOTHING])[0].float()
 
     def bucket(self, plan: StepPlan) -> DecodeBucket | None:
-        """The smallest bucket that holds a decode step; None where it must run eagerly: buckets
-        take no features of media and give no logits of prompts.
+        """The smallest bucket that holds a decode step; None if the step must run eagerly.
+
+        Buckets have no inputs for media features and return no logits of prompt rows.
         """
         if not plan.decodes or any(wants_prompt(c) or has_features(c) for c in plan.chunks):
             return None
-        rows, mixed = len(plan.chunks), any(self.mixtures(plan.chunks))
-        buckets = self.family(mixed).values()
+        rows, mixed = len(plan.chunks), any(self.mixture_rows(plan.chunks))
+        buckets = self.buckets_for(mixed).values()
+        # Reversed: buckets are in the order of their capture, the largest first.
         return next((b for b in reversed(buckets) if b.size >= rows), None)
 
     def compute_scalings(self, chunks: Sequence[Chunk]) -> None:
-        """Have the rows of X-LoRA sequences computed by the base alone, and their hidden states say
-        how they will be mixed, all on the device.
+        """Write the scalings of X-LoRA rows to the mixture table, all on the device.
+
+        The base model computes these rows first; its hidden states are the classifier's input.
         """
-        mine = [chunk for chunk in chunks if chunk.sequence.held.scaling is not None]
-        if not mine or self.adapter_pool is None:
+        xlora = [chunk for chunk in chunks if chunk.sequence.lease.scaling is not None]
+        if not xlora or self.adapter_pool is None:
             return
-        table, own = self.adapter_pool.mixtures, [chunk.own for chunk in mine]
-        based = [chunk for chunk in own if chunk.count]
-        hidden = self.model.hidden(self.step(based, way=1)[0]) if based else None
+        table, scaled = self.adapter_pool.mixtures, [chunk.with_scalings for chunk in xlora]
+        base_chunks = [chunk for chunk in scaled if chunk.count]
+        hidden = None
+        if base_chunks:
+            hidden = self.model.hidden(self.build_step(base_chunks, pass_index=1)[0])
+        # One table row per token, reused by every step: the device runs steps in their order, so
+        # the step before has read these rows when they are written.
         row, at = table.drawn.start, 0
-        for chunk, base in zip(mine, own, strict=True):
-            held, count = chunk.sequence.held, base.count
-            assert held.scaling is not None, f"{chunk.sequence.request.id = } is mixed"
+        for chunk, base in zip(xlora, scaled, strict=True):
+            lease, count = chunk.sequence.lease, base.count
+            assert lease.scaling is not None, f"{chunk.sequence.request.id = } is mixed"
             rows = range(row, row + count)
             if hidden is not None and count:
-                held.scaling.write(table, rows, hidden[at : at + count])
-            last = held.lanes[0][1].row
+                lease.scaling.write(table, rows, hidden[at : at + count])
+            last = lease.lanes[0][1].row
+            # The row of the lease itself outlives the step: it keeps the last scalings.
             if count and chunk.start + count == chunk.sequence.scaling_end:
-                held.scaling.hold(table, rows[-1], last)
-            held.drawn = [*rows, *[last] * (chunk.count - count)]
+                lease.scaling.hold(table, rows[-1], last)
+            lease.drawn = [*rows, *[last] * (chunk.count - count)]
             row, at = row + count, at + count
 
-    def mixtures(self, chunks: Sequence[Chunk]) -> list[int]:
-        """The row of the mixture table of each row of these chunks."""
-        found = list[int]()
+    def mixture_rows(self, chunks: Sequence[Chunk]) -> list[int]:
+        """The row of the mixture table for each row of these chunks."""
+        rows = list[int]()
         for chunk in chunks:
-            found += chunk.sequence.held.rows(chunk.start, chunk.start + chunk.count)
-        return found
+            rows += chunk.sequence.lease.rows(chunk.start, chunk.start + chunk.count)
+        return rows
 
-    def mixed(self, chunks: Sequence[Chunk], launched: LaunchedStep) -> Tensor:
-        """Any step, eagerly; returns the logits [W, V] of the rows that draw."""
-        step, spans = self.step(chunks)
+    def run_eagerly(self, chunks: Sequence[Chunk], launched: LaunchedStep) -> Tensor:
+        """Run any step without a graph; return the logits [W, V] of the rows that draw."""
+        step, spans = self.build_step(chunks)
         hidden = self.model.hidden(step)
+        # No row draws: skip the head, often the largest matmul of the model.
         if step.wanted is not None and not len(step.wanted):
             return hidden[:0]
         logits = self.model.logits(hidden, step)
@@ -368,9 +401,10 @@ class ModelRunner:
                 drawing.append(span.stop - 1)
         return logits if len(drawing) == len(logits) else logits[self.int64(drawing)]
 
-    def step(self, chunks: Sequence[Chunk], way: int = 0) -> tuple[Step, list[slice]]:
-        """The step of these chunks, and where each chunk's rows lie among the wanted ones; `way` 1
-        is that of X-LoRA sequences by the base alone.
+    def build_step(self, chunks: Sequence[Chunk], pass_index: int = 0) -> tuple[Step, list[slice]]:
+        """The step of these chunks, and the slice of each chunk's rows among the wanted ones.
+
+        `pass_index` 1 is the pass of X-LoRA sequences by the base model alone.
         """
         axes = self.model.axes
         tokens, wanted = list[int](), list[int]()
@@ -379,28 +413,29 @@ class ModelRunner:
         for chunk in chunks:
             sequence, stop = chunk.sequence, chunk.start + chunk.count
             known = sequence.tokens[chunk.start : stop]
+            # At most one token is pending per sequence: the step before drew it, and it is in
+            # `sampler.last` on the device. Reading it here would wait for that step.
             if len(known) < chunk.count:
                 pending.append((len(tokens) + len(known), sequence.row))
                 known = [*known, 0]
             first = len(tokens) + (0 if wants_prompt(chunk) else chunk.count - 1)
             tokens += known
-            for axis, mine in zip(
-                positions, sequence.positions(chunk.start, stop, axes), strict=True
-            ):
-                axis += mine
+            given = sequence.positions(chunk.start, stop, axes)
+            for axis, values in zip(positions, given, strict=True):
+                axis += values
             rows = range(first, len(tokens)) if chunk.draws or wants_prompt(chunk) else ()
             spans.append(slice(len(wanted), len(wanted) + len(rows)))
             wanted += rows
-        mixtures = self.mixtures(chunks) if way == 0 else []
+        mixtures = self.mixture_rows(chunks) if pass_index == 0 else []
         ids = self.int64(tokens)
         if pending:
-            at, owner = (self.int64(column) for column in zip(*pending, strict=True))
-            ids[at] = self.sampler.last[owner]
+            at, sampler_rows = (self.int64(column) for column in zip(*pending, strict=True))
+            ids[at] = self.sampler.last[sampler_rows]
         all_rows = len(wanted) == len(tokens)
         step = Step(
             tokens=ids,
             positions=self.int64([p for axis in positions for p in axis]).view(axes, -1),
-            caches=self.views(self.batches(chunks, way)),
+            caches=self.cache_views(self.attention_metadata(chunks, pass_index)),
             mixture=to_device(mixtures, torch.int32, self.device) if any(mixtures) else None,
             features=step_features(chunks, self.features),
             wanted=None if all_rows else self.int64(wanted),
@@ -408,17 +443,22 @@ class ModelRunner:
         )
         return step, spans
 
-    def batches(self, chunks: Sequence[Chunk], way: int = 0) -> list[AttentionMetadata]:
-        """How these chunks lie in the blocks of every group, and what they see in cross groups."""
-        size, own, cross_groups = self.blocks.block, self.blocks.groups, self.blocks.cross_groups
-        first = way * len(own)
+    def attention_metadata(
+        self, chunks: Sequence[Chunk], pass_index: int = 0
+    ) -> list[AttentionMetadata]:
+        """The attention metadata of these chunks for each group, then for each cross group."""
+        size, groups, cross_groups = self.blocks.block, self.blocks.groups, self.blocks.cross_groups
+        first = pass_index * len(groups)  # a sequence has the tables of its passes in a row
         return [
-            *[over_pages(g, i, chunks, size, g.kind.device) for i, g in enumerate(own, first)],
-            *[over_memories(i, chunks, g.kind.device) for i, g in enumerate(cross_groups)],
+            *[
+                paged_metadata(g, i, chunks, size, g.kind.device)
+                for i, g in enumerate(groups, first)
+            ],
+            *[cross_metadata(i, chunks, g.kind.device) for i, g in enumerate(cross_groups)],
         ]
 
-    def views(self, batches: Sequence[AttentionMetadata]) -> list[object]:
-        """Per layer, what its cache kind makes of its group's batch."""
+    def cache_views(self, batches: Sequence[AttentionMetadata]) -> list[object]:
+        """The view of each layer on its cache, for the batch of the layer's group."""
         views: list[object] = [None] * self.layers
         for group, batch in zip(self.blocks.all, batches, strict=True):
             for i, layer in enumerate(group.layers):
@@ -432,10 +472,10 @@ class ModelRunner:
         return to_device(values, torch.int64, self.device)
 
 
-def alone(
+def standalone_sequence(
     tokens: Sequence[int], items: Sequence[Item] = (), positions: Array | None = None
 ) -> TokenSequence:
-    """A sequence that belongs to no request."""
+    """A sequence without a request, for calls that bypass the scheduler."""
     request = TokenRequest(id="", tokens=list(tokens), items=list(items), positions=positions)
     return TokenSequence(
         request, 0, arrival=0, seed=0, root=b"", limit=0, tokens=list(tokens), prompt=len(tokens)
@@ -443,7 +483,7 @@ def alone(
 
 
 def wants_prompt(chunk: Chunk) -> bool:
-    """Whether all of a chunk's rows are asked for, not its last alone."""
+    """Whether the logits of all rows of a chunk are needed, for prompt logprobs."""
     sequence = chunk.sequence
     return (
         sequence.prompt_logprobs is not None

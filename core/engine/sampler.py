@@ -1,7 +1,8 @@
-"""The sampler: per-row rules on the device, one row of its tables per running sequence.
+"""The sampler: draws tokens by the sampling parameters of each row, on the device.
 
-Rules are written when a sequence gets its row and read by index in every step, so a step sends the
-device nothing but row numbers. Nothing here waits for the device.
+Every running sequence has one row of the sampler's tables. Its parameters are written when it gets
+the row and read by index in every step, so that a step sends only row numbers to the device. The
+sampler never waits for the device.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from ostro.core.records import LogitsProcessor
 
 FLOATS = ("temperature", "top_p", "min_p", "typical", "repetition", "presence", "frequency")
 BAN = float("-inf")
+"""The bias of a token that must not be drawn."""
 
 
 @dataclass
 class SamplerOutput:
-    """What a step drew, as lists: tokens [W]; where a row asked for it, logprobs of the drawn
-    tokens [W] and the best alternatives, ids and values [W][n]."""
+    """The tokens [W] that a step drew, as lists.
+
+    If any row needs them: logprobs [W] of these tokens, and ids and values [W][n] of the best
+    alternatives.
+    """
 
     tokens: list[int]
     logprobs: list[float] | None = None
@@ -47,7 +52,7 @@ class Bias:
 
 
 class Sampler:
-    """Tables of `rows` rows over a vocabulary of `vocab` tokens on one device."""
+    """Sampling parameters of `rows` rows, over a vocabulary of `vocab` tokens."""
 
     def __init__(
         self,
@@ -67,13 +72,18 @@ class Sampler:
         self.biases: list[Bias | None] = [None] * rows
         self.bans: list[Bias | None] = [None] * rows
         self.dry: list[DryPenalty | None] = [None] * rows
+        # [rows, vocab], created with the first request that has penalties: they are large.
         self.counts: Tensor | None = None
         self.seen: Tensor | None = None
         self.draw, self.penalize = Op(sample.KERNELS), Op(penalize.KERNELS)
         self.choices = [op.select(target) for op in (self.draw, self.penalize)]
 
-    def place(self, sequence: Sequence) -> None:
-        """Write the rules of a sequence that just got its row."""
+    def add(self, sequence: Sequence) -> None:
+        """Write the parameters of a sequence that just got its row.
+
+        Every table is written: the row still has the values of its previous sequence. The writes
+        are queued behind the step in flight, which may still read those.
+        """
         rules, row = sequence.request.sampling, sequence.row
         self.rules[row] = rules
         values = (
@@ -87,11 +97,12 @@ class Sampler:
         )
         for name, value in zip(FLOATS, values, strict=True):
             self.table[name][row] = value
-        self.processors.place(sequence)
+        self.processors.add(sequence)
         self.top_k[row] = rules.top_k
         self.seed[row] = sequence.seed
-        if penalized(rules):
+        if has_penalties(rules):
             self.count(sequence)
+        # min_tokens bans the tokens that would end the sequence.
         ends = rules.stop_ids if rules.ignore_eos else {*rules.stop_ids, *self.eos}
         self.biases[row] = self.bias(rules.logit_bias)
         self.bans[row] = self.bias(dict.fromkeys(ends, BAN)) if rules.min_tokens else None
@@ -99,40 +110,43 @@ class Sampler:
         self.dry[row] = None if dry is None else DryPenalty(dry, sequence.tokens)
 
     def bias(self, values: Mapping[int, float]) -> Bias | None:
-        """Additions by token id, on the device; None where there are none."""
+        """Copy biases by token id to the device; None if there are none."""
         if not values:
             return None
         return Bias(self.send(list(values)), self.send(list(values.values()), torch.float32))
 
     def count(self, sequence: Sequence) -> None:
-        """Count what a sequence has said so far; tables of [rows, vocab] exist once one asks."""
+        """Count the tokens of a sequence for its penalties."""
         if self.counts is None or self.seen is None:
             shape = (len(self.rules), self.vocab)
             self.counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
             self.seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
         row, tokens = sequence.row, self.send(sequence.tokens)
-        prompt, said = tokens[: sequence.prompt], tokens[sequence.prompt :]
+        # The repetition penalty applies to prompt tokens too, the other two to output alone.
+        prompt, output = tokens[: sequence.prompt], tokens[sequence.prompt :]
         self.seen[row] = False
         self.seen[row, prompt] = True
-        self.counts[row] = torch.bincount(said, minlength=self.vocab).int()
+        self.counts[row] = torch.bincount(output, minlength=self.vocab).int()
 
     def __call__(self, logits: Tensor, sequences: Rows[Sequence]) -> DeviceToHostCopy:
-        """logits [W, V], one row per sequence -> the copy that becomes a `SamplerOutput`.
+        """Draw from logits [W, V], one row per sequence; return the copy of a `SamplerOutput`.
 
-        `last` holds the drawn tokens on the device. Processors come first: log probabilities are
-        those of what they let through.
+        `last` keeps the drawn tokens on the device. Logprobs are computed after processors and
+        before penalties, biases and truncation.
         """
         rules = [self.rules[s.row] for s in sequences]
         rows = self.send([s.row for s in sequences])
         logits = self.processors(logits.float(), sequences, self.last)
         wide = max((r.logprobs for r in rules if r.logprobs is not None), default=None)
         raw = None if wide is None else logits.log_softmax(-1)
-        logits = self.bend(logits, sequences, rules, rows)
+        logits = self.apply_penalties(logits, sequences, rules, rows)
         tokens = self.draw(logits, self.parameters(sequences, rules, rows))
+        # The next step reads its tokens from here, before the host has them.
         self.last[rows] = tokens
         if self.counts is not None:
-            mine = self.send([int(penalized(r)) for r in rules], torch.int32)
-            self.counts.index_put_((rows, tokens), mine, accumulate=True)
+            # Rows without penalties add 0: their counts may be of an older sequence.
+            added = self.send([int(has_penalties(r)) for r in rules], torch.int32)
+            self.counts.index_put_((rows, tokens), added, accumulate=True)
         if raw is None or wide is None:
             return DeviceToHostCopy.send(tokens)
         top = raw.topk(max(wide, 1), -1)
@@ -141,9 +155,12 @@ class Sampler:
         )
 
     def send(self, values: Rows[float], dtype: torch.dtype = torch.int64) -> Tensor:
+        """Copy values to the device without waiting for it."""
         return to_device(values, dtype, self.device)
 
     def parameters(self, sequences: Rows[Sequence], rules: Rows[Sampling], rows: Tensor) -> Draw:
+        """The parameters of one draw: `rows` of each table."""
+        # With the seed, the position makes a draw independent of the batch that it is in.
         position = self.send([s.drawn for s in sequences])
         return Draw(
             temperature=self.table["temperature"][rows],
@@ -154,21 +171,23 @@ class Sampler:
             seed=self.seed[rows],
             position=position,
             greedy=all(r.temperature == 0 for r in rules),
-            plain=not any(truncates(r) for r in rules),
+            plain=not any(has_truncation(r) for r in rules),  # sorting the logits is skipped
         )
 
-    def bend(
+    def apply_penalties(
         self, logits: Tensor, sequences: Rows[Sequence], rules: Rows[Sampling], rows: Tensor
     ) -> Tensor:
-        """Apply penalties, biases and bans, where a row has any."""
-        sparse = [(i, bias) for i, s in enumerate(sequences) for bias in self.additions(s)]
-        counted = any(penalized(r) for r in rules)
+        """Logits with the penalties, biases and bans of each row."""
+        sparse = [(i, bias) for i, s in enumerate(sequences) for bias in self.row_biases(s)]
+        counted = any(has_penalties(r) for r in rules)
         if not counted and not sparse:
             return logits
         lengths = [len(bias.ids) for _, bias in sparse]
-        where = self.send([i for i, _ in sparse])
+        bias_rows = self.send([i for i, _ in sparse])
+        # The kernel writes in place, and logits may be the output of a graph or the input of raw
+        # logprobs.
         logits = logits.clone()
-        bent: Tensor = self.penalize(
+        penalized: Tensor = self.penalize(
             logits,
             Penalties(
                 counts=self.counts[rows] if counted and self.counts is not None else None,
@@ -177,19 +196,21 @@ class Sampler:
                 presence=self.table["presence"][rows],
                 frequency=self.table["frequency"][rows],
                 # Without the size, CUDA would wait for the lengths.
-                bias_rows=where.repeat_interleave(self.send(lengths), output_size=sum(lengths)),
-                bias_ids=torch.cat([bias.ids for _, bias in sparse] or [where]),
-                bias_values=torch.cat([bias.values for _, bias in sparse] or [where.float()]),
+                bias_rows=bias_rows.repeat_interleave(self.send(lengths), output_size=sum(lengths)),
+                # `cat` needs one tensor at least; without biases `bias_rows` is empty.
+                bias_ids=torch.cat([bias.ids for _, bias in sparse] or [bias_rows]),
+                bias_values=torch.cat([bias.values for _, bias in sparse] or [bias_rows.float()]),
             ),
         )
-        return bent
+        return penalized
 
-    def additions(self, sequence: Sequence) -> Iterator[Bias]:
-        """What is added to the logits of one row: logit_bias, DRY, and bans before min_tokens."""
+    def row_biases(self, sequence: Sequence) -> Iterator[Bias]:
+        """The biases of one row: logit_bias, DRY, and bans before min_tokens."""
         row = sequence.row
         if (bias := self.biases[row]) is not None:
             yield bias
         if (dry := self.dry[row]) is not None:
+            # All tokens are on the host: `Sequence.ready` waits for the pending one.
             dry.update(sequence.tokens)
             ids, amounts = (torch.from_numpy(array) for array in dry.penalties())
             if len(ids):
@@ -200,13 +221,15 @@ class Sampler:
             yield bans
 
 
-def penalized(rules: Sampling) -> bool:
+def has_penalties(rules: Sampling) -> bool:
+    """Whether a penalty needs the counts of tokens."""
     return (
         rules.repetition_penalty != 1 or rules.presence_penalty != 0 or rules.frequency_penalty != 0
     )
 
 
-def truncates(rules: Sampling) -> bool:
+def has_truncation(rules: Sampling) -> bool:
+    """Whether tokens may be cut from the distribution; greedy rows draw the largest anyway."""
     return rules.temperature > 0 and (
         rules.top_k > 0 or rules.top_p < 1 or rules.min_p > 0 or rules.typical_p < 1
     )

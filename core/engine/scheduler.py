@@ -1,8 +1,9 @@
-"""The scheduler: which rows the next step computes.
+"""The scheduler: chooses the rows that the next step computes.
 
-Every step mixes decode rows with chunks of prompts under one budget of rows. Decodes come first,
-then prompts under way, then waiting ones. Where blocks run out, the last in line gives its own back
-and is computed again later. Pure Python on integers; it never looks at a tensor.
+Every step mixes decode rows with chunks of prompts within one budget of rows. Decodes come first,
+then running prompts, then waiting ones. If blocks run out, the last sequence in the order of
+priority is preempted: it releases its blocks and is computed again later. The scheduler handles
+integers only, never a tensor.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from ostro.core.engine.blocks import BlockManager, EncoderBlocks
 from ostro.core.engine.sequence import Failure, Sequence
 from ostro.core.media import Item
 
-LOGPROB_ROWS = 64  # rows of one chunk whose logits are all wanted: they are wide
+LOGPROB_ROWS = 64
+"""The most rows of a chunk with prompt logprobs: each needs its logits [V] in memory."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows start..start+count of a sequence; `draws` says that a token follows the last of them."""
+    """Rows start..start+count of a sequence; `draws` if a token is sampled after the last row."""
 
     sequence: Sequence
     start: int
@@ -29,8 +31,8 @@ class Chunk:
     draws: bool
 
     @property
-    def own(self) -> Chunk:
-        """Those of its rows that have X-LoRA scalings of their own."""
+    def with_scalings(self) -> Chunk:
+        """The chunk cut to the rows for which the X-LoRA classifier predicts scalings."""
         scaling_end = self.sequence.scaling_end
         if scaling_end is None:
             return self
@@ -39,31 +41,37 @@ class Chunk:
 
 @dataclass
 class StepPlan:
-    """One step: its chunks in row order, and who got a row of the sampler for it.
+    """One step: its chunks in row order, and the sequences that start with it.
 
-    Before its rows run, the media of `encodes` are encoded and those of `memories` are written to
-    the cross cache, under the row of the mixture table that `mixed` has for their keys; `cost` is
-    what that takes, in rows of encoders. `failed` sequences turn out not to be able to run.
+    Each sequence in `started` has a new sampler row. Before the rows run, the media of `encodes`
+    are encoded and those of `encoder_blocks` are written to the cross cache. `mixture_rows` has the
+    row of the mixture table for each of these media whose sequence has adapters, by the medium's
+    key. `encode_cost` is the cost of encoding, in encoder rows. `failed` are sequences that cannot
+    run.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     encodes: dict[bytes, Item] = field(default_factory=dict)
-    memories: list[EncoderBlocks] = field(default_factory=list)
-    mixed: dict[bytes, int] = field(default_factory=dict)
-    cost: int = 0
+    encoder_blocks: list[EncoderBlocks] = field(default_factory=list)
+    mixture_rows: dict[bytes, int] = field(default_factory=dict)
+    encode_cost: int = 0
     failed: list[Failure] = field(default_factory=list)
 
     def drop(self, sequence: Sequence) -> None:
-        """Leave a sequence out of the step."""
+        """Remove a sequence from the step, with the media that only it needs."""
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
         self.started = [each for each in self.started if each is not sequence]
-        self.memories = [memory for memory in self.memories if memory not in sequence.memories]
-        # Of media encode those alone whose sequences have rows, under adapters of these.
-        users = {i.key: (i, c.sequence.held) for c in self.chunks for i in c.sequence.request.items}
+        self.encoder_blocks = [b for b in self.encoder_blocks if b not in sequence.encoder_blocks]
+        # The removed sequence may have planned a medium for others too. Keep the media that chunks
+        # still use, under a mixture row of these: that of the removed sequence may be reused.
+        sequences = [chunk.sequence for chunk in self.chunks]
+        users = {item.key: (item, s.lease) for s in sequences for item in s.request.items}
         self.encodes = {key: item for key, item in self.encodes.items() if key in users}
-        self.mixed = {
-            key: held.row(item.first) for key, (item, held) in users.items() if key in self.mixed
+        self.mixture_rows = {
+            key: lease.row(item.first)
+            for key, (item, lease) in users.items()
+            if key in self.mixture_rows
         }
 
     @property
@@ -72,12 +80,12 @@ class StepPlan:
 
     @property
     def decodes(self) -> bool:
-        """Whether every chunk is one row that draws: the shape that is captured."""
+        """Whether every chunk is one row that draws, the only shape that graphs capture."""
         return all(chunk.count == 1 and chunk.draws for chunk in self.chunks)
 
 
 class Scheduler:
-    """Running and waiting sequences, and the rule by which they share steps and blocks."""
+    """Shares steps, sampler rows and cache blocks among running and waiting sequences."""
 
     def __init__(
         self,
@@ -88,62 +96,73 @@ class Scheduler:
         max_seqs: int,
         adapter_pool: AdapterPool | None = None,
     ) -> None:
-        """`features` says of which inline media the runner has the features; `adapter_pool` bring
-        adapters to the device.
+        """`features` contains the keys of the inline media that the runner has encoded;
+        `adapter_pool` loads adapters to the device.
         """
         self.blocks, self.features, self.adapter_pool = blocks, features, adapter_pool
         self.max_rows, self.max_seqs = max_rows, max_seqs
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
-        self.rows = list(range(max_seqs - 1, -1, -1))
+        self.rows = list(range(max_seqs - 1, -1, -1))  # free rows of the sampler; the end is next
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
-        sequence.tables = self.blocks.tables(sequence.passes)
+        """Append a new sequence to the queue, in the order of priority and arrival."""
+        sequence.tables = self.blocks.new_tables(sequence.passes)
         insort(self.waiting, sequence, key=lambda s: s.order)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence and free what it holds; unknown ones are ignored."""
+        """Remove a sequence and release its resources; unknown sequences are ignored."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self.give_back(sequence)
+            self.release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def give_back(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
+        """Release the blocks, the adapters and the sampler row of a running sequence.
+
+        A step in flight may still write to these blocks. The device runs steps in their order, so
+        a later user of a block writes it after that step.
+        """
         self.blocks.release(sequence.tables)
-        for memory in sequence.memories:
-            self.blocks.let_go(memory)
-        sequence.memories = []
-        self.let_go(sequence)
+        for encoder_blocks in sequence.encoder_blocks:
+            self.blocks.release_encoder(encoder_blocks)
+        sequence.encoder_blocks = []
+        self.release_adapters(sequence)
         self.rows.append(sequence.row)
         sequence.row, sequence.computed, sequence.published = -1, 0, 0
 
     def plan(self) -> StepPlan:
-        """The next step; a plan without chunks where nothing can run."""
+        """Return the next step; it has no chunks if nothing can run."""
         plan, budget = StepPlan(), self.max_rows
         # Priorities first: a preempted sequence must not have rows in this plan.
-        self.make_way(plan)
-        # Decodes before prompts: one row each keeps every stream going, and a long prompt takes
-        # what is left of the budget. Prompts under way go on in the order of their start.
+        self.preempt_for_priority(plan)
+        # Decodes before prompts: one row each keeps every stream going, and a long prompt gets the
+        # rest of the budget. Running prompts continue in the order of their start: the first
+        # finishes early, instead of all late.
         decoding = [s for s in self.running if s.length - s.computed == 1]
         filling = [s for s in self.running if s.length - s.computed > 1]
         for sequence in sorted(decoding, key=lambda s: s.order) + filling:
+            # An earlier sequence of this loop may have preempted this one.
             if budget > 0 and sequence.ready and sequence in self.running:
                 budget -= self.continue_(sequence, plan, budget)
         while budget > 0 and self.waiting:
-            taken = self.admit(plan, budget)
-            if not taken:
+            count = self.admit(plan, budget)
+            if not count:
                 break
-            budget -= taken
+            budget -= count
         return plan
 
     def continue_(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
-        """Plan a running sequence's next rows; the last in line may have to give up its blocks."""
-        count = self.share(sequence, plan, budget)
+        """Plan the next rows of a running sequence and return how many.
+
+        Preempts the last sequences in order, possibly this one, until the blocks suffice.
+        """
+        count = self.count_rows(sequence, plan, budget)
         while not self.blocks.grow(sequence.tables, sequence.computed + count):
-            # The last in line gives its blocks back, so that the first always makes progress: two
-            # sequences that take blocks from each other in turn would both stand still.
+            # Always the last in order, so that the first makes progress: two sequences that took
+            # blocks from each other in turn would both never finish.
             victim = max(self.running, key=lambda s: s.order)
             self.preempt(victim, plan)
             if victim is sequence:
@@ -153,32 +172,36 @@ class Scheduler:
         return count
 
     def admit(self, plan: StepPlan, budget: int) -> int:
-        """Start the first waiting sequence that can; rows planned for it, 0 where none can."""
-        sequence = self.next(plan) if self.rows else None
+        """Start the first waiting sequence that can start; return its number of planned rows."""
+        sequence = self.next_startable(plan) if self.rows else None
         if sequence is None or not self.start(sequence, plan):
             return 0
         plan.started.append(sequence)
-        count = self.share(sequence, plan, budget)
+        count = self.count_rows(sequence, plan, budget)
+        # Without rows the sequence stays started: it waits for a medium, or for the blocks of a
+        # long span in layers with a window.
         if not count or not self.blocks.grow(sequence.tables, sequence.computed + count):
-            return 0  # it waits for a medium, or a long span in layers with a window lacks blocks
+            return 0
         self.append(plan, sequence, count)
         return count
 
-    def next(self, plan: StepPlan) -> Sequence | None:
-        """Who is to be started: the first in line. While there is no room on the device for the
-        adapters of somebody, those without any pass.
+    def next_startable(self, plan: StepPlan) -> Sequence | None:
+        """Return the first waiting sequence that can start, with its adapters on the device.
+
+        If the adapters of a sequence do not fit now, only sequences without adapters may overtake
+        it. Others with adapters could otherwise keep it waiting forever.
         """
         full = False
         for sequence in list(self.waiting):
             if not sequence.startable or (full and sequence.mixture.shares):
                 continue
-            if self.hold_adapters(sequence, plan):
+            if self.acquire_adapters(sequence, plan):
                 return sequence
             full = True
         return None
 
-    def make_way(self, plan: StepPlan) -> None:
-        """Start waiting sequences of a better priority in the place of the last in line."""
+    def preempt_for_priority(self, plan: StepPlan) -> None:
+        """Start waiting sequences of a better priority; preempt the last in order for them."""
         for sequence in [s for s in self.waiting if s.startable]:
             while self.running and sequence in self.waiting:
                 victim = max(self.running, key=lambda s: s.order)
@@ -186,25 +209,30 @@ class Scheduler:
                     return
                 if self.start(sequence, plan):
                     plan.started.append(sequence)
-                elif sequence in self.waiting:
+                elif sequence in self.waiting:  # not if its adapters failed
                     self.preempt(victim, plan)
 
     def start(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Give it a row and what the prefix tree has of it, if all its tokens have room.
+        """Move a sequence from `waiting` to `running`; False if it cannot run now.
 
-        At least one token is left to compute: its logits are what the sequence came for.
+        The sequence gets a sampler row, its adapters, its cached prefix and the blocks of its
+        media. All of its known tokens and one more must fit into the cache.
         """
-        if not self.rows or not self.hold_adapters(sequence, plan):
-            self.let_go(sequence)
+        if not self.rows or not self.acquire_adapters(sequence, plan):
+            self.release_adapters(sequence)
             return False
-        found = self.adopt(sequence) if sequence.reads_prefix else 0
-        length = min(sequence.length + 1, sequence.room)
-        room = self.blocks.room(sequence.tables, length, self.max_rows)
-        if not room or not self.hold_media(sequence):
+        # The prefix first: its blocks get a user, so they do not count as available below.
+        found = self.reuse_prefix(sequence) if sequence.reads_prefix else 0
+        # One token more: a sequence that starts and cannot grow would be preempted at once.
+        length = min(sequence.length + 1, sequence.max_length)
+        has_room = self.blocks.has_room(sequence.tables, length, self.max_rows)
+        if not has_room or not self.acquire_encoder_blocks(sequence):
             self.blocks.release(sequence.tables)
-            self.let_go(sequence)
+            self.release_adapters(sequence)
             return False
         sequence.computed, sequence.published = found * self.blocks.block, found
+        # Only the first start counts as a cache hit: after a preemption the sequence finds the
+        # blocks that it published itself.
         if not sequence.drawn:
             sequence.cached = sequence.computed
         sequence.row = self.rows.pop()
@@ -212,140 +240,161 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def hold_adapters(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Bring its adapters to the device, or False where there is no room. A sequence whose
-        adapters raise an error leaves the queue and is among the plan's `failed`.
+    def acquire_adapters(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Load a sequence's adapters to the device; False if they do not fit now.
+
+        An error removes the sequence from the queue and adds it to the plan's `failed`.
         """
-        if not sequence.mixture.shares or sequence.held is not NOTHING:
+        if not sequence.mixture.shares or sequence.lease is not NOTHING:
             return True
         assert self.adapter_pool is not None, f"{sequence.request.id = } has adapters"
         try:
-            held = self.adapter_pool.hold(sequence.mixture)
+            lease = self.adapter_pool.hold(sequence.mixture)
         except Exception as error:
-            error.add_note("bringing adapters to the device")
+            error.add_note("loading adapters to the device")
             plan.failed.append(([sequence], error))
             self.waiting.remove(sequence)
             return False
-        sequence.held = held or NOTHING
-        return held is not None
+        sequence.lease = lease or NOTHING
+        return lease is not None
 
-    def let_go(self, sequence: Sequence) -> None:
-        """Its adapters may leave the device."""
-        if self.adapter_pool is not None and sequence.held is not NOTHING:
-            self.adapter_pool.let_go(sequence.held)
-            sequence.held = NOTHING
+    def release_adapters(self, sequence: Sequence) -> None:
+        """Remove a user from the sequence's adapters, so that the pool may evict them."""
+        if self.adapter_pool is not None and sequence.lease is not NOTHING:
+            self.adapter_pool.let_go(sequence.lease)
+            sequence.lease = NOTHING
 
-    def adopt(self, sequence: Sequence) -> int:
-        """Share the blocks of the longest cached prefix that does not end within an atom, and that
-        is there for each of its passes; gives how many blocks.
+    def reuse_prefix(self, sequence: Sequence) -> int:
+        """Add the longest usable cached prefix to a sequence's tables; return its blocks.
+
+        The prefix is cached for every pass of the sequence and does not end within an atom.
         """
         block, groups = self.blocks.block, len(self.blocks.groups)
+        # Without the last token: at least one row must run, since sampling needs its logits.
         chains = sequence.chains(block, sequence.length - 1)
         length = len(chains[0])
+        # A shorter prefix needs other blocks of a group with a window, and may end within another
+        # atom: repeat until neither shortens it.
         while True:
-            found = min(self.blocks.find(keys[:length]) for keys in chains)
-            whole = sequence.whole(-1, found * block) // block
-            if whole == length:
+            found = min(self.blocks.match_prefix(keys[:length]) for keys in chains)
+            snapped = sequence.snap_to_atom(-1, found * block) // block
+            if snapped == length:
                 break
-            length = whole
-        for way, keys in enumerate(chains):
-            tables = sequence.tables[way * groups : (way + 1) * groups]
-            self.blocks.adopt(tables, keys[:length])
+            length = snapped
+        for index, keys in enumerate(chains):
+            tables = sequence.tables[index * groups : (index + 1) * groups]
+            self.blocks.reuse_prefix(tables, keys[:length])
         return length
 
-    def hold_media(self, sequence: Sequence) -> bool:
-        """Blocks of the cross groups for all of its media, or none and False."""
+    def acquire_encoder_blocks(self, sequence: Sequence) -> bool:
+        """Acquire blocks of the cross groups for all media of a sequence, or none and return False.
+
+        All at once: sequences that each hold some blocks and wait for more would deadlock.
+        """
         for item in sequence.request.items:
             if item.since is None:
                 continue
-            memory = self.blocks.hold(item, sequence.mixture.pairs(sequence.prompt))
-            if memory is None:
-                for held in sequence.memories:
-                    self.blocks.let_go(held)
-                sequence.memories = []
+            acquired = self.blocks.acquire(item, sequence.mixture.pairs(sequence.prompt))
+            if acquired is None:
+                for encoder_blocks in sequence.encoder_blocks:
+                    self.blocks.release_encoder(encoder_blocks)
+                sequence.encoder_blocks = []
                 return False
-            sequence.memories.append(memory)
+            sequence.encoder_blocks.append(acquired)
         return True
 
-    def share(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
-        """How many of its rows fit the budget; 0 where it waits for a medium to be encoded."""
+    def count_rows(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
+        """Return how many rows of a sequence fit the budget; 0 if it waits for an encoder."""
         if sequence.request.sampling.prompt_logprobs is not None:
             budget = min(budget, LOGPROB_ROWS)
         count = min(sequence.length - sequence.computed, budget)
         scaling_end = sequence.scaling_end
         if scaling_end is not None and sequence.computed < scaling_end:
-            count = min(
-                count, scaling_end - sequence.computed
-            )  # rows behind it are computed one way
+            # Rows after it keep the last row's scalings, which this step computes.
+            count = min(count, scaling_end - sequence.computed)
         if sequence.request.items:
-            count = self.encode(sequence, plan, count)
+            count = self.count_encoded(sequence, plan, count)
+        # Last, since every other limit can move the end into the middle of a block.
         return self.blocks.align(sequence.computed, count) if count else 0
 
-    def encode(self, sequence: Sequence, plan: StepPlan, count: int) -> int:
-        """How many of `count` rows have their media encoded by the time they run.
+    def count_encoded(self, sequence: Sequence, plan: StepPlan, count: int) -> int:
+        """Return how many of `count` rows have their media encoded when they run.
 
-        What is not encoded yet is planned, as far as the step's budget goes; rows never end within
-        an atom.
+        Plans the encoding of missing media within the step's budget. The rows do not end within an
+        atom.
         """
         start = sequence.computed
-        stop = sequence.whole(start, start + count)
-        memories = iter(sequence.memories)
+        stop = sequence.snap_to_atom(start, start + count)
+        encoder_blocks = iter(sequence.encoder_blocks)
         for item in sequence.request.items:
-            memory = None if item.since is None else next(memories)
+            # Always advance: `encoder_blocks` has one entry per medium that layers attend to.
+            blocks = None if item.since is None else next(encoder_blocks)
             if item.first >= stop or (item.since is None and sum(item.spans[-1]) <= start):
                 continue
-            done = item.key in self.features if memory is None else memory.written
-            if not done and not self.plan_encoding(plan, item, memory):
+            done = item.key in self.features if blocks is None else blocks.written
+            if not done and not self.plan_encoding(plan, item, blocks):
                 return max(0, item.first - start)
-            if not done and sequence.held is not NOTHING:
-                plan.mixed[item.key] = sequence.held.row(item.first)
+            if not done and sequence.lease is not NOTHING:
+                plan.mixture_rows[item.key] = sequence.lease.row(item.first)
         return stop - start
 
-    def plan_encoding(self, plan: StepPlan, item: Item, memory: EncoderBlocks | None) -> bool:
-        """Encode an item in this step; the first that is asked for always can be."""
-        if memory in plan.memories or (memory is None and item.key in plan.encodes):
+    def plan_encoding(self, plan: StepPlan, item: Item, blocks: EncoderBlocks | None) -> bool:
+        """Plan the encoding of an item in this step; False if the step's budget does not allow it.
+
+        `blocks` are its blocks in the cross groups, None for inline media.
+        """
+        if blocks in plan.encoder_blocks or (blocks is None and item.key in plan.encodes):
             return True
-        if plan.cost and plan.cost + item.cost > self.max_rows:
+        # The first item of a step always fits: an item larger than the budget must run some time.
+        if plan.encode_cost and plan.encode_cost + item.cost > self.max_rows:
             return False
-        plan.cost += item.cost
-        if memory is None:
+        plan.encode_cost += item.cost
+        if blocks is None:
             plan.encodes[item.key] = item
         else:
-            plan.memories.append(memory)
+            plan.encoder_blocks.append(blocks)
         return True
 
     def append(self, plan: StepPlan, sequence: Sequence, count: int) -> None:
+        """Add the next `count` rows of a sequence to the plan."""
         draws = sequence.computed + count == sequence.length
         plan.chunks.append(Chunk(sequence, sequence.computed, count, draws))
 
     def preempt(self, victim: Sequence, plan: StepPlan) -> None:
-        """Take a running sequence's blocks; it waits to be computed again."""
+        """Move a running sequence back to the queue; all its tokens are computed again later."""
         plan.drop(victim)
         self.running.remove(victim)
-        self.give_back(victim)
-        victim.tables = self.blocks.tables(victim.passes)
+        self.release(victim)
+        victim.tables = self.blocks.new_tables(victim.passes)
         insort(self.waiting, victim, key=lambda s: s.order)
         self.preemptions += 1
 
-    def launched(self, plan: StepPlan) -> None:
-        """The step is on its way: its rows count as computed, its draws as pending."""
-        for memory in plan.memories:
-            self.blocks.written(memory)
+    def mark_launched(self, plan: StepPlan) -> None:
+        """Count the rows of a launched step as computed and its draws as pending.
+
+        The device may not have run it yet. Later steps run after it in stream order, so they may
+        already reuse the blocks that it writes.
+        """
+        for encoder_blocks in plan.encoder_blocks:
+            self.blocks.publish_encoder(encoder_blocks)
         for chunk in plan.chunks:
             chunk.sequence.computed += chunk.count
             chunk.sequence.pending += chunk.draws
+            # Publish before trim: a block that left the window stays cached under its key.
             self.publish(chunk.sequence)
             self.blocks.trim(chunk.sequence.tables, chunk.sequence.computed)
 
     def publish(self, sequence: Sequence) -> None:
-        """Make the blocks findable whose tokens are known and computed."""
+        """Cache the full blocks of a sequence's tokens that are computed and known on the host."""
         if not sequence.request.cache:
             return
+        # A pending token is on the device only: without its id its block has no key yet.
         groups, upto = len(self.blocks.groups), min(sequence.computed, len(sequence.tokens))
+        # K/V after scaling_end depend on the prompt's length, which keys do not contain.
         if sequence.scaling_end is not None:
             upto = min(upto, sequence.scaling_end)
         chains = sequence.chains(self.blocks.block, upto)
-        for way, keys in enumerate(chains):
-            tables = sequence.tables[way * groups : (way + 1) * groups]
+        for index, keys in enumerate(chains):
+            tables = sequence.tables[index * groups : (index + 1) * groups]
             self.blocks.publish(tables, keys, sequence.published)
         sequence.published = len(chains[0])

@@ -1,4 +1,4 @@
-"""A sequence: one choice of one request on its way through the loop."""
+"""A sequence: the state of one choice of one request while the engine computes it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ Failure = tuple[list["Sequence"], Exception]
 
 @dataclass(eq=False)
 class Sequence:
-    """Its tokens, how many of them are in the cache, and where.
+    """Tokens of a sequence, how many of them are in the cache, and in which blocks.
 
-    `tokens` are those the host knows, prompt first. `pending` counts tokens drawn on the device and
-    not read yet. `computed` tokens have their K/V in the cache, or a launched step puts it there.
-    `mixture` are the adapters that apply, `held` what lies on the device of them while it runs.
+    `tokens` are known on the host, the `prompt` tokens first; at most `limit` follow. `pending`
+    counts tokens drawn on the device and not read yet. `computed` tokens have their K/V in the
+    cache, or a launched step writes it. `published` counts the blocks that are cached under their
+    keys, `cached` the prompt tokens that the prefix cache had. `row` is the sampler row, -1 while
+    the sequence waits. `mixture` are the adapters that apply, `lease` their rows of the mixture
+    table while the sequence runs.
 
     An X-LoRA sequence is computed in two `passes`: with its mixture, and by the base model alone,
-    whose hidden states give the scalings. It has block tables and keys of both, the mixed first.
+    whose hidden states give the scalings. It has block tables and keys of both passes, those of the
+    mixture first.
     """
 
     request: TokenRequest
@@ -40,88 +44,93 @@ class Sequence:
     cached: int = 0
     row: int = -1
     tables: list[BlockTable] = field(default_factory=list)
-    memories: list[EncoderBlocks] = field(default_factory=list)
+    encoder_blocks: list[EncoderBlocks] = field(default_factory=list)
     mixture: Mixture = EMPTY
-    held: MixtureLease = NOTHING
+    lease: MixtureLease = NOTHING
     keys: list[list[Key]] = field(default_factory=lambda: [[], []])
     published: int = 0
     finish: Finish | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     reported: bool = False
-    waits: bool = False
+    needs_host_tokens: bool = False
 
     @property
     def passes(self) -> int:
-        """In how many passes its rows are computed."""
+        """The number of passes that compute each row."""
         return 1 if self.mixture.mixer is None else 2
 
     @property
     def scaling_end(self) -> int | None:
-        """How many tokens have scalings of their own; those behind keep the last one's."""
-        mixer = self.mixture.mixer if self.held.scaling is None else self.held.scaling.mixer
+        """The number of tokens with predicted scalings, or None for all; the rest keep the last."""
+        mixer = self.mixture.mixer if self.lease.scaling is None else self.lease.scaling.mixer
         return self.prompt + mixer.held_after if mixer and mixer.held_after else None
 
     @property
     def length(self) -> int:
-        """All tokens, those still unread included."""
+        """The number of tokens, pending ones included."""
         return len(self.tokens) + self.pending
 
     @property
-    def room(self) -> int:
-        """The most tokens it will ever hold in the cache."""
+    def max_length(self) -> int:
+        """The most tokens that the sequence can have."""
         return self.prompt + self.limit
 
     @property
     def drawn(self) -> int:
-        """Tokens drawn so far, those still unread included."""
+        """The number of tokens drawn so far, pending ones included."""
         return self.length - self.prompt
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Who goes first: lower priority number, then earlier arrival."""
+        """The sort key of scheduling: lower priority number first, then earlier arrival."""
         return self.request.priority, self.arrival, self.index
 
     @property
     def startable(self) -> bool:
-        """Whether it may get a row: its tokens are known, and its leader's prompt is shared.
+        """Whether the sequence may start: no token is pending, and its leader's prompt is cached.
 
-        The choices of one request wait for the first, whose blocks they then find in the tree.
+        Further choices of a request wait for the first, whose prompt blocks they then share. A
+        preempted sequence waits for its pending tokens: it computes them again as a prompt.
         """
         leader = self.leader
         return not self.pending and (leader is None or leader.reported or leader.finish is not None)
 
     @property
     def ready(self) -> bool:
-        """Whether its next rows may be planned; with DRY, or a processor that reads tokens on the
-        host (`waits`), they wait for the unread ones.
+        """Whether the next rows may be planned.
+
+        DRY and processors with `host_ids` read tokens on the host (`needs_host_tokens`), so their
+        sequences wait until no token is pending.
         """
+        # At the limit the pending token is the last: a further row would be dropped.
         if self.finish is not None or (self.drawn >= self.limit and self.pending):
             return False
         dry = self.request.sampling.dry
-        return not self.pending or not (self.waits or (dry is not None and dry.multiplier > 0))
+        return not self.pending or not (
+            self.needs_host_tokens or (dry is not None and dry.multiplier > 0)
+        )
 
     @property
     def reads_prefix(self) -> bool:
-        """Prompt logprobs need every row computed."""
+        """Whether cached blocks may replace rows; prompt logprobs need every row computed."""
         return self.request.cache and self.request.sampling.prompt_logprobs is None
 
     def chains(self, block: int, upto: int) -> list[list[Key]]:
-        """Keys of the full blocks among the first `upto` known tokens, for each of its passes."""
+        """Keys of the full blocks among the first `upto` known tokens, for each pass."""
         full = min(upto, len(self.tokens)) // block
-        for way in range(self.passes):
-            keys = self.keys[way]
+        for index in range(self.passes):
+            keys = self.keys[index]  # a chain only grows: each key is computed once
             while len(keys) < full:
                 start, stop = len(keys) * block, (len(keys) + 1) * block
                 parent = keys[-1] if keys else self.root
-                pairs = self.mixture.pairs(stop) if way == 0 else ()
+                # The second pass is by the base alone: it shares blocks with base requests.
+                pairs = self.mixture.pairs(stop) if index == 0 else ()
                 media = self.media(start, stop)
                 keys.append(next_key(parent, self.tokens[start:stop], pairs, media))
         return [keys[:full] for keys in self.keys[: self.passes]]
 
     def media(self, start: int, stop: int) -> list[tuple[bytes, int, int]]:
-        """Of each medium that the tokens start..stop hold rows of, its key, the first row, and
-        which of the tokens has it.
-        """
+        """Media with rows among the tokens start..stop: (key, first row, offset of its token)."""
         found = list[tuple[bytes, int, int]]()
         for item in self.request.items:
             if item.since is not None and start <= item.since < stop:
@@ -135,12 +144,12 @@ class Sequence:
 
     @cached_property
     def atoms(self) -> list[tuple[int, int]]:
-        """Where spans begin and end whose rows see each other: no step ends within one."""
+        """(start, stop) of spans whose rows attend to each other: no step may end within one."""
         atomic = [item.spans for item in self.request.items if item.atomic]
         return [(first, first + count) for spans in atomic for first, count in spans]
 
-    def whole(self, start: int, stop: int) -> int:
-        """Where a step from `start` to about `stop` may end: before an atom, or behind its own."""
+    def snap_to_atom(self, start: int, stop: int) -> int:
+        """Move `stop` out of an atom: to its start, or to its end if the step starts there."""
         for first, end in self.atoms:
             if first < stop < end:
                 return first if first > start else end
@@ -148,21 +157,21 @@ class Sequence:
 
     @cached_property
     def prompt_positions(self) -> list[list[int]] | None:
-        """Positions of the prompt's tokens per axis, where they do not just count."""
+        """Positions [axes][prompt] of the request, or None for 0, 1, 2, ..."""
         given = self.request.positions
         return None if given is None else given.numpy().tolist()
 
     def positions(self, start: int, stop: int, axes: int) -> list[list[int]]:
-        """Positions [axes][stop - start]; behind the prompt they go on from its largest."""
+        """Positions [axes][stop - start]; after the prompt they continue from its largest."""
         given = self.prompt_positions
         if given is None:
             return [list(range(start, stop))] * axes
-        after = self.after - self.prompt
-        rest = range(max(start, self.prompt) + after, max(stop, self.prompt) + after)
+        offset = self.next_position - self.prompt
+        rest = range(max(start, self.prompt) + offset, max(stop, self.prompt) + offset)
         return [[*axis[start:stop], *rest] for axis in given]
 
     @cached_property
-    def after(self) -> int:
-        """The position of the first token behind the prompt."""
+    def next_position(self) -> int:
+        """The position of the first token after the prompt."""
         given = self.prompt_positions
         return self.prompt if given is None else max(max(axis) for axis in given) + 1

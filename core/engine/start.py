@@ -1,4 +1,4 @@
-"""Opens an engine from settings, in the process that owns the device."""
+"""Starts the engine of one or more models from settings, in the process that owns the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostro.core.engine.build import (
     build_engine,
     make_pooling_ready,
     make_ready,
-    renew,
+    refresh,
     set_threads,
     warm_up,
 )
@@ -39,7 +39,7 @@ M = TypeVar("M", bound=Model)
 TOKEN_TASKS = frozenset({"text", "transcribe"})
 POOLING_TASKS = frozenset({"embed", "rerank", "classify"})
 JOB_TASKS = frozenset({"draw", "speak"})
-"""The tasks of the three kinds of engines."""
+"""The tasks of `Engine`, `PoolingEngine` and `JobEngine`."""
 
 
 def open_engine(
@@ -49,18 +49,20 @@ def open_engine(
     *,
     warm: bool = True,
 ) -> tuple[MultiModelEngine, list[str]]:
-    """An engine over models that are loaded here, and the explanation of what was chosen.
+    """Load models and start an engine with them; return it and the lines of --explain.
 
-    With `warm` it has generated some tokens, so that the first request compiles nothing. Raises an
-    OstroError that says what is wrong with the settings or a model.
+    With `warm` the engine compiles all kernels first, so that the first request does not wait for
+    that. Raises OstroError if the settings or a model are invalid.
     """
     set_threads(models[0].settings.threads)
     progress = partial(report, "reading weights")
-    every = [open_weights(model.settings, plugins, progress) for model in models]
+    # All weights before the first cache, whose size is a share of the memory that is left.
+    loaded_models = [open_weights(model.settings, plugins, progress) for model in models]
     entries, explain = dict[str, ModelEntry](), list[str]()
-    for model, loaded in zip(models, every, strict=True):
+    for model, loaded in zip(models, loaded_models, strict=True):
         share = 1 / len(models)
         entry = build_entry(loaded, model.settings, plugins, model.eos_ids, share=share)
+        # Before the capture: a plugin may still change the modules.
         plugins.hook.ostro_model_loaded(model=loaded)
         report("warming up", 0, 0)
         if entry.tokens is not None:
@@ -77,7 +79,7 @@ def open_engine(
 def open_weights(
     settings: Settings, plugins: PluginManager, progress: Progress | None = None
 ) -> LoadedModel:
-    """Find the model of the settings and load it. Raises as `open_engine`."""
+    """Find the model of the settings and load it. Raises OstroError as `open_engine`."""
     path = find(settings, plugins)
     return load_model(path, settings, plugins, progress, open_probe=open_probe)
 
@@ -90,20 +92,20 @@ def change_formats(
     message: Requantize,
     report: ProgressCallback,
 ) -> list[str]:
-    """Read a model's weights again in the formats of a message; gives the new explanation.
+    """Read a model's weights again in the formats of a message; return the lines of --explain.
 
-    Raises UsageError before anything has changed.
+    Raises UsageError before any change.
     """
-    asked = replace(settings, quant=message.quant, topology=message.topology)
+    changed = replace(settings, quant=message.quant, topology=message.topology)
     progress = partial(report, "reading weights")
-    requantize(loaded, asked, plugins, progress, open_probe=open_probe)
+    requantize(loaded, changed, plugins, progress, open_probe=open_probe)
     if engine is not None:
-        renew(engine, loaded, asked)
+        refresh(engine, loaded, changed)
     return loaded.explain
 
 
-def face(loaded: LoadedModel, kind: type[M]) -> M:
-    """The model as the face that its tasks need. Raises PluginError where it has another."""
+def require_model_class(loaded: LoadedModel, kind: type[M]) -> M:
+    """Return the model if it is of the class that its tasks need, else raise PluginError."""
     if not isinstance(loaded.model, kind):
         raise PluginError(
             f"architecture {loaded.architecture.name}: {type(loaded.model).__qualname__} is not an "
@@ -121,20 +123,21 @@ def build_entry(
     *,
     share: float = 1.0,
 ) -> ModelEntry:
-    """The engines that a model's tasks need; its cache takes `share` of the memory for caches."""
+    """Build the engines for a model's tasks; its cache gets `share` of the memory for caches."""
     tasks = frozenset(loaded.architecture.tasks if settings.task is None else [settings.task])
     if tasks <= JOB_TASKS:
         pool = build_adapter_pool(loaded, settings, rows=1)
         registry = build_registry(loaded, settings, plugins, pool)
-        model = face(loaded, JobModel)  # type: ignore[type-abstract]
+        model = require_model_class(loaded, JobModel)  # type: ignore[type-abstract]
         change = partial(change_formats, loaded, settings, plugins, None)
         jobs = JobEngine(model, registry, pool, Failures(plugins.explain, loaded.device))
         return ModelEntry(jobs=jobs, registry=registry, loaded=loaded, requantize=change)
-    face(loaded, TokenModel if tasks & TOKEN_TASKS else EncoderModel)  # type: ignore[type-abstract]
+    require_model_class(loaded, TokenModel if tasks & TOKEN_TASKS else EncoderModel)  # type: ignore[type-abstract]
     engine = build_engine(loaded, settings, plugins, eos_ids, share=share)
     tokens = engine if tasks & TOKEN_TASKS else None
     return ModelEntry(
         tokens=tokens,
+        # Both engines may run in one loop: each call of the runner ends before the next begins.
         reader=build_pooling_engine(loaded, engine) if tasks & POOLING_TASKS else None,
         registry=engine.registry,
         loaded=loaded,
@@ -143,7 +146,8 @@ def build_entry(
 
 
 def build_pooling_engine(loaded: LoadedModel, engine: Engine) -> PoolingEngine:
-    """An engine that reads whole inputs with the runner of another."""
+    """Build a pooling engine that shares the runner of a token engine."""
+    # Only causal models have a cache, and only their last token attends to all of the input.
     causal = bool(engine.blocks.groups)
     folder = loaded.path if loaded.path.is_dir() else loaded.path.parent
     default = "last" if causal else "mean"

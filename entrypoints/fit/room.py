@@ -11,7 +11,7 @@ import torch
 
 from ostro.core.cache import CacheKind
 from ostro.core.device import parse_size
-from ostro.core.engine.build import NARROW, ROWS, cache_kinds
+from ostro.core.engine.build import QUANTIZED_KV, ROWS, cache_kinds
 from ostro.core.engine.memory import BLOCK, SHARE, plan_blocks
 from ostro.core.errors import InsufficientMemory, Unsupported
 from ostro.core.load.describe import ModelOutline, choose_context
@@ -93,7 +93,7 @@ def growths(
     found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
 ) -> Iterator[Growth]:
     """Yield the size of the KV cache in each dtype that the model supports."""
-    for name in ("auto", *NARROW):
+    for name in ("auto", *QUANTIZED_KV):
         with suppress(Unsupported):
             changed = replace(settings, kv_dtype=name)
             yield cache_of(found, path, changed, plugins).growth(name)

@@ -162,7 +162,7 @@ class Subject:
                 rows,
                 items=media_under(prompt.items, mixture),
                 positions=prompt.positions,
-                held=held,
+                lease=held,
             )
         finally:
             if engine.runner.adapter_pool is not None:

@@ -24,7 +24,7 @@ import test_gguf_more
 from tiny.trained import BAR, FELT, RED, Served, compare, distance, train
 
 from ostro.core.config import ModelConfig
-from ostro.core.engine.build import renew
+from ostro.core.engine.build import refresh
 from ostro.core.load.model import requantize
 from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Model
@@ -248,7 +248,7 @@ def test_lengths_are_measured_again_where_weights_change(
         example = made.examples[0]
         before, truth = (served.answer(example, ["it"]) for served in (changed, fresh))
         requantize(loaded, few, plugins)
-        renew(changed.engine, loaded, few)
+        refresh(changed.engine, loaded, few)
         assert distance(before, truth) > RED
         assert distance(changed.answer(example, ["it"]), truth) <= BAR
 

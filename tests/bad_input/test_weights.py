@@ -102,14 +102,14 @@ def test_weights_that_spoil_every_answer(
     weight = make_weights()[tensor.replace("__", ".")]
     weight[row] = value
     change_weights(runner.folder, **{tensor: weight})
-    runner.assert_rejected(CheckpointError, "m: ", "NaN or Inf", "fetch its files again")
+    runner.assert_rejected(CheckpointError, "m: ", "NaN or Inf", "download its files again")
 
 
 def test_a_model_that_is_too_wide_for_float16(runner: CliRunner) -> None:
     weight = make_weights()["model.layers.0.mlp.down_proj.weight"] * 1e5
     change_weights(runner.folder, model__layers__0__mlp__down_proj__weight=weight)
     assert runner.run("--dtype", "float32")[0] == 0
-    expected = ("m: ", "NaN or Inf", "float16 is too narrow", "--dtype bfloat16 or float32")
+    expected = ("m: ", "NaN or Inf", "float16 overflows", "--dtype bfloat16 or float32")
     runner.assert_rejected(CheckpointError, *expected, options=("--dtype", "float16"))
 
 

@@ -22,16 +22,16 @@ ERRORS = {
 
 
 class Faulty:
-    """Changes nothing; `asked` says when to raise, and which error."""
+    """Changes nothing; the parameter says when to raise, and which error."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         self.asked = [""] * rows
         self.calls = [0] * rows
 
     @staticmethod
-    def check(asked: Any, vocab: int) -> None:
-        if asked == "check":
-            raise ERRORS[asked]()
+    def check(parameter: Any, vocab: int) -> None:
+        if parameter == "check":
+            raise ERRORS[parameter]()
 
     def update(
         self,
@@ -40,9 +40,9 @@ class Faulty:
         moved: Sequence[tuple[int, int]],
     ) -> None:
         for each in added:
-            if each.asked == "update":
-                raise ERRORS[each.asked]()
-            self.asked[each.row], self.calls[each.row] = each.asked, 0
+            if each.parameter == "update":
+                raise ERRORS[each.parameter]()
+            self.asked[each.row], self.calls[each.row] = each.parameter, 0
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: Tensor) -> Tensor:
         for row in rows.tolist():

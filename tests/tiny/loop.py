@@ -231,7 +231,7 @@ class Loop:
                 prompt=len(tokens),
                 leader=made[0] if made else None,
                 mixture=mixture,
-                waits=waits,
+                needs_host_tokens=waits,
             )
             made.append(sequence)
             self.tokens[sequence] = list(tokens)
@@ -264,7 +264,7 @@ class Loop:
         self.check(plan)
         if plan.chunks:
             self.compute(plan)
-            self.scheduler.launched(plan)
+            self.scheduler.mark_launched(plan)
             self.flight.append(plan)
         self.count()
         if self.flight and (len(self.flight) > self.lag or not plan.chunks):
@@ -304,8 +304,8 @@ class Loop:
             inside = [a for a, b in sequence.atoms for edge in (chunk.start, stop) if a < edge < b]
             assert not inside, f"rows {chunk.start}..{stop} cut the span from {inside[0]}"
         assert plan.rows <= scheduler.max_rows or overhang(plan) > plan.rows - scheduler.max_rows
-        media = len(plan.encodes) + len(plan.memories)
-        assert plan.cost <= scheduler.max_rows or media == 1
+        media = len(plan.encodes) + len(plan.encoder_blocks)
+        assert plan.encode_cost <= scheduler.max_rows or media == 1
 
     def compute(self, plan: StepPlan) -> None:
         """Write and read the cache as a model would."""
@@ -313,12 +313,12 @@ class Loop:
             self.placed[sequence.row] = sequence
         for key in plan.encodes:
             self.features[key] = None
-            row = plan.mixed.get(key, 0)
+            row = plan.mixture_rows.get(key, 0)
             mixture = self.room.mixtures[row] if self.room and row else EMPTY
             owners = [c.sequence for c in plan.chunks if has(c.sequence, key)]
             assert owners, f"{key!r} is encoded for no row of this step"
             assert any(facts_of(owner.mixture) == facts_of(mixture) for owner in owners)
-        for memory in plan.memories:
+        for memory in plan.encoder_blocks:
             for g, mine in enumerate(memory.blocks, len(self.blocks.groups)):
                 for i, block in enumerate(mine):
                     self.cache[g, block * BLOCK] = memory.item.key, i
@@ -326,8 +326,8 @@ class Loop:
             assert self.placed[chunk.sequence.row] is chunk.sequence, "it has another's rules"
             self.see_media(chunk)
             for number in range(chunk.sequence.passes):
-                if number == 0 or chunk.own.count:
-                    self.compute_rows(chunk.own if number else chunk, number)
+                if number == 0 or chunk.with_scalings.count:
+                    self.compute_rows(chunk.with_scalings if number else chunk, number)
             if chunk.draws:
                 past = self.pasts[chunk.sequence, 0][-1]
                 self.tokens[chunk.sequence].append(digest(past, chunk.sequence.seed) % 97)
@@ -336,7 +336,7 @@ class Loop:
     def see_media(self, chunk: Chunk) -> None:
         """Each row finds the features and the cross blocks that it needs."""
         sequence, stop = chunk.sequence, chunk.start + chunk.count
-        memories = iter(sequence.memories)
+        memories = iter(sequence.encoder_blocks)
         for item in sequence.request.items:
             if item.since is None:
                 if any(a < stop and a + n > chunk.start for a, n in item.spans):
@@ -403,8 +403,10 @@ class Loop:
             used = [block for table in tables for block in table.blocks[table.first :]]
             self.count_users(group, used)
         for g, group in enumerate(self.blocks.cross_groups):
-            self.count_users(group, [b for s in running for m in s.memories for b in m.blocks[g]])
-        held = [s for s in (*running, *self.scheduler.waiting) if s.held.lanes]
+            self.count_users(
+                group, [b for s in running for m in s.encoder_blocks for b in m.blocks[g]]
+            )
+        held = [s for s in (*running, *self.scheduler.waiting) if s.lease.lanes]
         assert all(sequence in running for sequence in held)
         assert self.room is None or self.room.used == len(held)
 

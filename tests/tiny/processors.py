@@ -22,9 +22,9 @@ class Recorder:
         self.rows, self.vocab = rows, vocab
 
     @staticmethod
-    def check(asked: Any, vocab: int) -> None:
-        if not isinstance(asked, int) or not 0 <= asked < vocab:
-            raise RequestError(f"{asked!r} is no token", param="processors")
+    def check(parameter: Any, vocab: int) -> None:
+        if not isinstance(parameter, int) or not 0 <= parameter < vocab:
+            raise RequestError(f"{parameter!r} is not a token id", param="processors")
 
     def update(
         self,
@@ -33,7 +33,7 @@ class Recorder:
         moved: Sequence[tuple[int, int]],
     ) -> None:
         LOG.extend(("removed", row, ()) for row in removed)
-        LOG.extend(("added", each.row, tuple(each.said)) for each in added)
+        LOG.extend(("added", each.row, tuple(each.output)) for each in added)
 
 
 class ApplyRecorder(Recorder):
@@ -61,7 +61,7 @@ class ApplyRecorder(Recorder):
 
 
 class NoRepeat(Recorder):
-    """Never the same token twice in a row, by what the device drew; not `asked` as the first."""
+    """Bans each row's last token, as the device drew it; the parameter is banned as the first."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         super().__init__(rows, vocab, device)
@@ -75,7 +75,7 @@ class NoRepeat(Recorder):
     ) -> None:
         super().update(added, removed, moved)
         for each in added:
-            self.next[each.row] = each.said[-1] if each.said else each.asked
+            self.next[each.row] = each.output[-1] if each.output else each.parameter
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: Tensor) -> Tensor:
         banned = torch.where(self.next[rows] >= 0, self.next[rows], last_ids)

@@ -140,7 +140,7 @@ class Served(Shelf):
                 rows,
                 items=media_under(list(prompt.items), self.mixture(names, prompt.tokens)),
                 positions=prompt.positions,
-                held=held,
+                lease=held,
             )
         return logits[:, : 1 + int((logits.amax(0) > NEVER).nonzero().max())]
 

@@ -35,7 +35,7 @@ class Paged(CacheKind):
     """Keys and values of every token, in the blocks of a sequence's block table."""
 
     @classmethod
-    def narrows(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
+    def supports_quantized(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
         """Whether the cache supports a one-byte dtype: keys and values of heads do, latents
         do not.
         """
@@ -69,7 +69,7 @@ class Cross(Paged):
     """Keys and values of encoder states, written once per medium, in floats."""
 
     @classmethod
-    def narrows(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
+    def supports_quantized(cls, spec: CacheSpec, dtype: torch.dtype) -> bool:
         return False
 
     @property

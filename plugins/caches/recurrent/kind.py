@@ -85,7 +85,7 @@ class Recurrent(CacheKind):
         """The block before the last: the prefix tree may not have published it yet."""
         return max(0, (length - 1) // self.block - 1)
 
-    def keeps(self, index: int, length: int) -> bool:
+    def needs_block(self, index: int, length: int) -> bool:
         return index == (length - 1) // self.block
 
     def blocks_of(self, context: int, rows: int) -> int:

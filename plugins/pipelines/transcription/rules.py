@@ -45,10 +45,10 @@ class Rules:
         self.ids = torch.arange(vocab, device=device)
 
     @staticmethod
-    def check(asked: Any, vocab: int) -> None:
+    def check(parameter: Any, vocab: int) -> None:
         """Raise RequestError unless these are rules of a vocabulary of so many tokens."""
         try:
-            rules = msgspec.convert(asked, TranscriptionRequest)
+            rules = msgspec.convert(parameter, TranscriptionRequest)
         except msgspec.ValidationError as error:
             raise RequestError(f"transcription: {error}", param="transcription") from None
         ids = [*rules.banned, *rules.first, *rules.only, rules.timestamps or 0, rules.end]
@@ -65,7 +65,7 @@ class Rules:
         moved: Sequence[tuple[int, int]],
     ) -> None:
         for each in added:
-            self.place(each.row, msgspec.convert(each.asked, TranscriptionRequest), each.said)
+            self.place(each.row, msgspec.convert(each.parameter, TranscriptionRequest), each.output)
 
     def place(self, row: int, asked: TranscriptionRequest, said: Sequence[int]) -> None:
         """Write down the rules of a row, and what follows from what it has said."""

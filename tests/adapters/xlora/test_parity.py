@@ -88,7 +88,7 @@ def test_chunks_of_a_prompt_are_the_whole(model: LocalModel) -> None:
     held = adapter_pool.hold(model.mixture(["x"], PROMPT))
     assert held is not None
     try:
-        parts = model.engine.runner.logits(PROMPT, 7, held=held)
+        parts = model.engine.runner.logits(PROMPT, 7, lease=held)
     finally:
         adapter_pool.let_go(held)
     assert far(parts, model.logits(PROMPT, adapters=["x"])) < 1e-5

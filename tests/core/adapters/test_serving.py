@@ -60,10 +60,10 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(llama: Subject, rank: int)
     chosen = [EMPTY, asked(engine, a1=1.0), asked(engine, a1=0.5, a2=0.5)]
     helds = [engine.runner.adapter_pool.hold(mixture) for mixture in chosen]
     texts = prompts(3, 17)
-    together, step = engine.runner.hidden(texts, helds=[h for h in helds if h])
+    together, step = engine.runner.hidden(texts, leases=[h for h in helds if h])
     for i, (text, held) in enumerate(zip(texts, helds, strict=True)):
         assert held is not None
-        alone, _ = engine.runner.hidden([text], helds=[held])
+        alone, _ = engine.runner.hidden([text], leases=[held])
         assert torch.equal(together[step.bounds[i] : step.bounds[i + 1]], alone), i
     engine.close()
 
@@ -160,7 +160,7 @@ def test_an_activated_adapter_applies_from_its_invocation_on(llama: Subject) -> 
     text = [*prompts(1, 40)[0], 90, 91, 7, 8, 9]
     held = engine.runner.adapter_pool.hold(asked(engine, text, late=1.0))
     assert held is not None
-    base, late = engine.runner.logits(text), engine.runner.logits(text, held=held)
+    base, late = engine.runner.logits(text), engine.runner.logits(text, lease=held)
     assert torch.allclose(base[:40], late[:40], atol=1e-5)
     assert not torch.allclose(base[40:], late[40:], atol=1e-2)
     engine.close()

@@ -68,7 +68,7 @@ def test_positions_that_run_ahead_of_the_tokens_shorten_the_reply() -> None:
         ([], {}, "the prompt is empty"),
         ([1, VOCAB], {}, "token id 100 is not within 0..99"),
         ([-1], {}, "token id -1"),
-        ([1], {"max_tokens": 0}, "max_tokens=0 asks for nothing"),
+        ([1], {"max_tokens": 0}, "max_tokens=0 needs prompt_logprobs"),
         ([1], {"top_k": -1}, "top_k=-1"),
         ([1], {"processors": {"nope": 1}}, "no logits processor 'nope'"),
         (range(8), {"items": [image("a", 5, 4)]}, "rows of image are not within the prompt"),
@@ -122,10 +122,10 @@ def test_an_xlora_request_is_held_to_half_of_a_small_cache() -> None:
 
 def test_the_longest_sequence_is_what_the_smallest_pool_holds() -> None:
     blocks = BlockManager([pages(10), pages(6, window=6)], BLOCK)
-    assert blocks.longest(100, rows=4) == 40, "a window of 6 tokens needs 5 blocks at most"
-    assert blocks.longest(100, rows=16) == 24
-    assert blocks.longest(20, rows=16) == 20
-    assert blocks.longest(100, rows=4, passes=2) == 12
+    assert blocks.max_length(100, rows=4) == 40, "a window of 6 tokens needs 5 blocks at most"
+    assert blocks.max_length(100, rows=16) == 24
+    assert blocks.max_length(20, rows=16) == 20
+    assert blocks.max_length(100, rows=4, passes=2) == 12
 
 
 def test_media_are_told_apart_by_the_adapters_that_apply_to_them() -> None:

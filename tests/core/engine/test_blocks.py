@@ -64,12 +64,12 @@ def test_a_window_resumes_from_its_last_blocks_alone() -> None:
 def test_all_groups_must_agree_on_a_prefix() -> None:
     full, sliding = group(8), group(8, window=4)
     blocks, chain = BlockManager([full, sliding], 4), keys(*range(16))
-    first = blocks.tables()
+    first = blocks.new_tables()
     assert blocks.grow(first, 16)
     blocks.publish(first, chain, 0)
-    assert blocks.find(chain) == 4
-    full.pool.forget(first[0].blocks[2])
-    assert blocks.find(chain) == 2
+    assert blocks.match_prefix(chain) == 4
+    full.pool.evict(first[0].blocks[2])
+    assert blocks.match_prefix(chain) == 2
 
 
 def test_a_thousand_random_lives_lose_no_block() -> None:
@@ -86,9 +86,9 @@ def test_a_thousand_random_lives_lose_no_block() -> None:
             else:
                 blocks.release(tables)
         else:
-            tables = blocks.tables()
-            found = chain[: blocks.find(chain[: rng.randrange(10)])]
-            blocks.adopt(tables, found)
+            tables = blocks.new_tables()
+            found = chain[: blocks.match_prefix(chain[: rng.randrange(10)])]
+            blocks.reuse_prefix(tables, found)
             alive.append((tables, len(found) * 4))
         check(blocks, [tables for tables, _ in alive])
     for tables, _ in alive:

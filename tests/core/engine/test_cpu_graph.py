@@ -80,7 +80,7 @@ def test_what_looks_at_numbers_is_refused(name: str) -> None:
 
 @torch.inference_mode()
 def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "ROOM", 1 << 20)
+    monkeypatch.setattr(tape, "MAX_BYTES", 1 << 20)
     x = torch.rand(3, 1 << 15)
     assert record(lambda: (x + 1) * 2)().equal((x + 1) * 2)
     large = torch.rand(3, 1 << 18)

@@ -57,7 +57,7 @@ def sequence_of(tokens: Sequence[int], rules: Sampling, row: int = 0) -> TokenSe
 def added(sampler: Sampler, sequence: TokenSequence) -> dict[int, float]:
     """What the sampler adds to each logit of a row whose logits are all 0."""
     rules, rows = [sequence.request.sampling], torch.tensor([sequence.row])
-    bent = sampler.bend(torch.zeros(1, VOCAB), [sequence], rules, rows)[0]
+    bent = sampler.apply_penalties(torch.zeros(1, VOCAB), [sequence], rules, rows)[0]
     return {i: value for i, value in enumerate(bent.tolist()) if value}
 
 
@@ -87,7 +87,7 @@ def test_penalties_are_those_of_the_definition(seed: int) -> None:
     )
     sampler = sampler_of()
     sequence = sequence_of(tokens, Sampling(dry=dry))
-    sampler.place(sequence)
+    sampler.add(sequence)
     for _ in range(30):
         expected = {token: -amount for token, amount in by_definition(tokens, dry).items()}
         assert added(sampler, sequence) == pytest.approx(expected, rel=1e-6)
@@ -98,7 +98,7 @@ def test_penalties_are_those_of_the_definition(seed: int) -> None:
 def test_4000_equal_tokens_cost_little_per_step() -> None:
     rules = Sampling(dry=Dry(multiplier=1e-4, base=1.0), logit_bias={260: 100.0})
     sampler, sequence = sampler_of(), sequence_of([260] * 4000, rules)
-    sampler.place(sequence)
+    sampler.add(sequence)
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
@@ -123,7 +123,7 @@ def test_biases_are_sent_when_a_row_is_placed_and_not_in_every_step(
     rules = Sampling(logit_bias={i: i / 4 for i in range(VOCAB)}, temperature=0, min_tokens=1)
     sequences = [sequence_of([5, 6], rules, row) for row in range(8)]
     for sequence in sequences:
-        sampler.place(sequence)
+        sampler.add(sequence)
     assert sum(sent) > 8 * VOCAB
     sent.clear()
     drawn = sampler(torch.zeros(8, VOCAB), sequences).wait()[0]
@@ -139,7 +139,7 @@ def test_biases_penalties_and_bans_of_one_token_add_up() -> None:
         stop_ids=(11,),
     )
     sampler, sequence = sampler_of(), sequence_of([7, 8, 7, 7], rules)
-    sampler.place(sequence)
+    sampler.add(sequence)
     ban = float("-inf")
     assert added(sampler, sequence) == {7: 1.0, 8: -2.0, 9: 1.0, 2: ban, 11: ban}
     sequence.tokens.append(8)
@@ -149,7 +149,7 @@ def test_biases_penalties_and_bans_of_one_token_add_up() -> None:
 def test_a_row_takes_the_rules_of_its_next_sequence() -> None:
     sampler = sampler_of()
     rules = Sampling(logit_bias={7: 3.0}, dry=Dry(multiplier=2.0), min_tokens=4)
-    sampler.place(sequence_of([5, 6, 5, 6], rules))
+    sampler.add(sequence_of([5, 6, 5, 6], rules))
     plain = sequence_of([5, 6, 5, 6], Sampling())
-    sampler.place(plain)
+    sampler.add(plain)
     assert added(sampler, plain) == {}

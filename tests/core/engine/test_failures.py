@@ -177,7 +177,7 @@ def test_a_processor_that_raises_in_apply_is_made_anew(faulty: Subject, engine_o
     )
     assert "ValueError" in error_of(found["beside"]) and "ValueError" in error_of(found["bad"])
     assert len(tokens_of(found["free"])) == LONG
-    made = engine.runner.sampler.processors.made
+    made = engine.runner.sampler.processors.created
     assert "faulty" not in made
     assert len(tokens_of(run(engine, processed("next", prompt, "nothing"))["next"])) == LONG
     assert "faulty" in made
@@ -228,7 +228,7 @@ def test_a_step_behind_one_that_is_still_unread_may_raise(llama: Subject) -> Non
     wanted = greedy(llama.engine(), prompts, LONG)
     engine.submit(ask("running", prompts[0]))
     first = [token for _ in range(4) for output in engine.step() for token in output.tokens]
-    assert engine.flight and 0 < len(first) < LONG
+    assert engine.in_flight and 0 < len(first) < LONG
     Fault(engine.runner.model, "hidden", RuntimeError("boom"))
     engine.submit(ask("bad", prompts[1]))
     engine.submit(ask("waiting", prompts[1]))
@@ -274,7 +274,7 @@ def test_a_sequence_that_got_its_row_in_a_step_that_raises_keeps_its_rules(
     engine.submit(msgspec.structs.replace(ask("first", prompt), priority=5))
     for _ in range(12):
         engine.step()
-    Fault(engine.runner.sampler, "place", MemoryError("no room"))
+    Fault(engine.runner.sampler, "add", MemoryError("no room"))
     found = run(engine, ask("next", prompt, 8, **rules))
     assert "no room" in error_of(found["first"])
     assert tokens_of(found["next"]) == wanted
@@ -325,7 +325,7 @@ def test_prompt_logprobs_that_do_not_fit_end_their_request_alone(
 ) -> None:
     engine, prompts = engine_of(llama), [llama.prompt[:20], llama.prompt[5:25]]
     wanted = greedy(engine_of(llama), prompts, 8)
-    Fault(engine, "note_prompt", MemoryError("no room"))
+    Fault(engine, "add_prompt_logprobs", MemoryError("no room"))
     found = run(engine, ask("bad", prompts[0], 8, prompt_logprobs=2), ask("good", prompts[1], 8))
     assert "no room" in error_of(found["bad"]) and tokens_of(found["good"]) == wanted[1]
     idle(engine)
@@ -334,7 +334,7 @@ def test_prompt_logprobs_that_do_not_fit_end_their_request_alone(
 def test_an_error_of_the_scheduler_ends_the_engine(llama: Subject) -> None:
     """Which blocks and rows are free is not known any more."""
     engine = llama.engine()
-    Fault(engine.scheduler, "launched", KeyError("bookkeeping"))
+    Fault(engine.scheduler, "mark_launched", KeyError("bookkeeping"))
     engine.submit(ask("a", llama.prompt))
     with pytest.raises(KeyError, match="bookkeeping"):
         engine.step()
@@ -383,7 +383,7 @@ def test_an_adapter_that_cannot_be_brought_to_the_device_ends_its_request_alone(
     engine.submit(ask("bad", prompt, 8), mixture())
     engine.submit(ask("good", prompt, 8))
     found = outputs_of(engine)
-    assert "bringing adapters to the device" in error_of(found["bad"])
+    assert "loading adapters to the device" in error_of(found["bad"])
     assert tokens_of(found["good"]) == base
     idle(engine)
     kept = [page for each in adapter_pool.here.values() for page in each.pages]

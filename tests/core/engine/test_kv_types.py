@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ostro.core import nn
-from ostro.core.engine.build import NARROW
+from ostro.core.engine.build import QUANTIZED_KV
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import Unsupported, UsageError
@@ -56,7 +56,7 @@ def test_only_the_rounding_differs(plugins: PluginManager, name: str, type: str)
     """Whatever else a family does, with media where it takes them, in chunks of a prompt."""
     with subject(plugins, name) as tiny:
         ours = tiny.engine(kv_dtype=type)
-        truth = reading(tiny.engine(), lambda *kv: [rounded(x, NARROW[type]) for x in kv])
+        truth = reading(tiny.engine(), lambda *kv: [rounded(x, QUANTIZED_KV[type]) for x in kv])
         for example in tiny.examples:
             want = tiny.answer(truth, example)
             for rows in (512, 16):
@@ -168,7 +168,7 @@ def test_what_is_no_key_or_value_of_a_head_stays_in_floats(plugins: PluginManage
             said = "\n".join(loaded.explain)
         for kind in kinds:
             assert kind.dtype == (torch.int8 if kind.spec.kind == "paged" else torch.float32)
-        assert "cache paged: int8" in said and f"cache {other}: not narrowed" in said
+        assert "cache paged: int8" in said and f"cache {other}: floats, not quantized" in said
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "mamba2"])
@@ -184,5 +184,5 @@ def test_other_types_are_refused(llama: Subject, type: str) -> None:
 
 
 def test_what_was_cached_in_another_type_is_another_prefix(llama: Subject) -> None:
-    names = {llama.engine(kv_dtype=type).identity for type in ("auto", "float16", *NARROW)}
+    names = {llama.engine(kv_dtype=type).identity for type in ("auto", "float16", *QUANTIZED_KV)}
     assert len(names) == 4

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny.loop import BLOCK, CPU, Loop, cross, image, pages, states, view
 
-from ostro.core.engine.layout import into_memories, over_memories, over_pages
+from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.media import Item
@@ -27,7 +27,7 @@ def sequence_of(
 
 
 def pages_of(*chunks: Chunk) -> AttentionMetadata:
-    return over_pages(pages(8), 0, chunks, BLOCK, CPU)
+    return paged_metadata(pages(8), 0, chunks, BLOCK, CPU)
 
 
 def seen(batch: AttentionMetadata) -> list[list[int]]:
@@ -74,7 +74,7 @@ def test_lists_on_the_host_repeat_the_tensors() -> None:
 
 def test_lists_on_the_host_are_made_for_the_cpu_alone() -> None:
     chunk = Chunk(sequence_of(3, 4), 0, 3, True)
-    assert over_pages(pages(8), 0, [chunk], BLOCK, torch.device("meta")).host is None
+    assert paged_metadata(pages(8), 0, [chunk], BLOCK, torch.device("meta")).host is None
 
 
 def test_blocks_that_a_window_gave_back_are_never_seen_and_become_block_0() -> None:
@@ -105,7 +105,7 @@ def test_rows_behind_the_prompt_are_one_segment() -> None:
 def test_states_have_one_segment_and_block_0_where_no_state_is_kept() -> None:
     items = [image("a", 2, 4, atomic=True)]
     chunk = Chunk(sequence_of(16, -1, -1, 6, items=items), 0, 12, False)
-    batch = over_pages(states(8), 0, [chunk], BLOCK, CPU)
+    batch = paged_metadata(states(8), 0, [chunk], BLOCK, CPU)
     assert batch.starts.tolist() == [0, 12] and batch.table.tolist() == [[0, 0, 6]]
 
 
@@ -123,8 +123,8 @@ def test_every_row_sees_its_own_past_and_is_written_to_its_own_slot(seed: int) -
         sequence = sequence_of(
             length, *[free.pop() for _ in range(-(-length // BLOCK))], items=items
         )
-        start = sequence.whole(-1, rng.randrange(length))
-        stop = sequence.whole(start, rng.randrange(start + 1, length + 1))
+        start = sequence.snap_to_atom(-1, rng.randrange(length))
+        stop = sequence.snap_to_atom(start, rng.randrange(start + 1, length + 1))
         chunks.append(Chunk(sequence, start, stop - start, stop == length))
     batch = pages_of(*chunks)
     rows = [(chunk.sequence, chunk.start + i) for chunk in chunks for i in range(chunk.count)]
@@ -148,10 +148,10 @@ def viewed(prompt: int, *items: Item) -> TokenSequence:
 
 def test_rows_see_the_medium_that_begins_last_before_them() -> None:
     sequence = viewed(12, view("a", 3, length=8), view("b", 7, length=5))
-    batch = over_memories(0, [Chunk(sequence, 0, 12, True)], CPU)
+    batch = cross_metadata(0, [Chunk(sequence, 0, 12, True)], CPU)
     assert batch.starts.tolist() == [0, 3, 7, 12]
     assert batch.lengths.tolist() == [0, 8, 5], "rows before the first medium see nothing"
-    first, second = (memory.blocks[0] for memory in sequence.memories)
+    first, second = (memory.blocks[0] for memory in sequence.encoder_blocks)
     assert batch.table.tolist() == [[0, 0], first, second]
     assert batch.full is not None and batch.full.tolist() == [1, 1, 1]
     assert batch.slots.tolist() == [-1] * 12, "rows of the decoder are not written there"
@@ -173,27 +173,29 @@ def test_a_chunk_is_cut_where_another_medium_begins(
     start: int, count: int, starts: list[int], lengths: list[int]
 ) -> None:
     sequence = viewed(12, view("a", 3, length=8), view("b", 7, length=5))
-    batch = over_memories(0, [Chunk(sequence, start, count, False)], CPU)
+    batch = cross_metadata(0, [Chunk(sequence, start, count, False)], CPU)
     assert (batch.starts.tolist(), batch.lengths.tolist()) == (starts, lengths)
 
 
 def test_two_media_at_one_token_leave_the_second_to_be_seen() -> None:
     sequence = viewed(12, view("a", 3, length=8), view("b", 3, length=5))
-    batch = over_memories(0, [Chunk(sequence, 0, 12, True)], CPU)
+    batch = cross_metadata(0, [Chunk(sequence, 0, 12, True)], CPU)
     assert batch.lengths.tolist() == [0, 5]
 
 
 def test_requests_without_media_see_nothing_in_a_cross_cache() -> None:
     with_medium, without = viewed(6, view("a", 0, length=8)), viewed(4)
     chunks = [Chunk(without, 0, 4, True), Chunk(with_medium, 6, 1, True)]
-    batch = over_memories(0, chunks, CPU)
+    batch = cross_metadata(0, chunks, CPU)
     assert batch.lengths.tolist() == [0, 8] and batch.starts.tolist() == [0, 4, 5]
 
 
 def test_media_are_written_to_the_slots_of_their_blocks() -> None:
     sequence = viewed(12, view("a", 3, length=6), view("b", 7, length=5))
-    batch = into_memories(0, sequence.memories, BLOCK, CPU)
-    slots = [b * BLOCK + i for m in sequence.memories for b in m.blocks[0] for i in range(BLOCK)]
+    batch = encoder_write_metadata(0, sequence.encoder_blocks, BLOCK, CPU)
+    slots = [
+        b * BLOCK + i for m in sequence.encoder_blocks for b in m.blocks[0] for i in range(BLOCK)
+    ]
     assert batch.slots.tolist() == slots[:6] + slots[8:13]
     assert batch.starts.tolist() == [0, 6, 11] and batch.lengths.tolist() == [6, 5]
     assert batch.full is not None and batch.full.tolist() == [1, 1]

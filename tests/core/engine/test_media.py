@@ -119,7 +119,7 @@ def plans(engine: Engine) -> list[StepPlan]:
 
 def encoded(found: list[StepPlan]) -> list[int]:
     """How many media each step encoded that encoded any."""
-    counts = [len(plan.encodes) + len(plan.memories) for plan in found]
+    counts = [len(plan.encodes) + len(plan.encoder_blocks) for plan in found]
     return [count for count in counts if count]
 
 
@@ -162,7 +162,7 @@ def test_an_image_twice_in_a_prompt_and_in_a_batch_is_encoded_once(
     found = plans(engine)
     asked = [inline_request("a", 1, 1), inline_request("b", 1, 2), inline_request("c", 2)]
     said = run(engine, *asked)
-    assert encoded(found) == [2] and len(engine.runner.features.held) == 2
+    assert encoded(found) == [2] and len(engine.runner.features.entries) == 2
     for each in asked:
         assert said[each.id] == run(engine_of(inline), each)[each.id]
 
@@ -204,7 +204,7 @@ def test_a_medium_that_the_encoder_raises_on_ends_its_request_alone(
         assert "called by architectures.mllama, vision.py:" in error
     assert engine.stats().blocks_used == 0 and not engine.scheduler.running
     store = engine.runner.features
-    assert store.nbytes == sum(t.nbytes for each in store.held.values() for t in each)
+    assert store.nbytes == sum(t.nbytes for each in store.entries.values() for t in each)
     assert run(engine, good[0])["a"] == wanted[0]
 
 
@@ -215,14 +215,14 @@ def test_features_are_given_up_and_made_again(inline: Subject, engine_of: Build)
     found = plans(engine)
     for seed in (1, 2, 3):
         run(engine, inline_request("x", seed))
-    assert len(store.held) == 2 and store.nbytes == 2 * each
+    assert len(store.entries) == 2 and store.nbytes == 2 * each
     found.clear()
     run(engine, inline_request("other words", 3, before=5), inline_request("others", 1, before=5))
     assert encoded(found) == [1], "the third is still there, the first is not"
     store.limit = 0
     alone = run(engine_of(inline), inline_request("y", 4, 5))
     assert run(engine, inline_request("y", 4, 5)) == alone
-    assert not store.held and not store.nbytes
+    assert not store.entries and not store.nbytes
 
 
 def test_one_step_encodes_no_more_than_it_computes_rows(inline: Subject, engine_of: Build) -> None:
@@ -301,7 +301,7 @@ def test_cross_blocks_are_written_once_and_shared(cross: Subject, engine_of: Bui
         engine.step()
     assert pool(engine).used == 2 and encoded(found) == [1]
     [b] = engine.live["b"]
-    [memory] = b.memories
+    [memory] = b.encoder_blocks
     assert memory.written and [pool(engine).users[block] for block in memory.blocks[0]] == [2, 2]
     engine.abort("a")
     assert pool(engine).used == 2
@@ -333,7 +333,7 @@ def test_who_finds_no_room_for_a_medium_waits(cross: Subject, engine_of: Build) 
     """Room for the media of two, and three that ask."""
     asked = [cross_request(str(i), i, before=3 + i) for i in range(1, 4)]
     engine = engine_of(cross, blocks=6)
-    held = [engine.blocks.hold(view(90, 0))]
+    held = [engine.blocks.acquire(view(90, 0))]
     for each in asked:
         engine.submit(each)
     outputs = [output for _ in range(3) for output in engine.step()]
@@ -344,7 +344,7 @@ def test_who_finds_no_room_for_a_medium_waits(cross: Subject, engine_of: Build) 
     assert said == {each.id: run(engine_of(cross), each)[each.id] for each in asked}
     for memory in held:
         assert isinstance(memory, EncoderBlocks)
-        engine.blocks.let_go(memory)
+        engine.blocks.release_encoder(memory)
     assert pool(engine).used == 0
 
 
@@ -352,12 +352,12 @@ def test_who_finds_room_for_one_of_two_media_holds_neither(
     cross: Subject, engine_of: Build
 ) -> None:
     engine = engine_of(cross, blocks=4)
-    memory = engine.blocks.hold(view(90, 0))
+    memory = engine.blocks.acquire(view(90, 0))
     assert memory is not None
     engine.submit(cross_request("x", 1, 2, before=3))
     engine.step()
     assert not engine.scheduler.running and pool(engine).used == 2
-    engine.blocks.let_go(memory)
+    engine.blocks.release_encoder(memory)
     assert len(engine.drain()) == 8 and pool(engine).used == 0
 
 

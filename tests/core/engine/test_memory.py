@@ -71,7 +71,7 @@ def test_a_budget_is_a_size_a_share_or_a_quarter(monkeypatch: pytest.MonkeyPatch
     assert budget(Settings(memory="8GB"), CPU) == 8 * 10**9
     assert budget(Settings(), CPU) == 2 * 10**9
     with pytest.raises(
-        InsufficientMemory, match=r"--memory 9GB asks for 9.00 GB.*8.00 GB are free"
+        InsufficientMemory, match=r"--memory 9GB: 9.00 GB of cache requested, 8.00 GB free"
     ):
         budget(Settings(memory="9GB"), CPU)
 

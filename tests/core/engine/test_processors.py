@@ -126,7 +126,7 @@ def test_what_nobody_has_is_refused(tiny: Subject) -> None:
     engine = engine_of(tiny)
     with pytest.raises(RequestError, match="no logits processor 'no_repaet'; nearest: no_repeat"):
         run(engine, [(tiny.prompt[:9], {"no_repaet": 1})], 1)
-    with pytest.raises(RequestError, match="999 is no token"):
+    with pytest.raises(RequestError, match="999 is not a token id"):
         run(engine, [(tiny.prompt[:9], {"no_repeat": 999})], 1)
     assert not engine.busy
 

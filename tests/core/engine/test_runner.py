@@ -227,7 +227,7 @@ def test_features_beyond_the_limit_are_given_up_after_the_step() -> None:
         submit(made, id, PROMPTS[0], items=[picture("a", 2, 10)], cache=False)
         assert drain(made)[id] == next_tokens(PROMPTS[0], 8, features={2: 10})
     model: Any = made.runner.model
-    assert model.encoded == [10, 10] and not made.runner.features.held
+    assert model.encoded == [10, 10] and not made.runner.features.entries
 
 
 def test_media_are_encoded_under_the_adapters_of_their_request() -> None:

@@ -53,7 +53,7 @@ def place(
         prompt=len(prompt),
     )
     sequence.row = row
-    sampler.place(sequence)
+    sampler.add(sequence)
     return sequence
 
 
@@ -191,7 +191,7 @@ def test_tokens_are_drawn_as_often_as_the_rules_say(name: str) -> None:
         for i, sequence in enumerate(sequences):
             sequence.seed = step * rows + i
             sequence.tokens = [*PROMPT, *SAID]
-            sampler.place(sequence)
+            sampler.add(sequence)
         drawn = draw(sampler, logits.expand(rows, -1), *sequences)
         counts += torch.bincount(torch.tensor(drawn.tokens), minlength=VOCAB)
     assert distance(counts, expected) < 3.5
@@ -382,11 +382,11 @@ def test_a_processor_is_updated_with_rows_that_are_added_and_given_up() -> None:
 def test_a_processor_is_made_when_it_is_first_asked_for() -> None:
     sampler = sampler_of(4, record("recorder", "ApplyRecorder"))
     place(sampler, 0)
-    assert not sampler.processors.made
+    assert not sampler.processors.created
     place(sampler, 1, processors={"recorder": 7})
-    made = sampler.processors.made["recorder"]
+    made = sampler.processors.created["recorder"]
     place(sampler, 2, processors={"recorder": 7})
-    assert sampler.processors.made == {"recorder": made}
+    assert sampler.processors.created == {"recorder": made}
 
 
 def test_a_processor_that_reads_on_the_host_is_given_the_last_tokens() -> None:

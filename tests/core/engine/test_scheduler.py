@@ -330,11 +330,11 @@ def test_a_request_that_is_preempted_in_a_step_leaves_nothing_in_its_plan() -> N
         loop.add(9, limit=1, items=items, mixture=lora(key, encodes=True))
     first, second = loop.live
     plan = loop.scheduler.plan()
-    assert plan.mixed == {b"x": 1, b"x seen": 1, b"y": 2, b"y seen": 2}
+    assert plan.mixture_rows == {b"x": 1, b"x seen": 1, b"y": 2, b"y seen": 2}
     loop.scheduler.preempt(first, plan)
     assert [chunk.sequence for chunk in plan.chunks] == plan.started == [second]
-    assert list(plan.encodes) == [b"y"] and [m.item.key for m in plan.memories] == [b"y seen"]
-    assert plan.mixed == {b"y": 2, b"y seen": 2} and list(room.mixtures) == [2]
+    assert list(plan.encodes) == [b"y"] and [m.item.key for m in plan.encoder_blocks] == [b"y seen"]
+    assert plan.mixture_rows == {b"y": 2, b"y seen": 2} and list(room.mixtures) == [2]
 
 
 def test_a_better_priority_takes_the_row_of_the_worst() -> None:
@@ -423,7 +423,7 @@ def test_a_medium_in_two_requests_is_encoded_once() -> None:
     loop = Loop(rows=40)
     for _ in range(2):
         loop.add(12, items=[image("a", 4, 4, cost=15)])
-    assert loop.step().cost == 15
+    assert loop.step().encode_cost == 15
     loop.add(12, items=[image("a", 2, 4, cost=15)])
     assert not loop.step().encodes
 
@@ -474,10 +474,12 @@ def test_a_viewed_medium_is_written_once_and_shared() -> None:
     loop = Loop(pages(64), cross(4), rows=40)
     loop.add(range(12), items=[view("a", 3)])
     plan = loop.step()
-    assert [memory.item.key for memory in plan.memories] == [b"a"] and plan.cost == 1
+    assert [memory.item.key for memory in plan.encoder_blocks] == [b"a"] and plan.encode_cost == 1
     other = loop.add(6, items=[view("a", 2)])
-    assert not loop.step().memories
-    assert [loop.blocks.cross_groups[0].pool.users[b] for b in other.memories[0].blocks[0]] == [
+    assert not loop.step().encoder_blocks
+    assert [
+        loop.blocks.cross_groups[0].pool.users[b] for b in other.encoder_blocks[0].blocks[0]
+    ] == [
         2,
         2,
     ]
@@ -535,7 +537,7 @@ def test_adapters_are_released_with_the_row(how: str) -> None:
     else:
         loop.add(3, priority=0)
         loop.step()
-    assert room.used == 0 and sequence.held.lanes == ()
+    assert room.used == 0 and sequence.lease.lanes == ()
 
 
 def test_only_requests_without_adapters_pass_one_whose_adapters_have_no_room() -> None:
@@ -560,7 +562,7 @@ def test_media_are_encoded_under_the_adapters_of_their_request() -> None:
     loop.add(8, items=[image("y", 2, 4)], mixture=lora("y", encodes=True))
     loop.add(8, items=[image("plain", 2, 4)])
     plan = loop.step()
-    assert plan.mixed == {b"x": 1, b"y": 2} and list(plan.encodes) == [b"x", b"y", b"plain"]
+    assert plan.mixture_rows == {b"x": 1, b"y": 2} and list(plan.encodes) == [b"x", b"y", b"plain"]
 
 
 # X-LoRA
@@ -601,7 +603,7 @@ def test_blocks_behind_held_scalings_are_shared_by_no_other_prompt() -> None:
 def test_rows_behind_held_scalings_are_not_computed_by_the_base() -> None:
     loop = Loop(rows=100, room=Room(2))
     loop.add(range(9), limit=12, mixture=xlora("x", held_after=3))
-    own = [chunk.own.count for plan in loop.run() for chunk in plan.chunks]
+    own = [chunk.with_scalings.count for plan in loop.run() for chunk in plan.chunks]
     assert own == [9, 1, 1, 1] + [0] * 8
 
 

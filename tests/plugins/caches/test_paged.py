@@ -56,6 +56,8 @@ def test_almost_twice_the_tokens_fit(dtype: torch.dtype, d: int, more: float) ->
 def test_who_can_be_narrowed() -> None:
     heads, latents = CacheSpec(heads=2, key_dim=8, value_dim=8), CacheSpec(heads=1, key_dim=576)
     for dtype in (torch.int8, torch.float8_e4m3fn):
-        assert Paged.narrows(heads, dtype)
-        assert not Paged.narrows(latents, dtype) and not Cross.narrows(heads, dtype)
-    assert not Paged.narrows(heads, torch.float8_e5m2)
+        assert Paged.supports_quantized(heads, dtype)
+        assert not Paged.supports_quantized(latents, dtype) and not Cross.supports_quantized(
+            heads, dtype
+        )
+    assert not Paged.supports_quantized(heads, torch.float8_e5m2)

@@ -88,7 +88,7 @@ def test_a_sequence_keeps_its_state_and_leaves_snapshots() -> None:
     """A prompt of 11 tokens and 6 that follow, in blocks of 4: it works on two or three."""
     pool = BlockPool(6)
     blocks, keys = BlockManager([CacheGroup(made(), (0, 1), pool)], BLOCK), chain(4)
-    tables, length, published = blocks.tables(), 0, 0
+    tables, length, published = blocks.new_tables(), 0, 0
     while length < 17:
         count = blocks.align(length, 11 - length) if length < 11 else 1
         before = tables[0].blocks[(length - 1) // BLOCK] if length else 0
@@ -102,19 +102,19 @@ def test_a_sequence_keeps_its_state_and_leaves_snapshots() -> None:
         assert pool.used <= 2 and pool.peak <= 3
     assert [key in pool.block_of for key in keys] == [False, True, True, True]
     blocks.release(tables)
-    assert pool.used == 0 and pool.available == 6 and blocks.find(keys) == 4
+    assert pool.used == 0 and pool.available == 6 and blocks.match_prefix(keys) == 4
 
 
 def test_a_snapshot_is_shared_and_not_written_again() -> None:
     pool = BlockPool(6)
     blocks, keys = BlockManager([CacheGroup(made(), (0, 1), pool)], BLOCK), chain(2)
-    mine = blocks.tables()
+    mine = blocks.new_tables()
     assert blocks.grow(mine, 8)
     blocks.publish(mine, keys, 0)
     snapshot = mine[0].blocks[1]
-    others = [blocks.tables() for _ in range(2)]
+    others = [blocks.new_tables() for _ in range(2)]
     for tables in others:
-        blocks.adopt(tables, keys)
+        blocks.reuse_prefix(tables, keys)
         assert tables[0].blocks == [-1, snapshot]
         assert blocks.grow(tables, 9)
         assert tables[0].blocks[2] not in (-1, snapshot)
