@@ -1,9 +1,10 @@
-"""Pools and the prefix tree: nothing is lost, nothing is shared that should not be."""
+"""The block manager: reference counts, eviction, prefix matching and releases."""
 
 from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
 from ostro.core.cache import CacheKind, CacheSpec
@@ -18,8 +19,8 @@ from ostro.core.engine.blocks import (
 from ostro.core.ops.attention import AttentionMetadata
 
 
-class Nothing(CacheKind):
-    """A kind without memory."""
+class EmptyKind(CacheKind):
+    """A cache kind without memory."""
 
     def bytes(self, blocks: int) -> int:
         return blocks
@@ -29,9 +30,17 @@ class Nothing(CacheKind):
     def view(self, layer: int, batch: AttentionMetadata) -> None: ...
 
 
+class AlignedKind(EmptyKind):
+    """A kind whose blocks are states."""
+
+    @property
+    def aligned(self) -> bool:
+        return True
+
+
 def group(blocks: int, window: int = 0) -> CacheGroup:
     spec = CacheSpec(heads=1, key_dim=1, value_dim=1, window=window)
-    kind = Nothing(spec, 1, block=4, dtype=torch.float32, device=torch.device("cpu"))
+    kind = EmptyKind(spec, 1, block=4, dtype=torch.float32, device=torch.device("cpu"))
     return CacheGroup(kind, (0,), BlockPool(blocks))
 
 
@@ -43,7 +52,7 @@ def keys(*tokens: int) -> list[bytes]:
     return chain
 
 
-def test_keys_know_all_that_came_before() -> None:
+def test_keys_depend_on_all_tokens_before_them() -> None:
     assert keys(1, 2, 3, 4, 5, 6, 7, 8)[1] != keys(1, 2, 3, 9, 5, 6, 7, 8)[1]
     assert seed_key("a", "b") != seed_key("ab", "")
     root = seed_key("x")
@@ -53,7 +62,7 @@ def test_keys_know_all_that_came_before() -> None:
     )
 
 
-def test_a_window_resumes_from_its_last_blocks_alone() -> None:
+def test_a_window_resumes_from_its_last_blocks() -> None:
     kind = group(8, window=6).kind
     assert kind.hit([False, False, True, True]) == 4
     assert kind.hit([True, False, False, True]) == 1
@@ -61,7 +70,7 @@ def test_a_window_resumes_from_its_last_blocks_alone() -> None:
     assert group(8).kind.hit([True, True, False, True]) == 2
 
 
-def test_all_groups_must_agree_on_a_prefix() -> None:
+def test_a_prefix_must_be_cached_in_all_groups() -> None:
     full, sliding = group(8), group(8, window=4)
     blocks, chain = BlockManager([full, sliding], 4), keys(*range(16))
     first = blocks.new_tables()
@@ -72,7 +81,77 @@ def test_all_groups_must_agree_on_a_prefix() -> None:
     assert blocks.match_prefix(chain) == 2
 
 
-def test_a_thousand_random_lives_lose_no_block() -> None:
+def test_idle_blocks_are_evicted_in_the_order_of_their_release() -> None:
+    pool = BlockPool(3)
+    blocks = [pool.allocate() for _ in range(3)]
+    for block, key in zip(blocks, keys(*range(12)), strict=True):
+        pool.publish(block, key)
+    for block in (blocks[1], blocks[0], blocks[2]):
+        pool.release(block)
+    pool.share(blocks[1])
+    pool.release(blocks[1])  # used again: now the most recently used
+    assert [pool.allocate() for _ in range(3)] == [blocks[0], blocks[2], blocks[1]]
+    assert not pool.block_of, "evicted blocks have no key"
+
+
+def test_publish_skips_the_blocks_before_start() -> None:
+    blocks, chain = BlockManager([group(4)], 4), keys(*range(12))
+    tables = blocks.new_tables()
+    assert blocks.grow(tables, 12)
+    blocks.publish(tables, chain, 1)
+    assert [key in blocks.groups[0].pool.block_of for key in chain] == [False, True, True]
+    assert blocks.match_prefix(chain) == 0
+
+
+def test_a_shared_prefix_is_released_with_its_last_user() -> None:
+    blocks, chain = BlockManager([group(4)], 4), keys(*range(16))
+    pool = blocks.groups[0].pool
+    first, second = blocks.new_tables(), blocks.new_tables()
+    assert blocks.grow(first, 16)
+    blocks.publish(first, chain, 0)
+    blocks.reuse_prefix(second, chain[:2])
+    shared = list(second[0].blocks)
+    blocks.release(first)
+    assert [pool.users[block] for block in shared] == [1, 1] and len(pool.idle) == 2
+    blocks.release(second)
+    assert pool.used == 0 and len(pool.idle) == 4 and not pool.free
+
+
+def test_the_end_of_a_released_sequence_is_evicted_first() -> None:
+    blocks, chain = BlockManager([group(4)], 4), keys(*range(16))
+    tables, others = blocks.new_tables(), blocks.new_tables()
+    assert blocks.grow(tables, 16)
+    blocks.publish(tables, chain, 0)
+    blocks.release(tables)
+    assert blocks.grow(others, 4)
+    assert blocks.match_prefix(chain) == 3
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "allowed"),
+    [(0, 3, 3), (0, 4, 4), (0, 10, 8), (4, 10, 8), (2, 1, 1), (2, 2, 2), (2, 10, 2), (3, 5, 1)],
+)
+def test_a_step_over_states_ends_at_a_block(start: int, count: int, allowed: int) -> None:
+    spec = CacheSpec(state=((1,),))
+    kind = AlignedKind(spec, 1, block=4, dtype=torch.float32, device=torch.device("cpu"))
+    blocks = BlockManager([CacheGroup(kind, (0,), BlockPool(4))], 4)
+    assert blocks.align(start, count) == allowed
+    assert BlockManager([group(4)], 4).align(start, count) == count, "pages set no limit"
+
+
+def test_trim_moves_first_forward_only() -> None:
+    blocks = BlockManager([group(8, window=4)], 4)
+    tables = blocks.new_tables()
+    assert blocks.grow(tables, 16)
+    blocks.trim(tables, 12)
+    assert tables[0].first == 2 and tables[0].blocks[:2] == [-1, -1]
+    blocks.trim(tables, 4)
+    assert tables[0].first == 2, "the blocks before it are released"
+    blocks.trim(tables, 16)
+    assert tables[0].first == 3 and blocks.groups[0].pool.used == 1
+
+
+def test_random_sequences_lose_no_block() -> None:
     rng, chain = random.Random(0), keys(*range(40))
     blocks = BlockManager([group(24), group(24, window=6)], 4)
     alive: list[tuple[list[BlockTable], int]] = []
@@ -97,7 +176,7 @@ def test_a_thousand_random_lives_lose_no_block() -> None:
 
 
 def check(blocks: BlockManager, alive: list[list[BlockTable]]) -> None:
-    """Users are counted exactly, and free, idle and used blocks are three separate sets."""
+    """Assert exact user counts, and that free, idle and used blocks are disjoint sets."""
     for i, g in enumerate(blocks.groups):
         counted = [0] * g.pool.size
         for tables in alive:
