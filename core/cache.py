@@ -113,7 +113,7 @@ class CacheKind(ABC):
 
     @property
     def aligned(self) -> bool:
-        """Whether a step must end at the end of a block or inside it, and not run past it.
+        """Whether a step must end at the end of a block, or in the block where it starts.
 
         True if a block is the state of a sequence after its last token, not the pages of its
         tokens: a step that runs past the end leaves no state to cache.

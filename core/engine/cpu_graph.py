@@ -71,32 +71,32 @@ class RecordOperations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        made, given = list(tensors(out)), list(tensors((args, kwargs)))
-        self.retain(made, given)
-        if given and not made:
+        results, arguments = list(tensors(out)), list(tensors((args, kwargs)))
+        self.retain(results, arguments)
+        if arguments and not results:
             # Its result is a number or nothing: .item(), a comparison, an assertion.
             raise NotCapturable(f"it reads numbers on the host ({func})")
         name = func._schema.name.partition("::")[2]
         if func._schema.is_mutable:
             # Writes into its arguments, which stay in place.
             self.steps.append((partial(func, **kwargs), args))
-        elif not name.startswith(EMPTY) and not views(made, given):
+        elif not name.startswith(EMPTY) and not views(results, arguments):
             # `index` has a dynamic shape only with a mask; with integers its shape is theirs.
-            masked = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:])
+            masked = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in arguments[1:])
             dynamic = torch.Tag.dynamic_output_shape in func.tags
             if dynamic and (name != "index" or masked):
-                raise NotCapturable(f"the shape of what it makes depends on numbers ({func})")
+                raise NotCapturable(f"the shape of its result depends on numbers ({func})")
             # Most operations have no variant that writes to given memory: the replay copies.
-            self.steps.append((run_and_copy, (partial(func, *args, **kwargs), made)))
+            self.steps.append((run_and_copy, (partial(func, *args, **kwargs), results)))
         return out
 
-    def retain(self, made: list[Tensor], given: list[Tensor]) -> None:
+    def retain(self, results: list[Tensor], arguments: list[Tensor]) -> None:
         """Retain the memory of results. Raises NotCapturable beyond `MAX_BYTES` bytes.
 
         Results that share memory with an argument (views) count nothing.
         """
-        known = {storage_key(tensor) for tensor in given}
-        for tensor in made:
+        known = {storage_key(tensor) for tensor in arguments}
+        for tensor in results:
             key = storage_key(tensor)
             if key not in self.retained:
                 self.retained[key] = tensor
@@ -112,10 +112,10 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
-def views(made: list[Tensor], given: list[Tensor]) -> bool:
+def views(results: list[Tensor], arguments: list[Tensor]) -> bool:
     """Whether all results share memory with an argument: a replay does not repeat views."""
-    keys = {storage_key(tensor) for tensor in given}
-    return all(storage_key(tensor) in keys for tensor in made)
+    keys = {storage_key(tensor) for tensor in arguments}
+    return all(storage_key(tensor) in keys for tensor in results)
 
 
 def storage_key(tensor: Tensor) -> int:
@@ -123,9 +123,9 @@ def storage_key(tensor: Tensor) -> int:
     return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
-def run_and_copy(operation: Callable[[], Any], made: list[Tensor]) -> None:
+def run_and_copy(operation: Callable[[], Any], results: list[Tensor]) -> None:
     """Run an operation and copy its results to those of the capture."""
-    for old, new in zip(made, tensors(operation()), strict=True):
+    for old, new in zip(results, tensors(operation()), strict=True):
         old.copy_(new)
 
 

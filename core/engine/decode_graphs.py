@@ -111,7 +111,7 @@ class DecodeBucket:
             fixed.slots[: len(batch.slots)] = batch.slots
             if batch.host is not None:
                 idle = self.size - n
-                # CPU kernels read the host lists at each replay; they must match the tensors.
+                # If the call was not captured, CPU kernels read these lists and not the tensors.
                 fixed.host = HostMetadata(
                     list(range(self.size + 1)),
                     batch.host.lengths + [0] * idle,

@@ -102,7 +102,7 @@ class Engine:
             root = secrets.token_bytes(16)
         # Each choice gets its own seed, so that the choices of one request differ.
         seed = secrets.randbits(62) if rules.seed is None else rules.seed
-        request = replace(request, items=media_under(request.items, mixture))
+        request = replace(request, items=rekey_media(request.items, mixture))
         choices, leader = list[Sequence](), None
         for index in range(rules.n):
             sequence = Sequence(
@@ -199,13 +199,13 @@ class Engine:
             )
 
     def logits(self, prompt: Prompt, mixture: Mixture = EMPTY) -> torch.Tensor:
-        """Logits [T, vocab] float32 of every position of a prompt, on the host, under adapters.
+        """Logits [T, vocab] float32 of every position of a prompt, on the host, with adapters.
 
-        Raises RequestError for a prompt that can never run, Overloaded where the device has no room
-        for the adapters now.
+        Raises RequestError for a prompt that can never run, Overloaded if the adapters do not fit
+        on the device now.
         """
-        nothing = Sampling(max_tokens=0, prompt_logprobs=0)
-        request = TokenRequest(id="logits", tokens=prompt.tokens, sampling=nothing)
+        rules = Sampling(max_tokens=0, prompt_logprobs=0)
+        request = TokenRequest(id="logits", tokens=prompt.tokens, sampling=rules)
         self.check(request)
         self.check_length(request, mixture)
         pool = self.runner.adapter_pool
@@ -213,7 +213,7 @@ class Engine:
         if lease is None:
             raise Overloaded("the device has no room for these adapters now; try again")
         try:
-            items = media_under(prompt.items, mixture)
+            items = rekey_media(prompt.items, mixture)
             return self.runner.logits(
                 prompt.tokens, items=items, positions=prompt.positions, lease=lease
             )
@@ -417,7 +417,7 @@ class Engine:
             self.registry.close()
 
 
-def media_under(items: list[Item], mixture: Mixture) -> list[Item]:
+def rekey_media(items: list[Item], mixture: Mixture) -> list[Item]:
     """Media with keys that include the adapters of their encoders.
 
     Such an adapter changes encoder weights and applies to the medium's first token. Without it in

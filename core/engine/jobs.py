@@ -116,7 +116,7 @@ class JobEngine:
             done = next(slices, None)
             if done is None:
                 raise OstroError("the job ended without a result")
-            # Waits for the device: at most one slice is in flight, so jobs alternate fairly.
+            # Copying the arrays waits for the device, so a failed slice raises here.
             arrays = {name: Array.of(x.cpu().numpy()) for name, x in done.arrays.items()}
         except Exception as error:
             self.release(id)

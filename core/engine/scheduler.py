@@ -231,8 +231,8 @@ class Scheduler:
             self.release_adapters(sequence)
             return False
         sequence.computed, sequence.published = found * self.blocks.block, found
-        # Only the first start counts as a cache hit: after a preemption the sequence finds the
-        # blocks that it published itself.
+        # Not after a preemption: then the sequence finds the blocks that it published itself, and
+        # `cached` counts what other sequences computed.
         if not sequence.drawn:
             sequence.cached = sequence.computed
         sequence.row = self.rows.pop()

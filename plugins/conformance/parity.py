@@ -19,7 +19,7 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.config import ModelConfig
 from ostro.core.engine.build import build_engine
-from ostro.core.engine.engine import Engine, media_under
+from ostro.core.engine.engine import Engine, rekey_media
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.names import Names
@@ -160,7 +160,7 @@ class Subject:
             logits = engine.runner.logits(
                 prompt.tokens,
                 rows,
-                items=media_under(prompt.items, mixture),
+                items=rekey_media(prompt.items, mixture),
                 positions=prompt.positions,
                 lease=held,
             )

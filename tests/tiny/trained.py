@@ -19,7 +19,7 @@ from ostro import nn
 from ostro.core.adapters.adapter import LoadedAdapter, Mixture
 from ostro.core.adapters.pool import MixtureLease
 from ostro.core.adapters.registry import Registry
-from ostro.core.engine.engine import Engine, media_under
+from ostro.core.engine.engine import Engine, rekey_media
 from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
 from ostro.plugins.conformance.examples import Example
 from ostro.plugins.conformance.parity import NEVER, Subject
@@ -138,7 +138,7 @@ class Served(Shelf):
             logits = self.engine.runner.logits(
                 prompt.tokens,
                 rows,
-                items=media_under(list(prompt.items), self.mixture(names, prompt.tokens)),
+                items=rekey_media(list(prompt.items), self.mixture(names, prompt.tokens)),
                 positions=prompt.positions,
                 lease=held,
             )

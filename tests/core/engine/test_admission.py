@@ -12,7 +12,7 @@ from tiny.loop import BLOCK, CPU, cross, image, lora, pages, view, xlora
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.blocks import BlockManager, CacheGroup
-from ostro.core.engine.engine import Engine, media_under
+from ostro.core.engine.engine import Engine, rekey_media
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.scheduler import Scheduler
@@ -131,8 +131,8 @@ def test_the_longest_sequence_is_what_the_smallest_pool_holds() -> None:
 def test_media_are_told_apart_by_the_adapters_that_apply_to_them() -> None:
     """An activated adapter that begins behind an image leaves its features as they are."""
     items = [image("a", 2, 4), view("b", 9)]
-    [first, second] = media_under(items, lora("x", encodes=True))
+    [first, second] = rekey_media(items, lora("x", encodes=True))
     assert first.key != items[0].key and second.key != items[1].key
-    assert media_under(items, lora("x")) == items
-    assert media_under(items, lora("x", scale=0.5, encodes=True)) != [first, second]
-    assert media_under(items, lora("x", since=5, encodes=True)) == [items[0], second]
+    assert rekey_media(items, lora("x")) == items
+    assert rekey_media(items, lora("x", scale=0.5, encodes=True)) != [first, second]
+    assert rekey_media(items, lora("x", since=5, encodes=True)) == [items[0], second]
