@@ -1,7 +1,7 @@
-"""Typed model configs: read once, at the edge, and refused by name where we would be wrong.
+"""Typed model configs, parsed and validated from config.json.
 
-A key that transformers' own class knows, ours does not, and that is not at that class's default is
-refused: it changes the model in a way nobody implemented. All other unknown keys are ignored.
+An unknown key is an error if transformers' config class has it and its value is not the default
+there: it would change the model in a way that is not implemented. Other unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -15,35 +15,64 @@ from ostro.core.errors import ConfigError
 
 LIMIT = 2**31
 UNWRITABLE = ("Infinity", "-Infinity", "NaN")
-"""Floats that JSON has no words for, as transformers 5 writes them: {"__float__": "Infinity"}."""
+"""Floats without a JSON literal, which transformers 5 writes as {"__float__": "Infinity"}."""
 NEUTRAL = frozenset(
-    """
-    _name_or_path architectures auto_map bos_token_id chunk_size_feed_forward
-    decoder_start_token_id dtype eos_token_id finetuning_task id2label is_decoder
-    is_encoder_decoder label2id model_type output_attentions output_hidden_states pad_token_id
-    prefix problem_type pruned_heads quantization_config return_dict rope_scaling rope_theta
-    sep_token_id task_specific_params tokenizer_class torch_dtype torchscript
-    transformers_version use_bfloat16 use_cache attention_dropout initializer_range
-    pretraining_tp partial_rotary_factor
-    """.split()
+    (
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "decoder_start_token_id",
+        "dtype",
+        "eos_token_id",
+        "finetuning_task",
+        "id2label",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "prefix",
+        "problem_type",
+        "pruned_heads",
+        "quantization_config",
+        "return_dict",
+        "rope_scaling",
+        "rope_theta",
+        "sep_token_id",
+        "task_specific_params",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "use_bfloat16",
+        "use_cache",
+        "attention_dropout",
+        "initializer_range",
+        "pretraining_tp",
+        "partial_rotary_factor",
+    )
 )
-"""Keys that say nothing about the forward pass, or are read elsewhere."""
+"""Keys that do not affect the forward pass, or are read elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Base of all configs. A field without a default must be in the file.
+    """Base of all configs. A field without a default is required in config.json.
 
-    vocab_size: ids 0..vocab_size - 1 are tokens; 0 for models that take none.
+    vocab_size: ids 0..vocab_size - 1 are tokens; 0 for models without token inputs.
     """
 
     vocab_size: int = 0
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
-        """Build from a parsed config.json; `allow` are unknown keys to let pass.
+        """Create a config from a parsed config.json; unknown keys in `allow` are accepted.
 
-        Raises ConfigError naming the field that is missing, mistyped, out of range or unknown.
+        Raises ConfigError with the field that is missing, mistyped, out of range or unknown.
         """
         known = {f.name: f for f in fields(cls)}
         hints = get_type_hints(cls)
@@ -64,16 +93,16 @@ class ModelConfig:
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Fill what follows from other keys; a family overrides it and calls super."""
+        """Add values that are derived from other keys; overrides must call super."""
         return values
 
     def check(self) -> None:
-        """Raise ConfigError where fields contradict each other."""
+        """Raise ConfigError if fields contradict each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(ModelConfig):
-    """What almost every decoder states. Names and meanings are those of transformers."""
+    """The fields of almost every decoder, with names and meanings of transformers."""
 
     vocab_size: int = field()
     hidden_size: int
@@ -100,7 +129,7 @@ class TextConfig(ModelConfig):
             if values["hidden_size"] % heads:
                 raise ConfigError(
                     f"hidden_size={values['hidden_size']} is not a multiple of "
-                    f"num_attention_heads={heads}, and no head_dim says otherwise"
+                    f"num_attention_heads={heads}, and head_dim is missing"
                 )
             values["head_dim"] = values["hidden_size"] // heads
         values["rope_parameters"] = rope_parameters(raw)
@@ -119,30 +148,30 @@ class TextConfig(ModelConfig):
                 f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv}"
             )
         if "head_dim" not in self.__dict__ or self.head_dim * heads == 0:
-            raise ConfigError(f"head_dim={self.head_dim} cannot be")
+            raise ConfigError(f"head_dim={self.head_dim} is not positive")
         if not (math.isfinite(self.rms_norm_eps) and 0 <= self.rms_norm_eps < 1):
             raise ConfigError(f"rms_norm_eps={self.rms_norm_eps} is not within 0..1")
         weights = self.hidden_size * (self.vocab_size + self.intermediate_size)
         if weights * self.num_hidden_layers > 1 << 46:
             raise ConfigError(
                 f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size} and "
-                f"num_hidden_layers={self.num_hidden_layers} make a model of over 10^13 weights"
+                f"num_hidden_layers={self.num_hidden_layers} require over 10^13 weights"
             )
 
     def window(self, layer: int) -> int:
-        """The positions that a layer sees, itself included; 0 = all."""
+        """The sliding window of a layer in positions, including the current one; 0 = none."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig(TextConfig):
-    """A decoder some of whose layers see only the last `sliding_window` positions."""
+    """A decoder with sliding-window attention in some layers."""
 
     sliding_window: int | None = None
     layer_types: tuple[str, ...] | None = None
 
     def slides(self, layer: int) -> bool:
-        """Whether a layer has a window where the file does not list the layers' types."""
+        """Whether a layer has a window if the config has no `layer_types`."""
         return True
 
     def window(self, layer: int) -> int:
@@ -163,21 +192,22 @@ class WindowConfig(TextConfig):
             )
         for kind in types or ():
             if kind not in ("full_attention", "sliding_attention"):
-                raise ConfigError(f"layer_types names {kind!r}, which this family does not have")
+                raise ConfigError(
+                    f"layer_types contains {kind!r}, which this architecture does not support"
+                )
 
 
 def check_sizes(config: ModelConfig, names: str, where: str = "") -> None:
-    """Raise ConfigError where one of these fields is no size; `where` goes before its name."""
+    """Raise ConfigError if one of these fields is not a valid size; `where` prefixes its name."""
     for name in names.split():
         if not 0 < getattr(config, name) < LIMIT:
             raise ConfigError(f"{where}{name}={getattr(config, name)} is not within 1..{LIMIT - 1}")
 
 
 def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The rope rule: transformers 5's `rope_parameters`, or rope_theta + rope_scaling before it.
+    """The rope rule: transformers 5's `rope_parameters`, or the older rope_theta + rope_scaling.
 
-    Where layers differ it is a mapping of layer type to rule, and each gets what the top level
-    says.
+    If layers differ, it is a mapping of layer type to rule; each rule inherits top-level values.
     """
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
@@ -203,7 +233,7 @@ def normal_rule(rule: dict[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def typed(name: str, value: Any, hint: Any) -> Any:
-    """Check a value against its annotation; integers pass for floats. Raises ConfigError."""
+    """Validate a value against its annotation; integers are valid floats. Raises ConfigError."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is None and isinstance(hint, type) and issubclass(hint, ModelConfig):
         if not isinstance(value, Mapping):
@@ -252,7 +282,7 @@ def article(kind: str) -> str:
 
 
 def refuse_unknown(raw: Mapping[str, Any], known: set[str]) -> None:
-    """Refuse keys that transformers' class knows and whose value there is not the default."""
+    """Raise ConfigError for unknown keys that differ from the default of transformers' class."""
     unknown = {key: value for key, value in raw.items() if key not in known and key not in NEUTRAL}
     unknown = {key: value for key, value in unknown.items() if value is not None}
     if not unknown or not isinstance(raw.get("model_type"), str):
@@ -262,12 +292,12 @@ def refuse_unknown(raw: Mapping[str, Any], known: set[str]) -> None:
         if key in defaults and defaults[key] != value:
             raise ConfigError(
                 f"config.json sets {key}={value!r:.80} (default {defaults[key]!r:.80}), which this "
-                f"architecture does not implement; --allow-config {key} loads it all the same"
+                f"architecture does not implement; use --allow-config {key} to ignore it"
             )
 
 
 def reference_defaults(model_type: str) -> Mapping[str, Any]:
-    """The defaults of transformers' config class of that model type; empty where it has none."""
+    """The defaults of transformers' config class of that model type; empty if there is none."""
     try:
         from transformers import CONFIG_MAPPING
 

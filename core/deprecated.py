@@ -1,15 +1,15 @@
-"""What is on its way out, and the warnings that say so.
+"""Deprecation warnings.
 
-A hook argument, a hook or a record field stays for one minor release after its warning. The hook
-specifications refer to what stands here: `@hookspec(warn_on_impl_args={"old": HOOK_OLD})`.
+A deprecated hook, hook argument or record field works for one more minor release. A hook
+specification uses the warnings like this: `@hookspec(warn_on_impl_args={"old": HOOK_OLD})`.
 """
 
 from __future__ import annotations
 
 
 class OstroDeprecationWarning(FutureWarning):
-    """Base of our deprecation warnings; users see them, since plugin authors often are users."""
+    """Base of ostro's deprecation warnings; a FutureWarning, since Python shows it by default."""
 
 
 class RemovedInOstro1(OstroDeprecationWarning):
-    """Works in every 0.x and is gone in 1.0."""
+    """Works in all 0.x releases and is removed in 1.0."""

@@ -1,4 +1,4 @@
-"""The environment variables that ostro reads: each named, typed and explained once, here."""
+"""The environment variables that ostro reads, with their types, defaults and help texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Variable(Generic[T]):
     help: str
 
     def read(self) -> T:
-        """The value now. Raises UsageError naming the variable when its text means nothing."""
+        """The current value. Raises UsageError with the variable's name if it is invalid."""
         text = os.environ.get(self.name, "").strip()
         if not text:
             return self.default
@@ -34,7 +34,7 @@ class Variable(Generic[T]):
 
 
 def names(text: str) -> frozenset[str]:
-    """Parse "a, b" into the names it lists."""
+    """Parse a comma-separated list of names."""
     return frozenset(filter(None, (part.strip() for part in text.split(","))))
 
 
@@ -44,33 +44,33 @@ def switch(text: str) -> bool:
         return True
     if text.lower() in ("0", "false", "no", "off"):
         return False
-    raise ValueError("write 1 or 0")
+    raise ValueError("expected 1 or 0")
 
 
 DISABLE_PLUGINS = Variable(
     name="OSTRO_DISABLE_PLUGINS",
     parse=names,
     default=frozenset[str](),
-    help="plugins, or wheels of plugins, to leave out: a,b; * means every one that is not built in",
+    help="plugins, or wheels of plugins, to disable: a,b; * disables all that are not built in",
 )
 PLUGINS = Variable[frozenset[str] | None](
     name="OSTRO_PLUGINS",
     parse=names,
     default=None,
-    help="the only installed plugins to use: a,b; built-in ones stay",
+    help="the only installed plugins to use: a,b; does not affect built-in ones",
 )
 TRACE_PLUGINS = Variable(
     name="OSTRO_TRACE_PLUGINS",
     parse=switch,
     default=False,
-    help="1 prints every hook call to stderr, with its answer and its time",
+    help="1 prints every hook call to stderr, with its result and its time",
 )
 
 CACHE = Variable(
     name="OSTRO_CACHE",
     parse=Path,
     default=Path.home() / ".cache/ostro",
-    help="the folder for what is made once per machine: compiled native kernels",
+    help="the folder of compiled native kernels",
 )
 
 VARIABLES: dict[str, Variable[Any]] = {
@@ -79,7 +79,7 @@ VARIABLES: dict[str, Variable[Any]] = {
 
 
 def misspelled() -> list[str]:
-    """What is set, is not read, and looks like one of ours: a sentence for each."""
+    """Warnings for variables that are set, begin with OSTRO_ and are similar to one of ours."""
     unknown = [name for name in os.environ if name.startswith("OSTRO_") and name not in VARIABLES]
     hints = ((name, nearest(name, VARIABLES, n=1)) for name in sorted(unknown))
     return [f"the environment variable {name} is not read{hint}" for name, hint in hints if hint]

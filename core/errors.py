@@ -1,7 +1,7 @@
-"""What can go wrong, in the user's words: what, where, and what to do next.
+"""The errors of ostro: messages state what is wrong, where, and what to do next.
 
-Every error a user can cause is an `OstroError`. `status` and `code` are what HTTP answers,
-`exit_code` is what the command line returns; a traceback is for our own mistakes only.
+Every error that a user can cause is an `OstroError`. `status` and `code` are the HTTP response,
+`exit_code` is the exit code of the command line. A traceback is shown only for bugs of ostro.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 
 class OstroError(Exception):
-    """Base of all errors whose message is meant for people."""
+    """Base of all errors whose message is shown to users."""
 
     status = 500
     code = "internal_error"
@@ -23,7 +23,7 @@ class OstroError(Exception):
 
 
 class UsageError(OstroError):
-    """The command line or a Python call asks for something impossible."""
+    """Invalid options of the command line or arguments of a Python call."""
 
     status, code, exit_code = 400, "invalid_request_error", 2
 
@@ -35,31 +35,31 @@ class RequestError(OstroError):
 
 
 class ContextLengthExceeded(RequestError):
-    """A prompt and the tokens asked for do not fit the context."""
+    """The prompt and the requested tokens exceed the context length."""
 
     code = "context_length_exceeded"
 
 
 class NotFound(OstroError):
-    """A model or an adapter of that name is not served here."""
+    """No model or adapter of that name is served."""
 
     status, code = 404, "model_not_found"
 
 
 class Overloaded(OstroError):
-    """There is no room for the request now; it may be tried again."""
+    """The server has no capacity for the request now; it can be retried."""
 
     status, code = 503, "overloaded"
 
 
 class ModelNotFound(OstroError):
-    """A reference leads to no model: no such folder, no config, not cached, gated."""
+    """A reference does not resolve to a model: no such folder, no config, not cached, gated."""
 
     status, code, exit_code = 404, "model_not_found", 3
 
 
 class ConfigError(OstroError):
-    """A config file lies or asks for what the architecture does not implement."""
+    """A config is invalid or requires something that the architecture does not implement."""
 
     status, code, exit_code = 422, "invalid_config", 4
 
@@ -71,55 +71,55 @@ class UnsupportedArchitecture(ConfigError):
 
 
 class CheckpointError(OstroError):
-    """A weight file is malformed, or its tensors and the model's do not agree."""
+    """A weight file is malformed, or its tensors do not match the model."""
 
     status, code, exit_code = 422, "invalid_checkpoint", 5
 
 
 class PickleRefused(CheckpointError):
-    """Weights come only as pickles, which can run code; they are never opened."""
+    """The weights are pickle files, which can run code and are never opened."""
 
     code = "pickle_refused"
 
 
 class AdapterError(OstroError):
-    """An adapter is malformed, does not fit the model, or does nothing to it."""
+    """An adapter is malformed, does not fit the model, or has no effect."""
 
     status, code, exit_code = 422, "invalid_lora_adapter", 10
 
 
 class AdapterNameRefused(AdapterError):
-    """A name that no adapter may have: a path, what cannot be printed, or too long."""
+    """An invalid adapter name: a path, not printable, or too long."""
 
     status, code = 400, "invalid_lora_name"
 
 
 class AdapterForbidden(AdapterError):
-    """An adapter lies outside the folder that adapters may be loaded from."""
+    """An adapter is outside of the folder that adapters may be loaded from."""
 
     status, code = 403, "adapter_path_forbidden"
 
 
 class AdapterNotFound(AdapterError):
-    """No adapter goes by that name or generation, or there is none at that place."""
+    """No adapter has that name or generation, or the path contains none."""
 
     status, code = 404, "adapter_not_found"
 
 
 class AdapterConflict(AdapterError):
-    """The name is taken, or goes to another generation than was expected."""
+    """The adapter name is in use, or the adapter is at another generation than expected."""
 
     status, code = 409, "adapter_conflict"
 
 
 class AdapterBusy(AdapterError):
-    """Another adapter is being loaded; it may be tried again."""
+    """Another adapter is being loaded; the request can be retried."""
 
     status, code = 429, "lora_load_busy"
 
 
 class AdapterLimit(AdapterError):
-    """One more adapter, or a larger one, than the server was started for."""
+    """The adapter exceeds the number or the rank that the server was started for."""
 
     status, code = 429, "adapter_limit"
 
@@ -131,7 +131,7 @@ class TokenizerError(OstroError):
 
 
 class TemplateError(RequestError):
-    """A chat template is missing, fails, or takes more time or room than it may."""
+    """A chat template is missing, fails, or exceeds its time or memory limit."""
 
     code = "invalid_chat_template"
 
@@ -143,9 +143,9 @@ class PluginError(OstroError):
 
 
 class InvalidTensor(PluginError):
-    """A module hands a tensor of the wrong shape, dtype, device or layout to a kernel or a linear.
+    """A module passes a tensor of the wrong shape, dtype, device or layout to a kernel or linear.
 
-    `fault` is a predicate, "expects inputs of width 512, got 100"; `module` its subject.
+    The message is `module` followed by `fault`: "expects inputs of width 512, got 100".
     """
 
     def __init__(self, fault: str, module: str = "a module") -> None:
@@ -154,25 +154,25 @@ class InvalidTensor(PluginError):
 
 
 class Unsupported(OstroError):
-    """A thing this build or device cannot do; the message says which and what can."""
+    """Not supported by this build or device; the message names an alternative."""
 
     status, code, exit_code = 400, "unsupported", 8
 
 
 class InsufficientMemory(OstroError):
-    """The model or its cache does not fit."""
+    """The model or its cache does not fit in memory."""
 
     status, code, exit_code = 507, "insufficient_memory", 9
 
 
 class EngineDied(OstroError):
-    """The engine process is gone; requests in flight cannot be answered."""
+    """The engine process has terminated; requests in flight fail."""
 
     status, code = 503, "engine_unavailable"
 
 
 def nearest(name: str, names: Iterable[str], n: int = 3) -> str:
-    """Say which of the names come near, as a clause that can end a message."""
-    # The search takes time in proportion to the length: names come from outside.
+    """The most similar names, as the end of a message; empty if there are none."""
+    # The time of the search grows with the length, and the name may be untrusted input.
     close = get_close_matches(name[:80], list(names), n=n, cutoff=0.5)
     return f"; nearest: {', '.join(close)}" if close else ""

@@ -1,9 +1,9 @@
-"""Every question ostro asks of its plugins: the contract, on one page.
+"""The hook specifications: all hooks that a plugin can implement.
 
-Declarations are asked once, at start, and answered with records. Decisions stop at the first
-answer. Events are told to everyone. None is called inside the token loop. Each hook says in which
-process it runs: *both*, *api* (the one that speaks HTTP) or *engine* (the one that owns the
-device).
+Declarations are called once, when their records are first needed, and yield records. Decisions stop
+at the first result that is not None. Events are sent to all plugins. No hook is called inside the
+token loop. The docstring of a hook has the process that calls it: *both*, *api* (the HTTP server)
+or *engine* (the process that owns the device).
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ hookimpl = pluggy.HookimplMarker("ostro")
 
 @hookspec
 def ostro_architectures() -> Iterable[Architecture]:
-    """Declare (both): yield the model families this plugin can build."""
+    """Declare (both): yield the model families that this plugin implements."""
     return ()
 
 
 @hookspec
 def ostro_pipelines() -> Iterable[Pipeline]:
-    """Declare (both): yield what turns a task's request into engine work and an answer."""
+    """Declare (both): yield pipelines, which map a task's requests to engine requests and back."""
     return ()
 
 
 @hookspec
 def ostro_caches() -> Iterable[Cache]:
-    """Declare (both): yield cache kinds: what a layer remembers of a sequence."""
+    """Declare (both): yield cache kinds, such as a paged KV cache or a recurrent state."""
     return ()
 
 
 @hookspec
 def ostro_quantizers() -> Iterable[Quantizer]:
-    """Declare (both): yield weight formats: how stored tensors become a matmul."""
+    """Declare (both): yield weight formats: the storages that read, write and multiply them."""
     return ()
 
 
 @hookspec
 def ostro_planners() -> Iterable[Planner]:
-    """Declare (both): yield planners: what chooses a format for each weight within a budget."""
+    """Declare (both): yield planners, which choose a format for each weight within a budget."""
     return ()
 
 
@@ -80,13 +80,13 @@ def ostro_tokenizers() -> Iterable[TokenizerFormat]:
 
 @hookspec
 def ostro_adapters() -> Iterable[Adapter]:
-    """Declare (both): yield adapter kinds: deltas on linears, chosen per request."""
+    """Declare (both): yield adapter kinds: deltas of linears, selected per request."""
     return ()
 
 
 @hookspec
 def ostro_logits_processors() -> Iterable[LogitsProcessor]:
-    """Declare (both): yield named steps between logits and the drawn token."""
+    """Declare (both): yield logits processors, which run between the logits and sampling."""
     return ()
 
 
@@ -110,9 +110,10 @@ def ostro_commands() -> Iterable[Command]:
 
 @hookspec(firstresult=True)
 def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
-    """Decide (both): turn a reference into a local file or folder, or None to leave it to others.
+    """Decide (both): resolve a reference to a local file or folder, or return None.
 
-    `kind` is "model" or "adapter". The first answer wins; outside plugins are asked first.
+    `kind` is "model" or "adapter". The first result that is not None wins; plugins that are not
+    built in are called first.
     """
 
 
@@ -123,4 +124,4 @@ def ostro_configure(settings: Settings) -> None:
 
 @hookspec
 def ostro_model_loaded(model: Any) -> None:
-    """Event (engine): a model is loaded and its kernels are chosen; the first step comes next."""
+    """Event (engine): a model is loaded and its kernels are selected; no step has run yet."""

@@ -1,4 +1,4 @@
-"""File paths that a config or a request names."""
+"""Resolve file paths from configs and requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def resolve_path(path: Path) -> Path:
-    """Make a path absolute and follow its symbolic links; missing parts stay as they are.
+    """Make a path absolute and resolve its symbolic links; missing parts are kept unchanged.
 
     Raises OSError for a loop of links and ValueError for a NUL character. `Path.resolve` raises
     RuntimeError for a loop before Python 3.13, and returns a path inside the loop from 3.13 on.

@@ -1,8 +1,8 @@
-"""What entry points and pipelines agree on: a served model, requests, and answers as plain data.
+"""The interface between entry points and pipelines: the served model, requests and answers.
 
-A pipeline turns requests of one task into engine work, and engine outputs into answers. What a
-request says about its model and its adapters (`ModelTarget`) is the same for all tasks; everything
-else in it belongs to the pipeline. This module imports neither torch nor weights.
+A pipeline maps the requests of one task to engine requests, and engine outputs to answers. The
+model and the adapters of a request (`ModelTarget`) are the same for all tasks; its other fields
+belong to the pipeline. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedModel:
-    """A model on this machine as pipelines and entry points see it.
+    """A model on this machine, for pipelines and entry points.
 
-    `name` is what requests and the engine call it, `raw_config` its parsed config.json (of a GGUF
-    file, its header), `sampling` the fields of `Sampling` that its generation config suggests.
-    `context` and `vocab` are in tokens; the engine determines them, so they are 0 until `ready`.
+    name            the model name in requests
+    raw_config      the parsed config.json; for a GGUF file, its header
+    sampling        the fields of `Sampling` in its generation config
+    context, vocab  in tokens; the engine determines them, so they are 0 until `ready`
     """
 
     settings: Settings
@@ -58,10 +59,10 @@ class ServedModel:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks it serves, the default one first.
+        """The tasks of the model, the default one first.
 
-        These are --task, or all tasks of its architecture. A sentence-transformers folder embeds
-        and makes no text.
+        These are --task, or all tasks of its architecture. A sentence-transformers folder supports
+        embeddings but not text.
         """
         tasks = self.architecture.tasks
         if self.settings.task is not None:
@@ -72,43 +73,41 @@ class ServedModel:
 
     @property
     def load(self) -> ModelSpec:
-        """The message that makes an engine load it."""
+        """The message to the engine to load it."""
         settings = replace(self.settings, reference=str(self.path), name=self.name, revision=None)
         return ModelSpec(settings, sorted(self.tokenizer.eos_ids) if self.tokenizer else [])
 
     def ready(self, facts: ModelInfo) -> ServedModel:
-        """The same model with what its engine determined.
+        """The model with the values that the engine determined.
 
-        Raises TokenizerError where the tokenizer has more tokens than the model.
+        Raises TokenizerError if the tokenizer has more tokens than the model.
         """
         if self.tokenizer is not None and facts.vocab:
             self.tokenizer.check(facts.vocab)
         return replace(self, context=facts.context, vocab=facts.vocab)
 
     def require_tokenizer(self) -> Tokenizer:
-        """Its tokenizer. Raises CheckpointError where the model's files hold none."""
+        """The tokenizer. Raises CheckpointError if the model's files contain none."""
         if self.tokenizer is None:
             raise CheckpointError(
-                f"{self.name} has no tokenizer.json; download it from where the model came from"
+                f"{self.name} has no tokenizer.json; download it from the model's repository"
             )
         return self.tokenizer
 
     @cached_property
     def media_worker(self) -> MediaWorker | None:
-        """The process that prepares its media; it starts with the first one. None where the model
-        takes no media.
-        """
+        """The process that prepares media, started on first use; None without media support."""
         inputs = self.architecture.inputs
         return None if inputs is None else MediaWorker(inputs, self.raw_config, self.path)
 
     def close(self) -> None:
-        """Stop the process that prepares media; requests that wait for it fail."""
+        """Stop the process that prepares media; waiting requests fail."""
         if "media_worker" in self.__dict__ and self.media_worker is not None:
             self.media_worker.close()
 
 
 class AdapterChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An adapter by its name or its generation, and its scale."""
+    """An adapter, selected by name or by generation, and its scale."""
 
     name: str | None = None
     generation: str | None = None
@@ -116,10 +115,10 @@ class AdapterChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelTarget(msgspec.Struct, kw_only=True):
-    """The target of a request: a model, and the adapters that apply to it, each by name or in full.
+    """The target of a request: a model, and adapters, each as a name or an `AdapterChoice`.
 
-    `model` may name an adapter as well, alone or after its model and a colon. Fields in `ignored`
-    are accepted and change nothing; a field in `unsupported` is refused with what it asks for.
+    `model` may also be the name of an adapter, or "model:adapter". Fields in `ignored` are accepted
+    without effect. Fields in `unsupported`, with a description each, are rejected.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset(
@@ -133,14 +132,14 @@ class ModelTarget(msgspec.Struct, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream reports beside the text."""
+    """Additional contents of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class TextRequest(ModelTarget, kw_only=True):
-    """The fields of a text request that entry points read; the others belong to the pipeline."""
+    """The fields of a text request that entry points read; all others belong to the pipeline."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -151,12 +150,11 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def parse(body: Mapping[str, Any], kind: type[R]) -> R:
-    """Read a request from parsed JSON. A field that is null counts as absent.
+    """Convert parsed JSON to a request. A field that is null counts as absent.
 
-    `kind` may have `ignored` and `unsupported` fields, as `ModelTarget` has.
-
-    Raises RequestError naming an unknown or mistyped field, so that a misspelled one is not dropped
-    silently, and Unsupported for a field that asks for what is not implemented.
+    `kind` may have `ignored` and `unsupported`, like `ModelTarget`. Raises RequestError for an
+    unknown or mistyped field, so that a misspelled field is not ignored silently, and Unsupported
+    for a field in `unsupported`.
     """
     known = kind.__struct_fields__
     ignored: frozenset[str] = getattr(kind, "ignored", frozenset())
@@ -165,9 +163,7 @@ def parse(body: Mapping[str, Any], kind: type[R]) -> R:
         if name in known or name in ignored or value is None:
             continue
         if name in unsupported:
-            raise Unsupported(
-                f"{name}: there is no support for {unsupported[name]} yet", param=name
-            )
+            raise Unsupported(f"{name}: {unsupported[name]} is not supported", param=name)
         near = nearest(name, known, n=1)
         raise RequestError(f"unknown field {name[:80]!r}{near}", param=name[:80])
     try:
@@ -182,7 +178,7 @@ def parse(body: Mapping[str, Any], kind: type[R]) -> R:
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """Tokens that a request has taken so far; `cached` of its prompt came from the prefix cache."""
+    """Token counts of a request; `cached` prompt tokens came from the prefix cache."""
 
     prompt: int = 0
     completion: int = 0
@@ -190,11 +186,11 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class TextDelta(msgspec.Struct, kw_only=True):
-    """The next piece of one choice of the answer.
+    """The next piece of text of one choice.
 
-    Where logprobs were requested, `tokens` are those whose text starts in this piece, `logprobs`
-    theirs (None for a prompt's first token), and `offsets` where each starts, in characters from
-    the beginning of the choice. `stopped_by` is the stop string or token id that ended the choice.
+    If logprobs were requested, `tokens` are the tokens whose text starts in this piece, `logprobs`
+    their log probabilities (None for the first token of a prompt), and `offsets` the positions of
+    their texts in characters. `stopped_by` is the stop string or token id that ended the choice.
     """
 
     index: int = 0
@@ -208,11 +204,11 @@ class TextDelta(msgspec.Struct, kw_only=True):
 
 
 class Continuation(Protocol):
-    """One prompt and its choices: token outputs of the engine go in, text deltas come out.
+    """One prompt and its choices: converts token outputs of the engine to text deltas.
 
     It is synchronous and does no I/O: the caller sends `request` to an engine and passes every
-    output to `add`. `done` is true once all choices have ended. Only this side knows stop strings:
-    where a delta has `finish` and its output has none, the caller aborts that choice.
+    output to `add`. `done` is true once all choices have ended. The engine does not check stop
+    strings: if a delta has `finish` and its output does not, the caller must abort that choice.
     """
 
     request: TokenRequest
@@ -226,8 +222,8 @@ class Continuation(Protocol):
 class Answer(Protocol):
     """An answer in progress: iterate its deltas once; closing it early aborts its requests.
 
-    `choices` counts the choices of all prompts. `generations` are those of the adapters that the
-    engine applied; None where the request names no adapters.
+    `choices` is the number of choices of all prompts. `generations` are the generations of the
+    applied adapters; None for a request without adapters.
     """
 
     usage: Usage
@@ -243,9 +239,8 @@ class TextPipeline(Protocol):
     """The pipeline of the task "text".
 
     `chat_request` and `completion_request` are the types of its requests, for `parse`. `adapters`
-    are what a request asks for; `template` is the source of a chat template that replaces the
-    model's own. The synchronous methods are pure, and serve entry points that drive an engine
-    themselves.
+    are those of the request; `template` is the source of a chat template that replaces the model's
+    own. The synchronous methods are pure; entry points that run an engine themselves use them.
     """
 
     chat_request: ClassVar[type[TextRequest]]
@@ -274,17 +269,17 @@ class TextPipeline(Protocol):
         ...
 
     def check_media(self, media: Sequence[Medium]) -> None:
-        """Raise Unsupported for media that the model does not take."""
+        """Raise Unsupported for media that the model does not support."""
         ...
 
     def sampling(self, values: Mapping[str, Any]) -> Sampling:
-        """Sampling from fields of `Sampling`; what the model suggests holds for the others."""
+        """Sampling from fields of `Sampling`; other fields have the model's defaults."""
         ...
 
     def prepare(
         self, prompt: Prompt, sampling: Sampling, *, adapters: Sequence[AdapterRef] = ()
     ) -> Continuation:
-        """The continuation of one prompt; `max_tokens` is cut to what the context has room for."""
+        """The continuation of one prompt; `max_tokens` is limited by the context length."""
         ...
 
     def token_text(self, token: int) -> str:

@@ -1,7 +1,7 @@
-"""The records that plugins yield: plain, frozen, light.
+"""The records that plugins yield: frozen dataclasses of plain data.
 
-A record names heavy things by import string ("package.module:attribute"), so that a plugin can be
-listed, checked and refused without importing torch. `resolve` follows such a string.
+A record refers to classes and functions by import string ("package.module:attribute"), so that
+plugins can be listed and validated without importing torch. `resolve` imports such a string.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ from pathlib import Path
 from typing import Any
 
 API = (0, 2)
-"""Version of the plugin contract. It becomes (1, 0) once adapters and grammars have used it."""
+"""Version of the plugin API."""
 
 STARTER = "starter"
-"""The reference of the model that comes with ostro, used where none is given."""
+"""The reference of the model included in ostro, used by default."""
 
 Import = str
 """An import string, "package.module:attribute"."""
 
 
 def resolve(reference: Import) -> Any:
-    """Import what an import string names.
-
-    Raises ImportError or AttributeError as Python does: a broken plugin must say why itself.
-    """
+    """Import the object of an import string. Raises ImportError or AttributeError."""
     module, _, attribute = reference.partition(":")
     found: Any = import_module(module)
     for name in attribute.split("."):
@@ -36,7 +33,7 @@ def resolve(reference: Import) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What every record carries: its name, and whether it takes the place of another's."""
+    """The base of all records. `replaces` overrides another plugin's record of the same name."""
 
     name: str
     replaces: bool = False
@@ -44,7 +41,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """What a folder holds, as `claims` functions see it: names and parsed JSON, nothing opened."""
+    """A folder as input of `claims` functions: file names and parsed JSON; no file is opened."""
 
     root: Path
     names: tuple[str, ...]
@@ -87,10 +84,10 @@ class TokenizerSource:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """A tensor as its container describes it, unread.
+    """The description of a tensor in a container, without its bytes.
 
-    `format` is the name of its bytes: "F32", "F16", "BF16", "I8", "F8_E4M3", "Q8_0", "Q4_K"...
-    `shape` is in torch's order (rows first), in elements, also where the bytes are packed.
+    `format` is the name of its format: "F32", "F16", "BF16", "I8", "F8_E4M3", "Q8_0", "Q4_K", ...
+    `shape` is in torch's order (rows first) and counts elements, even if the bytes are packed.
     """
 
     name: str
@@ -102,10 +99,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A deliberate porting bug: the parity test must turn red when it is applied to our model.
+    """A deliberate porting bug: the parity test must fail if it is applied to the model.
 
-    `apply` takes the built model, after loading, and spoils it. `std` is the spread of the
-    re-initialised weights under which the bug shows (small for epsilons).
+    `apply` modifies the loaded model. `std` is the standard deviation of the re-initialised weights
+    for which the bug is visible (small for epsilons).
     """
 
     name: str
@@ -115,16 +112,22 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(Record):
-    """A model family: its config, its modules, its names and inputs.
+    """A model family: its config, model class, weight names and inputs.
 
-    Only `name`, `api`, `config` and `model` must be given. `classes` are the names in a
-    config.json's "architectures"; `gguf` those of "general.architecture". `claims(files, config)`
-    decides where a folder names no class. `names(config)` gives the name spaces of its weights,
-    `companions(folder)` the references of models that it is made of besides, by the name of a part,
-    `gguf_config(container)` a config.json from a GGUF file. `sensitive` are patterns of linears
-    that in-situ quantization promotes. `tiny` and `wide` are configs for tests, `reference` the
-    class whose logits are the truth, `mutants()` the bugs its parity test must notice,
-    `examples(folder, config)` prompts with media to compare them on.
+    Required are `name`, `api`, `config` and `model`; the other fields are
+
+    classes      class names in a config.json's "architectures"
+    gguf         names in a GGUF file's "general.architecture"
+    claims       `claims(files, config)`, for folders without a class name
+    names        `names(config)` returns the `Names` of its weights
+    companions   `companions(folder)` returns references of further models, by component name
+    gguf_config  `gguf_config(container)` returns a config.json for a GGUF file
+    sensitive    patterns of linears that in-situ quantization gives more bits
+    tiny, wide   configs for tests
+    reference    the class whose logits are correct by definition
+    mutants      `mutants()` returns bugs that its parity test must detect
+    examples     `examples(folder, config)` returns prompts with media for the parity test
+    trunk        other plugins may import its model, as `ostro.trunks.<name>`
     """
 
     api: tuple[int, int]
@@ -149,7 +152,7 @@ class Architecture(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Record):
-    """From a task's request to engine work and back.
+    """Maps the requests of a task to engine requests, and engine outputs to answers.
 
     `pipeline` is a class; it is called with a `ServedModel` and an `AsyncEngine`.
     """
@@ -160,19 +163,20 @@ class Pipeline(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Cache(Record):
-    """A cache kind: what a layer remembers of a sequence. `kind` is a `CacheKind` class."""
+    """A cache kind: the state of a layer per sequence. `kind` is a `CacheKind` class."""
 
     kind: Import
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A format that float weights can be brought to: `--quant NAME`.
+    """A format to which float weights can be quantized: `--quant NAME`.
 
-    `bits` a weight takes, scales included. Rows must be of whole `block`s; where they are not, the
-    format called `instead` is taken, or the weight stays as it is. `sensitive` names the format of
-    embeddings, heads and what else an architecture calls sensitive. `importance` says that it
-    weighs errors by the importance of columns where that is given.
+    bits        bits per weight, including scales
+    block       rows must be a multiple of it
+    instead     the format for other rows; None: they are not quantized
+    sensitive   the format of embeddings, heads and weights that an architecture calls sensitive
+    importance  whether `quantize` uses the importance of columns
     """
 
     name: str
@@ -185,12 +189,12 @@ class Format:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantizer(Record):
-    """A weight format: how stored tensors become a `Storage`.
+    """A weight format: reads the tensors of a weight as a `Storage`.
 
-    `claims(tensors, settings)` looks at what a checkpoint holds for one part of a linear, by
-    suffix ("weight", "qweight", "scales"...), and at its quantization config; it must be light.
-    `storage` is a class with `read(stored) -> Storage`. `makes` are the formats that its
-    `quantize(weight, format, dtype, importance=None) -> Storage` makes of a float weight.
+    `claims(tensors, settings)` gets the tensors of one part of a linear, by suffix ("weight",
+    "qweight", "scales", ...), and the checkpoint's quantization config; it must be fast. `storage`
+    is a class with `read(stored) -> Storage`. `makes` are the formats of its
+    `quantize(weight, format, dtype, importance=None) -> Storage`.
     """
 
     claims: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool]
@@ -200,11 +204,11 @@ class Quantizer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Planner(Record):
-    """Chooses a format for every weight where `--quant` names no format, but a budget.
+    """Chooses the format of every weight if `--quant` is a budget instead of a format.
 
-    `claims(text)` looks at what `--quant` says ("4.5bpw"); it must be light. `plan` is a function
-    that makes a `Planned` of a `PlanRequest` (`core.load.planning`). `usage` describes what it
-    claims, for messages: "a size (6GB)".
+    `claims(text)` gets the value of `--quant` ("4.5bpw"); it must be fast. `plan` is a function
+    from a `PlanRequest` to a `Planned` (`core.load.planning`). `usage` describes the values it claims,
+    for messages: "a size (6GB)".
     """
 
     claims: Callable[[str], bool]
@@ -216,9 +220,9 @@ class Planner(Record):
 class Checkpoint(Record):
     """A container of named tensors: safetensors, GGUF, UQFF.
 
-    `claims(path)` looks at a file or folder, light. `open` is a callable `open(path)` giving a
-    `core.load.Container`: names with `TensorInfo`, lazy reads, metadata. `write(saving, told)`
-    writes a model in such a container (`core.load.saving`) and gives the path.
+    `claims(path)` gets a file or folder and must be fast. `open(path)` returns a `Container`: names
+    with `TensorInfo`, lazy reads, metadata. `write(saving, progress)` writes a model in this
+    container (`core.load.saving`) and returns the path.
     """
 
     claims: Callable[[Path], bool]
@@ -243,8 +247,8 @@ class TokenizerFormat(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter(Record):
-    """An adapter kind. `claims(files, config)` looks at a folder and its adapter_config.json;
-    `load(source)` reads it: an `AdapterSource` into `AdapterWeights`.
+    """An adapter kind. `claims(files, config)` gets a folder and its adapter_config.json;
+    `load(source)` reads an `AdapterSource` as `AdapterWeights`.
     """
 
     claims: Callable[[Files, Mapping[str, Any]], bool]
@@ -253,11 +257,11 @@ class Adapter(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsProcessor(Record):
-    """A step between logits and the drawn token, run for the whole batch, lowest `order` first.
+    """A step between logits and sampling, applied to the whole batch, lowest `order` first.
 
-    `name` is the request parameter that asks for it; `processor` a class with
-    `update(added, removed, moved)` and `apply(logits, rows, last_ids)`; `host_ids` says that it
-    needs the drawn ids on the host, so its rows skip a step.
+    `name` is the request parameter that enables it. `processor` is a class with
+    `update(added, removed, moved)` and `apply(logits, rows, last_ids)`. With `host_ids` it gets the
+    sampled ids on the host, so that its rows are scheduled every other step only.
     """
 
     processor: Import
@@ -267,7 +271,7 @@ class LogitsProcessor(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Parser(Record):
-    """Finds tool calls or reasoning in generated text. `matches(template)` looks at a template."""
+    """Parses tool calls or reasoning in generated text, for templates that `matches` accepts."""
 
     matches: Callable[[str], bool]
     parser: Import
@@ -282,7 +286,7 @@ class Route(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Command(Record):
-    """A subcommand: `parser(argparse_parser)` declares its options, `run(args) -> int` works."""
+    """A subcommand: `parser(argparse_parser)` adds options, `run(args)` returns the exit code."""
 
     help: str
     parser: Import
@@ -291,7 +295,7 @@ class Command(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options of one model, final before hooks run. Plain data that crosses processes."""
+    """The options of one model: plain data that is sent between processes."""
 
     reference: str | None = None
     arch: str | None = None
@@ -343,4 +347,4 @@ KINDS: Mapping[str, type[Record]] = {
     "routes": Route,
     "commands": Command,
 }
-"""Declaration hooks (without their prefix) and the record each of them yields."""
+"""The record type of each declaration hook, by its name without prefix."""

@@ -1,6 +1,6 @@
-"""Where plugins come from: our own folders, installed wheels, and paths given by hand.
+"""Find plugins: the built-in folders, entry points of installed wheels, and paths (--plugin).
 
-Nothing here imports a plugin: a `Candidate` knows how to, and whether it should be refused unread.
+Discovery does not import plugins: a `Candidate` has a function that does, or the reason not to.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 GROUP = "ostro"
-ROOMS = ("architectures", "quant", "adapters", "plugins")
-GROUPS = ("caches", "checkpoints", "logits", "parsers", "pipelines", "sources", "speculation")
+FOLDERS = ("architectures", "quant", "adapters", "plugins")
+SUBFOLDERS = ("caches", "checkpoints", "logits", "parsers", "pipelines", "sources", "speculation")
 """Folders of `plugins` whose packages are plugins; every other package there is one itself."""
 
 NO_PLUGINS = ("conformance",)
-"""Packages of `plugins` that declare nothing: the conformance kit."""
+"""Packages of `plugins` that are not plugins: the conformance kit."""
 
 BUILT_IN = "built in"
 
@@ -37,8 +37,7 @@ BUILT_IN = "built in"
 class Candidate:
     """A plugin that was found and is not imported yet.
 
-    `wheel` is the distribution it came in, "" where there is none; `refusal` says why it must not
-    even be imported.
+    `wheel` is the name of its distribution, or "". `refusal` is the reason not to import it.
     """
 
     name: str
@@ -54,21 +53,21 @@ class Candidate:
 
 
 def built_in() -> Iterator[Candidate]:
-    """The packages in our own rooms; in `plugins`, those of its `GROUPS` as well."""
-    for room in ROOMS:
-        package = import_module(f"ostro.{room}")
+    """The packages in the built-in `FOLDERS`; in `plugins`, those of its `SUBFOLDERS` as well."""
+    for folder in FOLDERS:
+        package = import_module(f"ostro.{folder}")
         for name in _packages(list(package.__path__)):
-            if room == "plugins" and name in GROUPS:
+            if folder == "plugins" and name in SUBFOLDERS:
                 for inner in _packages([f"{path}/{name}" for path in package.__path__]):
-                    yield _ours(f"{room}.{name}.{inner}")
-            elif room != "plugins" or name not in NO_PLUGINS:
-                yield _ours(f"{room}.{name}")
+                    yield _built_in(f"{folder}.{name}.{inner}")
+            elif folder != "plugins" or name not in NO_PLUGINS:
+                yield _built_in(f"{folder}.{name}")
 
 
 def installed() -> Iterator[Candidate]:
-    """The entry points of group `ostro`, wheel by wheel, in the order of the wheels' names.
+    """The entry points of group `ostro`, by wheel, in the order of the wheels' names.
 
-    Wheels are read one by one, so that one with unreadable metadata hides no other.
+    Each wheel is read separately, so that unreadable metadata of one does not affect the others.
     """
     wheels: dict[str, Distribution] = {}
     for wheel in distributions():
@@ -78,17 +77,21 @@ def installed() -> Iterator[Candidate]:
         yield from _entries(name, wheels[name])
 
 
-def at(path: str | Path) -> Candidate:
-    """A plugin in a folder with an `__init__.py`, or in one .py file, not installed.
+def from_path(path: str | Path) -> Candidate:
+    """A plugin that is not installed: a folder with an `__init__.py`, or a .py file.
 
-    Raises UsageError when there is no such thing at `path`.
+    Raises UsageError if `path` is neither.
     """
     root = Path(path).expanduser().resolve()
     file = root / "__init__.py" if root.is_dir() else root
     if not file.is_file() or file.suffix != ".py":
-        raise UsageError(f"{path} is no plugin: no folder with an __init__.py, and no .py file")
+        raise UsageError(
+            f"{path} is not a plugin: expected a folder with an __init__.py, or a .py file"
+        )
     if not root.stem.isidentifier():
-        raise UsageError(f"{path} cannot be a plugin: {root.stem!r} is no module name; rename it")
+        raise UsageError(
+            f"{path} is not a plugin: {root.stem!r} is not a valid module name; rename it"
+        )
     return Candidate(name=root.stem, source=str(root), load=lambda: _import_file(root.stem, file))
 
 
@@ -96,7 +99,7 @@ def _packages(paths: list[str]) -> list[str]:
     return [module.name for module in iter_modules(paths) if module.ispkg]
 
 
-def _ours(name: str) -> Candidate:
+def _built_in(name: str) -> Candidate:
     return Candidate(name=name, source=BUILT_IN, load=lambda: import_module(f"ostro.{name}"))
 
 
@@ -127,29 +130,29 @@ def _entries(wheel: str, distribution: Distribution) -> Iterator[Candidate]:
 
 
 def refusal(wheel: Distribution) -> str | None:
-    """Why a wheel's own statement of the API it speaks keeps it out; None where it fits.
+    """Why the API range of a wheel excludes it; None if the range includes this version.
 
-    The statement is the range of its extra `ostro`, so that installing it never moves the engine:
-    `Requires-Dist: ostro>=0.2,<0.3; extra == 'ostro'`.
+    The range is that of the wheel's extra `ostro`, so that installing the wheel never changes the
+    installed ostro: `Requires-Dist: ostro>=0.2,<0.3; extra == 'ostro'`.
     """
     ours = ".".join(map(str, API))
     for line in wheel.requires or ():
         if "extra" not in line or GROUP not in line:
             continue
         try:
-            theirs = _stated(line)
+            theirs = _api_range(line)
         except ValueError:
-            return f"its metadata has the malformed line {line!r:.100}"
+            return f"its metadata contains the malformed line {line!r:.100}"
         if theirs is not None and not theirs.contains(ours, prereleases=True):
             return (
-                f"it speaks the plugin API {theirs}, this ostro speaks {ours}; "
+                f"it requires the plugin API {theirs}, this ostro has {ours}; "
                 f"docs/migration-{ours}.md lists what to change in a plugin of an older API"
             )
     return None
 
 
-def _stated(line: str) -> SpecifierSet | None:
-    """The range of API versions in a `Requires-Dist` line, if it is the one of extra `ostro`."""
+def _api_range(line: str) -> SpecifierSet | None:
+    """The API range in a `Requires-Dist` line of the extra `ostro`; None for other lines."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -162,12 +165,12 @@ def _stated(line: str) -> SpecifierSet | None:
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
-    """Import a file under a name of its own, unless that name means another module already."""
+    """Import a file as module `name`. Raises PluginError if another module has that name."""
     known = sys.modules.get(name)
     spec = known.__spec__ if known else find_spec(name)
     if spec and spec.origin != str(file):
         where = spec.origin or "Python itself"
-        raise PluginError(f"the name {name!r} belongs to {where}; rename the folder or file")
+        raise PluginError(f"the module {name!r} already exists in {where}; rename the plugin")
     if known:
         return known
     inside = [str(file.parent)] if file.name == "__init__.py" else None

@@ -1,4 +1,4 @@
-"""The guard round a plugin's hook: out of it come only answers, and errors meant for the user."""
+"""Isolation of plugin hooks: a hook that raises or returns an invalid result cannot break ostro."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from typing import Any
 
 from ostro.core.errors import OstroError, PluginError
 from ostro.core.hooks import PREFIX
-from ostro.core.plugins.validation import declared
+from ostro.core.plugins.validation import check_records
 from ostro.core.records import API, KINDS
 
 
-def guarded(
+def isolate(
     function: Callable[..., Any],
     hook: str,
     plugin: str,
-    blame: Callable[[str, BaseException], None],
+    on_error: Callable[[str, BaseException], None],
     trace: bool,
 ) -> Callable[..., Any]:
-    """The hook function of a plugin, made safe to call.
+    """Wrap the hook function of a plugin so that it is safe to call.
 
-    Whatever it raises, and any answer that is none, goes to `blame(plugin, error)`, and the caller
-    gets None. Only KeyboardInterrupt passes, and from `ostro_locate` the errors that tell the user
-    what is wrong with the reference. `trace` prints each call to stderr.
+    If it raises or returns an invalid result, the wrapper calls `on_error(plugin, error)` and
+    returns None. It re-raises KeyboardInterrupt, and from `ostro_locate` an OstroError, which is a
+    message to the user about the reference. `trace` prints each call to stderr.
     """
 
     @wraps(function)
     def call(*arguments: object) -> object:
-        start, answer = perf_counter(), None
+        start, result = perf_counter(), None
         try:
-            answer = checked(hook, function(*arguments))
+            result = check_result(hook, function(*arguments))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            meant = isinstance(error, OstroError) and not isinstance(error, PluginError)
-            if hook == "ostro_locate" and meant:
+            is_user_error = isinstance(error, OstroError) and not isinstance(error, PluginError)
+            if hook == "ostro_locate" and is_user_error:
                 raise
-            blame(plugin, error)
+            on_error(plugin, error)
         if trace:
             ms = (perf_counter() - start) * 1e3
-            print(f"ostro: {hook} of {plugin}: {answer!r:.100} {ms:.2f} ms", file=sys.stderr)
-        return answer
+            print(f"ostro: {hook} of {plugin}: {result!r:.100} {ms:.2f} ms", file=sys.stderr)
+        return result
 
     return call
 
 
-def checked(hook: str, answer: object) -> object:
-    """A hook's answer, if it is one. Raises PluginError otherwise."""
+def check_result(hook: str, result: object) -> object:
+    """Return a hook's result if it is valid, else raise PluginError."""
     kind = hook.removeprefix(PREFIX)
     if kind in KINDS:
-        return declared(kind, answer)
-    if hook == "ostro_locate" and not (answer is None or isinstance(answer, Path)):
-        raise PluginError(f"{hook} answered with {answer!r:.80}, not with a Path or None")
-    return answer
+        return check_records(kind, result)
+    if hook == "ostro_locate" and not (result is None or isinstance(result, Path)):
+        raise PluginError(f"{hook} returned {result!r:.80}, expected a Path or None")
+    return result
 
 
 def message_of(error: BaseException) -> str:
-    """An error's message on one line, cut to a length that a log can hold."""
+    """An error's message on one line, truncated for the log."""
     try:
         return " ".join(str(error).split())[:400]
     except Exception:
@@ -69,7 +69,7 @@ def message_of(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """One line that says what a plugin did: the error, and the place in its code."""
+    """Describe a plugin's error on one line, with the file and line in its code."""
     text = message_of(error)
     if isinstance(error, PluginError):
         return text
@@ -77,7 +77,7 @@ def reason(error: BaseException) -> str:
         text = f"it called sys.exit({text})"
     elif isinstance(error, TypeError) and "unexpected keyword argument" in text:
         text = text.partition(". Did you mean")[0]  # Python 3.13 appends a similar name
-        text += f"; is it a field of another plugin API? this ostro speaks {API[0]}.{API[1]}"
+        text += f"; is it a field of another plugin API? this ostro has {API[0]}.{API[1]}"
     else:
         text = f"{type(error).__name__}: {text}"
     frames = extract_tb(error.__traceback__)

@@ -1,8 +1,8 @@
-"""The plugin manager: finds plugins, asks them, and says whose fault it was.
+"""The plugin manager: loads plugins, calls their hooks, and attributes errors to plugins.
 
-A plugin that raises, answers nonsense or speaks another API is quarantined: everything it declared
-is dropped, `broken` says why, and the others go on. Two plugins that claim one thing are both
-kept, and an error names them when somebody asks for that thing.
+A plugin that raises, returns invalid results or requires another API is quarantined: its records
+are dropped, `broken` has the reason, and the other plugins are unaffected. If two plugins claim
+the same thing, both stay, and looking it up raises an error that names both.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ostro.core.errors import ModelNotFound, PluginError, UnsupportedArchitectur
 from ostro.core.plugins import discovery
 from ostro.core.plugins.conflicts import Claim, Claims, conflict
 from ostro.core.plugins.discovery import Candidate
-from ostro.core.plugins.isolation import guarded, message_of, reason
+from ostro.core.plugins.isolation import isolate, message_of, reason
 from ostro.core.records import API, KINDS, Architecture, Files, Settings
 
 log = logging.getLogger(__name__)
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith(hooks.PREFIX))
-SLOW = 1.0
-"""Seconds that importing a plugin may take before the log says so."""
+SLOW_IMPORT = 1.0
+"""Seconds for importing a plugin beyond which a warning is logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """A plugin that is not used, why, and what it raised."""
+    """A quarantined plugin, with the reason and the exception."""
 
     name: str
     source: str
@@ -52,8 +52,8 @@ class Broken:
 class PluginInfo:
     """One line of `ostro plugins`. `status` is active, conflict, broken or disabled.
 
-    `offers` are the names of its records by kind; kinds that need an argument (routes) show once
-    they have been asked for.
+    `offers` are the names of its records by kind; kinds whose hook needs an argument (routes) are
+    missing until they are collected.
     """
 
     name: str
@@ -65,12 +65,12 @@ class PluginInfo:
     offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class _Guarded:
-    """What pluggy sees of a plugin: its hooks alone, each behind a guard."""
+class _IsolatedHooks:
+    """The object registered with pluggy for a plugin: its hooks only, each isolated."""
 
 
 class PluginManager(pluggy.PluginManager):
-    """Every plugin in reach, and what each of them offers."""
+    """All plugins of this process and their records."""
 
     def __init__(self) -> None:
         super().__init__("ostro")
@@ -84,36 +84,36 @@ class PluginManager(pluggy.PluginManager):
         self._trace = env.TRACE_PLUGINS.read()
 
     def load(self, settings: Settings | None = None, paths: Iterable[str | Path] = ()) -> None:
-        """Find and import all plugins, then tell them the settings if there are any.
+        """Find, import and register all plugins; then call `ostro_configure` with the settings.
 
-        Built-in ones come first, so that the others are asked before them. `paths` are plugins
-        that are not installed. Raises UsageError for a path that is no plugin.
+        Built-in plugins are registered first: pluggy calls the hooks registered last first.
+        `paths` are plugins that are not installed. Raises UsageError for a path without a plugin.
         """
-        given = {candidate.source: candidate for candidate in map(discovery.at, paths)}
+        given = {candidate.source: candidate for candidate in map(discovery.from_path, paths)}
         for candidate in chain(discovery.built_in(), discovery.installed(), given.values()):
             self._admit(candidate)
-        for hint in (*env.misspelled(), *self._absent()):
+        for hint in (*env.misspelled(), *self._unknown_names()):
             log.warning("%s", hint)
-        self._registry = {name: self._standing(name) for name in sorted(self._found)}
+        self._registry = {name: self._state(name) for name in sorted(self._found)}
         if settings is not None:
             self.hook.ostro_configure.call_historic(kwargs={"settings": settings})
 
     def register(self, plugin: object, name: str | None = None) -> str | None:
-        """Register a plugin's hooks, each guarded. Raises PluginError for hooks we do not know."""
+        """Register a plugin's hooks, each isolated. Raises PluginError for unknown hooks."""
         name = name or self.get_canonical_name(plugin)
         self._packages[package_of(plugin)] = name
         self._found.setdefault(name, Candidate(name=name, source="registered", load=lambda: plugin))
-        registered = super().register(self._guarded(plugin, name), name)
+        registered = super().register(self._isolated(plugin, name), name)
         if name in self.broken:
             self.unregister(name=name)
         return registered
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
-        """The options of a hook; names without our prefix are not even looked at."""
+        """The options of a hook; attributes without the prefix `ostro_` are never accessed."""
         return super().parse_hookimpl_opts(plugin, name) if _is_hook(name) else None
 
     def quarantine(self, name: str, error: BaseException) -> None:
-        """Stop using a plugin: drop its hooks and its records, and remember why."""
+        """Stop using a plugin: remove its hooks and records, and store the reason."""
         if self.get_plugin(name) is not None:
             self.unregister(name=name)
         self._claims.drop(name)
@@ -125,32 +125,33 @@ class PluginManager(pluggy.PluginManager):
     def collect(self, kind: str, **arguments: object) -> dict[str, Any]:
         """The records of one kind by name, those of built-in plugins first.
 
-        Plugins are asked the first time only. A name in conflict is left out; `get` says why.
+        The hook is called only once. Names in conflict are omitted; `get` raises for them.
         """
-        standing = self._ask(kind, **arguments).standing(kind)
-        return {name: claims[0].record for name, claims in standing.items() if len(claims) == 1}
+        active = self._collect(kind, **arguments).active(kind)
+        return {name: claims[0].record for name, claims in active.items() if len(claims) == 1}
 
     def get(self, kind: str, name: str) -> Any:
-        """The record of that name. Raises PluginError when there is none, or more than one."""
-        standing = self._ask(kind).standing(kind)
-        claims = standing.get(name)
+        """The record of that name. Raises PluginError if there is none, or a conflict."""
+        active = self._collect(kind).active(kind)
+        claims = active.get(name)
         if claims is None:
-            near = nearest(name, standing)
+            near = nearest(name, active)
             raise PluginError(f"no plugin offers {name!r} among the {kind}{near}{self._unused()}")
         if len(claims) > 1:
             raise conflict(f"{kind}: {name!r}", claims)
         return claims[0].record
 
     def claimant(self, kind: str, claims: Callable[[Any], bool], what: str) -> Any | None:
-        """The one record of a kind for which `claims(record)` holds, or None.
+        """The one record of a kind for which `claims(record)` is true, or None.
 
-        `what` names the claimed thing in the PluginError for two claimants. A plugin whose own
-        test raises is quarantined.
+        `what` names the claimed thing in the PluginError for a conflict. A plugin whose `claims`
+        raises is quarantined.
         """
+        # Quarantine changes the active claims, so repeat until no further plugin breaks.
         broken, found = -1, list[Claim]()
         while broken != len(self.broken):
             broken = len(self.broken)
-            found = self._ask(kind).claiming(kind, lambda claim: self._holds(claims, claim))
+            found = self._collect(kind).claiming(kind, lambda claim: self._matches(claims, claim))
         if len(found) > 1:
             raise conflict(f"{kind}: {what}", found)
         return self.get(kind, found[0].record.name) if found else None
@@ -164,13 +165,13 @@ class PluginManager(pluggy.PluginManager):
         config: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> Architecture:
-        """The architecture of a model: the one asked for by name, else the one that claims it.
+        """The architecture `name`, or the architecture that claims a model.
 
-        A model is known by the classes its config names, by its GGUF architecture or, where it
-        names neither, by what its folder holds. Raises UnsupportedArchitecture saying what is
-        there and what is offered, and PluginError where two plugins claim it.
+        A model is identified by the classes in its config, by its GGUF architecture, or without
+        either by its folder. Raises UnsupportedArchitecture if no plugin claims it, PluginError if
+        two plugins claim it.
         """
-        offered = self._ask("architectures").standing("architectures")
+        offered = self._collect("architectures").active("architectures")
         if name is not None:
             if name not in offered:
                 near = nearest(name, offered)
@@ -178,35 +179,36 @@ class PluginManager(pluggy.PluginManager):
                     f"no plugin offers the architecture {name!r}{near}{self._unused()}"
                 )
             return cast(Architecture, self.get("architectures", name))
-        wanted = {f"the class {cls!r}": _of("classes", cls) for cls in classes}
+        tests = {f"the class {cls!r}": _lists("classes", cls) for cls in classes}
         if gguf is not None:
-            wanted[f"the GGUF architecture {gguf!r}"] = _of("gguf", gguf)
-        if files is not None and not wanted:
-            wanted[f"the folder {files.root}, whose config names no class"] = lambda record: bool(
+            tests[f"the GGUF architecture {gguf!r}"] = _lists("gguf", gguf)
+        if files is not None and not tests:
+            tests[f"the folder {files.root}, whose config names no class"] = lambda record: bool(
                 record.claims and record.claims(files, config or {})
             )
-        for what, claims in wanted.items():
+        for what, claims in tests.items():
             if found := self.claimant("architectures", claims, what):
                 return cast(Architecture, found)
-        raise self._unsupported(" or ".join(wanted) or "a model without a name", [*classes, gguf])
+        raise self._unsupported(" or ".join(tests) or "a model without a name", [*classes, gguf])
 
     def locate(self, reference: str, settings: Settings, kind: str = "model") -> Path:
-        """The local file or folder of a reference. Raises ModelNotFound when nobody knows it."""
+        """The local file or folder of a reference. Raises ModelNotFound if no plugin finds it."""
         found = self.hook.ostro_locate(reference=reference, kind=kind, settings=settings)
         if found is None:
             raise ModelNotFound(
-                f"nothing is known of the {kind} {reference!r}: there is no such file or folder, "
-                f"and it is no org/name[@revision][:selector]{self._unused()}"
+                f"{kind} {reference!r} not found: it is not a file, a folder or an "
+                f"org/name[@revision][:selector]{self._unused()}"
             )
         return cast(Path, found)
 
     def source(self, name: str) -> str:
-        """Where a plugin comes from: "built in", "wheel 1.2", or its path."""
+        """The source of a plugin: "built in", "wheel 1.2", or its path."""
         return self._found[name].source if name in self._found else "unknown"
 
     def explain(self, error: BaseException) -> str:
-        """One line about an error: its type and message, its notes, and where it was raised: the
-        plugins of its traceback, the innermost first, with their versions where these are known.
+        """Describe an error on one line: type, message, notes and the plugins of its traceback.
+
+        Plugins are listed innermost first, with their versions if known.
         """
         notes = dict.fromkeys(getattr(error, "__notes__", ()))
         where = "".join(f" in {note}" for note in notes)
@@ -221,51 +223,52 @@ class PluginManager(pluggy.PluginManager):
         return f"{type(error).__name__}: {message_of(error)}{where}"
 
     def _plugin_of(self, module: str) -> str | None:
-        """The plugin that a module belongs to, by the innermost package that is a plugin's."""
+        """The plugin that a module belongs to, by the innermost package of a plugin."""
         while module and module not in self._packages:
             module = module.rpartition(".")[0]
         return self._packages.get(module)
 
     def origin(self, kind: str, name: str) -> str:
-        """The plugin that declared a record, in words: "plugin starcoder2 (wheel 1.0)"."""
-        claims = self._ask(kind).standing(kind).get(name, [])
+        """The plugin that declared a record, for messages: "plugin starcoder2 (wheel 1.0)"."""
+        claims = self._collect(kind).active(kind).get(name, [])
         return " and ".join(f"plugin {claim.plugin} ({claim.source})" for claim in claims)
 
     def describe(self) -> list[PluginInfo]:
-        """Every plugin that was found: what it offers, or why it is not used."""
+        """Describe every plugin that was found: its records, or why it is not used."""
         for kind in KINDS:
             if not getattr(self.hook, hooks.PREFIX + kind).spec.argnames:
-                self._ask(kind)
+                self._collect(kind)
         conflicts = self._claims.conflicts()
         return [self._describe(candidate, conflicts) for candidate in self._found.values()]
 
     def registry(self) -> dict[str, str]:
-        """What `load` found: source and standing by name. Plain data, to compare processes by."""
+        """Source and state of every plugin, by name: plain data to compare between processes."""
         return {"api": ".".join(map(str, API)), **self._registry}
 
     def digest(self) -> str:
-        """A hash of the registry: two processes that share it have loaded the same plugins."""
+        """A hash of the registry; equal in processes that loaded the same plugins."""
         return hashlib.sha256(json.dumps(self.registry()).encode()).hexdigest()
 
     def compare(self, theirs: Mapping[str, str]) -> None:
-        """Raise PluginError naming the first plugin in which another process's registry differs."""
+        """Raise PluginError with the first difference from the registry of another process."""
         ours = self.registry()
         for name in sorted(ours.keys() | theirs.keys()):
             mine, other = ours.get(name, "absent"), theirs.get(name, "absent")
             if mine != other:
                 raise PluginError(
-                    f"two processes disagree on the plugin {name}: {mine} here, {other} there; "
+                    f"two processes loaded different plugins: {name} is {mine} in one and {other} "
+                    "in the other; "
                     "start both in one environment, with the same --plugin options"
                 )
 
     def _admit(self, candidate: Candidate) -> None:
-        """Import and register one plugin, if nothing speaks against it."""
+        """Import and register one plugin, unless it is disabled or refused."""
         if candidate.name in self._found:
             origin = candidate.wheel or candidate.source
             candidate = replace(candidate, name=f"{candidate.name}@{origin}")
         name = candidate.name
         self._found[name] = candidate
-        if why := _switched_off(candidate):
+        if why := _disabled_reason(candidate):
             self.disabled[name] = why
             return
         start = perf_counter()
@@ -281,12 +284,12 @@ class PluginManager(pluggy.PluginManager):
             raise
         except BaseException as error:
             self.quarantine(name, error)
-        if (seconds := perf_counter() - start) > SLOW:
+        if (seconds := perf_counter() - start) > SLOW_IMPORT:
             log.warning("plugin %s took %.1f s to import", name, seconds)
 
-    def _guarded(self, plugin: object, name: str) -> object:
-        """The plugin's hooks behind guards. Raises PluginError for what is almost a hook."""
-        behind = _Guarded()
+    def _isolated(self, plugin: object, name: str) -> object:
+        """The plugin's hooks, isolated. Raises PluginError for unknown or unmarked hooks."""
+        wrapped = _IsolatedHooks()
         for attribute in dir(plugin):
             if not _is_hook(attribute):
                 continue
@@ -297,20 +300,20 @@ class PluginManager(pluggy.PluginManager):
                 continue
             hook = options.get("specname") or attribute
             if hook not in HOOKS and not options.get("optionalhook"):
-                raise PluginError(f"there is no hook {hook}{nearest(hook, HOOKS, n=1)}")
+                raise PluginError(f"unknown hook {hook}{nearest(hook, HOOKS, n=1)}")
             if options.get("wrapper") or options.get("hookwrapper"):
-                raise PluginError(f"{attribute} wraps other plugins' answers, which none may")
+                raise PluginError(f"{attribute} is a hook wrapper, which is not supported")
             function = getattr(plugin, attribute)
-            call = guarded(function, hook, name, blame=self.quarantine, trace=self._trace)
-            setattr(behind, attribute, call)
-        if not vars(behind):
+            call = isolate(function, hook, name, on_error=self.quarantine, trace=self._trace)
+            setattr(wrapped, attribute, call)
+        if not vars(wrapped):
             raise PluginError("it implements no hook; docs/hooks.md lists them")
-        return behind
+        return wrapped
 
-    def _ask(self, kind: str, **arguments: object) -> Claims:
-        """Ask every plugin for its records of one kind, unless that was done before."""
+    def _collect(self, kind: str, **arguments: object) -> Claims:
+        """The claims of one kind; calls the declaration hook of all plugins the first time."""
         if kind not in KINDS:
-            raise PluginError(f"there is no kind {kind!r} of record{nearest(kind, KINDS)}")
+            raise PluginError(f"unknown kind of record {kind!r}{nearest(kind, KINDS)}")
         if kind not in self._claims:
             found = []
             for impl in getattr(self.hook, hooks.PREFIX + kind).get_hookimpls():
@@ -320,7 +323,7 @@ class PluginManager(pluggy.PluginManager):
             self._claims.add(kind, (claim for claim in found if claim.plugin not in self.broken))
         return self._claims
 
-    def _holds(self, test: Callable[[Any], bool], claim: Claim) -> bool:
+    def _matches(self, test: Callable[[Any], bool], claim: Claim) -> bool:
         try:
             return bool(test(claim.record))
         except KeyboardInterrupt:
@@ -334,16 +337,16 @@ class PluginManager(pluggy.PluginManager):
         offered = [name for record in records for name in (*record.classes, *record.gguf)]
         near = next((hint for name in names if name and (hint := nearest(name, offered))), "")
         return UnsupportedArchitecture(
-            f"no plugin claims {what}{near}. `ostro models` lists the {len(records)} architectures "
-            f"at hand; another may come as a wheel, pip install ostro-arch-...{self._unused()}"
+            f"no plugin claims {what}{near}. `ostro models` lists the {len(records)} installed "
+            f"architectures; others are wheels: pip install ostro-arch-NAME{self._unused()}"
         )
 
     def _unused(self) -> str:
-        """The broken plugins, as a clause that can end a message: one may be what is missed."""
+        """The broken plugins, as the end of a message: one may provide what was not found."""
         if not self.broken:
             return ""
         named = ", ".join(list(self.broken)[:3]) + (", ..." if len(self.broken) > 3 else "")
-        return f". Not used, because broken: {named}; `ostro plugins` says why"
+        return f". Broken plugins: {named}; `ostro plugins` shows why"
 
     def _describe(self, candidate: Candidate, conflicts: dict[str, list[str]]) -> PluginInfo:
         name = candidate.name
@@ -362,19 +365,19 @@ class PluginManager(pluggy.PluginManager):
             status=status,
             reason=why,
             hooks=tuple(vars(plugin)) if plugin else (),
-            offers=self._claims.of(name),
+            offers=self._claims.declared_by(name),
         )
 
-    def _standing(self, name: str) -> str:
+    def _state(self, name: str) -> str:
         used = name not in self.disabled and name not in self.broken
         return f"{self.source(name)}, {'in use' if used else 'not in use'}"
 
-    def _absent(self) -> Iterable[str]:
-        """What the environment names and nobody is called, which may be a misspelling."""
+    def _unknown_names(self) -> Iterable[str]:
+        """Warnings for names in the environment variables that match no plugin."""
         wheels = {candidate.wheel for candidate in self._found.values()}
         for variable in (env.DISABLE_PLUGINS, env.PLUGINS):
             for name in sorted((variable.read() or frozenset()) - {"*", *self._found, *wheels}):
-                yield f"{variable.name} names no plugin: {name}{nearest(name, self._found, n=1)}"
+                yield f"{variable.name}: no plugin {name}{nearest(name, self._found, n=1)}"
 
 
 @cache
@@ -386,7 +389,7 @@ def installed_plugins() -> PluginManager:
 
 
 def package_of(plugin: object) -> str:
-    """The package that a plugin's code lies in; its module where that is in none."""
+    """The package that contains a plugin's code, or its module if there is no package."""
     module = plugin if isinstance(plugin, ModuleType) else sys.modules[type(plugin).__module__]
     return module.__package__ or module.__name__
 
@@ -395,17 +398,17 @@ def _is_hook(name: str) -> bool:
     return name.startswith(hooks.PREFIX)
 
 
-def _of(field: str, name: str) -> Callable[[Architecture], bool]:
+def _lists(field: str, name: str) -> Callable[[Architecture], bool]:
     """Test whether an architecture lists a name in one of its fields."""
     return lambda record: name in getattr(record, field)
 
 
-def _switched_off(candidate: Candidate) -> str | None:
-    """Why the environment keeps a plugin out, if it does."""
+def _disabled_reason(candidate: Candidate) -> str | None:
+    """Why the environment variables disable a plugin, or None."""
     names = {candidate.name, candidate.wheel} - {""}
     off, only = env.DISABLE_PLUGINS.read(), env.PLUGINS.read()
     if names & off or ("*" in off and not candidate.built_in):
-        return f"{env.DISABLE_PLUGINS.name} says so"
+        return f"disabled by {env.DISABLE_PLUGINS.name}"
     if only is not None and candidate.wheel and not names & only:
-        return f"{env.PLUGINS.name} does not name it"
+        return f"not listed in {env.PLUGINS.name}"
     return None

@@ -1,4 +1,4 @@
-"""What must hold of the records a plugin declares before anybody believes them."""
+"""Validation of the records that plugins declare."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from ostro.core.errors import PluginError
 from ostro.core.records import API, KINDS, Architecture, Format, Record
 
-LIMIT = 1000
-"""Records that one plugin may declare of one kind; more is a loop that does not end."""
+MAX_RECORDS = 1000
+"""Maximum records per plugin and kind: stops a generator that never ends."""
 
 _IMPORT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*){1,2}")
 
@@ -33,7 +33,7 @@ def _formats(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(item, Format) for item in value)
 
 
-FORMS: Mapping[str, Callable[[Any], bool]] = {
+CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: type(value) is int,
@@ -44,60 +44,63 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "tuple[int, int]": _version,
     "tuple[Format, ...]": _formats,
 }
-"""Whether a value has the form that a record field's annotation asks for."""
+"""Checks of field values, by annotation."""
 
 
-def form(annotation: str) -> str:
-    """The key in FORMS for a field's annotation: without None, and without what a call takes."""
+def check_key(annotation: str) -> str:
+    """The key in CHECKS of a field's annotation, without None and generic arguments."""
     bare = annotation.removesuffix(" | None")
-    head = bare.partition("[")[0]
-    return head if head in ("Callable", "Mapping") else bare
+    generic = bare.partition("[")[0]
+    return generic if generic in ("Callable", "Mapping") else bare
 
 
-def speaks(api: tuple[int, int]) -> bool:
-    """Whether a record written for that API can be used: any past 1.n, and only our own 0.n."""
+def is_compatible(api: tuple[int, int]) -> bool:
+    """Whether a record of that API version can be used: up to the own 1.n, or exactly 0.n."""
     if api[0] != API[0]:
         return False
     return api[1] == API[1] if API[0] == 0 else api[1] <= API[1]
 
 
-def declared(kind: str, answer: object) -> list[Record]:
-    """The records in a plugin's answer to the declaration hook of that kind.
+def check_records(kind: str, result: object) -> list[Record]:
+    """The valid records in the result of a plugin's declaration hook.
 
-    Raises PluginError saying what is wrong with the answer; whatever the plugin's own generator
-    raises passes through.
+    Raises PluginError for an invalid result, and whatever the plugin's generator raises.
     """
     expected = KINDS[kind]
-    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
-        raise PluginError(f"it answered with {answer!r:.80}, not with {expected.__name__} records")
-    records = list(islice(answer, LIMIT + 1))
-    if len(records) > LIMIT:
-        raise PluginError(f"it declares more than {LIMIT} {kind}")
+    if isinstance(result, str | bytes) or not isinstance(result, Iterable):
+        raise PluginError(f"it returned {result!r:.80}, expected {expected.__name__} records")
+    records = list(islice(result, MAX_RECORDS + 1))
+    if len(records) > MAX_RECORDS:
+        raise PluginError(f"it declares more than {MAX_RECORDS} {kind}")
     names: set[str] = set()
     for record in records:
-        check(record, expected)
+        check_record(record, expected)
         if record.name in names:
             raise PluginError(f"it declares the {expected.__name__} {record.name!r} twice")
         names.add(record.name)
     return records
 
 
-def check(record: object, expected: type[Record]) -> None:
+def check_record(record: object, expected: type[Record]) -> None:
     """Raise PluginError unless this is a usable record of the expected type."""
     if not isinstance(record, expected):
-        raise PluginError(f"it declares {record!r:.80}, which is no {expected.__name__}")
+        raise PluginError(f"it declares {record!r:.80}, expected a record {expected.__name__}")
     what = f"{expected.__name__} {record.name!r:.80}"
     for field in fields(expected):
         value, annotation = getattr(record, field.name), str(field.type)
         if value is None and annotation.endswith("| None"):
             continue
-        if not FORMS[form(annotation)](value):
-            raise PluginError(f"{what}: the field {field.name} is {value!r:.80}, not {annotation}")
+        if not CHECKS[check_key(annotation)](value):
+            raise PluginError(
+                f"{what}: the field {field.name} is {value!r:.80}, expected {annotation}"
+            )
     if not record.name or record.name != record.name.strip() or not record.name.isprintable():
-        raise PluginError(f"{what}: that is no name")
-    if isinstance(record, Architecture) and not speaks(record.api):
+        raise PluginError(
+            f"{what}: invalid name, expected printable text without spaces at its ends"
+        )
+    if isinstance(record, Architecture) and not is_compatible(record.api):
         theirs, ours = (".".join(map(str, version)) for version in (record.api, API))
         raise PluginError(
-            f"{what} is written for the plugin API {theirs}, this ostro speaks {ours}; "
+            f"{what} is written for the plugin API {theirs}, this ostro has {ours}; "
             f"install the plugin's release for {ours}"
         )

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from ostro.core import hooks
 from ostro.core.plugins.manager import HOOKS
-from ostro.core.plugins.validation import FORMS, speaks
+from ostro.core.plugins.validation import CHECKS, is_compatible
 from ostro.core.records import API, KINDS, Architecture, Record
 from ostro.errors import nearest
 from ostro.plugins.authoring.finding import Finding, error, warning
@@ -56,14 +56,16 @@ def check_hook(where: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> 
     """Its name, its mark and its arguments."""
     name = function.name
     if name not in HOOKS:
-        yield error(where, f"there is no hook {name}{nearest(name, HOOKS, n=1)}", "rename it")
+        yield error(where, f"unknown hook {name}{nearest(name, HOOKS, n=1)}", "rename it")
         return
     marks = [ast.unparse(each) for each in function.decorator_list]
     ours = [mark for mark in marks if mark.partition("(")[0].rpartition(".")[2] == "hookimpl"]
     if not ours:
         yield error(where, f"{name} is not marked", "put @hookimpl above it")
     if any("wrapper=True" in mark for mark in ours):
-        yield error(where, f"{name} wraps other plugins' answers, which none may", "take it away")
+        yield error(
+            where, f"{name} is a hook wrapper, which is not supported", "remove wrapper=True"
+        )
     known = list(inspect.signature(getattr(hooks, name)).parameters)
     for argument in (*function.args.posonlyargs, *function.args.args):
         if argument.arg not in (*known, "self"):
@@ -109,14 +111,14 @@ def check_field(source: Source, node: ast.expr, what: str, annotation: str) -> I
     if value is UNKNOWN or value is None:
         return
     where = source.at(node)
-    if form in FORMS and not FORMS[form](value):
+    if form in CHECKS and not CHECKS[form](value):
         asked = "an import string, 'package.module:name'" if form == "Import" else form
         yield error(where, f"{what} is {value!r:.80}, not {asked}", "docs/hooks.md says more")
     elif form == "Import":
         yield from check_target(source, where, what, str(value))
-    elif isinstance(value, tuple) and form == "tuple[int, int]" and not speaks(value):
+    elif isinstance(value, tuple) and form == "tuple[int, int]" and not is_compatible(value):
         theirs, ours = (".".join(map(str, version)) for version in (value, API))
-        said = f"{what} is {theirs}, this ostro speaks the plugin API {ours}"
+        said = f"{what} is {theirs}, this ostro has the plugin API {ours}"
         yield error(where, said, f"port it to {ours} and write api={API}")
 
 

@@ -70,7 +70,7 @@ REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
     (("--memory", "900000GB"), InsufficientMemory, ("--memory 900000GB", "free on cpu")),
     (("--memory", "1KB", "--context", "512"), InsufficientMemory, ("512 tokens", "--context")),
     (("--device", "toaster"), UsageError, ("--device 'toaster'", "cuda")),
-    (("--device", "mps"), Unsupported, ("--device mps", "cpu and cuda")),
+    (("--device", "mps"), Unsupported, ("--device mps", "cpu or cuda")),
     (("--device", "cpu:3"), Unsupported, ("--device cpu:3",)),
     (("--device", "cuda:99"), Unsupported, ("--device cuda:99", "`ostro doctor`")),
     (("--quant", "q9"), UsageError, ("--quant: unknown format 'q9'", "q4k")),
@@ -86,7 +86,7 @@ REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
     (("--revision", "main"), UsageError, ("--revision main",)),
     (("--dummy-weights", "qwen3-0.7b"), UsageError, ("qwen3-0.7b", "nearest: qwen3-0.6b")),
     (("--max-seqs", "999999999"), UsageError, ("--max-seqs 999999999",)),
-    (("--plugin", "/no/such"), UsageError, ("/no/such is no plugin",)),
+    (("--plugin", "/no/such"), UsageError, ("/no/such is not a plugin",)),
     (("-i", "hello " * 600), ContextLengthExceeded, ("the context 1024", "shorten it")),
     (("--context", "10"), ContextLengthExceeded, ("the context 10", "larger --context")),
 ]

@@ -137,7 +137,7 @@ def test_sizes_are_within_reason(name: str, value: int) -> None:
         ({"sliding_window": 0}, "sliding_window=0 is not positive"),
         ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers, num_hidden_layers=2"),
         ({"layer_types": ["full_attention"] * 3}, "layer_types lists 3 layers"),
-        ({"layer_types": ["full_attention", "linear"]}, "layer_types names 'linear'"),
+        ({"layer_types": ["full_attention", "linear"]}, "layer_types contains 'linear'"),
         ({"layer_types": ["full_attention", None]}, "layer_types=None is not a string"),
         ({"rope_parameters": [1]}, r"rope_parameters=\[1\] is not an object"),
         ({"rope_scaling": {"type": ["yarn"]}}, r"rope_type=\['yarn'\] is not a string"),

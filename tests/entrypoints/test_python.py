@@ -249,7 +249,7 @@ def test_a_prompt_that_is_none(
         ({"allow_config": "rope"}, r"\$\.allow_config"),
         ({"dtype": torch.int8}, "--dtype 'int8'"),
         ({"device": "toaster"}, "--device 'toaster'"),
-        ({"plugins": ["/no/such/plugin"]}, "is no plugin"),
+        ({"plugins": ["/no/such/plugin"]}, "is not a plugin"),
     ],
 )
 def test_settings_are_refused_by_name(tiny: Path, settings: dict[str, Any], message: str) -> None:

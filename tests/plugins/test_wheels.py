@@ -246,7 +246,7 @@ def test_a_wheel_of_the_past_is_refused_with_the_reason(house: House, tmp_path: 
     entry.write_text("[ostro]\nold = ostro_arch_old\n")
     ran = house.run("ostro", "plugins", PYTHONPATH=str(old))
     ours = ".".join(map(str, API))
-    reason = f"it speaks the plugin API <0.2,>=0.1, this ostro speaks {ours}"
+    reason = f"it requires the plugin API <0.2,>=0.1, this ostro has {ours}"
     assert ran.returncode == 1 and f"old\tbroken\tostro-arch-old 1.0\t{reason}" in ran.stdout
     assert "arcee\tactive" in ran.stdout, "one bad wheel took another with it"
     checked = house.run("ostro", "plugin", "check", str(zipped(old, tmp_path / "old.whl")))

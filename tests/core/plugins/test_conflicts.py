@@ -88,7 +88,7 @@ def test_a_folder_without_a_class_is_claimed_by_what_it_holds(site: Site) -> Non
     assert "bad" not in manager.collect("architectures")
     with pytest.raises(PluginError, match=r"one .* and two "):
         manager.architecture_for(files=folder("one.json", "two.json"))
-    with pytest.raises(UnsupportedArchitecture, match=r"names no class.*broken: bad"):
+    with pytest.raises(UnsupportedArchitecture, match=r"names no class.*Broken plugins: bad"):
         manager.architecture_for(files=folder("three.json"))
     with pytest.raises(UnsupportedArchitecture):
         manager.architecture_for(["OtherForCausalLM"], files=folder("one.json"))
@@ -109,5 +109,7 @@ def test_an_unknown_model_is_told_what_is_near_and_what_to_do(site: Site) -> Non
         manager.architecture_for(name="lama")
     with pytest.raises(PluginError, match=r"nearest: .*llama"):
         manager.get("architectures", "lama")
-    with pytest.raises(PluginError, match=r"no kind 'architecture'.*nearest: architectures"):
+    with pytest.raises(
+        PluginError, match=r"unknown kind of record 'architecture'.*nearest: architectures"
+    ):
         manager.collect("architecture")

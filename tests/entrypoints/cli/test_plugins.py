@@ -58,4 +58,4 @@ def test_a_terminal_gets_a_table(
 
 def test_a_path_without_a_plugin_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "--plugin", "/no/such/plugin"]) == 2
-    assert "is no plugin" in capsys.readouterr().err
+    assert "is not a plugin" in capsys.readouterr().err

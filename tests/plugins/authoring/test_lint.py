@@ -45,17 +45,22 @@ def test_the_examples_are_clean(name: str, plugin: Plugin) -> None:
 HOOK = "def ostro_architectures()"
 SPOILT = [
     # a file, what stands there, what is put in its place, what is said of it
-    (RECORD, HOOK, "def ostro_architecture()", "error: there is no hook ostro_architecture; near"),
+    (RECORD, HOOK, "def ostro_architecture()", "error: unknown hook ostro_architecture; near"),
     (RECORD, HOOK, "def ostro_architectures(engine)", "error: ostro_architectures has no argument"),
     (RECORD, HOOK, "def architectures()", "error: it implements no hook"),
     (RECORD, "@hookimpl\n", "", "error: ostro_architectures is not marked"),
-    (RECORD, "@hookimpl\n", "@hookimpl(wrapper=True)\n", "error: ostro_architectures wraps other"),
+    (
+        RECORD,
+        "@hookimpl\n",
+        "@hookimpl(wrapper=True)\n",
+        "error: ostro_architectures is a hook wrapper",
+    ),
     (RECORD, "tiny=TINY", "tinny=TINY", "error: Architecture has no field 'tinny'; nearest: tiny"),
     (RECORD, "        tiny=TINY,\n", "", "error: no `tiny`: without a small config"),
     (RECORD, 'name="arcee",', "", "error: Architecture needs the field 'name'"),
     (RECORD, 'name="arcee"', '"arcee"', "error: Architecture takes keywords only"),
     (RECORD, 'name="arcee"', "name=3", "error: Architecture.name is 3, not str"),
-    (RECORD, "api=(0, 2)", "api=(0, 7)", "error: Architecture.api is 0.7, this ostro speaks the"),
+    (RECORD, "api=(0, 2)", "api=(0, 7)", "error: Architecture.api is 0.7, this ostro has the"),
     (RECORD, "api=(0, 2)", 'api="0.2"', "error: Architecture.api is '0.2', not tuple[int, int]"),
     (RECORD, ".model:Model", ".modell:Model", f"error: Architecture.model names {ARCEE}.modell:Mo"),
     (RECORD, ".model:Model", ".model:Modell", "has no 'Modell'; nearest: Model"),
@@ -87,8 +92,8 @@ SPOILT = [
         "public su",
     ),
     (MODEL, "from ostro import", "import ostro.entrypoints.cli\nfrom ostro import", "is not part"),
-    (PROJECT, "ostro>=0.2,<0.3", "ostro>=0.1,<0.2", "error: it speaks the plugin API <0.2,>=0.1"),
-    (PROJECT, "ostro>=0.2,<0.3", "ostro>=>0.2", "error: its metadata has the malformed line"),
+    (PROJECT, "ostro>=0.2,<0.3", "ostro>=0.1,<0.2", "error: it requires the plugin API <0.2,>=0.1"),
+    (PROJECT, "ostro>=0.2,<0.3", "ostro>=>0.2", "error: its metadata contains the malformed line"),
     (PROJECT, 'ostro = ["', 'other = ["', "warning: no extra 'ostro' says which plugin API"),
     (
         PROJECT,
@@ -174,7 +179,7 @@ def test_a_wheel_is_checked_as_its_project_is(project: Path, plugin: Plugin) -> 
     wheel = zipped(project, project / "bad.whl", lambda text: text.replace("<0.3,>=0.2", "<0.2"))
     ran = plugin("check", wheel)
     assert ran.code == 1 and "has no 'Modell'" in ran.out
-    assert "it speaks the plugin API <0.2, this ostro speaks 0.2" in ran.out
+    assert "it requires the plugin API <0.2, this ostro has 0.2" in ran.out
     assert "2 errors, 0 warnings" in ran.out
 
 

@@ -81,10 +81,10 @@ def test_home_is_expanded(
         ("./lama", r"no file or folder ./lama; .* has no 'lama'; nearest: llama"),
         ("./no/such/thing", r"has no 'no': it holds .*empty"),
         ("one/tiny-Q4_K_S.gguf", r"nearest: tiny-Q4_K_M\.gguf"),
-        ("lama", r"nothing is known of the model 'lama'"),
-        ("a\0b", "cannot be looked up|nothing is known"),
+        ("lama", r"model 'lama' not found"),
+        ("a\0b", "cannot be looked up|not found"),
         ("/" + "x" * 5000, "cannot be looked up"),
-        ("", "nothing is known"),
+        ("", "not found"),
     ],
 )
 def test_what_is_no_model_is_explained(
