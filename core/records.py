@@ -207,7 +207,7 @@ class Planner(Record):
     """Chooses the format of every weight if `--quant` is a budget instead of a format.
 
     `claims(text)` gets the value of `--quant` ("4.5bpw"); it must be fast. `plan` is a function
-    from a `PlanRequest` to a `Planned` (`core.load.planning`). `usage` describes the values it claims,
+    from a `PlanRequest` to a `Planned` (`core.load.planning`). `usage` describes those values,
     for messages: "a size (6GB)".
     """
 

@@ -36,7 +36,7 @@ def test_bad_ones_leave_nothing_behind(runner: CliRunner) -> None:
 
 def test_a_folder_that_is_not_there(runner: CliRunner, tmp_path: Path) -> None:
     runner.assert_rejected(ModelNotFound, "no file or folder", "nearest: m", model=tmp_path / "mm")
-    runner.assert_rejected(ModelNotFound, "nothing is known", "'no model'", model="no model")
+    runner.assert_rejected(ModelNotFound, "not found", "'no model'", model="no model")
 
 
 def test_a_folder_without_a_config(runner: CliRunner) -> None:
