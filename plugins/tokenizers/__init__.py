@@ -1,4 +1,4 @@
-"""Tokenizer files: tokenizer.json, SentencePiece, byte-level BPE, WordPiece and GGUF headers."""
+"""Tokenizer files: tokenizer.json, SentencePiece, BPE, WordPiece, tekken, tiktoken, GGUF."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections.abc import Iterator
 from ostro import TokenizerFormat, TokenizerSource, hookimpl
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model")
+TIKTOKEN = "tiktoken.model"
 MERGES = ("vocab.json", "merges.txt")
 
 
 def is_json(source: TokenizerSource) -> bool:
     """Whether `source` is a tokenizer.json or a folder with one, which is preferred to others."""
-    return source.suffix == ".json" or source.has("tokenizer.json")
+    if source.file is not None:
+        return source.suffix == ".json" and not is_tekken(source)
+    return source.has("tokenizer.json")
 
 
 def is_sentencepiece(source: TokenizerSource) -> bool:
     """Whether `source` is a SentencePiece model or a folder with one."""
     in_folder = any(source.has(name) for name in SENTENCEPIECE) and not is_json(source)
-    return source.suffix == ".model" or in_folder
+    one_file = source.suffix == ".model" and source.file != TIKTOKEN
+    return one_file or in_folder
 
 
 def is_merges(source: TokenizerSource) -> bool:
@@ -31,6 +35,21 @@ def is_wordpiece(source: TokenizerSource) -> bool:
     """Whether `source` is a folder with the WordPiece vocabulary of BERT."""
     preferred = is_json(source) or is_sentencepiece(source) or is_merges(source)
     return source.has("vocab.txt") and not preferred
+
+
+def is_tekken(source: TokenizerSource) -> bool:
+    """Whether `source` is a tekken.json or a folder with one and no other vocabulary."""
+    if source.file is not None:
+        return source.suffix == ".json" and source.file.startswith("tekken")
+    return source.has("tekken.json") and not (is_json(source) or is_sentencepiece(source))
+
+
+def is_tiktoken(source: TokenizerSource) -> bool:
+    """Whether `source` is a tiktoken file or a folder with one and no tokenizer.json."""
+    if source.file is not None:
+        return source.suffix == ".tiktoken" or source.file == TIKTOKEN
+    found = source.has(TIKTOKEN) or any(source.root.glob("*.tiktoken"))
+    return source.metadata is None and found and not is_json(source)
 
 
 def is_gguf(source: TokenizerSource) -> bool:
@@ -65,6 +84,15 @@ def ostro_tokenizers() -> Iterator[TokenizerFormat]:
         claims=is_wordpiece,
         load=f"{package}.vocabulary:load_wordpiece",
         usage="vocab.txt",
+    )
+    yield TokenizerFormat(
+        name="tekken", claims=is_tekken, load=f"{package}.ranks:load_tekken", usage="tekken.json"
+    )
+    yield TokenizerFormat(
+        name="tiktoken",
+        claims=is_tiktoken,
+        load=f"{package}.ranks:load_tiktoken",
+        usage=TIKTOKEN,
     )
     yield TokenizerFormat(
         name="gguf", claims=is_gguf, load=f"{package}.gguf:load_gguf", usage="a GGUF header"

@@ -49,7 +49,7 @@ def test_a_format_of_an_outside_plugin(tmp_path: Path, plugins: PluginManager) -
     with pytest.raises(TokenizerError, match=r"expected tokenizer\.json.*vocab\.txt"):
         load_tokenizer(tmp_path)
     (tmp_path / "upper.vocab").unlink()
-    with pytest.raises(TokenizerError, match=r"vocab\.txt, a GGUF header, upper\.vocab \(found"):
+    with pytest.raises(TokenizerError, match=r"vocab\.txt, tekken\.json.*, upper\.vocab \(found"):
         load_tokenizer(tmp_path, plugins=plugins)
 
 
