@@ -339,7 +339,7 @@ class LocalModel:
     @property
     def adapters(self) -> list[AdapterInfo]:
         """All adapters, with their norms."""
-        return self.registry.facts(norms=True)
+        return self.registry.infos(norms=True)
 
     def mixture(self, adapters: Adapters, tokens: Sequence[int]) -> Mixture:
         """Return the mixture of adapters, loading them if necessary; see `Registry.mixture`."""
@@ -351,7 +351,7 @@ class LocalModel:
     def read_adapter(self, name: str) -> None:
         """Load an adapter if it is not loaded. Raises AdapterError."""
         alias = self.registry.aliases.get(name)
-        if alias is None or alias.generation not in self.registry.store:
+        if alias is None or alias.generation not in self.registry.store.adapters:
             self.local.adapt("read", name=name)
 
     def template_of(self, refs: Sequence[AdapterRef]) -> str | None:
@@ -360,7 +360,7 @@ class LocalModel:
             return None
         self.read_adapter(refs[0].name)
         generation = self.registry.find(refs[0].name).generation
-        return self.registry.store[generation or ""].template
+        return self.registry.store.adapters[generation or ""].template
 
     def requantize(self, quant: str | None = None, *, topology: str | None = None) -> list[str]:
         """Reload the weights from the checkpoint in other formats. Return `explain`.

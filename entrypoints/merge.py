@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro.core.adapters.loader import check_placed, check_wholes
+from ostro.core.adapters.loader import check_targets, check_whole_weights
 from ostro.core.adapters.targets import AdapterTargets, TargetResolver
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.errors import AdapterError, Unsupported, UsageError
@@ -41,12 +41,12 @@ class MergePart:
     """One adapter of a merge. `name` is for messages, `strength` multiplies its scale."""
 
     name: str
-    placed: AdapterTargets
+    targets: AdapterTargets
     strength: float
 
     def factors(self, slot: Slot) -> LowRank | None:
         """Return the factors for a slot's weight, None if the adapter does not change it."""
-        return self.placed.factors.get(slot.module, {}).get((slot.part, slot.expert or 0))
+        return self.targets.factors.get(slot.module, {}).get((slot.part, slot.expert or 0))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Merged:
         paths = {module: path for path, module in self.outline.model.named_modules()}
         tied = [(head, table) for head in paths if isinstance(head, Head) for table in head.tied]
         for head, table in tied:
-            if any({head, table} & part.placed.modules.keys() for part in self.parts):
+            if any({head, table} & part.targets.modules.keys() for part in self.parts):
                 theirs = [names.write(f"{paths[m]}.weight", space) for m in (head, table)]
                 if any(named.transform is not None for named in theirs):
                     raise Unsupported(
@@ -136,8 +136,8 @@ class Merged:
         """Return a slot's weight or bias with all adapters merged, float32."""
         if slot.kind == "tensor":
             return self.merge_bias(slot, tensor)
-        full = [p.placed.whole[slot.module] for p in self.parts if slot.module in p.placed.whole]
-        base = full[0].float() if full else tensor  # `check_wholes` rejects a second one
+        full = [p.targets.whole[slot.module] for p in self.parts if slot.module in p.targets.whole]
+        base = full[0].float() if full else tensor  # `check_whole_weights` rejects a second one
         total = base.clone()
         for part in self.parts:
             if factors := part.factors(slot):
@@ -148,7 +148,7 @@ class Merged:
     def merge_bias(self, slot: Slot, bias: Tensor) -> Tensor:
         total = bias.clone()
         for part in self.parts:
-            full = part.placed.biases.get(slot.module, {}).get(slot.part)
+            full = part.targets.biases.get(slot.module, {}).get(slot.part)
             if full is not None:
                 total += part.strength * (full.float() - bias)
             factors = part.factors(slot)
@@ -217,17 +217,17 @@ def merge_adapters(
             f"{container.path.name}: adapters can only be merged into a folder with config.json "
             "and float safetensors; convert the merged model to GGUF afterwards"
         )
-    places = TargetResolver(outline.model, outline.names)
+    resolver = TargetResolver(outline.model, outline.names)
     parts = []
     for name, (weights, strength) in adapters.items():
         check_static(name, weights)
-        placed = places.place(weights)
+        targets = resolver.resolve(weights)
         try:
-            check_placed(weights, placed)
+            check_targets(weights, targets)
         except AdapterError as error:
             raise AdapterError(f"{name}: {error}") from None
-        parts.append(MergePart(name, placed, strength))
-    check_wholes([part.placed.whole for part in parts], [part.strength for part in parts])
+        parts.append(MergePart(name, targets, strength))
+    check_whole_weights([part.targets.whole for part in parts], [part.strength for part in parts])
     known = [weights.template for weights, _ in adapters.values()]
     templates = list(dict.fromkeys(each for each in known if each is not None))
     if len(templates) > 1:
@@ -258,7 +258,7 @@ def check_biases(found: Merged) -> None:
         (slot.module, slot.part) for slot in slots(found.outline.model) if slot.kind == "tensor"
     }
     for part in found.parts:
-        for module, factors in part.placed.factors.items():
+        for module, factors in part.targets.factors.items():
             for (name, _), each in factors.items():
                 if each.bias is not None and (module, name) not in with_bias:
                     raise AdapterError(
@@ -272,10 +272,10 @@ def changes(parts: Sequence[MergePart], slot: Slot) -> bool:
     for part in parts:
         factors = part.factors(slot)
         if slot.kind == "storage":
-            if factors is not None or slot.module in part.placed.whole:
+            if factors is not None or slot.module in part.targets.whole:
                 return True
         elif (factors is not None and factors.bias is not None) or (
-            slot.part in part.placed.biases.get(slot.module, {})
+            slot.part in part.targets.biases.get(slot.module, {})
         ):
             return True
     return False

@@ -1,4 +1,4 @@
-"""An adapter made ready for one model: on the host, in pages, and what is known of it."""
+"""Loaded adapters, packed in pages on the host for one model, and mixtures of them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ostro.core.adapters.delta import AdapterDelta, Factors, Filled
+from ostro.core.adapters.delta import AdapterDelta, Factors, PackedFactors
 from ostro.core.adapters.weights import Mixer
 from ostro.core.nn import Storage
 
 
 @dataclass(eq=False, kw_only=True)
 class LoadedAdapter:
-    """Its pages by table, `pages` of them in each; what is special, in tables of its own.
+    """An adapter in host memory, by the deltas of the model that it changes.
 
-    `factors` and `biases` are kept of tables with gains alone, until those are measured (`gains`):
-    that takes products with the base's weights, in the engine's own thread. `members` and `mixer`
-    make it an X-LoRA adapter, whose `routes` say by which layer of its scalings a part of a table
-    goes; the parts of its members lie apart, in `sets` of pages. `effect` is how much it
-    changes what the model says, where that was tried; it `encodes` where it changes more than text
-    passes through: what encoders make of media.
+    `packed` are its pages by delta, `pages` of them in each. `factors` and `biases` are those of
+    modules with DoRA or biases, from which the engine's thread computes `gains`: this needs
+    products with the base's weights. `whole` are weights that replace the base's. An X-LoRA adapter
+    has `members`, a `mixer`, and `routes`: the layer of the scalings for each part of a delta; each
+    part of its members has its own one of `sets` sets of pages. `effect` is how much the adapter
+    changes the model's outputs, None if unknown; `encodes` is true if it also changes encoders of
+    media, which text does not pass.
     """
 
     generation: str
@@ -29,7 +30,7 @@ class LoadedAdapter:
     rank: int
     pages: int
     base: str = ""
-    filled: dict[AdapterDelta, Filled] = field(default_factory=dict)
+    packed: dict[AdapterDelta, PackedFactors] = field(default_factory=dict)
     factors: dict[AdapterDelta, Factors] = field(default_factory=dict)
     biases: dict[AdapterDelta, Mapping[str, Tensor]] = field(default_factory=dict)
     gains: dict[AdapterDelta, Tensor] = field(default_factory=dict)
@@ -48,23 +49,23 @@ class LoadedAdapter:
 
     @property
     def special(self) -> bool:
-        """Whether it takes a special slot: it has gains, biases or whole weights."""
+        """Whether it needs a special slot: it has gains, biases or whole weights."""
         return bool(self.factors or self.biases or self.whole)
 
     @property
-    def tables(self) -> list[AdapterDelta]:
-        """All that it changes itself."""
-        return list(dict.fromkeys([*self.filled, *self.factors, *self.biases, *self.whole]))
+    def deltas(self) -> list[AdapterDelta]:
+        """The deltas that it changes itself, without its members."""
+        return list(dict.fromkeys([*self.packed, *self.factors, *self.biases, *self.whole]))
 
     @property
     def all_pages(self) -> int:
-        """Its pages and those of its members."""
+        """The number of its pages and of those of its members."""
         return self.pages + sum(member.pages for member in self.members)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes on the host."""
-        own = sum(a.nbytes + b.nbytes for a, b in self.filled.values())
+        """Bytes of host memory that it uses."""
+        own = sum(a.nbytes + b.nbytes for a, b in self.packed.values())
         own += sum(storage.nbytes for storage in self.whole.values())
         mixer = () if self.mixer is None else self.mixer.tensors.values()
         own += sum(tensor.nbytes for tensor in mixer)
@@ -73,7 +74,7 @@ class LoadedAdapter:
 
 @dataclass(frozen=True, eq=False)
 class WeightedAdapter:
-    """One adapter of a mixture: how much of it, and from which token on."""
+    """One adapter of a mixture, its scale, and the first token that it applies to."""
 
     adapter: LoadedAdapter
     scale: float
@@ -82,32 +83,34 @@ class WeightedAdapter:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """The adapters that apply to a sequence; empty for the base alone."""
+    """The adapters that apply to a sequence; none for the base alone."""
 
     shares: tuple[WeightedAdapter, ...] = ()
 
     @property
     def mixer(self) -> Mixer | None:
-        """Of an X-LoRA adapter what draws its scalings."""
+        """The classifier of an X-LoRA adapter, which is always the only one of a mixture."""
         return self.shares[0].adapter.mixer if self.shares else None
 
     @property
     def generations(self) -> tuple[str, ...]:
-        """Of its adapters."""
+        """The generations of its adapters."""
         return tuple(share.adapter.generation for share in self.shares)
 
     @property
     def starts(self) -> list[int]:
-        """The tokens from which another set of shares applies."""
+        """The tokens at which the set of adapters changes."""
         return sorted({share.since for share in self.shares})
 
     def at(self, token: int) -> tuple[WeightedAdapter, ...]:
-        """The shares that apply to a token."""
+        """The adapters that apply to a token."""
         return tuple(share for share in self.shares if share.since <= token)
 
     def pairs(self, stop: int) -> tuple[tuple[str, float], ...]:
-        """(generation, scale) of what applies to any of the tokens before `stop`: for block keys,
-        which hold for an adapter that begins inside the block as well where it begins.
+        """(generation, scale) of the adapters that apply to a token before `stop`, for block keys.
+
+        The first token is part of the key: two blocks with the same tokens differ if an adapter
+        applies from different tokens on.
         """
         return tuple(
             (f"{s.adapter.generation}@{s.since}" if s.since else s.adapter.generation, s.scale)

@@ -1,8 +1,8 @@
-"""Pages: where the factors of adapters lie on the device, beside the linears that they change.
+"""Adapter deltas: what adapters add to a module, computed from factors in pages on the device.
 
-A page is sixteen rank rows, the same numbers in every table; an adapter of rank 40 takes three,
-a mixture is nothing but the pages of all its adapters. A table is made when the first adapter
-touches its module, and is filled in place ever after.
+A page is sixteen rank rows. An adapter has the same page numbers in every delta: one of rank 40 has
+three. A mixture is the list of the pages of its adapters. A delta is allocated when the first
+adapter changes its module; adapters are written to its pages in place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.adapters.mixture_table import MixtureTable
-from ostro.core.adapters.targets import Place
+from ostro.core.adapters.targets import WeightPart
 from ostro.core.adapters.weights import LowRank
 from ostro.core.cache import zeros
 from ostro.core.nn import Embedding, Linear, Storage
@@ -25,23 +25,25 @@ PAGE = 16
 """Rank rows of a page: what one tile of tensor cores takes."""
 
 CHUNK = 64
-"""Rows whose factors are gathered at a time where heads are multiplied one by one."""
+"""Rows whose factors are gathered at a time in per-head products: gathering all rows of a prompt
+would copy the factors once per row."""
 
 Adaptable = Linear | Embedding | ExpertLinear
 """Modules whose weights adapters change."""
 
-Factors = Mapping[Place, LowRank]
-Filled = tuple[Tensor, Tensor]
+Factors = Mapping[WeightPart, LowRank]
+PackedFactors = tuple[Tensor, Tensor]
 """Pages of A [pages, experts, parts, 16, k] and of B [pages, experts, 16, n]."""
 
 
 class AdapterDelta:
-    """The pages of one module: its delta.
+    """The delta of one module; implements `nn.Delta`.
 
     a [pages * experts, parts, 16, k], b [pages * experts, 16, n]; an embedding's b has a column for
-    each token. `gains` [slots, 5, n] float32 are magnitude, two norms, bias of B, and what is added
-    to the base's own bias, of the adapters that have some; `lengths` [n] are the squared norms of
-    the base's rows; `whole` storages by slot.
+    each token. Of adapters with DoRA or biases, `gains` [slots, 5, n] float32 are the magnitude,
+    the two norms of `compute_gains`, the bias of B, and the difference to the base's bias;
+    `base_norms_sq` [n] are the squared norms of the base's rows. `whole` are storages by slot.
+    `applied` is set by every call that has a mixture.
     """
 
     def __init__(
@@ -50,13 +52,13 @@ class AdapterDelta:
         index: int,
         pages: int,
         slots: int,
-        sheet: MixtureTable,
+        table: MixtureTable,
         target: Target,
     ) -> None:
-        """`index` numbers the tables of a model; `target` says where the module computes, and
-        `sheet` is the mixture table there.
+        """`index` numbers the deltas of a model; `target` has the device and dtype of the module,
+        `table` is the mixture table on that device.
         """
-        self.module, self.index, self.sheet, self.slots = module, index, sheet, slots
+        self.module, self.index, self.table, self.slots = module, index, table, slots
         self.parts, self.experts, self.n, self.k = shape_of(module)
         self.widths = tuple(self.parts.values())
         self.device, self.dtype = target.device, target.dtype
@@ -64,123 +66,132 @@ class AdapterDelta:
         self.a = zeros(count, len(self.parts), PAGE, self.k, dtype=self.dtype, device=self.device)
         self.b = zeros(count, PAGE, self.n, dtype=self.dtype, device=self.device)
         self.gains: Tensor | None = None
-        self.lengths: Tensor | None = None
+        self.base_norms_sq: Tensor | None = None
         self.whole: dict[int, Storage] = {}
-        self.dirty: set[int] = set()
-        self.heard = False  # since somebody last asked
-        self.times = Op(lora.KERNELS)
-        self.times.select(target)
+        self.written: set[int] = set()  # pages that are not all zeros
+        self.applied = False
+        self.op = Op(lora.KERNELS)
+        self.op.select(target)
 
-    # What a linear calls
+    # nn.Delta: what the module calls
 
     def matmul(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
-        """x [..., k], y [..., n] -> y, changed."""
+        """x [..., k], y [..., n] -> y with the delta added, in place."""
         if step.mixture is None:
             return y
-        self.change(x.reshape(-1, self.k), y.view(-1, self.n), step.mixture)
+        self.apply(x.reshape(-1, self.k), y.view(-1, self.n), step.mixture)
         return y
 
     def grouped(self, x: Tensor, y: Tensor, expert_of_row: Tensor, step: Step) -> Tensor:
-        """x [t, k], y [t, n], expert_of_row [t] -> y, changed."""
+        """x [t, k], y [t, n], expert_of_row [t] -> y with the delta added, in place."""
         if step.mixture is not None:
-            self.heard = True
-            self.add(x, y, step.mixture, self.sheet.of(self.index), expert_of_row)
+            self.applied = True
+            self.add(x, y, step.mixture, self.table.scales_of(self.index), expert_of_row)
         return y
 
     def rows(self, ids: Tensor, y: Tensor, step: Step) -> Tensor:
-        """ids [t], y [t, d] -> y, changed: the rows of B A that the tokens name."""
+        """ids [t], y [t, d] -> y plus the rows `ids` of B A."""
         if step.mixture is None:
             return y
-        self.heard, mixture = True, self.spread(step.mixture, len(ids))
+        self.applied, mixture = True, per_row(step.mixture, len(ids))
         for slot, storage in self.whole.items():
-            mine = (self.sheet.slots[mixture] == slot).any(-1)
-            y = torch.where(mine[:, None], storage.rows(ids), y)
+            uses = (self.table.slots[mixture] == slot).any(-1)
+            y = torch.where(uses[:, None], storage.rows(ids), y)
         total = y.float()
-        for here, scale, _ in self.each(mixture, slice(None), None):
-            h = self.b[here, :, ids].float() * scale[:, None]
-            total = total + torch.einsum("tr,trk->tk", h, self.a[here, 0].float())
+        for page, scale, _ in self.pages_of_rows(mixture, slice(None), None):
+            h = self.b[page, :, ids].float() * scale[:, None]
+            total = total + torch.einsum("tr,trk->tk", h, self.a[page, 0].float())
         return total.to(y.dtype)
 
     def matmul_t(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
-        """x [t, h, n/h], y [t, h, k] -> [t, h, k]."""
+        """The product by the transpose, per head: x [t, h, n/h], y [t, h, k] -> [t, h, k]."""
         if step.mixture is None:
             return y
-        self.heard, mixture = True, self.spread(step.mixture, len(x))
+        self.applied, mixture = True, per_row(step.mixture, len(x))
         gains = self.gains_of(mixture)
         if gains is not None:
+            # A gain scales rows of W, which the transpose sums over: it must scale x, before the
+            # product, so the base's product is computed again.
             assert isinstance(self.module, Linear), f"{self.module = } has heads"
             whole = 1 + (gains - 1).sum(0)
             y = self.module.whole.matmul_t((x * whole.view_as(x)).to(x.dtype))
         out = []
         for rows in chunks(len(x)):
             total = y[rows].float()
-            for here, scale, gain in self.each(mixture[rows], rows, gains):
+            for page, scale, gain in self.pages_of_rows(mixture[rows], rows, gains):
                 left = x[rows].float() * (1 if gain is None else gain.view(x[rows].shape))
-                b = self.b[here].float().unflatten(-1, (x.shape[1], -1))
+                b = self.b[page].float().unflatten(-1, (x.shape[1], -1))
                 h = torch.einsum("thc,trhc->thr", left, b) * scale[:, None, None]
-                total = total + torch.einsum("thr,trk->thk", h, self.a[here, 0].float())
+                total = total + torch.einsum("thr,trk->thk", h, self.a[page, 0].float())
             out.append(total.to(y.dtype))
         return torch.cat(out)
 
     def matmul_h(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
-        """x [t, h, k], y [t, h, n/h] -> [t, h, n/h]."""
+        """The product per head: x [t, h, k], y [t, h, n/h] -> [t, h, n/h]."""
         if step.mixture is None:
             return y
-        self.heard, mixture = True, self.spread(step.mixture, len(x))
+        self.applied, mixture = True, per_row(step.mixture, len(x))
         gains, out = self.gains_of(mixture), []
         for rows in chunks(len(x)):
             total = y[rows].float()
             if gains is not None:
                 total = total * (1 + (gains[:, rows] - 1).sum(0)).view(total.shape)
-            for here, scale, gain in self.each(mixture[rows], rows, gains):
-                h = torch.einsum("thk,trk->thr", x[rows].float(), self.a[here, 0].float())
-                b = self.b[here].float().unflatten(-1, (x.shape[1], -1))
+            for page, scale, gain in self.pages_of_rows(mixture[rows], rows, gains):
+                h = torch.einsum("thk,trk->thr", x[rows].float(), self.a[page, 0].float())
+                b = self.b[page].float().unflatten(-1, (x.shape[1], -1))
                 part = torch.einsum("thr,trhc->thc", h * scale[:, None, None], b)
                 total = total + (part if gain is None else part * gain.view(part.shape))
             out.append(total.to(y.dtype))
         return torch.cat(out)
 
-    def each(
+    def pages_of_rows(
         self, mixture: Tensor, rows: slice, gains: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Of each page of these rows: which it is [t], its scale [t], 0 for none, and the gain
-        [t, n] of the adapter that it belongs to.
+        """For each page of the mixtures of these rows: its number [t], its scale [t], 0 for none,
+        and the gain [t, n] of its adapter.
         """
-        table, scales = self.sheet, self.sheet.of(self.index)
+        table, scales = self.table, self.table.scales_of(self.index)
         for j in range(table.width):
             page = table.pages[mixture, j].long()
             gain = None
             if gains is not None:
-                mine, owner = gains[:, rows], table.owners[mixture, j].long()
-                stack = torch.cat((mine, torch.ones_like(mine[:1])))
+                of_rows, owner = gains[:, rows], table.owners[mixture, j].long()
+                # Pages without a special slot have owner -1: the last entry, a gain of 1.
+                stack = torch.cat((of_rows, torch.ones_like(of_rows[:1])))
                 gain = stack[owner % len(stack), torch.arange(len(page), device=page.device)]
+            # Without a branch on page >= 0: captured steps cannot branch on the device's values.
             yield page.clamp(min=0), scales[mixture, j] * (page >= 0), gain
 
-    # How
+    # The formula
 
     def add(
         self, x: Tensor, y: Tensor, mixture: Tensor, scales: Tensor, expert: Tensor | None = None
     ) -> None:
-        """y += what the pages make of x, in place."""
-        pages = self.sheet.pages
-        self.times(x, y, self.a, self.b, self.widths, pages, scales, mixture, expert, self.experts)
+        """y += scale * B A x for all pages of each row, in place."""
+        pages = self.table.pages
+        self.op(x, y, self.a, self.b, self.widths, pages, scales, mixture, expert, self.experts)
 
-    def change(self, x: Tensor, y: Tensor, mixture: Tensor) -> None:
-        """The whole algebra on rows x [t, k] and y [t, n], in place."""
-        self.heard, table = True, self.sheet
+    def apply(self, x: Tensor, y: Tensor, mixture: Tensor) -> None:
+        """Apply whole weights, low-rank deltas, gains and biases to x [t, k], y [t, n], in place.
+
+        `mixture` [t] or [1] has the row of the mixture table for each row, or one for all.
+        """
+        self.applied, table = True, self.table
+        # All rows compute every whole weight and select: captured steps cannot gather rows.
         for slot, storage in self.whole.items():
-            mine = (table.slots[mixture] == slot).any(-1)[:, None]
-            y.copy_(torch.where(mine, storage.matmul(x), y))
-        scales = table.of(self.index)
-        if self.gains is None or self.lengths is None:
+            uses = (table.slots[mixture] == slot).any(-1)[:, None]
+            y.copy_(torch.where(uses, storage.matmul(x), y))
+        scales = table.scales_of(self.index)
+        if self.gains is None or self.base_norms_sq is None:
             self.add(x, y, mixture, scales)
             return
         # DoRA multiplies base and delta by a gain of its own, so each adapter's part is needed
         # alone: first the pages without a special slot, then those of one slot after the other.
-        base, many = y.to(torch.float32, copy=True), self.spread(mixture, len(y))
+        # float32, as each part is rounded to y's dtype once already.
+        base, many = y.to(torch.float32, copy=True), per_row(mixture, len(y))
         self.add(x, y, mixture, scales * (table.owners < 0))
         total, gains = y.float(), self.gains_of(many)
-        assert gains is not None, "there are lengths"
+        assert gains is not None, "the gains have just been found"
         for i, gain in enumerate(gains):
             part = torch.zeros_like(y)
             self.add(x, part, mixture, scales * (table.owners == i))
@@ -192,27 +203,24 @@ class AdapterDelta:
         y.copy_(total)
 
     def gains_of(self, mixture: Tensor) -> Tensor | None:
-        """DoRA's gains [SPECIAL, t, n] of rows: the length that a row of W + s B A shall have, by
-        the one that it has, whatever s is; 1 where an adapter has none. None where nobody has any.
+        """DoRA's gains [SPECIAL, t, n] of rows: the magnitude of a row of W + s B A over its norm,
+        for the scale s of the row; 1 for adapters without DoRA. None if no adapter has any.
         """
-        if self.gains is None or self.lengths is None:
+        if self.gains is None or self.base_norms_sq is None:
             return None
-        slot = self.sheet.slots[mixture].long().t()
-        strength = self.sheet.strengths[mixture].t()[..., None]
+        slot = self.table.slots[mixture].long().t()
+        strength = self.table.strengths[mixture].t()[..., None]
         magnitude, n1, n2 = self.gains[slot.clamp(min=0)][..., :3, :].unbind(2)
-        length = self.lengths + 2 * strength * n1 + strength * strength * n2
-        gained = (slot >= 0)[..., None] & (magnitude != 0)
-        return torch.where(gained, magnitude * length.rsqrt(), 1.0)
+        # |w + s d|^2 = |w|^2 + 2 s (w . d) + s^2 |d|^2: right for every scale without W or B A.
+        norm_sq = self.base_norms_sq + 2 * strength * n1 + strength * strength * n2
+        has_gain = (slot >= 0)[..., None] & (magnitude != 0)
+        return torch.where(has_gain, magnitude * norm_sq.rsqrt(), 1.0)
 
-    def spread(self, mixture: Tensor, rows: int) -> Tensor:
-        """The mixture of each of so many rows, int64."""
-        return mixture.long().expand(rows) if len(mixture) == 1 else mixture.long()
+    # Writing adapters
 
-    # Filling
-
-    def prepare(self, factors: Factors, pages: int, sets: int) -> Filled:
-        """The pages of an adapter's factors, on the host. With `sets` the parts lie apart, each in
-        a set of pages of its own, so that each can have a scale of its own.
+    def pack(self, factors: Factors, pages: int, sets: int) -> PackedFactors:
+        """The pages of an adapter's factors, on the host. With `sets` > 1 each part of a fused
+        module has its own set of pages, so that each part can have its own scale.
         """
         a = torch.zeros(pages, self.experts, len(self.parts), PAGE, self.k, dtype=self.dtype)
         b = torch.zeros(pages, self.experts, PAGE, self.n, dtype=self.dtype)
@@ -223,25 +231,27 @@ class AdapterDelta:
                 down, up = each.a[start : start + PAGE], each.b[:, start : start + PAGE]
                 a[i, expert, number, : len(down)] = down
                 b[i, expert, : len(down), columns] = (each.scale * up.float()).t()
+        # Pinned: from pageable memory `write` would block the host until the device is idle.
         return (a.pin_memory(), b.pin_memory()) if self.device.type == "cuda" else (a, b)
 
-    def fill(self, pages: Sequence[int], filled: Filled | None) -> None:
-        """Write an adapter's pages, or wipe them where it has none here."""
-        if filled is None:
-            for page in self.dirty.intersection(pages):
+    def write(self, pages: Sequence[int], packed: PackedFactors | None) -> None:
+        """Copy an adapter's pages to the device, or zero them if it does not change this module."""
+        if packed is None:
+            # The last adapter with these page numbers may have left its factors.
+            for page in self.written.intersection(pages):
                 rows = slice(page * self.experts, (page + 1) * self.experts)
                 self.a[rows], self.b[rows] = 0, 0
-            self.dirty.difference_update(pages)
+            self.written.difference_update(pages)
             return
-        # Before the copies: where one of them fails, the pages are wiped for their next adapter.
-        self.dirty.update(pages)
-        for page, a, b in zip(pages, *filled, strict=True):
+        # Before the copies: if one of them fails, the pages are zeroed for their next adapter.
+        self.written.update(pages)
+        for page, a, b in zip(pages, *packed, strict=True):
             rows = slice(page * self.experts, (page + 1) * self.experts)
             self.a[rows].copy_(a, non_blocking=True)
             self.b[rows].copy_(b, non_blocking=True)
 
     def columns(self, part: str) -> slice:
-        """Which columns of y belong to a part."""
+        """The columns of y that belong to a part."""
         start = 0
         for name, width in self.parts.items():
             if name == part:
@@ -249,8 +259,10 @@ class AdapterDelta:
             start += width
         raise KeyError(part)
 
-    def measure(self, factors: Factors, biases: Mapping[str, Tensor]) -> Tensor:
-        """The gains [5, n] float32 of an adapter: magnitude, its rows with W, its own, biases."""
+    def compute_gains(self, factors: Factors, biases: Mapping[str, Tensor]) -> Tensor:
+        """The gains [5, n] float32 of an adapter: the magnitude, the products of the rows of s B A
+        with those of W, their squared norms, the bias of B, and the difference to the base's bias.
+        """
         out = torch.zeros(5, self.n, device=self.device)
         for (part, _), each in factors.items():
             here = self.columns(part)
@@ -259,9 +271,10 @@ class AdapterDelta:
             if each.magnitude is None:
                 continue
             a, b = each.a.to(out), each.scale * each.b.to(out)
-            seen = self.base(a)[:, here].t()
+            # The base multiplies A's rows: a quantized W is never dequantized whole.
+            product = self.base_matmul(a)[:, here].t()
             out[0, here] = each.magnitude.to(out)
-            out[1, here] = (b * seen).sum(-1)
+            out[1, here] = (b * product).sum(-1)
             out[2, here] = ((b @ (a @ a.t())) * b).sum(-1)
         for part, bias in biases.items():
             here, module = self.columns(part), self.module
@@ -269,31 +282,32 @@ class AdapterDelta:
             out[4, here] = bias.to(out) - module.bias[here].float()
         return out
 
-    def base(self, x: Tensor) -> Tensor:
+    def base_matmul(self, x: Tensor) -> Tensor:
         """x [r, k] -> [r, n] float32 by the base's weights alone."""
         held = self.module.held
         return torch.cat([s.matmul(x.to(s.dtype)).float() for s in held], -1)
 
-    def gain(self, slot: int, gains: Tensor) -> None:
-        """Put an adapter's gains in their slot."""
-        if self.gains is None or self.lengths is None:
-            lengths = [storage.row_norms_sq().to(self.device) for storage in self.module.held]
-            self.gains, self.lengths = (
+    def write_gains(self, slot: int, gains: Tensor) -> None:
+        """Write an adapter's gains to its slot; the first call allocates the slots."""
+        if self.gains is None or self.base_norms_sq is None:
+            norms = [storage.row_norms_sq().to(self.device) for storage in self.module.held]
+            # One assignment: if memory runs out, the delta still has neither.
+            self.gains, self.base_norms_sq = (
                 torch.zeros(self.slots, 5, self.n, device=self.device),
-                torch.cat(lengths),
+                torch.cat(norms),
             )
         self.gains[slot] = gains
 
     @property
     def nbytes(self) -> int:
         """Bytes of all its tensors."""
-        held = [self.a, self.b, self.gains, self.lengths]
-        own = sum(tensor.nbytes for tensor in held if tensor is not None)
+        tensors = (self.a, self.b, self.gains, self.base_norms_sq)
+        own = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         return own + sum(storage.nbytes for storage in self.whole.values())
 
 
 def shape_of(module: Adaptable) -> tuple[Mapping[str, int], int, int, int]:
-    """Its parts, experts, rows n and columns k."""
+    """The parts of a module, its number of experts, rows n and columns k."""
     if isinstance(module, Linear):
         n, k = module.weight_shape
         return module.parts, 1, n, k
@@ -302,11 +316,16 @@ def shape_of(module: Adaptable) -> tuple[Mapping[str, int], int, int, int]:
     return {"": module.n}, 1, module.n, module.d
 
 
+def per_row(mixture: Tensor, rows: int) -> Tensor:
+    """The row of the mixture table for each of `rows` rows, int64."""
+    return mixture.long().expand(rows) if len(mixture) == 1 else mixture.long()
+
+
 def chunks(rows: int) -> Iterator[slice]:
-    """So many rows, a few at a time."""
+    """Slices of at most `CHUNK` rows."""
     return (slice(start, start + CHUNK) for start in range(0, rows, CHUNK))
 
 
 def pages_of(ranks: Iterable[int]) -> int:
-    """Pages for the largest of some ranks."""
+    """The number of pages for the largest of some ranks."""
     return -(-max(ranks, default=0) // PAGE)

@@ -1,4 +1,4 @@
-"""Reading an adapter: from a reference to pages for one model, checked on the way."""
+"""The adapter loader: finds, reads, checks and packs an adapter for one model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.adapters.adapter import LoadedAdapter
-from ostro.core.adapters.delta import PAGE, AdapterDelta, pages_of
+from ostro.core.adapters.delta import PAGE, AdapterDelta, Factors, pages_of
 from ostro.core.adapters.mixture_table import SPECIAL, WIDTH
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.adapters.targets import AdapterTargets, TargetResolver, describe_unmatched
@@ -38,108 +38,116 @@ from ostro.core.tokenizer import Tokenizer, load_tokenizer
 
 CONFIG = "adapter_config.json"
 JSON_BYTES = 10_000_000
+"""Largest JSON file that is parsed: adapters come from strangers."""
+
 TOKENIZERS = ("tokenizer.json", "vocab.json")
+"""JSON files that are not parsed: no plugin needs them, and they are large."""
 
 
 @dataclass(frozen=True)
 class AdapterLoader:
-    """Where adapters of one model are read to: its weights by name, and its tables. `path` and
-    `metadata` are where its tokenizer lies.
-    """
+    """Loads adapters for one model. `path` and `metadata` are those of the model's files."""
 
     path: Path
     metadata: Mapping[str, Any]
-    places: TargetResolver
+    resolver: TargetResolver
     adapter_pool: AdapterPool
     plugins: PluginManager
     settings: Settings
 
     def read(self, reference: str) -> LoadedAdapter:
-        """The adapter of a reference, ready to be used. Raises AdapterError."""
-        return self.make(read_weights(locate(reference, self.settings, self.plugins), self.plugins))
+        """Load an adapter by its reference. Raises AdapterError."""
+        return self.load(read_weights(locate(reference, self.settings, self.plugins), self.plugins))
 
-    def make(self, weights: AdapterWeights, *, apart: bool = False) -> LoadedAdapter:
-        """The adapter in pages. `apart`: each part of a fused linear in pages of its own."""
-        placed = self.places.place(weights)
-        self.check(weights, placed)
-        adapter_pool = self.adapter_pool
-        tables = {module: adapter_pool.table(module) for module in placed.modules}
-        per = pages_of(f.rank for each in placed.factors.values() for f in each.values())
-        sets = max((len(t.parts) for t in tables.values()), default=1) if apart else 1
-        gained = [
-            module
-            for module, factors in placed.factors.items()
-            if any(f.magnitude is not None or f.bias is not None for f in factors.values())
-        ]
-        kept = [*gained, *placed.biases]
-        other = {m: tensor for m, tensor in placed.whole.items() if not is_base(m, tensor)}
-        members = [self.make(member, apart=True) for member in weights.members]
+    def load(self, weights: AdapterWeights, *, is_member: bool = False) -> LoadedAdapter:
+        """Check an adapter and pack it in pages. Raises AdapterError.
+
+        X-LoRA scales the parts of a fused linear independently, so each part of a member has its
+        own set of pages.
+        """
+        targets = self.resolver.resolve(weights)
+        self.check(weights, targets)
+        has_gains = any(has_gain(factors) for factors in targets.factors.values())
+        if is_member and (targets.whole or targets.biases or has_gains):
+            raise AdapterError(
+                "a member of an X-LoRA adapter has DoRA, biases or whole weights; members must be "
+                "plain LoRA"
+            )
+        deltas = {module: self.adapter_pool.delta(module) for module in targets.modules}
+        count = pages_of(f.rank for each in targets.factors.values() for f in each.values())
+        sets = max((len(d.parts) for d in deltas.values()), default=1) if is_member else 1
+        members = [self.load(member, is_member=True) for member in weights.members]
         adapter = LoadedAdapter(
-            generation=weights.generation + ", apart" * apart,  # it lies otherwise
+            # A member has other pages than the same adapter alone: the pool keeps both.
+            generation=weights.generation + (", member" if is_member else ""),
             kind=weights.kind,
             rank=max([0, *(f.rank for f in weights.weights.values()), *(m.rank for m in members)]),
-            pages=per * sets,
+            pages=count * sets,
             sets=sets,
             base=weights.base,
-            filled={
-                tables[module]: tables[module].prepare(factors, per * sets, sets)
-                for module, factors in placed.factors.items()
+            packed={
+                deltas[module]: deltas[module].pack(factors, count * sets, sets)
+                for module, factors in targets.factors.items()
             },
-            factors={tables[module]: placed.factors[module] for module in gained},
-            biases={tables[module]: biases for module, biases in placed.biases.items()},
-            whole={tables[m]: self.storage(m, tensor) for m, tensor in other.items()},
+            factors={deltas[m]: each for m, each in targets.factors.items() if has_gain(each)},
+            biases={deltas[module]: biases for module, biases in targets.biases.items()},
+            whole={
+                deltas[module]: self.storage(module, tensor)
+                for module, tensor in targets.whole.items()
+                if not is_base(module, tensor)
+            },
             invocation=weights.invocation,
             template=weights.template,
             members=members,
             mixer=weights.mixer,
             routes=self.routes(weights),
-            matched=[*placed.matched, *(name for member in members for name in member.matched)],
-            unmatched=placed.unmatched,
+            matched=[*targets.matched, *(name for member in members for name in member.matched)],
+            unmatched=targets.unmatched,
             norms={name: norm(f) for name, f in weights.weights.items()}
             | {f"{i}: {n}": x for i, m in enumerate(members) for n, x in m.norms.items()},
         )
-        if apart and (kept or placed.whole):
-            raise AdapterError("an X-LoRA adapter mixes plain LoRA alone, without DoRA and biases")
         self.check_size(adapter)
         return adapter
 
     def routes(self, weights: AdapterWeights) -> dict[tuple[AdapterDelta, int], int]:
-        """By which layer of a mixer's scalings each part of a table goes."""
+        """The layer of a mixer's scalings for each part (by its index) of a delta."""
         found: dict[tuple[AdapterDelta, int], int] = {}
         if weights.mixer is None:
             return found
         for name, layer in weights.mixer.layers.items():
-            for slot, _ in self.places.find(name, weights.space):
-                table = self.adapter_pool.table(slot.module)
-                found[table, list(table.parts).index(slot.part)] = layer
+            for slot, _ in self.resolver.find(name, weights.space):
+                delta = self.adapter_pool.delta(slot.module)
+                found[delta, list(delta.parts).index(slot.part)] = layer
         return found
 
-    def check(self, weights: AdapterWeights, placed: AdapterTargets) -> None:
-        """Refuse what would do nothing, or less than it says, and what there is no room for."""
-        check_placed(weights, placed)
+    def check(self, weights: AdapterWeights, targets: AdapterTargets) -> None:
+        """Raise AdapterError for an adapter that fits the model only in part, or whose special
+        tokens or rank do not.
+        """
+        check_targets(weights, targets)
         self.check_tokens(weights.tokens)
         rank = max((f.rank for f in weights.weights.values()), default=0)
         if rank > self.settings.max_adapter_rank:
             raise AdapterLimit(
-                f"the adapter has rank {rank}, at most {self.settings.max_adapter_rank} is allowed;"
-                " start with a larger --max-adapter-rank"
+                f"the adapter has rank {rank}, the limit is {self.settings.max_adapter_rank}; "
+                "start with a larger --max-adapter-rank"
             )
 
     def check_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Refuse an adapter whose special tokens are not the base's."""
+        """Raise AdapterError if special tokens of the adapter have other ids in the base."""
         if not tokens or self.tokenizer is None:
             return
         for token, id in tokens.items():
             if (found := self.tokenizer.id(token)) != id:
                 raise AdapterError(
-                    f"the adapter knows {token!r:.60} as token {id}, the base has "
+                    f"the adapter has {token!r:.60} as token {id}, the base has "
                     f"{'no such token' if found is None else found}; tokens cannot be added: merge "
                     "the adapter into a model with a tokenizer of its own"
                 )
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The base's tokenizer; None where its files hold none."""
+        """The base's tokenizer; None if its files have none."""
         try:
             header = self.metadata if self.path.suffix == ".gguf" else None
             return load_tokenizer(self.path, metadata=header, plugins=self.plugins)
@@ -147,29 +155,30 @@ class AdapterLoader:
             return None
 
     def check_size(self, adapter: LoadedAdapter) -> None:
+        """Raise AdapterLimit for an adapter that the empty pool has no room for."""
         if adapter.all_pages > min(WIDTH, self.adapter_pool.size):
             most = min(WIDTH, self.adapter_pool.size) * PAGE
             raise AdapterLimit(
-                f"the adapter takes {adapter.all_pages * PAGE} rank rows, there is room for {most};"
+                f"the adapter needs {adapter.all_pages * PAGE} rank rows, there is room for {most};"
                 " start with more --adapter-slots, or use a smaller rank"
             )
 
     def storage(self, module: Any, tensor: Tensor) -> Storage:
-        """A whole weight as the model multiplies it."""
-        held = module.held[0]
+        """The storage of a whole weight, on the device and in the dtype of the one it replaces."""
+        replaced = module.held[0]
         info = TensorInfo(name="weight", shape=tuple(tensor.shape), format="F32", nbytes=0)
         stored = Stored(
             tensors={"weight": tensor},
             infos={"weight": info},
             shape=tuple(tensor.shape),
-            device=held.device,
-            dtype=held.dtype,
+            device=replaced.device,
+            dtype=replaced.dtype,
         )
         dense = resolve(self.plugins.get("quantizers", "dense").storage)
         storage: Storage = dense.read(stored)
         target = Target(
-            device=held.device,
-            dtype=held.dtype,
+            device=replaced.device,
+            dtype=replaced.dtype,
             deterministic=self.settings.deterministic,
             exact=self.settings.exact,
         )
@@ -177,10 +186,15 @@ class AdapterLoader:
         return storage
 
 
+def has_gain(factors: Factors) -> bool:
+    """Whether the factors of a module have a DoRA magnitude or a bias."""
+    return any(f.magnitude is not None or f.bias is not None for f in factors.values())
+
+
 def is_base(module: Any, tensor: Tensor) -> bool:
-    """Whether a whole weight is the base's own, as PEFT saves it beside factors of embeddings."""
-    (held,) = module.held
-    weight = held.dequantize().view(held.shape)
+    """Whether a whole weight equals the base's: PEFT saves both beside factors of embeddings."""
+    (storage,) = module.held
+    weight = storage.dequantize().view(storage.shape)
     return bool(torch.equal(weight, tensor.to(weight)))
 
 
@@ -195,57 +209,60 @@ def locate(reference: str, settings: Settings, plugins: PluginManager) -> Path:
         raise AdapterNotFound(str(error)) from None
 
 
-def read_weights(path: Path, plugins: PluginManager, *, alone: bool = True) -> AdapterWeights:
-    """What lies at a path, read by the plugin that claims it. Raises AdapterError.
+def read_weights(path: Path, plugins: PluginManager, *, is_member: bool = False) -> AdapterWeights:
+    """Read the adapter at a path with the plugin that claims it. Raises AdapterError.
 
-    An adapter may have members if it stands `alone`; a member may not.
+    A member of another adapter must not have members itself.
     """
     root = path if path.is_dir() else path.parent
     names = sorted(e.name for e in path.iterdir()) if path.is_dir() else [path.name]
     config = read_config(root / CONFIG) if CONFIG in names else {}
-    known = parsed(root, names) | ({CONFIG: config} if config else {})
+    known = read_json_files(root, names) | ({CONFIG: config} if config else {})
     files = Files(root=root, names=tuple(names), json=known)
     record = plugins.claimant("adapters", lambda a: a.claims(files, config), path.name)
     if record is None:
         raise AdapterError(
-            f"{path.name}: no installed adapter kind reads it: there is neither {CONFIG} nor a file"
-            " of factors that one of them knows"
+            f"{path.name}: no installed plugin reads this adapter: neither its {CONFIG} nor its "
+            "files are in a known format; install the plugin for its format"
         )
     source = AdapterSource(
         files=files,
         config=config,
         open=lambda name: open_container(root / name, plugins),
-        member=(lambda path: read_member(root, path, plugins)) if alone else no_member,
+        member=no_member if is_member else (lambda path: read_member(root, path, plugins)),
     )
     read: AdapterReader = resolve(record.load)
     return read(source)
 
 
 def read_member(root: Path, path: str, plugins: PluginManager) -> AdapterWeights:
-    """An adapter that the one in `root` mixes, in a folder of that, or beside it.
+    """Read a member of the adapter in `root`, from a folder in it or beside it.
 
-    Raises AdapterForbidden for one that lies elsewhere, or for `root` itself.
+    Raises AdapterForbidden for any other folder, and for `root` itself.
     """
-    home = root.resolve()
+    # Both with links resolved: a link in the folder must not lead out of it.
+    folder = root.resolve()
     try:
-        found = resolve_path(home / path)
+        found = resolve_path(folder / path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise AdapterForbidden(
             f"the path of the member {path!r:.200} cannot be resolved: {reason}"
         ) from None
-    if found == home or home.parent not in found.parents:
+    if found == folder or folder.parent not in found.parents:
         raise AdapterForbidden(
-            f"the member {path!r:.200} lies outside the adapter's folder and those beside it; copy "
+            f"the member {path!r:.200} is outside the adapter's folder and those beside it; copy "
             "it into the folder, under its name in the config"
         )
     if not found.is_dir():
-        raise AdapterNotFound(f"the member {path!r:.200} is no folder in {home.name} or beside it")
-    return read_weights(found, plugins, alone=False)
+        raise AdapterNotFound(
+            f"the member {path!r:.200} is not a folder in {folder.name} or beside it"
+        )
+    return read_weights(found, plugins, is_member=True)
 
 
-def parsed(root: Path, names: Sequence[str]) -> dict[str, Any]:
-    """The JSON files of a folder by name, those that can be read; tokenizers are left alone."""
+def read_json_files(root: Path, names: Sequence[str]) -> dict[str, Any]:
+    """The parsed JSON files of a folder by name, without invalid ones and tokenizers."""
     found: dict[str, Any] = {}
     for name in names:
         path = root / name
@@ -253,57 +270,58 @@ def parsed(root: Path, names: Sequence[str]) -> dict[str, Any]:
             try:
                 found[name] = read_config(path)
             except AdapterError:
-                continue  # whoever needs it says that it is not there
+                continue  # a plugin that needs the file reports it as missing
     return found
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """A parsed JSON file. Raises AdapterError where it is no object."""
+    """Parse a JSON file. Raises AdapterError unless it holds an object."""
     try:
         if path.stat().st_size > JSON_BYTES:
             raise AdapterError(f"{path.name} is larger than {JSON_BYTES} bytes")
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise AdapterError(f"{path.name} is no JSON: {error!s:.200}") from None
+        raise AdapterError(f"{path.name} is not valid JSON: {error!s:.200}") from None
     if not isinstance(found, dict):
-        raise AdapterError(f"{path.name} holds {type(found).__name__}, an object belongs there")
+        raise AdapterError(f"{path.name} holds {type(found).__name__}, expected an object")
     return found
 
 
 def norm(factors: LowRank) -> float:
-    """The Frobenius norm of scale * B A, without making it; of experts, of all of them."""
+    """The Frobenius norm of scale * B A, for stacked experts of all of them, plus the bias's."""
     a, b = factors.a.float(), factors.b.float()
+    # |B A|^2 = sum((B^T B) * (A A^T)): [r, r] products instead of the [n, k] matrix.
     square = ((b.mT @ b) * (a @ a.mT)).sum()
     extra = [t.float().norm() for t in (factors.bias,) if t is not None]
     return abs(factors.scale) * float(square.clamp(min=0).sqrt()) + float(sum(extra))
 
 
-def check_placed(weights: AdapterWeights, placed: AdapterTargets) -> None:
-    """Refuse what would do nothing to a model, or less than it says. Raises AdapterError."""
-    if placed.unmatched:
+def check_targets(weights: AdapterWeights, targets: AdapterTargets) -> None:
+    """Raise AdapterError if weights of the adapter are not in the model, or it has none."""
+    if targets.unmatched:
         raise AdapterError(
-            f"the model has nothing called {describe_unmatched(placed.unmatched)}; the adapter was "
-            f"made for {weights.base or 'another model'}"
+            f"the model has no weights named {describe_unmatched(targets.unmatched)}; the adapter "
+            f"was made for {weights.base or 'another model'}"
         )
-    if not placed.modules and not weights.members:
+    if not targets.modules and not weights.members:
         raise AdapterError("the adapter changes nothing: it holds no weights")
 
 
-def check_wholes(wholes: Sequence[Collection[object]], scales: Sequence[float]) -> None:
-    """Refuse whole weights that cannot be mixed: the modules that each adapter of several has some
-    for, and how much of it is wanted. Raises AdapterError.
+def check_whole_weights(wholes: Sequence[Collection[object]], scales: Sequence[float]) -> None:
+    """Raise AdapterError for whole weights that cannot be mixed; `wholes` are the modules with
+    whole weights of each adapter, `scales` the adapters' scales.
     """
     seen: set[object] = set()
     for whole, scale in zip(wholes, scales, strict=True):
         if whole and scale != 1:
-            raise AdapterError("an adapter with whole weights (modules_to_save) has scale 1 alone")
+            raise AdapterError("an adapter with whole weights (modules_to_save) must have scale 1")
         if seen.intersection(whole):
-            raise AdapterError("two of these adapters put a weight of their own in one place")
+            raise AdapterError("two of these adapters replace the same weight; use one of them")
         seen.update(whole)
 
 
 def check_mixture(adapters: Sequence[LoadedAdapter], scales: Sequence[float]) -> None:
-    """Refuse mixtures that cannot be computed. Raises AdapterError."""
+    """Raise AdapterError for a mixture that cannot be computed."""
     if sum(adapter.all_pages for adapter in adapters) > WIDTH:
         raise AdapterLimit(f"these adapters have more than {WIDTH * PAGE} rank rows together")
     special = [adapter for adapter in adapters if adapter.special]
@@ -312,10 +330,11 @@ def check_mixture(adapters: Sequence[LoadedAdapter], scales: Sequence[float]) ->
             f"{len(special)} adapters with DoRA, biases or whole weights in one request; at most "
             f"{SPECIAL} can be mixed"
         )
-    mixed = [adapter for adapter in adapters if adapter.mixer is not None]
-    if mixed and len(adapters) > 1:
-        raise AdapterError("an X-LoRA adapter mixes others itself: ask for it alone")
-    check_wholes([adapter.whole for adapter in adapters], scales)
+    if len(adapters) > 1 and any(adapter.mixer is not None for adapter in adapters):
+        raise AdapterError("an X-LoRA adapter cannot be mixed with others; request it alone")
+    check_whole_weights([adapter.whole for adapter in adapters], scales)
     for adapter in adapters:
-        if any(isinstance(table.module, ExpertLinear) for table in adapter.factors):
-            raise AdapterError("biases of experts cannot be adapted")
+        if any(isinstance(delta.module, ExpertLinear) for delta in adapter.factors):
+            raise AdapterError(
+                "biases of experts are not supported; train the adapter without them"
+            )

@@ -1,7 +1,6 @@
-"""The mixture table: which pages apply to a row, and how much of each, on the device.
+"""Mixture tables: device tensors that hold the pages and scales of the adapters of each row.
 
-A step carries one number per row, its row of this table; row 0 is the base alone. The table's
-tensors stay in place for good, so that captured steps read whatever is written there.
+A step carries one index per row of its batch, into the rows of this table; row 0 has no adapters.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from torch import Tensor
 from ostro.core.device import to_device
 
 WIDTH = 32
-"""Pages of one mixture at most: two adapters of rank 256, or 32 of rank 16."""
+"""Most pages of one mixture: two adapters of rank 256, or 32 of rank 16."""
 
 SPECIAL = 2
-"""Adapters of one mixture that have gains, biases or whole weights."""
+"""Most adapters of one mixture that have gains, biases or whole weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureEntry:
-    """What a mixture holds of one adapter: its pages, how much of it, and its special slot."""
+    """One adapter of a mixture: its pages, its scale, and its special slot."""
 
     pages: Sequence[int]
     scale: float
@@ -31,16 +30,17 @@ class MixtureEntry:
 
 
 class MixtureTable:
-    """The mixture table as it lies on one device.
+    """The mixture table on one device, with M rows.
 
-    pages [M, width] int32, -1 for none, and scales [tables, M, width] float32; `owners` [M, width]
-    int32 tell which of a row's special slots a page belongs to, -1 for none; `slots` [M, SPECIAL]
-    int32 are these, `strengths` [M, SPECIAL] float32 their scales. The scales of all tables are one
-    until `widen` gives each table its own.
+    pages [M, width] int32, -1 for none, and scales [deltas, M, width] float32. `owners` [M, width]
+    int32 are the indices of the special slot of each page, -1 for none; `slots` [M, SPECIAL] int32
+    are these slots, `strengths` [M, SPECIAL] float32 their scales. All deltas share one [M, width]
+    of scales until `add_scalings` gives each its own.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.device = device
+        # Allocated once and written in place: captured steps read these addresses.
         self.pages = torch.full((rows, 1), -1, dtype=torch.int32, device=device)
         self.scales = torch.zeros(1, rows, 1, device=device)
         self.owners = torch.full((rows, 1), -1, dtype=torch.int32, device=device)
@@ -59,39 +59,40 @@ class MixtureTable:
         """Pages that a row has room for."""
         return self.pages.shape[1]
 
-    def double(self) -> None:
-        """Room for twice as many pages in a row."""
+    def double_width(self) -> None:
+        """Make room for twice as many pages in a row; replaces the tensors."""
         blank = torch.full_like(self.pages, -1)
-        # All three or, where memory runs out, none: they are one table.
+        # One assignment: if memory runs out, all three tensors keep their old width.
         self.pages, self.owners, self.scales = (
             torch.cat((self.pages, blank), -1),
             torch.cat((self.owners, blank), -1),
             torch.cat((self.scales, torch.zeros_like(self.scales)), -1),
         )
 
-    def widen(self, tables: int, more: int) -> None:
-        """Scales of its own for each table, and so many more rows."""
+    def add_scalings(self, deltas: int, rows: int) -> None:
+        """Add separate scales for each delta, and `rows` more rows; replaces the tensors."""
 
-        def longer(tensor: Tensor, fill: float) -> Tensor:
-            blank = torch.full((more, *tensor.shape[1:]), fill, device=self.device)
+        def extended(tensor: Tensor, fill: float) -> Tensor:
+            blank = torch.full((rows, *tensor.shape[1:]), fill, device=self.device)
             return torch.cat((tensor, blank.to(tensor.dtype)))
 
-        known = [longer(scales, 0) for scales in self.scales]
+        known = [extended(scales, 0) for scales in self.scales]
+        # A new delta starts with the scales that all deltas share: those of plain mixtures.
         self.pages, self.owners, self.slots, self.strengths, self.scales = (
-            longer(self.pages, -1),
-            longer(self.owners, -1),
-            longer(self.slots, -1),
-            longer(self.strengths, 0),
-            torch.stack(known + [known[0]] * (tables - len(known))),
+            extended(self.pages, -1),
+            extended(self.owners, -1),
+            extended(self.slots, -1),
+            extended(self.strengths, 0),
+            torch.stack(known + [known[0]] * (deltas - len(known))),
         )
 
-    def of(self, table: int) -> Tensor:
-        """The scales [M, width] of a table."""
-        return self.scales[table if len(self.scales) > 1 else 0]
+    def scales_of(self, delta: int) -> Tensor:
+        """The scales [M, width] of the delta with this index."""
+        return self.scales[delta if len(self.scales) > 1 else 0]
 
     @torch.inference_mode()
     def write(self, row: int, entries: Sequence[MixtureEntry]) -> None:
-        """Say what a row holds from now on."""
+        """Replace the contents of a row."""
         pages, scales, owners = ([x] * self.width for x in (-1, 0.0, -1))
         slots, strengths = [-1] * SPECIAL, [0.0] * SPECIAL
         at, special = 0, 0
@@ -111,42 +112,44 @@ class MixtureTable:
 
 
 class MixtureTables:
-    """The rows of the mixture table, and its sheets, one on each device where tables lie.
+    """The mixture table with a replica on each device that has deltas, and its free rows.
 
-    `drawn` are the last rows, which X-LoRA draws anew at every step; there are none before `widen`.
-    Only `widen` and `reach` put other tensors in the place of those that captured steps know.
+    `scaling_rows` are the last rows, which X-LoRA rewrites in every step; there are none before
+    `add_scalings`. Only `add_scalings` and `ensure_width` replace tensors that captured steps read;
+    both return whether they did.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self.rows, self.free = rows, list(range(rows - 1, 0, -1))
-        self.drawn = range(rows, rows)
-        self.home = MixtureTable(rows, device)
-        self.sheets = {device: self.home}
+        # Row 0 is never free: it is the row of the base.
+        self.rows, self.free_rows = rows, list(range(rows - 1, 0, -1))
+        self.scaling_rows = range(rows, rows)
+        self.main = MixtureTable(rows, device)
+        self.tables = {device: self.main}
 
-    def sheet(self, device: torch.device) -> MixtureTable:
-        """The table on a device."""
-        if device not in self.sheets:
-            self.sheets[device] = self.home.to(device)
-        return self.sheets[device]
+    def table(self, device: torch.device) -> MixtureTable:
+        """The replica on a device."""
+        if device not in self.tables:
+            self.tables[device] = self.main.to(device)
+        return self.tables[device]
 
-    def widen(self, tables: int, drawn: int) -> bool:
-        """Scales of its own for each table, and rows to be drawn; whether any were lacking."""
-        if self.drawn and len(self.home.scales) >= tables:
+    def add_scalings(self, deltas: int, rows: int) -> bool:
+        """Give each delta its own scales, and add `rows` scaling rows if there are none."""
+        if self.scaling_rows and len(self.main.scales) >= deltas:
             return False
-        for sheet in self.sheets.values():
-            sheet.widen(tables, 0 if self.drawn else drawn)
-        self.drawn = range(self.rows, self.rows + drawn)
+        for table in self.tables.values():
+            table.add_scalings(deltas, 0 if self.scaling_rows else rows)
+        self.scaling_rows = range(self.rows, self.rows + rows)
         return True
 
-    def reach(self, pages: int) -> bool:
-        """Room for so many pages in a row; whether there was less."""
-        narrow = [sheet for sheet in self.sheets.values() if sheet.width < pages]
-        for sheet in narrow:
-            while sheet.width < pages:
-                sheet.double()
+    def ensure_width(self, pages: int) -> bool:
+        """Make room for so many pages in a row."""
+        narrow = [table for table in self.tables.values() if table.width < pages]
+        for table in narrow:
+            while table.width < pages:
+                table.double_width()
         return bool(narrow)
 
     def write(self, row: int, entries: Sequence[MixtureEntry]) -> None:
-        """Say what a row holds from now on."""
-        for sheet in self.sheets.values():
-            sheet.write(row, entries)
+        """Replace the contents of a row on every device."""
+        for table in self.tables.values():
+            table.write(row, entries)

@@ -1,9 +1,9 @@
-"""Residents: the adapters that lie on the device, in which pages, and who uses them."""
+"""The adapter pool: adapters on the device, their pages and rows of the mixture table."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,18 +13,19 @@ from ostro.core.adapters.adapter import LoadedAdapter, Mixture, WeightedAdapter
 from ostro.core.adapters.delta import AdapterDelta
 from ostro.core.adapters.mixture_table import MixtureEntry, MixtureTables
 from ostro.core.adapters.scaling import Scaling
+from ostro.core.errors import AdapterLimit
 from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.placement.placement import Placement
 
 SLOTS = 16
-"""Adapters with gains, biases or whole weights that lie on the device at once."""
+"""Most adapters with gains, biases or whole weights on the device at once."""
 
 
 @dataclass(eq=False)
 class PooledAdapter:
-    """An adapter on the device: its pages, its special slot, and how many lanes use it."""
+    """An adapter on the device: its pages, its special slot, and how many mixture rows use it."""
 
     adapter: LoadedAdapter
     pages: list[int]
@@ -34,9 +35,12 @@ class PooledAdapter:
 
 @dataclass(eq=False)
 class MixtureRow:
-    """A row of the mixture table, shared by all sequences with these very shares."""
+    """A row of the mixture table; sequences with the same adapters and scales share it.
 
-    row: int
+    `users` counts the leases. The row is free again when the last one is released.
+    """
+
+    index: int
     key: tuple[tuple[str, float], ...]
     adapters: list[PooledAdapter]
     users: int = 0
@@ -44,263 +48,316 @@ class MixtureRow:
 
 @dataclass(eq=False)
 class MixtureLease:
-    """What a sequence holds: from which token on which lane applies, in order.
+    """The rows of the mixture table that a sequence uses: (first token, row), in order.
 
-    Of an X-LoRA adapter `scaling` writes what its mixer draws, and `drawn` are the rows of the
-    mixture table that hold it for the tokens of the step that comes.
+    For an X-LoRA adapter, `scaling` writes the scalings of the sequence, and `scaling_rows` are the
+    rows of the mixture table with the scalings of the tokens of the next step.
     """
 
-    lanes: Sequence[tuple[int, MixtureRow]] = ()
+    rows: Sequence[tuple[int, MixtureRow]] = ()
     scaling: Scaling | None = None
-    drawn: Sequence[int] = ()
+    scaling_rows: Sequence[int] = ()
 
     @property
     def pairs(self) -> tuple[tuple[str, float], ...]:
-        """The (generation, scale) of all lanes, for keys."""
-        return tuple(pair for _, lane in self.lanes for pair in lane.key)
+        """The (generation, scale) of all rows, for keys of caches."""
+        return tuple(pair for _, row in self.rows for pair in row.key)
 
-    def rows(self, start: int, stop: int) -> list[int]:
-        """The rows of the mixture table of tokens start..stop."""
+    def row_indices(self, start: int, stop: int) -> list[int]:
+        """The row of the mixture table for each of the tokens start..stop."""
         if self.scaling is not None:
-            return list(self.drawn)
+            return list(self.scaling_rows)
         found = [0] * (stop - start)
-        for since, lane in self.lanes:
+        for since, row in self.rows:
             for i in range(max(since, start), stop):
-                found[i - start] = lane.row
+                found[i - start] = row.index
         return found
 
-    def row(self, token: int) -> int:
-        """The row of one token."""
-        return next((lane.row for since, lane in reversed(self.lanes) if since <= token), 0)
+    def row_index(self, token: int) -> int:
+        """The row of the mixture table for one token."""
+        return next((row.index for since, row in reversed(self.rows) if since <= token), 0)
 
 
 NOTHING = MixtureLease()
 
 
 class AdapterPool:
-    """Tables, pages and mixture rows of one model."""
+    """The adapters on the device, least recently used first, and the deltas that hold their pages.
+
+    `changes` counts the changes to what captured steps compute: modules that call other deltas, and
+    tensors that were replaced. The runner captures again when it has grown.
+    """
 
     def __init__(
-        self, *, pages: int, lanes: int, drawn: int, target: Target, placement: Placement
+        self, *, pages: int, rows: int, scaling_rows: int, target: Target, placement: Placement
     ) -> None:
-        """`pages` in each table, `lanes` distinct mixtures at once, and as many as `drawn` rows of
-        X-LoRA in a step; `target` is the model's, `placement` says where its modules compute.
+        """`pages` in each delta; `rows` distinct mixtures at once; `scaling_rows` of X-LoRA in a
+        step. `target` is the model's, `placement` gives the device of each module.
         """
-        self.target, self.size, self.drawn = target, pages, drawn
+        self.target, self.size, self.scaling_rows = target, pages, scaling_rows
         self.placement = placement
-        self.mixtures = MixtureTables(lanes + 1, target.device)
-        self.tables: dict[Module, AdapterDelta] = {}
-        self.free, self.slots = list(range(pages - 1, -1, -1)), list(range(SLOTS - 1, -1, -1))
-        self.here: OrderedDict[str, PooledAdapter] = OrderedDict()
+        self.mixtures = MixtureTables(rows + 1, target.device)
+        self.deltas: dict[Module, AdapterDelta] = {}
+        self.free_pages = list(range(pages - 1, -1, -1))
+        self.free_slots = list(range(SLOTS - 1, -1, -1))
+        self.adapters: OrderedDict[str, PooledAdapter] = OrderedDict()
         self.pinned: set[str] = set()
-        self.lanes: dict[tuple[tuple[str, float], ...], MixtureRow] = {}
-        self.changes = 0  # how often what is captured has become another program
+        self.rows: dict[tuple[tuple[str, float], ...], MixtureRow] = {}
+        self.changes = 0
         self.swaps = 0
 
-    def table(self, module: Module) -> AdapterDelta:
-        """The table of a module; the first adapter that touches it has it made."""
-        if module not in self.tables:
+    def delta(self, module: Module) -> AdapterDelta:
+        """The delta of a module, made for the first adapter that changes the module."""
+        if module not in self.deltas:
             assert isinstance(module, Linear | Embedding | ExpertLinear), (
                 f"{module} takes no adapters"
             )
             device, dtype = self.placement.device(module), module.held[0].dtype
             target = replace(self.target, device=device, dtype=dtype)
-            sheet, number = self.mixtures.sheet(device), len(self.tables)
-            self.tables[module] = AdapterDelta(module, number, self.size, SLOTS, sheet, target)
-        return self.tables[module]
+            table, number = self.mixtures.table(device), len(self.deltas)
+            self.deltas[module] = AdapterDelta(module, number, self.size, SLOTS, table, target)
+        return self.deltas[module]
+
+    # Attaching: which modules call their deltas
 
     def attach(self, adapter: LoadedAdapter) -> None:
-        """Have the modules that an adapter changes call their tables."""
-        for table in adapter.tables:
-            if not any(delta is table for delta in table.module.deltas):
-                table.module.deltas.append(table)
+        """Let the modules that an adapter changes call their deltas."""
+        for delta in adapter.deltas:
+            if not any(each is delta for each in delta.module.deltas):
+                delta.module.deltas.append(delta)
                 self.changes += 1
         for member in adapter.members:
             self.attach(member)
-        if self.mixtures.drawn:
-            self.widen()
+        # Scalings index deltas: new deltas need scales of their own before the next step.
+        if self.mixtures.scaling_rows:
+            self.add_scalings()
 
-    def discard(self, adapter: LoadedAdapter, kept: set[AdapterDelta], changes: int) -> None:
-        """Take back what `attach` did for an adapter that is refused, and free its pages. `kept`
-        are the tables that were attached before, `changes` the count of then: modules call the same
-        tables again, so that what is captured is still right.
+    def undo_attach(
+        self, adapter: LoadedAdapter, attached: set[AdapterDelta], changes: int
+    ) -> None:
+        """Undo `attach` for an adapter that is refused, and evict it. `attached` and `changes` are
+        their values from before.
         """
         for each in (adapter, *adapter.members):
-            self.forget(each.generation)
-            for table in each.tables:
-                if table not in kept:
-                    table.module.deltas[:] = [d for d in table.module.deltas if d is not table]
-        if not adapter.special:  # gains and whole weights may have changed a table that stays
+            self.evict_unused(each.generation)
+            for delta in each.deltas:
+                if delta not in attached:
+                    remove_delta(delta)
+        # The modules call the same deltas as before, so captured steps are right again. Not so with
+        # gains and whole weights, which may have changed a delta that remains.
+        if not adapter.special:
             self.changes = changes
 
     @property
     def attached(self) -> set[AdapterDelta]:
-        """The tables that modules call."""
-        return {t for t in self.tables.values() if any(d is t for d in t.module.deltas)}
+        """The deltas that modules call."""
+        return {d for d in self.deltas.values() if any(each is d for each in d.module.deltas)}
 
     def detach(self) -> None:
-        """Have no module call a table any more."""
-        for table in self.tables.values():
-            table.module.deltas[:] = [d for d in table.module.deltas if d is not table]
+        """Let no module call a delta any more."""
+        for delta in self.deltas.values():
+            remove_delta(delta)
 
-    def hold(self, mixture: Mixture) -> MixtureLease | None:
-        """Bring a mixture's adapters to the device, for one user; None where there is no room."""
+    # Leases: the mixtures in use
+
+    def check_room(self, adapters: Sequence[LoadedAdapter]) -> None:
+        """Raise AdapterLimit for adapters that never fit beside the pinned ones."""
+        needed = {each.generation: each.pages for a in adapters for each in a.members or (a,)}
+        pinned = sum(
+            pooled.adapter.pages
+            for generation, pooled in self.adapters.items()
+            if generation in self.pinned and generation not in needed
+        )
+        if sum(needed.values()) + pinned > self.size:
+            raise AdapterLimit(
+                "pinned adapters leave no room on the device for the requested ones; start with a "
+                "larger --adapter-slots"
+            )
+
+    def acquire(self, mixture: Mixture) -> MixtureLease | None:
+        """Load a mixture's adapters to the device and lease its rows; None if there is no room."""
         if not mixture.shares:
             return NOTHING
-        held, share = MixtureLease([]), mixture.shares[0]
+        lease, share = MixtureLease([]), mixture.shares[0]
         try:
             for start in mixture.starts:
-                lane = self.lane(mixture.at(start))
-                if lane is None:
-                    self.let_go(held)
+                row = self.acquire_row(mixture.at(start))
+                if row is None:
+                    self.release(lease)
                     return None
-                lane.users += 1
-                held.lanes = [*held.lanes, (start, lane)]
+                row.users += 1
+                lease.rows = [*lease.rows, (start, row)]
             if share.adapter.mixer is not None:
-                self.widen()
-                adapters = held.lanes[0][1].adapters
-                held.scaling = Scaling(share, adapters, len(self.tables), self.target.device)
+                self.add_scalings()
+                members = lease.rows[0][1].adapters
+                lease.scaling = Scaling(share, members, len(self.deltas), self.target.device)
         except Exception:
-            # A table may have been replaced before the error came: what is captured is outdated.
+            # The error may have come after a tensor was replaced: captured steps are outdated.
             self.changes += 1
-            self.let_go(held)
+            self.release(lease)
             raise
-        return held
+        return lease
 
-    def widen(self) -> None:
-        """Scales of its own for each table, and rows for the tokens of a step."""
-        self.changes += self.mixtures.widen(len(self.tables), self.drawn)
-
-    def let_go(self, held: MixtureLease) -> None:
-        """One user of each lane less."""
-        for _, lane in held.lanes:
-            lane.users -= 1
-            if lane.users:
+    def release(self, lease: MixtureLease) -> None:
+        """Release the rows of a lease. Adapters without users stay until their room is needed."""
+        for _, row in lease.rows:
+            row.users -= 1
+            if row.users:
                 continue
-            del self.lanes[lane.key]
-            self.mixtures.free.append(lane.row)
-            for resident in lane.adapters:
-                resident.users -= 1
+            del self.rows[row.key]
+            self.mixtures.free_rows.append(row.index)
+            for pooled in row.adapters:
+                pooled.users -= 1
 
-    def lane(self, shares: Sequence[WeightedAdapter]) -> MixtureRow | None:
-        """The row that holds these shares; a new row counts as one more user of its adapters."""
-        mixed, free = shares[0].adapter.mixer is not None, self.mixtures.free
+    def add_scalings(self) -> None:
+        """Give each delta scales of its own, and the table rows for the tokens of a step."""
+        self.changes += self.mixtures.add_scalings(len(self.deltas), self.scaling_rows)
+
+    def acquire_row(self, shares: Sequence[WeightedAdapter]) -> MixtureRow | None:
+        """The row with these adapters and scales, written if there is none; None without room."""
+        has_mixer = shares[0].adapter.mixer is not None
         key = tuple(sorted((s.adapter.generation, s.scale) for s in shares))
-        if key in self.lanes and not mixed:
-            return self.lanes[key]
-        if not free:
+        if key in self.rows and not has_mixer:
+            return self.rows[key]
+        if not self.mixtures.free_rows:
             return None
-        if mixed:
-            # Scalings differ from sequence to sequence, so that a row is never shared: its number
-            # makes a key that no other mixture has.
-            key = (("row", float(free[-1])),)
+        index = self.mixtures.free_rows[-1]
+        if has_mixer:
+            # Scalings differ between sequences, so such a row is never shared: its index makes a
+            # key that no other mixture has.
+            key = (("row", float(index)),)
         adapters: list[PooledAdapter] = []
-        lane = None
+        row = None
         try:
-            for share in shares:
-                for adapter in share.adapter.members or (share.adapter,):
-                    resident = self.resident(adapter)
-                    if resident is None:
-                        return None
-                    resident.users += 1
-                    adapters.append(resident)
-            self.changes += self.mixtures.reach(sum(len(r.pages) for r in adapters))
-            self.mixtures.write(free[-1], entries_of(shares, adapters))
-            lane = self.lanes[key] = MixtureRow(free.pop(), key, adapters)
-            return lane
+            for adapter in parts_of(shares):
+                pooled = self.load(adapter)
+                if pooled is None:
+                    return None
+                # Counted at once: loading the next adapter must not evict this one.
+                pooled.users += 1
+                adapters.append(pooled)
+            self.changes += self.mixtures.ensure_width(sum(len(each.pages) for each in adapters))
+            self.mixtures.write(index, entries_of(shares, adapters))
+            row = self.rows[key] = MixtureRow(self.mixtures.free_rows.pop(), key, adapters)
+            return row
         finally:
-            if lane is None:
-                for resident in adapters:
-                    resident.users -= 1
+            if row is None:
+                for pooled in adapters:
+                    pooled.users -= 1
 
-    def resident(self, adapter: LoadedAdapter) -> PooledAdapter | None:
-        """The adapter on the device, brought there if it is not; None where there is no room."""
-        if found := self.here.get(adapter.generation):
-            self.here.move_to_end(adapter.generation)
+    # Adapters on the device
+
+    def load(self, adapter: LoadedAdapter) -> PooledAdapter | None:
+        """Load an adapter to the device unless it is there; None if there is no room."""
+        if found := self.adapters.get(adapter.generation):
+            self.adapters.move_to_end(adapter.generation)
             return found
         if not self.make_room(adapter):
             return None
-        pages = [self.free.pop() for _ in range(adapter.pages)]
-        slot = self.slots.pop() if adapter.special else None
-        resident = self.here[adapter.generation] = PooledAdapter(adapter, pages, slot)
+        pages = [self.free_pages.pop() for _ in range(adapter.pages)]
+        slot = self.free_slots.pop() if adapter.special else None
+        pooled = self.adapters[adapter.generation] = PooledAdapter(adapter, pages, slot)
         try:
-            self.swap_in(adapter, pages, slot)
+            self.write(adapter, pages, slot)
         except Exception:
-            self.send_away(resident)
+            self.evict(pooled)
             raise
         self.swaps += 1
-        return resident
+        return pooled
 
     def make_room(self, adapter: LoadedAdapter) -> bool:
-        """Send away what was used longest ago, until there are pages and a slot."""
+        """Evict unused adapters, least recently used first, until there are pages and a slot;
+        whether there are.
+        """
 
-        def enough() -> bool:
-            return len(self.free) >= adapter.pages and (bool(self.slots) or not adapter.special)
+        def has_room() -> bool:
+            has_slot = bool(self.free_slots) or not adapter.special
+            return len(self.free_pages) >= adapter.pages and has_slot
 
-        idle = [r for g, r in self.here.items() if not r.users and g not in self.pinned]
-        for resident in idle:
-            if enough():
+        unused = [a for g, a in self.adapters.items() if not a.users and g not in self.pinned]
+        for pooled in unused:
+            if has_room():
                 break
-            self.send_away(resident)
-        return enough()
+            self.evict(pooled)
+        return has_room()
 
-    def send_away(self, resident: PooledAdapter) -> None:
-        """Free the pages and the slot of an adapter that nobody uses."""
-        assert not resident.users, f"{resident.adapter.generation = } is in use"
-        del self.here[resident.adapter.generation]
-        self.free += resident.pages
-        if resident.slot is not None:
-            self.slots.append(resident.slot)
-            for table in resident.adapter.whole:
-                self.changes += table.whole.pop(resident.slot, None) is not None
+    def evict(self, pooled: PooledAdapter) -> None:
+        """Free the pages and the slot of an adapter that no row uses."""
+        assert not pooled.users, f"{pooled.adapter.generation = } is in use"
+        del self.adapters[pooled.adapter.generation]
+        # The pages keep their contents: no row refers to them until they are written again.
+        self.free_pages += pooled.pages
+        if pooled.slot is not None:
+            self.free_slots.append(pooled.slot)
+            for delta in pooled.adapter.whole:
+                if delta.whole.pop(pooled.slot, None) is not None:
+                    self.changes += 1
 
-    def forget(self, generation: str) -> None:
-        """Free an adapter's room at once, if nobody uses it."""
-        resident = self.here.get(generation)
-        if resident is not None and not resident.users:
-            self.send_away(resident)
+    def evict_unused(self, generation: str) -> None:
+        """Evict an adapter if it is on the device and no row uses it."""
+        pooled = self.adapters.get(generation)
+        if pooled is not None and not pooled.users:
+            self.evict(pooled)
 
     @torch.inference_mode()
-    def swap_in(self, adapter: LoadedAdapter, pages: Sequence[int], slot: int | None) -> None:
-        """Write an adapter into tables."""
-        for table in self.tables.values():
-            table.fill(pages, adapter.filled.get(table))
+    def write(self, adapter: LoadedAdapter, pages: Sequence[int], slot: int | None) -> None:
+        """Write an adapter to its pages and its slot of all deltas."""
+        # Of all: a delta that the adapter does not change may hold another adapter's pages.
+        for delta in self.deltas.values():
+            delta.write(pages, adapter.packed.get(delta))
         if slot is None:
             return
-        for table in self.tables.values():
-            if table.gains is not None:
-                table.gains[slot] = 0
-        for table in dict.fromkeys([*adapter.factors, *adapter.biases]):
-            if table not in adapter.gains:
-                factors, biases = adapter.factors.get(table, {}), adapter.biases.get(table, {})
-                with self.placement.lent(table.module):
-                    adapter.gains[table] = table.measure(factors, biases)
-            self.changes += table.gains is None
-            with self.placement.lent(table.module):
-                table.gain(slot, adapter.gains[table])
-        for table, storage in adapter.whole.items():
-            table.whole[slot] = storage
+        for delta in self.deltas.values():
+            if delta.gains is not None:
+                delta.gains[slot] = 0
+        for delta in dict.fromkeys([*adapter.factors, *adapter.biases]):
+            if delta not in adapter.gains:
+                factors, biases = adapter.factors.get(delta, {}), adapter.biases.get(delta, {})
+                with self.placement.on_device(delta.module):
+                    adapter.gains[delta] = delta.compute_gains(factors, biases)
+            if delta.gains is None:
+                self.changes += 1
+            with self.placement.on_device(delta.module):
+                delta.write_gains(slot, adapter.gains[delta])
+        for delta, storage in adapter.whole.items():
+            delta.whole[slot] = storage
             self.changes += 1
 
-    def renew(self) -> None:
-        """The base's weights have changed: forget what was measured with them."""
-        for resident in list(self.here.values()):
-            resident.adapter.gains = {}
-            self.send_away(resident)
-        for table in self.tables.values():
-            table.gains = table.lengths = None
+    def invalidate(self) -> None:
+        """Evict all adapters and drop their gains, which depend on the base's weights.
+
+        Call it when these weights have changed, while no lease is out.
+        """
+        for pooled in list(self.adapters.values()):
+            pooled.adapter.gains = {}
+            self.evict(pooled)
+        for delta in self.deltas.values():
+            delta.gains = delta.base_norms_sq = None
 
     @property
     def nbytes(self) -> int:
-        return sum(table.nbytes for table in self.tables.values())
+        """Bytes of all deltas on all devices."""
+        return sum(delta.nbytes for delta in self.deltas.values())
+
+
+def remove_delta(delta: AdapterDelta) -> None:
+    """Let a module no longer call its delta."""
+    # By identity: `==` of deltas of other kinds may be anything.
+    delta.module.deltas[:] = [each for each in delta.module.deltas if each is not delta]
+
+
+def parts_of(shares: Sequence[WeightedAdapter]) -> Iterator[LoadedAdapter]:
+    """The adapters of a mixture, or their members: what has pages."""
+    for share in shares:
+        yield from share.adapter.members or (share.adapter,)
 
 
 def entries_of(
     shares: Sequence[WeightedAdapter], adapters: Sequence[PooledAdapter]
 ) -> list[MixtureEntry]:
-    """What a row of the mixture table holds of adapters that lie on the device."""
+    """The entries of a row of the mixture table for adapters on the device."""
     scales = [share.scale for share in shares for _ in share.adapter.members or (share,)]
     return [
-        MixtureEntry(pages=resident.pages, scale=scale, slot=resident.slot)
-        for resident, scale in zip(adapters, scales, strict=True)
+        MixtureEntry(pages=pooled.pages, scale=scale, slot=pooled.slot)
+        for pooled, scale in zip(adapters, scales, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""Scaling: what an X-LoRA mixer draws for a row, written to the mixture table.
+"""X-LoRA scalings: computed from the hidden states of a row, written to the mixture tables.
 
-Nothing of it is read on the host: hidden states become scalings, and these the scales of rows that
-the next pass reads.
+The host reads none of them: a scaling goes from the classifier to the scales of rows of the mixture
+table, which the next forward pass reads.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 
 class Scaling:
-    """Where the scalings [t, layers, adapters] of one X-LoRA adapter go in the mixture table.
+    """Maps the scalings [t, layers, adapters] of one X-LoRA adapter to scales of the mixture table.
 
-    `pages` [n] int32 are those of all its members; the scale of page j in table i is the
-    scaling of layer `layers[i, j]` and adapter `members[j]`, times `factors[i, j]`.
+    `pages` [n] int32 are those of all its members. The scale of page j in delta i is the scaling of
+    layer `layers[i, j]` and adapter `members[j]`, times `factors[i, j]`.
     """
 
     def __init__(
         self,
         share: WeightedAdapter,
         adapters: Sequence[PooledAdapter],
-        tables: int,
+        deltas: int,
         device: torch.device,
     ) -> None:
+        """`adapters` are the members in the pool, `deltas` the number of deltas of the model."""
         adapter, mixer = share.adapter, share.adapter.mixer
         assert mixer is not None, f"{adapter.generation = } has a mixer"
         self.mixer = mixer
@@ -42,29 +43,32 @@ class Scaling:
             pages += pooled.pages
             members += [number] * count
             sets += [i * pooled.adapter.sets // count for i in range(count)]
-        layers = torch.zeros(tables, len(pages), dtype=torch.int64)
-        factors = torch.zeros(tables, len(pages))
-        for (table, part), layer in adapter.routes.items():
-            for j, mine in enumerate(sets):
-                if mine == part:
-                    layers[table.index, j], factors[table.index, j] = layer, share.scale
+        # A factor of 0 switches a page off: the classifier scales no weight of that part.
+        layers = torch.zeros(deltas, len(pages), dtype=torch.int64)
+        factors = torch.zeros(deltas, len(pages))
+        for (delta, part), layer in adapter.routes.items():
+            for j, part_of_page in enumerate(sets):
+                if part_of_page == part:
+                    layers[delta.index, j], factors[delta.index, j] = layer, share.scale
         self.pages = torch.tensor(pages, dtype=torch.int32, device=device)
         self.members = torch.tensor(members, device=device)
         self.layers, self.factors = layers.to(device), factors.to(device)
 
     def write(self, mixtures: MixtureTables, rows: range, hidden: Tensor) -> None:
-        """hidden [t, d] of t rows under the base alone -> the rows of the table that are theirs."""
+        """Write the scalings of t rows to `rows` of the table; hidden [t, d] are the last hidden
+        states of these rows under the base.
+        """
         scalings = self.mixer.scalings(hidden).float()
-        drawn = scalings[:, self.layers, self.members] * self.factors  # [t, tables, n]
+        scales = scalings[:, self.layers, self.members] * self.factors  # [t, deltas, n]
         here, count = slice(rows.start, rows.stop), len(self.pages)
-        for sheet in mixtures.sheets.values():
-            sheet.pages[here] = -1
-            sheet.pages[here, :count] = self.pages.to(sheet.device)
-            scales = drawn.transpose(0, 1).to(sheet.device)
-            sheet.scales[: len(self.layers), here, :count] = scales
+        for table in mixtures.tables.values():
+            # The rows were used by other adapters in the step before.
+            table.pages[here] = -1
+            table.pages[here, :count] = self.pages.to(table.device)
+            table.scales[: len(self.layers), here, :count] = scales.transpose(0, 1).to(table.device)
 
-    def hold(self, mixtures: MixtureTables, source: int, target: int) -> None:
-        """Keep the scales of a row that is drawn anew at every step."""
-        for sheet in mixtures.sheets.values():
-            sheet.pages[target] = sheet.pages[source]
-            sheet.scales[:, target] = sheet.scales[:, source]
+    def copy_row(self, mixtures: MixtureTables, source: int, target: int) -> None:
+        """Copy a scaling row, which the next step overwrites, to a row that lasts."""
+        for table in mixtures.tables.values():
+            table.pages[target] = table.pages[source]
+            table.scales[:, target] = table.scales[:, source]

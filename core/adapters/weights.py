@@ -1,4 +1,4 @@
-"""What an adapter is, read from its files: factors by the names of the weights that they change."""
+"""Adapter weights as plugins read them: factors by the names of the weights that they change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ostro.core.records import Files
 
 
 def no_member(path: str) -> AdapterWeights:
-    """Refuse a member: members have none themselves."""
+    """Raise AdapterError: a member of an adapter has no members itself."""
     raise AdapterError(f"{path!r:.80} cannot be a member: adapters are mixed one level deep")
 
 
@@ -26,10 +26,10 @@ def no_member(path: str) -> AdapterWeights:
 class AdapterSource:
     """The folder that an adapter is read from.
 
-    `files` has its names and parsed JSON, `config` is its adapter_config.json, empty where it has
-    none. `open(name)` opens one of its weight files, safetensors or GGUF. `member(path)` reads an
-    adapter that it mixes, whose folder lies in this one or beside it; raises AdapterForbidden for
-    one that lies elsewhere.
+    `files` has its file names and parsed JSON; `config` is its adapter_config.json, empty without
+    one. `open(name)` opens one of its weight files, safetensors or GGUF. `member(path)` reads a
+    member of the adapter, whose folder is in this one or beside it; it raises AdapterForbidden for
+    any other folder.
     """
 
     files: Files
@@ -40,10 +40,10 @@ class AdapterSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """What an adapter adds to a weight W [n, k]: scale * B A, and scale * bias to its answer.
+    """A low-rank change of a weight W [n, k]: scale * B A, and scale * bias to the output.
 
-    a [r, k], b [n, r], bias [n]; of stacked experts a [e, r, k] and b [e, n, r]. `magnitude` [n] is
-    DoRA's (Liu et al. 2024): row i of W + scale * B A is brought to the length magnitude[i]. An
+    a [r, k], b [n, r], bias [n]; for stacked experts a [e, r, k] and b [e, n, r]. `magnitude` [n]
+    is DoRA's (Liu et al. 2024): row i of W + scale * B A is scaled to the norm magnitude[i]. An
     embedding's W is its table, n tokens by k dimensions.
     """
 
@@ -59,22 +59,22 @@ class LowRank:
 
     @property
     def adds(self) -> bool:
-        """Whether it can change anything: a B of zeros is what training begins with."""
+        """Whether it can change anything. Training begins with a B of zeros."""
         return bool(self.b.any()) or self.bias is not None or self.magnitude is not None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by the names of its fields."""
-        held = {"a": self.a, "b": self.b, "bias": self.bias, "magnitude": self.magnitude}
-        return {name: tensor for name, tensor in held.items() if tensor is not None}
+        """The tensors by the names of their fields."""
+        fields = {"a": self.a, "b": self.b, "bias": self.bias, "magnitude": self.magnitude}
+        return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer:
-    """X-LoRA's classifier (Buehler and Buehler 2024): how much of each adapter a row takes.
+    """X-LoRA's classifier (Buehler and Buehler 2024), which scales each member for each row.
 
-    `scalings(hidden)` makes of a row's last hidden states [t, d] under the base alone scalings
-    [t, layers, adapters] float32; `layers` gives by the name of a weight the layer it goes by.
+    `scalings(hidden)` maps the last hidden states [t, d] of rows under the base alone to scalings
+    [t, layers, adapters] float32; `layers` has the index of the layer by the name of a weight.
     `tensors` are all its weights, for its identity and its size.
     """
 
@@ -82,21 +82,21 @@ class Mixer:
     layers: Mapping[str, int]
     tensors: Mapping[str, Tensor]
     width: int
-    held_after: int = 0  # tokens drawn after which the scalings stay as they are; 0 = never
+    held_after: int = 0  # generated tokens after which the scalings no longer change; 0 = never
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterWeights:
     """An adapter as its plugin reads it.
 
-    `weights` by the dotted name of the weight that they change, without ".weight", in a name
+    `weights` are by the dotted name of the weight that they change, without ".weight", in a name
     `space`: "tree" is transformers' module tree, which PEFT uses, "gguf" that of GGUF files.
-    `whole` are tensors that take the place of the base's (PEFT's modules_to_save), by full name.
-    `invocation` are the tokens from which on an activated adapter applies (aLoRA, 2025), `template`
-    its own chat template, `tokens` ids by the special tokens that it knows. `config` are facts
-    beside the tensors that make it what it is. `base` is the model that it says it was made for.
+    `whole` are tensors that replace the base's (PEFT's modules_to_save), by full name. `invocation`
+    are the tokens from which on an activated adapter applies (aLoRA, 2025), `template` is its chat
+    template, `tokens` are the ids of its special tokens. `config` are further values that are part
+    of its identity. `base` is the model that it was trained for, as its files name it.
 
-    An X-LoRA adapter has `members` in the order of its `mixer`'s scalings, and no weights itself.
+    An X-LoRA adapter has `members` in the order of its `mixer`'s scalings, and no own weights.
     """
 
     kind: str
@@ -113,12 +113,13 @@ class AdapterWeights:
 
     @cached_property
     def generation(self) -> str:
-        """What names these very weights: sha256 of their facts and bytes, in hexadecimal."""
+        """The identity of these weights: sha256 of their fields and bytes, in hexadecimal."""
         state = hashlib.sha256()
-        said = [dict(self.tokens), dict(self.config)]
-        facts = [self.kind, self.space, list(self.invocation), self.template, *said]
+        fields: list[Any] = [self.kind, self.space, list(self.invocation), self.template]
+        fields += [dict(self.tokens), dict(self.config)]
         scales = {name: each.scale for name, each in sorted(self.weights.items())}
-        state.update(json.dumps([facts, scales], sort_keys=True, default=str).encode())
+        # Files may list tensors and keys in any order: the hash must not depend on it.
+        state.update(json.dumps([fields, scales], sort_keys=True, default=str).encode())
         for name, tensor in self.tensors():
             state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
             state.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
@@ -127,7 +128,7 @@ class AdapterWeights:
         return state.hexdigest()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Its own tensors by name, without its members'."""
+        """The adapter's own tensors by name, without those of its members."""
         for name, each in sorted(self.weights.items()):
             yield from ((f"{name}.{key}", tensor) for key, tensor in each.tensors.items())
         yield from sorted(self.whole.items())

@@ -10,6 +10,7 @@ from ostro.core.adapters.adapter import LoadedAdapter, Mixture, WeightedAdapter
 from ostro.core.adapters.loader import AdapterLoader
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.adapters.registry import Registry, check_name
+from ostro.core.adapters.store import AdapterStore
 from ostro.core.adapters.targets import TargetResolver
 from ostro.core.device import parse_size
 from ostro.core.engine.runner import ModelRunner
@@ -37,15 +38,15 @@ def build_adapter_pool(loaded: LoadedModel, settings: Settings, rows: int) -> Ad
     return AdapterPool(
         pages=settings.adapter_slots,
         # An adapter may begin within a prompt: such a sequence has one mixture before, one after.
-        lanes=2 * settings.max_seqs + 2,
-        drawn=rows,
+        rows=2 * settings.max_seqs + 2,
+        scaling_rows=rows,
         target=target_of(loaded.device, loaded.dtype, settings),
         placement=loaded.placement,
     )
 
 
 def reserve(adapter_pool: AdapterPool, loaded: LoadedModel, settings: Settings) -> None:
-    """Allocate a table for each linear before the cache takes the remaining memory.
+    """Allocate the delta of each linear before the cache takes the remaining memory.
 
     Only if the settings allow adapters. On CPU, memory is allocated at its first use anyway.
     """
@@ -54,7 +55,7 @@ def reserve(adapter_pool: AdapterPool, loaded: LoadedModel, settings: Settings) 
         return
     for module in loaded.model.modules():
         if isinstance(module, Linear) and not isinstance(module, Head):
-            adapter_pool.table(module)
+            adapter_pool.delta(module)
 
 
 def build_registry(
@@ -74,13 +75,12 @@ def build_registry(
     )
     memory = settings.adapter_memory
     size = HOST_BYTES if memory is None else parse_size(memory)
-    registry = Registry(
-        loader,
+    store = AdapterStore(
         adapter_pool,
         lambda adapter: None if runner is None else probe(runner, adapter_pool, adapter),
-        most=settings.max_adapters,
         host_bytes=int(size),
     )
+    registry = Registry(loader, store, max_adapters=settings.max_adapters)
     for entry in settings.adapters:
         name, equals, reference = entry.partition("=")
         if not equals or not reference:
@@ -102,23 +102,22 @@ def probe(runner: ModelRunner, adapter_pool: AdapterPool, adapter: LoadedAdapter
     None if the adapter does not fit on the device now, or if it changes modules that text does not
     use. Sets `adapter.encodes` if it changes encoders of media.
     """
-    lease = adapter_pool.hold(Mixture((WeightedAdapter(adapter, 1.0),)))
+    lease = adapter_pool.acquire(Mixture((WeightedAdapter(adapter, 1.0),)))
     if lease is None:
         return None
-    tables = list(adapter_pool.tables.values())
     try:
-        for table in tables:
-            table.heard = False
+        for delta in adapter_pool.deltas.values():
+            delta.applied = False
         vocab = runner.sampler.vocab
         # Spread over the vocabulary, whose ends are often untrained.
         tokens = [vocab * (i + 1) // (PROBE_LENGTH + 2) for i in range(PROBE_LENGTH)]
         base, mixed = runner.states(tokens), runner.states(tokens, lease)
-        own = [table for each in (adapter, *adapter.members) for table in each.tables]
-        # A text does not pass through encoders: a table that was not called belongs to one.
-        adapter.encodes = not all(table.heard for table in own)
+        own = [delta for each in (adapter, *adapter.members) for delta in each.deltas]
+        # A text does not pass through encoders: a delta that was not called belongs to one.
+        adapter.encodes = not all(delta.applied for delta in own)
         effect = float((mixed - base).norm() / base.norm().clamp(min=1e-30))
         # Cross attention has no effect without a medium: an effect of 0 proves nothing then.
         unknown = runner.blocks.cross_groups and not effect
-        return None if unknown or not any(table.heard for table in own) else effect
+        return None if unknown or not any(delta.applied for delta in own) else effect
     finally:
-        adapter_pool.let_go(lease)
+        adapter_pool.release(lease)

@@ -203,7 +203,7 @@ def refresh(engine: Engine, loaded: LoadedModel, settings: Settings) -> None:
     # Blocks of the old weights keep their keys, which no request has any more, until eviction.
     engine.identity = cache_identity(loaded, settings)
     if engine.runner.adapter_pool is not None:
-        engine.runner.adapter_pool.renew()
+        engine.runner.adapter_pool.invalidate()
     engine.runner.graphs = Graphs()
     make_ready(engine, loaded)
 

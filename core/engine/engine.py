@@ -125,7 +125,7 @@ class Engine:
         # Nothing below may raise: only the end of the last choice releases the lease.
         self.live[request.id] = choices
         if self.registry is not None:
-            self.registry.lease(mixture)
+            self.registry.retain(mixture)
         for sequence in choices:
             self.scheduler.add(sequence)
         self.arrivals += 1
@@ -209,7 +209,7 @@ class Engine:
         self.check(request)
         self.check_length(request, mixture)
         pool = self.runner.adapter_pool
-        lease = NOTHING if pool is None else pool.hold(mixture)
+        lease = NOTHING if pool is None else pool.acquire(mixture)
         if lease is None:
             raise Overloaded("the device has no room for these adapters now; try again")
         try:
@@ -219,7 +219,7 @@ class Engine:
             )
         finally:
             if pool is not None:
-                pool.let_go(lease)
+                pool.release(lease)
 
     def abort(self, id: str, index: int | None = None) -> list[TokenOutput]:
         """Abort a request, or one choice of it; return the last output of each aborted choice.

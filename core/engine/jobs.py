@@ -79,12 +79,12 @@ class JobEngine:
         step = ROWS
         if mixture.shares and self.registry is not None and self.adapter_pool is not None:
             # Held for the whole job: all its slices must see the same adapters.
-            lease = self.adapter_pool.hold(mixture)
+            lease = self.adapter_pool.acquire(mixture)
             if lease is None:
                 raise Overloaded("there is no room on the device for these adapters; try again")
-            self.registry.lease(mixture)
+            self.registry.retain(mixture)
             self.leases[request.id] = mixture, lease
-            row = torch.tensor([lease.row(0)], dtype=torch.int32)
+            row = torch.tensor([lease.row_index(0)], dtype=torch.int32)
             step = replace(ROWS, mixture=row.to(self.adapter_pool.target.device))
         try:
             slices = self.worker.work(request, step)
@@ -97,7 +97,7 @@ class JobEngine:
         """Release the adapters of a job that has ended."""
         if id in self.leases and self.registry is not None and self.adapter_pool is not None:
             mixture, lease = self.leases.pop(id)
-            self.adapter_pool.let_go(lease)
+            self.adapter_pool.release(lease)
             self.registry.release(mixture)
 
     def abort(self, id: str) -> list[JobOutput]:

@@ -167,7 +167,7 @@ class MultiModelEngine:
     def answer(self, registry: Registry, result: ReadResult) -> None:
         """Answer an adapter command with all adapters of its model, or with its error."""
         if result.error is None:
-            self.unsent.append(AdapterResult(result.id, registry.facts()))
+            self.unsent.append(AdapterResult(result.id, registry.infos()))
         else:
             self.unsent.append(Failed.of(result.error, result.id))
 

@@ -87,7 +87,7 @@ class PoolingEngine:
                 )
         self.live[request.id] = PoolingTask(request, mixture)
         if self.registry is not None:
-            self.registry.lease(mixture)
+            self.registry.retain(mixture)
         self.queue += [(request.id, i) for i in range(len(request.inputs))]
 
     def abort(self, id: str) -> list[JobOutput]:
@@ -201,13 +201,13 @@ class PoolingEngine:
         """Load the adapters of a mixture to the device; None if they do not fit now."""
         if not mixture.shares or self.runner.adapter_pool is None:
             return NOTHING
-        return self.runner.adapter_pool.hold(mixture)
+        return self.runner.adapter_pool.acquire(mixture)
 
     def release(self, leases: Sequence[MixtureLease]) -> None:
         """Release leases of `acquire`."""
         for lease in leases:
             if self.runner.adapter_pool is not None:
-                self.runner.adapter_pool.let_go(lease)
+                self.runner.adapter_pool.release(lease)
 
     def finish(self, id: str) -> JobOutput:
         """Remove a complete request and return its result, in the order of its inputs."""

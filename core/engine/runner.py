@@ -283,7 +283,7 @@ class ModelRunner:
 
         Raises RequestError if the cross groups have no room.
         """
-        step = self.mixture_step(sequence.lease.row(0))
+        step = self.mixture_step(sequence.lease.row_index(0))
         for item in sequence.request.items:
             if item.since is None:
                 if item.key not in self.features:
@@ -364,25 +364,25 @@ class ModelRunner:
             hidden = self.model.hidden(self.build_step(base_chunks, pass_index=1)[0])
         # One table row per token, reused by every step: the device runs steps in their order, so
         # the step before has read these rows when they are written.
-        row, at = table.drawn.start, 0
+        row, at = table.scaling_rows.start, 0
         for chunk, base in zip(xlora, scaled, strict=True):
             lease, count = chunk.sequence.lease, base.count
             assert lease.scaling is not None, f"{chunk.sequence.request.id = } is mixed"
             rows = range(row, row + count)
             if hidden is not None and count:
                 lease.scaling.write(table, rows, hidden[at : at + count])
-            last = lease.lanes[0][1].row
+            last = lease.rows[0][1].index
             # The row of the lease itself outlives the step: it keeps the last scalings.
             if count and chunk.start + count == chunk.sequence.scaling_end:
-                lease.scaling.hold(table, rows[-1], last)
-            lease.drawn = [*rows, *[last] * (chunk.count - count)]
+                lease.scaling.copy_row(table, rows[-1], last)
+            lease.scaling_rows = [*rows, *[last] * (chunk.count - count)]
             row, at = row + count, at + count
 
     def mixture_rows(self, chunks: Sequence[Chunk]) -> list[int]:
         """The row of the mixture table for each row of these chunks."""
         rows = list[int]()
         for chunk in chunks:
-            rows += chunk.sequence.lease.rows(chunk.start, chunk.start + chunk.count)
+            rows += chunk.sequence.lease.row_indices(chunk.start, chunk.start + chunk.count)
         return rows
 
     def run_eagerly(self, chunks: Sequence[Chunk], launched: LaunchedStep) -> Tensor:

@@ -69,7 +69,7 @@ class StepPlan:
         users = {item.key: (item, s.lease) for s in sequences for item in s.request.items}
         self.encodes = {key: item for key, item in self.encodes.items() if key in users}
         self.mixture_rows = {
-            key: lease.row(item.first)
+            key: lease.row_index(item.first)
             for key, (item, lease) in users.items()
             if key in self.mixture_rows
         }
@@ -249,7 +249,7 @@ class Scheduler:
             return True
         assert self.adapter_pool is not None, f"{sequence.request.id = } has adapters"
         try:
-            lease = self.adapter_pool.hold(sequence.mixture)
+            lease = self.adapter_pool.acquire(sequence.mixture)
         except Exception as error:
             error.add_note("loading adapters to the device")
             plan.failed.append(([sequence], error))
@@ -261,7 +261,7 @@ class Scheduler:
     def release_adapters(self, sequence: Sequence) -> None:
         """Remove a user from the sequence's adapters, so that the pool may evict them."""
         if self.adapter_pool is not None and sequence.lease is not NOTHING:
-            self.adapter_pool.let_go(sequence.lease)
+            self.adapter_pool.release(sequence.lease)
             sequence.lease = NOTHING
 
     def reuse_prefix(self, sequence: Sequence) -> int:
@@ -335,7 +335,7 @@ class Scheduler:
             if not done and not self.plan_encoding(plan, item, blocks):
                 return max(0, item.first - start)
             if not done and sequence.lease is not NOTHING:
-                plan.mixture_rows[item.key] = sequence.lease.row(item.first)
+                plan.mixture_rows[item.key] = sequence.lease.row_index(item.first)
         return stop - start
 
     def plan_encoding(self, plan: StepPlan, item: Item, blocks: EncoderBlocks | None) -> bool:

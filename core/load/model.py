@@ -215,7 +215,7 @@ def finalize(loaded: LoadedModel, target: Target, placement: Placement | None = 
     for path, module in loaded.model.named_modules():
         here = replace(target, device=placement.device(module))
         if isinstance(module, Linear | Embedding | ExpertLinear):
-            with placement.lent(module):
+            with placement.on_device(module):
                 reason = module.finalize(here)
             note(reasons, f"{type(module).__name__.lower()}: {reason}")
             formats = tuple(dict.fromkeys(storage.format for storage in module.held))

@@ -189,7 +189,7 @@ def send_home(held: Any, *, pin: bool = False) -> None:
 
 
 @contextmanager
-def lent(module: Module, device: torch.device) -> Iterator[None]:
+def on_device(module: Module, device: torch.device) -> Iterator[None]:
     """Within the context, a module's weights are on the device; afterwards in host memory again."""
     for tensor in tensors(module):
         tensor.data = tensor.data.to(device)

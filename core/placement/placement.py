@@ -23,7 +23,7 @@ from ostro.core.errors import UsageError
 from ostro.core.nn import CachedLayer, Embedding, Experts, Head, Linear, Model
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
-from ostro.core.placement.offload import HOST, lent
+from ostro.core.placement.offload import HOST, on_device
 from ostro.core.placement.patterns import PatternRule, matches, read_rules
 from ostro.core.placement.segments import LEAST, LayerSegment, LayerSegments
 from ostro.core.placement.transfers import DeviceTransfers
@@ -87,9 +87,9 @@ class Placement:
         """Whether anything happens at the transfers of its units."""
         return any(unit.rests or unit.device != self.home for unit in self.units.values())
 
-    def lent(self, module: Module) -> AbstractContextManager[None]:
-        """While the context lasts, the module's weights are on the device where it computes."""
-        return lent(module, self.home) if self.rests(module) else nullcontext()
+    def on_device(self, module: Module) -> AbstractContextManager[None]:
+        """Within the context, an offloaded module's weights are on the device."""
+        return on_device(module, self.home) if self.rests(module) else nullcontext()
 
     def apply(self, rules: list[PatternRule], devices: Devices) -> None:
         """Place units as patterns say; of several that match a unit the last holds."""

@@ -64,10 +64,10 @@ def measure_costs(
     """Register random adapters on all linears of the layers; run one warm-up and `runs` rounds."""
     registry = engine.registry
     assert registry is not None, "engines have one"
-    adapter_pool = registry.adapter_pool
+    adapter_pool = registry.store.adapter_pool
     names = [f"adapter {i}" for i in range(adapters)]
-    registry.most = max(registry.most, adapters)
-    registry.host_bytes = 1 << 50
+    registry.max_adapters = max(registry.max_adapters, adapters)
+    registry.store.host_bytes = 1 << 50
     for i, name in enumerate(names):
         if name not in registry.aliases:
             registry.add(name, random_adapter(registry, rank, i))
@@ -86,8 +86,8 @@ def measure_costs(
     return Costs(
         rows=[summarize(f"{name}, {phase}", found) for phase, found in traces.items()],
         registered=adapters,
-        resident=len(adapter_pool.here),
-        host_bytes=sum(adapter.nbytes for adapter in registry.store.values()),
+        resident=len(adapter_pool.adapters),
+        host_bytes=sum(adapter.nbytes for adapter in registry.store.adapters.values()),
         table_bytes=adapter_pool.nbytes,
         swap_ms=median(swaps(registry, mixtures)),
     )
@@ -95,32 +95,32 @@ def measure_costs(
 
 def attach_all(registry: Registry) -> None:
     """Attach all adapters to their modules."""
-    changes = registry.adapter_pool.changes
-    for adapter in registry.store.values():
-        registry.adapter_pool.attach(adapter)
-    registry.adapter_pool.changes = changes  # the captured graphs stay valid
+    changes = registry.store.adapter_pool.changes
+    for adapter in registry.store.adapters.values():
+        registry.store.adapter_pool.attach(adapter)
+    registry.store.adapter_pool.changes = changes  # the captured graphs stay valid
 
 
 def swaps(registry: Registry, mixtures: list[Mixture], most: int = 32) -> Iterator[float]:
     """Yield the milliseconds to load each evicted adapter into the pool again."""
-    adapter_pool = registry.adapter_pool
+    adapter_pool = registry.store.adapter_pool
     for mixture in mixtures[:most]:
         adapter = mixture.shares[0].adapter
-        adapter_pool.forget(adapter.generation)
+        adapter_pool.evict_unused(adapter.generation)
         start = perf_counter()
-        held = adapter_pool.hold(mixture)
+        held = adapter_pool.acquire(mixture)
         if adapter_pool.target.device.type == "cuda":
             torch.cuda.synchronize()
         yield 1e3 * (perf_counter() - start)
         assert held is not None, "the pool has room: nothing else runs"
-        adapter_pool.let_go(held)
+        adapter_pool.release(held)
 
 
 def random_adapter(registry: Registry, rank: int, seed: int) -> AdapterWeights:
     """Return random factors for every linear except heads. Raises UsageError without linears."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, slot in registry.loader.places.slots.items():
+    for name, slot in registry.loader.resolver.slots.items():
         if slot.kind == "storage" and isinstance(slot.module, Linear):
             if isinstance(slot.module, Head):
                 continue

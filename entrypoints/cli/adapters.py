@@ -146,9 +146,9 @@ def try_on(found: Checked, weights: AdapterWeights, model: LocalModel) -> None:
     """Record an adapter's effect on a model. Raises AdapterError if the model rejects it."""
     found.matched = 0
     for each in weights.members or [weights]:
-        placed = model.registry.loader.places.place(each)
-        found.matched += len(placed.matched)
-        found.unmatched += placed.unmatched
+        targets = model.registry.loader.resolver.resolve(each)
+        found.matched += len(targets.matched)
+        found.unmatched += targets.unmatched
     found.effect = model.load_adapter(NAME, found.reference).effect
     model.unload_adapter(NAME)
     if found.effect is None:

@@ -79,7 +79,7 @@ def layer_errors(samples: Samples, loaded: LoadedModel) -> tuple[LayerError, ...
         calls = samples.calls.get(path)
         if not calls:
             continue
-        with loaded.placement.lent(module):
+        with loaded.placement.on_device(module):
             pairs = [(reference.float(), recompute(module, inputs)) for inputs, reference in calls]
         reference, output = (torch.cat(side) for side in zip(*pairs, strict=True))
         if reference.shape != output.shape:

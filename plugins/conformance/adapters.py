@@ -159,7 +159,7 @@ def merge(
     loaded: LoadedModel, plugins: PluginManager, weights: AdapterWeights, scale: float
 ) -> None:
     """Replace a model's weights by floats with an adapter merged into them."""
-    targets = TargetResolver(loaded.model, loaded.names).place(weights)
+    targets = TargetResolver(loaded.model, loaded.names).resolve(weights)
     densify(loaded.model, plugins)
     floats = resolve(plugins.get("quantizers", "dense").storage)
 

@@ -152,7 +152,9 @@ class Subject:
         media) are cut off, because a reference may lack them.
         """
         prompt = (example or self.examples[0]).prompt
-        held = engine.runner.adapter_pool.hold(mixture) if engine.runner.adapter_pool else NOTHING
+        held = (
+            engine.runner.adapter_pool.acquire(mixture) if engine.runner.adapter_pool else NOTHING
+        )
         assert held is not None, f"{mixture.generations = } fit the adapter pool"
         try:
             if not self.decodes:
@@ -166,7 +168,7 @@ class Subject:
             )
         finally:
             if engine.runner.adapter_pool is not None:
-                engine.runner.adapter_pool.let_go(held)
+                engine.runner.adapter_pool.release(held)
         masked = logits.amax(0) <= MASKED
         return logits[:, : 1 + int((~masked).nonzero().max())]
 

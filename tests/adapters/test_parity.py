@@ -347,14 +347,14 @@ def silenced(*rows: int) -> Callable[[pytest.MonkeyPatch], None]:
     """Some of what a table measures left out: 0 are lengths, 1 and 2 changes of them, 3 biases."""
 
     def spoil(patch: pytest.MonkeyPatch) -> None:
-        measure = AdapterDelta.measure
+        measure = AdapterDelta.compute_gains
 
         def some(*args: Any) -> Tensor:
             found = measure(*args)
             found[list(rows)] = 0
             return found
 
-        patch.setattr(AdapterDelta, "measure", some)
+        patch.setattr(AdapterDelta, "compute_gains", some)
 
     return spoil
 

@@ -181,7 +181,7 @@ def test_quantized_models_match_dequantized_weights(
         example = made.examples[0]
         said, base = served.answer(example, ["it"]), served.answer(example)
         densify(loaded.model, plugins)
-        served.registry.adapter_pool.renew()
+        served.registry.store.adapter_pool.invalidate()
         assert distance(served.answer(example, ["it"]), said) <= BAR
         assert distance(base, said) > FELT
 

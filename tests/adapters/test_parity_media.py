@@ -148,7 +148,7 @@ def test_what_is_no_linear_is_refused_by_name(
 ) -> None:
     served = serve(name)
     train(served.subject.reference, tmp_path, **BASE, **config)
-    with pytest.raises(AdapterError, match=f"{said} is no linear here"):
+    with pytest.raises(AdapterError, match=f"{said}: the base.s weight is not one"):
         served.load("it", tmp_path)
 
 

@@ -282,7 +282,7 @@ def test_dia_says_what_peft_says(
     assert distance(base, truth) > FELT
     working.load("it", tmp_path / "it")
     with working.held(["it"]) as held, torch.inference_mode():
-        step = replace(ROWS, mixture=torch.tensor([held.row(0)], dtype=torch.int32))
+        step = replace(ROWS, mixture=torch.tensor([held.row_index(0)], dtype=torch.int32))
         memory = working.model.remember(TEXTS, len(CODES), step)
         every = [working.model.logits(frame, memory, i, step) for i, frame in enumerate(CODES)]
     assert distance(torch.stack(every, 1), truth) <= BAR

@@ -158,7 +158,7 @@ class EchoEngine:
             if name == "busy":
                 raise AdapterBusy("another adapter is being loaded; try again")
             if "/" in name or not name.isprintable():
-                raise AdapterNameRefused(f"{name!r} is no name for an adapter", param="lora_name")
+                raise AdapterNameRefused(f"{name!r} is not a valid adapter name", param="lora_name")
             if known is not None and not message.inplace:
                 raise AdapterConflict(f"there is an adapter {name!r} already", param="lora_name")
             pinned = message.pinned

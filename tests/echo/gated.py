@@ -10,6 +10,7 @@ from typing import Any
 
 from ostro.core.adapters.adapter import LoadedAdapter
 from ostro.core.adapters.registry import Registry
+from ostro.core.adapters.store import AdapterStore
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
 from ostro.core.engine.request import Stats
 from ostro.core.errors import AdapterError
@@ -31,7 +32,8 @@ class GatedEngine(MultiModelEngine):
     def __init__(self) -> None:
         pool: Any = SimpleNamespace(detach=lambda: None)
         loader: Any = GatedLoader()
-        self.registry = Registry(loader, pool, lambda adapter: None, most=8, host_bytes=1 << 20)
+        store = AdapterStore(pool, lambda adapter: None, host_bytes=1 << 20)
+        self.registry = Registry(loader, store, max_adapters=8)
         self.passes = 0
         super().__init__({"m": ModelEntry(registry=self.registry)})
 

@@ -113,7 +113,7 @@ class Room:
     calls: int = 0
     changes: int = 0
 
-    def hold(self, mixture: Mixture) -> MixtureLease | None:
+    def acquire(self, mixture: Mixture) -> MixtureLease | None:
         self.calls += 1
         facts = facts_of(mixture)
         known = [row for row, other in self.mixtures.items() if facts_of(other) == facts]
@@ -125,12 +125,12 @@ class Room:
         self.users[row] = self.users.get(row, 0) + 1
         return MixtureLease([(mixture.starts[0], MixtureRow(row, (), []))])
 
-    def let_go(self, held: MixtureLease) -> None:
-        for _, lane in held.lanes:
-            self.users[lane.row] -= 1
-            assert self.users[lane.row] >= 0, "given back twice"
-            if not self.users[lane.row]:
-                del self.mixtures[lane.row]
+    def release(self, held: MixtureLease) -> None:
+        for _, row in held.rows:
+            self.users[row.index] -= 1
+            assert self.users[row.index] >= 0, "given back twice"
+            if not self.users[row.index]:
+                del self.mixtures[row.index]
 
     @property
     def used(self) -> int:
@@ -406,7 +406,7 @@ class Loop:
             self.count_users(
                 group, [b for s in running for m in s.encoder_blocks for b in m.blocks[g]]
             )
-        held = [s for s in (*running, *self.scheduler.waiting) if s.lease.lanes]
+        held = [s for s in (*running, *self.scheduler.waiting) if s.lease.rows]
         assert all(sequence in running for sequence in held)
         assert self.room is None or self.room.used == len(held)
 

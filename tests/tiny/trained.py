@@ -103,7 +103,7 @@ class Shelf:
         [result] = self.registry.poll()
         if result.error is not None:
             raise result.error
-        return self.registry.store[self.registry.find(name).generation or ""]
+        return self.registry.store.adapters[self.registry.find(name).generation or ""]
 
     def mixture(self, names: Names, tokens: Sequence[int] = ()) -> Mixture:
         """Adapters that have been read, as a request with these tokens asks for them."""
@@ -115,13 +115,13 @@ class Shelf:
     @contextmanager
     def held(self, names: Names, tokens: Sequence[int] = ()) -> Iterator[MixtureLease]:
         """Adapters on the device."""
-        adapter_pool = self.registry.adapter_pool
-        held = adapter_pool.hold(self.mixture(names, tokens))
+        adapter_pool = self.registry.store.adapter_pool
+        held = adapter_pool.acquire(self.mixture(names, tokens))
         assert held is not None, "there is room"
         try:
             yield held
         finally:
-            adapter_pool.let_go(held)
+            adapter_pool.release(held)
 
 
 class Served(Shelf):

@@ -162,7 +162,7 @@ GOOD = {f"{LAYER}.weight": noise(2, WIDE), f"{LAYER}.bias": noise(2)}
         ({"adapters": {}}, "adapters={}"),
         ({"adapters": {"0": 7}}, "adapters="),
         ({"adapters": {"0": "m0"}}, "gives 2 scalings"),
-        ({"adapters": {"0": "m0", "1": "gone"}}, "no folder"),
+        ({"adapters": {"0": "m0", "1": "gone"}}, "not a folder"),
         ({"layerwise_scalings": True}, "scalings for 1 weights, the members change 2"),
         ({"tensors": {}}, "the classifier has 0 layers"),
         ({"tensors": GOOD | {"other": noise(2)}}, "'other' is none of a classifier's"),

@@ -84,13 +84,13 @@ def model(mixed: Any) -> Iterator[LocalModel]:
 
 
 def test_chunks_of_a_prompt_are_the_whole(model: LocalModel) -> None:
-    adapter_pool = model.registry.adapter_pool
-    held = adapter_pool.hold(model.mixture(["x"], PROMPT))
+    adapter_pool = model.registry.store.adapter_pool
+    held = adapter_pool.acquire(model.mixture(["x"], PROMPT))
     assert held is not None
     try:
         parts = model.engine.runner.logits(PROMPT, 7, lease=held)
     finally:
-        adapter_pool.let_go(held)
+        adapter_pool.release(held)
     assert far(parts, model.logits(PROMPT, adapters=["x"])) < 1e-5
 
 

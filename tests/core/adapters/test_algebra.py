@@ -79,7 +79,7 @@ def test_whole_weights_and_biases_are_an_adapters_own(llama: Subject) -> None:
         beside = llama.answer(engine, mixture=mixture_of(engine, plain=1.0))
         assert torch.equal(llama.answer(engine), base)
         assert engine.registry is not None
-        with pytest.raises(Exception, match="scale 1 alone"):
+        with pytest.raises(Exception, match="must have scale 1"):
             mixture_of(engine, whole=0.5)
     merged = llama.load()
     module = dict(merged.model.named_modules())[path]

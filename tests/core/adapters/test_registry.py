@@ -93,7 +93,7 @@ def test_a_folder_is_what_it_holds(
     assert greedy(engine, TEXT, 12, [by_generation])[0] == said(engine, style=1.0)
     doubled = save(adapter(llama, 1), tmp_path / "alpha", lora_alpha=4)
     assert load(registry, "alpha", doubled) != first, "the scale is part of what it is"
-    facts = {each.name: each for each in registry.facts(norms=True)}
+    facts = {each.name: each for each in registry.infos(norms=True)}
     assert facts["sql"].rank == 4 and facts["sql"].modules == 6 and facts["sql"].loaded
     assert (facts["sql"].effect or 0) > 0.01
 
@@ -106,7 +106,7 @@ def test_names_are_taken_replaced_and_compared(
     before = said(engine, x=1.0)
     with pytest.raises(AdapterConflict, match="load_inplace"):
         load(registry, "x", two)
-    with pytest.raises(AdapterConflict, match="expected was"):
+    with pytest.raises(AdapterConflict, match=r"at generation .*, expected 0000"):
         load(registry, "x", two, inplace=True, expected="0" * 64)
     assert said(engine, x=1.0) == before
     second = load(registry, "x", two, inplace=True, expected=first)
@@ -116,7 +116,7 @@ def test_names_are_taken_replaced_and_compared(
     registry.unload("x", expected=second)
     with pytest.raises(AdapterNotFound):
         said(engine, x=1.0)
-    assert not registry.store and not registry.adapter_pool.here
+    assert not registry.store.adapters and not registry.store.adapter_pool.adapters
 
 
 def test_one_load_at_a_time(llama: Subject, registry: Registry, tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_a_folder_of_folders_is_read_when_asked_for(
     for seed in range(5):
         save(adapter(llama, seed), tmp_path / f"a{seed}")
     assert registry.register_folder(tmp_path) == 5
-    assert not registry.store
+    assert not registry.store.adapters
     first = said(engine, a3=1.0)
-    assert [facts.name for facts in registry.facts() if facts.loaded] == ["a3"]
+    assert [facts.name for facts in registry.infos() if facts.loaded] == ["a3"]
     assert first == said(engine, a3=1.0) != said(engine, a4=1.0)
 
 
@@ -158,16 +158,16 @@ def test_what_was_sent_away_is_read_again_unless_it_changed(
         save(adapter(llama, seed), tmp_path / f"a{seed}")
     registry.register_folder(tmp_path)
     first = said(engine, a0=1.0)
-    registry.host_bytes = 1
-    for resident in list(registry.adapter_pool.here.values()):
-        registry.adapter_pool.send_away(resident)
+    registry.store.host_bytes = 1
+    for resident in list(registry.store.adapter_pool.adapters.values()):
+        registry.store.adapter_pool.evict(resident)
     said(engine, a1=1.0)
-    assert [facts.name for facts in registry.facts() if facts.loaded] == ["a1"]
+    assert [facts.name for facts in registry.infos() if facts.loaded] == ["a1"]
     assert said(engine, a0=1.0) == first
-    registry.adapter_pool.send_away(
-        registry.adapter_pool.here[registry.aliases["a0"].generation or ""]
+    registry.store.adapter_pool.evict(
+        registry.store.adapter_pool.adapters[registry.aliases["a0"].generation or ""]
     )
-    registry.store.clear()
+    registry.store.adapters.clear()
     save(adapter(llama, 7), tmp_path / "a0")
     with pytest.raises(AdapterConflict, match="changed since"):
         said(engine, a0=1.0)
@@ -188,7 +188,7 @@ def test_a_name_that_is_unloaded_while_it_is_read_for_a_request(
     with pytest.raises(AdapterNotFound):
         registry.mixture(refs("a"))
     assert not registry.busy
-    assert not registry.store
+    assert not registry.store.adapters
 
 
 def test_a_name_that_is_replaced_while_it_is_read_for_a_request(
@@ -199,7 +199,7 @@ def test_a_name_that_is_replaced_while_it_is_read_for_a_request(
     added = registry.add("a", adapter(llama, 2), inplace=True)
     assert list(results(registry, 1)) == [("waits", None)]
     assert registry.mixture(refs("a")).generations == (added,)
-    assert len(registry.store) == 1, "what no name goes to was kept"
+    assert len(registry.store.adapters) == 1, "what no name goes to was kept"
 
 
 def test_what_is_read_for_a_request_stays_until_all_of_it_is_read(
@@ -208,7 +208,7 @@ def test_what_is_read_for_a_request_stays_until_all_of_it_is_read(
     engine = llama.engine(adapter_slots=2)
     registry = engine.registry
     assert registry is not None
-    registry.host_bytes = 1
+    registry.store.host_bytes = 1
     for seed in range(5):
         save(adapter(llama, seed), tmp_path / f"a{seed}")
     registry.register_folder(tmp_path)
@@ -264,7 +264,7 @@ def test_an_unknown_name_may_be_resolved(
 
 
 def test_limits(llama: Subject, registry: Registry, tmp_path: Path) -> None:
-    registry.most = 2
+    registry.max_adapters = 2
     for seed in range(2):
         load(registry, f"a{seed}", save(adapter(llama, seed), tmp_path / f"a{seed}"))
     with pytest.raises(AdapterLimit, match="--max-adapters"):
@@ -292,7 +292,7 @@ def test_pinned_adapters_stay(llama: Subject, tmp_path: Path) -> None:
     said(engine, a0=1.0)
     for seed in (1, 2, 3):
         said(engine, **{f"a{seed}": 1.0})
-    assert registry.aliases["a0"].generation in registry.adapter_pool.here
+    assert registry.aliases["a0"].generation in registry.store.adapter_pool.adapters
     with pytest.raises(AdapterLimit, match="pinned"):
         said(engine, a1=1.0, a2=1.0)
     assert said(engine, a0=1.0, a1=1.0)
@@ -303,18 +303,18 @@ def test_the_same_mixture_needs_no_row_of_its_own(registry: Registry, llama: Sub
     for seed in range(2):
         registry.add(f"a{seed}", adapter(llama, seed))
     one, other = (registry.mixture([AdapterRef(name=name)]) for name in ("a0", "a1"))
-    adapter_pool = registry.adapter_pool
-    first = adapter_pool.hold(one)
+    adapter_pool = registry.store.adapter_pool
+    first = adapter_pool.acquire(one)
     assert first is not None
-    adapter_pool.mixtures.free, free = [], adapter_pool.mixtures.free
-    again = adapter_pool.hold(one)
+    adapter_pool.mixtures.free_rows, free = [], adapter_pool.mixtures.free_rows
+    again = adapter_pool.acquire(one)
     assert again is not None
-    assert again.row(0) == first.row(0) != 0
-    assert adapter_pool.hold(other) is None
-    adapter_pool.mixtures.free = free
+    assert again.row_index(0) == first.row_index(0) != 0
+    assert adapter_pool.acquire(other) is None
+    adapter_pool.mixtures.free_rows = free
     for held in (first, again):
-        adapter_pool.let_go(held)
-    assert not adapter_pool.lanes
+        adapter_pool.release(held)
+    assert not adapter_pool.rows
 
 
 def test_scales(llama: Subject, engine: Engine, registry: Registry) -> None:
@@ -371,8 +371,8 @@ BAD = {
     "a list": "adapter_config.json",
     "no weights": "",
     "pickle": "pickle|safetensors",
-    "zero": "does nothing",
-    "nan": "NaN|no number",
+    "zero": "has no effect",
+    "nan": "NaN",
     "other width": "64",
     "unknown module": "model.layers.9",
     "half": "lora_B|pair|both",
@@ -384,7 +384,7 @@ BAD = {
     "use_qalora=true": "use_qalora",
     "layer_replication=[[0,1]]": "layer_replication",
     'init_lora_weights="pissa"': "pissa",
-    'peft_type="IA3"': "IA3|IA³|no installed adapter kind",
+    'peft_type="IA3"': "IA3|IA³|no installed plugin reads",
 }
 
 
@@ -463,17 +463,17 @@ def test_a_refused_adapter_leaves_no_delta_and_no_capture_behind(llama: Subject)
     registry.add("good", adapter(llama, 2))
     before, base = said(engine, good=1.0), greedy(engine, TEXT, 12)[0]
     buckets = dict(engine.runner.mixed_buckets)
-    free, changes, attached = sorted(pool.free), pool.changes, pool.attached
-    probe = registry.probe
-    registry.probe = lambda adapter: 0.0 * (probe(adapter) or 0.0)
+    free, changes, attached = sorted(pool.free_pages), pool.changes, pool.attached
+    probe = registry.store.probe
+    registry.store.probe = lambda adapter: 0.0 * (probe(adapter) or 0.0)
     shape = engine.runner.model.get_submodule("model.layers.0.mlp.down_proj").weight_shape
     up = LowRank(a=torch.randn(4, shape[1]), b=torch.randn(shape[0], 4), scale=0.5)
     weights = AdapterWeights(kind="lora", weights={"model.layers.0.mlp.down_proj": up})
-    with pytest.raises(AdapterError, match="does nothing"):
+    with pytest.raises(AdapterError, match="has no effect"):
         registry.add("bad", weights)
-    registry.probe = probe
+    registry.store.probe = probe
     assert pool.attached == attached and pool.changes == changes
-    assert sorted(pool.free) == free and weights.generation not in pool.here
+    assert sorted(pool.free_pages) == free and weights.generation not in pool.adapters
     assert (said(engine, good=1.0), greedy(engine, TEXT, 12)[0]) == (before, base)
     now = engine.runner.mixed_buckets
     assert buckets and all(now[size] is bucket for size, bucket in buckets.items())

@@ -58,7 +58,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(llama: Subject, rank: int)
     add(engine, llama, 1, 2, rank=rank)
     assert engine.runner.adapter_pool is not None
     chosen = [EMPTY, asked(engine, a1=1.0), asked(engine, a1=0.5, a2=0.5)]
-    helds = [engine.runner.adapter_pool.hold(mixture) for mixture in chosen]
+    helds = [engine.runner.adapter_pool.acquire(mixture) for mixture in chosen]
     texts = prompts(3, 17)
     together, step = engine.runner.hidden(texts, leases=[h for h in helds if h])
     for i, (text, held) in enumerate(zip(texts, helds, strict=True)):
@@ -75,7 +75,7 @@ def test_more_adapters_than_there_is_room_for_take_turns(llama: Subject, engine_
     texts = prompts(6)
     together = greedy(engine, texts, 10, mixtures)
     adapter_pool = engine.runner.adapter_pool
-    assert adapter_pool is not None and len(adapter_pool.here) == 2 and adapter_pool.swaps >= 6
+    assert adapter_pool is not None and len(adapter_pool.adapters) == 2 and adapter_pool.swaps >= 6
     roomy = engine_of(llama)
     add(roomy, llama, *range(1, 7))
     alone = [
@@ -83,7 +83,7 @@ def test_more_adapters_than_there_is_room_for_take_turns(llama: Subject, engine_
         for i, text in enumerate(texts, 1)
     ]
     assert together == alone
-    assert not any(lane for lane in adapter_pool.lanes), "every lane was let go"
+    assert not any(lane for lane in adapter_pool.rows), "every lane was let go"
     roomy.close()
     engine.close()
 
@@ -133,7 +133,7 @@ def test_many_activated_adapters_prefill_a_prompt_once(llama: Subject, engine_of
     """aLoRA: what stands before the invocation is the base's, and shared."""
     engine, invocation = engine_of(llama), (90, 91)
     assert engine.registry is not None
-    engine.registry.most = 400
+    engine.registry.max_adapters = 400
     for i in range(300):
         engine.registry.add(f"a{i}", adapter(llama, i, 1, invocation))
     before = prompts(1, 80)[0]
@@ -158,7 +158,7 @@ def test_an_activated_adapter_applies_from_its_invocation_on(llama: Subject) -> 
     assert engine.registry is not None and engine.runner.adapter_pool is not None
     engine.registry.add("late", adapter(llama, 1, 4, (90, 91)))
     text = [*prompts(1, 40)[0], 90, 91, 7, 8, 9]
-    held = engine.runner.adapter_pool.hold(asked(engine, text, late=1.0))
+    held = engine.runner.adapter_pool.acquire(asked(engine, text, late=1.0))
     assert held is not None
     base, late = engine.runner.logits(text), engine.runner.logits(text, lease=held)
     assert torch.allclose(base[:40], late[:40], atol=1e-5)
@@ -199,7 +199,7 @@ def test_a_replaced_adapter_disturbs_nobody(llama: Subject, engine_of: Build) ->
     for id, said in answers.items():
         assert said == truth[used[id][0]], f"request {id}"
     assert len({generations for generations in used.values()}) == 2
-    assert not engine.registry.leases
+    assert not engine.registry.store.use_counts
     engine.close()
 
 
@@ -214,7 +214,7 @@ def test_who_needs_no_adapter_waits_for_none(llama: Subject, engine_of: Build) -
         engine.submit(TokenRequest(id=id, tokens=tokens, sampling=rules), asked(engine, **scales))
     ended = [output.id for output in engine.drain() if output.finish]
     assert ended == ["first", "base", "second", "third"]
-    assert engine.runner.adapter_pool is not None and not engine.runner.adapter_pool.lanes
+    assert engine.runner.adapter_pool is not None and not engine.runner.adapter_pool.rows
     engine.close()
 
 

@@ -109,7 +109,7 @@ def test_a_bucket_of_mixed_steps_has_rows_of_the_mixture_table() -> None:
     made = runner(room=pool)
     bucket = DecodeBucket(made, 4, mixed=True)
     first, second = decode(1, [3], 2), decode(0, [4], 5)
-    second.sequence.lease = pool.hold(lora("x")) or NOTHING
+    second.sequence.lease = pool.acquire(lora("x")) or NOTHING
     bucket.load([first, second])
     assert bucket.step.mixture is not None and bucket.step.mixture.tolist() == [0, 1, 0, 0]
     bucket.load([first])
@@ -154,7 +154,7 @@ def test_mixed_buckets_are_made_with_the_first_mixed_step_and_again_after_a_chan
     made = runner(replay=True, room=room)
     row = decode(0, [3], 2)
     assert made.bucket(StepPlan([row])) is made.buckets[1] and not made.mixed_buckets
-    row.sequence.lease = room.hold(lora("x")) or NOTHING
+    row.sequence.lease = room.acquire(lora("x")) or NOTHING
     first = made.bucket(StepPlan([row]))
     assert first is not None and first is made.mixed_buckets[1] is made.bucket(StepPlan([row]))
     room.changes += 1

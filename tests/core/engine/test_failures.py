@@ -92,8 +92,8 @@ def idle(engine: Engine) -> None:
     assert engine.stats().blocks_used == 0
     assert sorted(scheduler.rows) == list(range(scheduler.max_seqs))
     if engine.registry is not None and engine.runner.adapter_pool is not None:
-        assert not engine.registry.leases and not engine.runner.adapter_pool.lanes
-        assert not any(each.users for each in engine.runner.adapter_pool.here.values())
+        assert not engine.registry.store.use_counts and not engine.runner.adapter_pool.rows
+        assert not any(each.users for each in engine.runner.adapter_pool.adapters.values())
 
 
 class Fault:
@@ -365,7 +365,7 @@ def test_a_step_that_cannot_be_captured_leaves_no_outdated_capture(llama: Subjec
 # Adapters
 
 
-@pytest.mark.parametrize("where", ["fill", "write"])
+@pytest.mark.parametrize("where", ["delta", "mixture table"])
 def test_an_adapter_that_cannot_be_brought_to_the_device_ends_its_request_alone(
     llama: Subject, engine_of: Build, where: str
 ) -> None:
@@ -375,19 +375,18 @@ def test_an_adapter_that_cannot_be_brought_to_the_device_ends_its_request_alone(
     registry.add("a", adapter(llama, 1))
     mixture = lambda: registry.mixture([AdapterRef(name="a")])  # noqa: E731
     base, changed = greedy(engine, [prompt] * 2, 8, [registry.mixture([]), mixture()])
-    adapter_pool.forget(next(iter(adapter_pool.here)))
-    free = sorted(adapter_pool.free)
-    tables = list(adapter_pool.tables.values())
-    owner = tables[3] if where == "fill" else adapter_pool.mixtures
-    Fault(owner, where, MemoryError("no room"))
+    adapter_pool.evict_unused(next(iter(adapter_pool.adapters)))
+    free = sorted(adapter_pool.free_pages)
+    delta = list(adapter_pool.deltas.values())[3]
+    Fault(delta if where == "delta" else adapter_pool.mixtures, "write", MemoryError("no room"))
     engine.submit(ask("bad", prompt, 8), mixture())
     engine.submit(ask("good", prompt, 8))
     found = outputs_of(engine)
     assert "loading adapters to the device" in error_of(found["bad"])
     assert tokens_of(found["good"]) == base
     idle(engine)
-    kept = [page for each in adapter_pool.here.values() for page in each.pages]
-    assert sorted([*adapter_pool.free, *kept]) == free
+    kept = [page for each in adapter_pool.adapters.values() for page in each.pages]
+    assert sorted([*adapter_pool.free_pages, *kept]) == free
     engine.submit(ask("again", prompt, 8), mixture())
     assert tokens_of(outputs_of(engine)["again"]) == changed
     engine.close()
@@ -400,7 +399,7 @@ def test_an_adapter_that_raises_leaves_the_queue(llama: Subject, engine_of: Buil
     registry.add("a", adapter(llama, 1))
     engine.submit(ask("running", prompt, 8))
     engine.step()
-    Fault(adapter_pool, "hold", MemoryError())
+    Fault(adapter_pool, "acquire", MemoryError())
     bad = TokenRequest(id="bad", tokens=prompt, priority=-1)
     engine.submit(bad, registry.mixture([AdapterRef(name="a")]))
     found = outputs_of(engine)

@@ -150,7 +150,7 @@ class Adapters:
     def register(self, name: str, reference: str, **fields: Any) -> None:
         self.log.append((self.name, f"register {name} {reference} {fields}"))
 
-    def facts(self) -> list[AdapterInfo]:
+    def infos(self) -> list[AdapterInfo]:
         return [AdapterInfo(name=name, reference="r") for name in sorted(self.known)]
 
     def poll(self) -> Iterator[ReadResult]:

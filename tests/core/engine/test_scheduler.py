@@ -537,7 +537,7 @@ def test_adapters_are_released_with_the_row(how: str) -> None:
     else:
         loop.add(3, priority=0)
         loop.step()
-    assert room.used == 0 and sequence.lease.lanes == ()
+    assert room.used == 0 and sequence.lease.rows == ()
 
 
 def test_only_requests_without_adapters_pass_one_whose_adapters_have_no_room() -> None:

@@ -122,7 +122,7 @@ def test_an_adapter_is_loaded_in_a_chat(chat, adapters: Path, model: LocalModel)
         ("/adapter pirate=1e9", "not within -100..100"),
         ("/adapter load x", "expected /adapter load NAME REF"),
         ("/adapter load x /nowhere/at/all", "x"),
-        ("/adapter load a/b /tmp", "no name for an adapter"),
+        ("/adapter load a/b /tmp", "not a valid adapter name"),
     ],
 )
 def test_a_wrong_choice_changes_nothing(

@@ -269,7 +269,7 @@ def refused(ostro: Ostro, base: Path, adapter: str, tmp_path: Path) -> tuple[int
 @pytest.mark.parametrize(
     ("config", "more", "message"),
     [
-        ({"modules_to_save": ["lm_head"]}, "=0.5", "scale 1 alone"),
+        ({"modules_to_save": ["lm_head"]}, "=0.5", "must have scale 1"),
         ({"lora_bias": True}, "", "a bias (lora_bias) for a linear without one"),
         ({"alora_invocation_tokens": [5, 6]}, "", "activated LoRA"),
         ({}, "=inf", "expected REF or REF=SCALE"),
@@ -287,7 +287,7 @@ def test_what_cannot_be_merged_is_refused(
 def test_another_base_is_refused(bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path) -> None:
     adapter = tune("qwen3_moe", "adapter", r=2, **EXPERTS)
     code, err = refused(ostro, bases("llama")[0], str(adapter), tmp_path)
-    assert code == AdapterError.exit_code and "has nothing called model.layers.0.mlp.ex" in err
+    assert code == AdapterError.exit_code and "has no weights named model.layers.0.mlp.ex" in err
 
 
 def test_a_gguf_base_is_refused(tune: Tune, ostro: Ostro, tmp_path: Path) -> None:

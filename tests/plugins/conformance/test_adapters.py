@@ -51,8 +51,10 @@ def knows_no_gain(patch: Patch) -> None:
 
 
 def knows_no_scale(patch: Patch) -> None:
-    of = MixtureTable.of
-    patch.setattr(MixtureTable, "of", lambda self, table: (of(self, table) != 0).float())
+    scales_of = MixtureTable.scales_of
+    patch.setattr(
+        MixtureTable, "scales_of", lambda self, delta: (scales_of(self, delta) != 0).float()
+    )
 
 
 def fuses_parts_the_wrong_way(patch: Patch) -> None:

@@ -149,7 +149,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     ),
     "adapters match merged weights": (
         "llama",
-        lambda: around(MixtureTable, "of", lambda scales, *_: scales * 0.9),
+        lambda: around(MixtureTable, "scales_of", lambda scales, *_: scales * 0.9),
     ),
     "adapters on quantized weights match merged floats": (
         "llama",

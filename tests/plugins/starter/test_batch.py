@@ -84,10 +84,10 @@ def test_every_row_has_the_bits_that_it_has_alone(starter: LocalModel) -> None:
     engine, tokens = starter.engine, starter.encode(QUESTION)
     adapter_pool = engine.runner.adapter_pool
     assert adapter_pool is not None
-    held = [adapter_pool.hold(mixture) for mixture in mixtures(starter)]
+    held = [adapter_pool.acquire(mixture) for mixture in mixtures(starter)]
     together, step = engine.runner.hidden([tokens] * len(held), leases=[h for h in held if h])
     for i, mine in enumerate(held):
         assert mine is not None
         alone, _ = engine.runner.hidden([tokens], leases=[mine])
         assert torch.equal(together[step.bounds[i] : step.bounds[i + 1]], alone), ASKED[i]
-        adapter_pool.let_go(mine)
+        adapter_pool.release(mine)
