@@ -150,7 +150,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("name", "format"), FORMATS)
-def test_a_base_in_few_bits(name: str, format: str, plugins: PluginManager, tmp_path: Path) -> None:
+def test_a_quantized_base(name: str, format: str, plugins: PluginManager, tmp_path: Path) -> None:
     with few_bits(plugins, name, format) as served:
         for what, config in CONFIGS.items():
             compare(served, tmp_path / what, std=0.1, **config)

@@ -183,7 +183,7 @@ def test_mutants_of_the_vision_tower_turn_parity_red(
     assert not green, f"the parity test does not notice: {', '.join(green)}"
 
 
-def test_a_delta_on_any_linear_of_the_tower_is_heard(
+def test_adapter_deltas_reach_every_linear_of_the_tower(
     tmp_path: Path, plugins: PluginManager
 ) -> None:
     saved(CLIPVisionModel(CLIPVisionConfig(**VISION)), tmp_path)

@@ -237,7 +237,7 @@ def test_adapter_deltas_reach_every_linear(dia: Dia, plugins: PluginManager, tru
     assert not silent, f"a delta is not heard on: {', '.join(silent)}"
 
 
-def test_every_linear_knows_whose_rows_it_sees(dia: Dia, plugins: PluginManager) -> None:
+def test_every_linear_gets_the_sequence_of_each_row(dia: Dia, plugins: PluginManager) -> None:
     """One speech's mixture of adapters reaches every linear, row by row."""
     model, seen = load(dia.folder, plugins), set[str]()
 
@@ -389,7 +389,9 @@ def test_half_precision_predicts_nearly_the_same(
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_cannot_be_said_is_refused(model: Model, change: dict[str, Any], field: str) -> None:
+def test_out_of_range_speech_options_are_rejected(
+    model: Model, change: dict[str, Any], field: str
+) -> None:
     values = {**GREEDY, "tokens": text(1), **change}
     with pytest.raises(RequestError) as raised:
         next(model.work(JobRequest(id="a", values=values), ROWS))
@@ -430,7 +432,9 @@ def test_what_a_model_suggests_is_taken(dia: Dia, tmp_path: Path) -> None:
         inputs.speech("\ud800", None, {})
 
 
-def test_the_codec_lies_where_the_processor_says(tmp_path: Path, plugins: PluginManager) -> None:
+def test_the_codec_path_is_read_from_the_processor_config(
+    tmp_path: Path, plugins: PluginManager
+) -> None:
     dia = make_dia(tmp_path / "dia", beside=False)
     sound = spoken(load(dia.folder, plugins), text(2))
     assert len(sound) == FRAMES * 8

@@ -131,7 +131,7 @@ def test_what_a_file_leaves_out_is_the_default() -> None:
     assert config.tie_word_embeddings and config.text.tie_word_embeddings
 
 
-def test_what_inputs_need_is_asked_for(tmp_path: Path, tiny_config: dict[str, Any]) -> None:
+def test_missing_input_configs_are_errors(tmp_path: Path, tiny_config: dict[str, Any]) -> None:
     maker = Inputs(tiny_config, tmp_path)
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing"):
         maker.split(2)

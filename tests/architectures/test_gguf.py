@@ -333,7 +333,7 @@ def test_what_a_header_cannot_ask_for_is_named(
         loaded(file, plugins)
 
 
-def test_a_format_nobody_reads_is_named(
+def test_a_format_without_a_reader_is_named(
     references: Callable[[str], Subject], plugins: PluginManager, tmp_path: Path
 ) -> None:
     tiny = references("llama")

@@ -191,7 +191,7 @@ def test_compiles_without_spills(name: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "dtype"), [(128, torch.float32), (256, torch.bfloat16)])
-def test_what_has_no_room_goes_row_by_row(n: int, dtype: torch.dtype) -> None:
+def test_states_too_large_for_chunks_compile_row_by_row(n: int, dtype: torch.dtype) -> None:
     given = launch(300, 5, 128, 8, n, dtype)
     (steps,) = compile_for("sm_80", "ostro.architectures.mamba2.scan.kernels:scan", *given)
     assert steps.spills == 0

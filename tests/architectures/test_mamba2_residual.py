@@ -32,7 +32,7 @@ def test_small_steps_are_lost_in_bfloat16_only(wide: bool, plugins: PluginManage
 
 
 @pytest.mark.parametrize("wide", [True, False])
-def test_a_model_honours_it(wide: bool, plugins: PluginManager) -> None:
+def test_the_model_uses_the_residual_dtype(wide: bool, plugins: PluginManager) -> None:
     config = {**plugins.get("architectures", "mamba2").tiny, "residual_in_fp32": wide}
     with subject(plugins, "mamba2", config=config) as tiny:
         assert deviation(tiny.answer(tiny.engine()), tiny.expected) <= BAR

@@ -76,7 +76,7 @@ class TestMllama(ImageTests):
                 seen = model.multi_modal_projector(model.vision_model(**asked).last_hidden_state)
             assert deviation(ours, seen.flatten(0, 3)[: item.length]) <= BAR
 
-    def test_tokens_that_are_never_said(self, tiny: Subject) -> None:
+    def test_suppressed_tokens_are_never_generated(self, tiny: Subject) -> None:
         prompt = prompted(tiny.inputs, (0,))
         found = tiny.engine().runner.logits(prompt.tokens, items=prompt.items)
         assert found.shape[1] == 136 and found[:, 128:].max() < -1e38 and found.isfinite().all()

@@ -153,7 +153,7 @@ def test_a_projector_of_another_width_is_left_aside(
         load(other, plugins)
 
 
-def test_a_text_whose_projector_nobody_reads_is_loaded_alone(
+def test_a_text_model_loads_without_an_unsupported_projector(
     sighted: Subject, plugins: PluginManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, other = write_pair(sighted, tmp_path), tmp_path / "mmproj-F32.gguf"
@@ -209,7 +209,7 @@ def test_inputs_need_nothing_but_what_crosses_to_their_process(
         inputs.video(pixels(2, 6, 16, 24), 2.0)
 
 
-def test_the_server_knows_what_the_engine_knows(
+def test_the_server_and_the_engine_use_the_same_inputs(
     sighted: Subject, plugins: PluginManager, tmp_path: Path
 ) -> None:
     file = write_pair(sighted, tmp_path)

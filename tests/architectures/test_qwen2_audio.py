@@ -23,7 +23,7 @@ AUDIO = 120
 class TestQwen2Audio(ArchitectureTests):
     name = "qwen2_audio"
 
-    def test_a_sound_becomes_as_many_tokens_as_the_reference_counts(self, tiny: Subject) -> None:
+    def test_audio_has_as_many_tokens_as_in_the_reference(self, tiny: Subject) -> None:
         for samples in (*SOUNDS, sound(3, 0.0301), sound(4, 0.999)):
             frames = -(-len(samples) // 160)
             rows = (frames - 1) // 2 + 1
@@ -69,7 +69,9 @@ def test_what_a_file_leaves_out_is_the_default() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(1.1, r"1\.1 s long"), (0.02, "too short")])
-def test_sounds_that_cannot_be_heard_are_refused(inputs: Inputs, seconds: float, said: str) -> None:
+def test_audio_that_is_too_short_or_malformed_is_rejected(
+    inputs: Inputs, seconds: float, said: str
+) -> None:
     with pytest.raises(RequestError, match=said):
         inputs.audio(sound(0, seconds))
 

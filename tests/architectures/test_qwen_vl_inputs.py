@@ -178,11 +178,11 @@ def test_qwen3_tells_the_time_before_each_group_of_frames(tmp_path: Path) -> Non
     assert [count for _, count in prompt.items[0].spans] == [len(each)] * 4
 
 
-def test_text_alone_counts(tmp_path: Path) -> None:
+def test_text_prompts_have_no_positions(tmp_path: Path) -> None:
     assert Inputs25({}, tmp_path).place([5, 6, 7], []).positions is None
 
 
-def test_settings_may_lie_in_one_file(tmp_path: Path) -> None:
+def test_settings_may_be_in_one_file(tmp_path: Path) -> None:
     nested = {"image_processor": HALF, "video_processor": {**HALF, "fps": 4}}
     maker = Inputs25({}, write(tmp_path, processor_config=nested, preprocessor_config=HUB))
     assert maker.images.patch_size == 16 and maker.videos.fps == 4

@@ -114,7 +114,7 @@ class TestSiglip(ArchitectureTests):
                     loaded, plugins, format, lambda model=loaded.model: [seen(model)]
                 )
 
-    def test_it_reads_no_text(self, tiny: Subject) -> None:
+    def test_text_input_is_rejected(self, tiny: Subject) -> None:
         with pytest.raises(Unsupported, match="no text"):
             tiny.load().model.hidden(ROWS)
 

@@ -113,11 +113,11 @@ def test_logits_equal_at_small_weights(tiny: Body, plugins: PluginManager) -> No
     ],
     ids=lambda check: check.__name__,
 )
-def test_it_conforms(tiny: Body, check: Callable[[Subject], None]) -> None:
+def test_the_body_conforms(tiny: Body, check: Callable[[Subject], None]) -> None:
     check(tiny)
 
 
-def test_every_linear_is_ours(tiny: Body) -> None:
+def test_every_linear_is_replaced(tiny: Body) -> None:
     model = tiny.load().model
     torchs = [
         n for n, m in model.named_modules() if type(m) in (torch.nn.Linear, torch.nn.Embedding)

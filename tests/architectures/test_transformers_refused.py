@@ -192,7 +192,7 @@ def test_kernels_that_a_config_asks_for_are_left_out(folder: Path, plugins: Plug
         ({"num_hidden_layers": 3}, CheckpointError, "missing: model.layers.2."),
     ],
 )
-def test_a_config_that_lies(
+def test_an_inconsistent_config_is_rejected(
     config: Mapping[str, Any],
     error: type[OstroError],
     words: str,

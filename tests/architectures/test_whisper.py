@@ -43,7 +43,7 @@ class TestWhisper(ArchitectureTests):
         assert first.prompt.tokens == second.prompt.tokens
         assert deviation(tiny.answer(tiny.engine(), first), expected) > RED
 
-    def test_nothing_is_left_of_what_was_heard(self, tiny: Subject) -> None:
+    def test_no_state_of_previous_audio_remains(self, tiny: Subject) -> None:
         engine = tiny.engine(rows=40)
         greedy(engine, [example.prompt for example in tiny.examples], 8)
         assert engine.stats().blocks_used == 0
@@ -74,7 +74,7 @@ def test_spectra_are_those_of_the_reference(tmp_path: Path, bins: int, seconds: 
     assert np.abs(inputs.spectrum(samples) - whole).max() < 1e-4
 
 
-def test_a_long_sound_is_heard_by_windows(tmp_path: Path) -> None:
+def test_long_audio_is_encoded_in_windows(tmp_path: Path) -> None:
     inputs = inputs_of(tmp_path, TINY)
     spectrum = inputs.spectrum(sound(1, 2.5))
     middle, last = inputs.window(spectrum, 60), inputs.window(spectrum, 180)
@@ -116,7 +116,7 @@ def test_a_folder_that_holds_no_json_is_refused(tmp_path: Path) -> None:
             Inputs(TINY, tmp_path)
 
 
-def test_how_it_hears_may_lie_in_the_file_of_the_processor(tmp_path: Path) -> None:
+def test_the_feature_extractor_config_may_be_in_the_processor_file(tmp_path: Path) -> None:
     (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": HEARS}))
     assert Inputs(TINY, tmp_path).mel.seconds == 1
 

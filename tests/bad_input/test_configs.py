@@ -54,7 +54,7 @@ LIES += [({name: n}, (f"{name}={n}",)) for name in SIZES for n in (0, -8, 10**12
 
 
 @pytest.mark.parametrize(("lie", "expected"), LIES, ids=lambda x: str(x)[:40])
-def test_a_config_that_lies(
+def test_an_inconsistent_config_is_rejected(
     runner: CliRunner, lie: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     change_config(runner.folder, **lie)
@@ -62,19 +62,19 @@ def test_a_config_that_lies(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": 1}{', "\udcff", "[" * 500, "5"])
-def test_a_config_that_is_no_object(runner: CliRunner, text: str) -> None:
+def test_a_config_other_than_an_object_is_rejected(runner: CliRunner, text: str) -> None:
     (runner.folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     runner.assert_rejected(ConfigError, "config.json")
 
 
-def test_a_promise_of_a_huge_context_costs_nothing(runner: CliRunner) -> None:
+def test_a_huge_context_in_the_config_allocates_nothing(runner: CliRunner) -> None:
     change_config(runner.folder, max_position_embeddings=2**31 - 1)
     asked = loading.choose_context(None, type("C", (), {"max_position_embeddings": 2**31 - 1})())
     assert asked == 2**20
     assert runner.run("--context", "1000")[0] == 0
 
 
-def test_a_key_that_nobody_implemented(runner: CliRunner) -> None:
+def test_an_unimplemented_config_key_is_rejected(runner: CliRunner) -> None:
     """transformers' Llama knows the key and has another default, so it would change the answer."""
     change_config(runner.folder, pretraining_tp=1, made_up=True, layer_norm_eps=1e-3)
     assert runner.run()[0] == 0, "keys that transformers' class does not know are nobody's"

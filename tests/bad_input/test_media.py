@@ -152,7 +152,9 @@ BAD: dict[str, tuple[list[Any], int, str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_then_good(server: RunningServer, expected: str, name: str) -> None:
+def test_a_rejected_request_leaves_the_next_working(
+    server: RunningServer, expected: str, name: str
+) -> None:
     parts, status, reason, param = BAD[name]
     response = ask(server, *parts, "hello")
     if name == "nothing":
@@ -229,7 +231,7 @@ def media_worker_of(server: RunningServer) -> MediaWorker:
         ("sleep", 400, "took longer than 1 s"),
     ],
 )
-def test_what_harms_the_process(
+def test_media_that_harm_the_worker_are_rejected(
     server: RunningServer,
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -268,7 +270,7 @@ def send(server: RunningServer, *parts: Any) -> socket.socket:
     return client
 
 
-def test_who_leaves_while_media_are_prepared(server: RunningServer, expected: str) -> None:
+def test_a_disconnect_during_media_preparation_aborts(server: RunningServer, expected: str) -> None:
     pid = media_worker_of(server).pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -278,7 +280,7 @@ def test_who_leaves_while_media_are_prepared(server: RunningServer, expected: st
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
 
 
-def test_slow_media_hold_up_nobody_else(server: RunningServer) -> None:
+def test_slow_media_do_not_delay_other_requests(server: RunningServer) -> None:
     pid = media_worker_of(server).pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -295,7 +297,7 @@ def test_slow_media_hold_up_nobody_else(server: RunningServer) -> None:
         client.close()
 
 
-def test_who_leaves_before_the_engine_has_looked(server: RunningServer, expected: str) -> None:
+def test_a_disconnect_before_admission_aborts(server: RunningServer, expected: str) -> None:
     pid = server.server.engine.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)

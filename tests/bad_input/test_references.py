@@ -20,12 +20,12 @@ from ostro.core.errors import (
 )
 
 
-def test_the_good_one_works(runner: CliRunner) -> None:
+def test_a_valid_model_runs(runner: CliRunner) -> None:
     code, out, err = runner.run()
     assert code == 0 and len(out) > 1 and not err
 
 
-def test_bad_ones_leave_nothing_behind(runner: CliRunner) -> None:
+def test_a_rejected_model_leaves_no_state(runner: CliRunner) -> None:
     """A refusal does not spoil the process for what comes next."""
     first = runner.run()
     change_config(runner.folder, num_attention_heads=5)
@@ -34,7 +34,7 @@ def test_bad_ones_leave_nothing_behind(runner: CliRunner) -> None:
     assert runner.run() == first
 
 
-def test_a_folder_that_is_not_there(runner: CliRunner, tmp_path: Path) -> None:
+def test_a_missing_folder_is_rejected(runner: CliRunner, tmp_path: Path) -> None:
     runner.assert_rejected(ModelNotFound, "no file or folder", "nearest: m", model=tmp_path / "mm")
     runner.assert_rejected(ModelNotFound, "not found", "'no model'", model="no model")
 
@@ -49,7 +49,7 @@ def test_an_empty_folder(runner: CliRunner, tmp_path: Path) -> None:
     runner.assert_rejected(ModelNotFound, "empty", "it is empty", model=tmp_path / "empty")
 
 
-def test_a_file_that_is_no_model(runner: CliRunner) -> None:
+def test_a_file_of_another_type_is_rejected(runner: CliRunner) -> None:
     model = runner.folder / "tokenizer.json"
     runner.assert_rejected(CheckpointError, "tokenizer.json", "`ostro models`", model=model)
 
@@ -89,7 +89,7 @@ def test_an_unknown_architecture_names_the_nearest_and_the_way(runner: CliRunner
 
 
 @pytest.mark.parametrize("classes", ["LlamaForCausalLM", {"a": 1}, [1], 5])
-def test_architectures_that_are_no_names(runner: CliRunner, classes: Any) -> None:
+def test_malformed_architectures_are_rejected(runner: CliRunner, classes: Any) -> None:
     change_config(runner.folder, architectures=classes)
     runner.assert_rejected(ConfigError, "config.json", "architectures=")
 

@@ -33,7 +33,7 @@ def test_a_tokenizer_larger_than_the_embedding(runner: CliRunner) -> None:
     runner.assert_rejected(TokenizerError, "332 ids", "320 rows", "--tokenizer")
 
 
-def test_no_tokenizer(runner: CliRunner, good: Path) -> None:
+def test_a_missing_tokenizer_is_rejected(runner: CliRunner, good: Path) -> None:
     (runner.folder / "tokenizer.json").unlink()
     runner.assert_rejected(TokenizerError, "no tokenizer", "--tokenizer")
     runner.assert_rejected(TokenizerError, "/no/such", options=("--tokenizer", "/no/such"))
@@ -93,14 +93,14 @@ REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("words", "kind", "expected"), REFUSED, ids=lambda x: str(x)[:40])
-def test_a_setting_that_cannot_be(
+def test_an_invalid_setting_is_rejected(
     runner: CliRunner, words: tuple[str, ...], kind: type[OstroError], expected: tuple[str, ...]
 ) -> None:
     runner.assert_rejected(kind, *expected, options=words)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_cuda(runner: CliRunner) -> None:
+def test_cuda_without_a_device_is_rejected(runner: CliRunner) -> None:
     runner.assert_rejected(
         Unsupported, "--device cuda", "`ostro doctor`", options=("--device", "cuda")
     )
@@ -118,15 +118,13 @@ def test_no_cuda(runner: CliRunner) -> None:
         ("--unheard-of",),
     ],
 )
-def test_a_word_that_the_command_line_does_not_know(
-    runner: CliRunner, words: tuple[str, ...]
-) -> None:
+def test_an_invalid_option_is_rejected(runner: CliRunner, words: tuple[str, ...]) -> None:
     code, out, err = runner.run(*words)
     assert code == 2 and not out and words[0] in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("words", [("--task", "text"), ("--arch", "llama"), ("--device", "cpu:0")])
-def test_settings_that_can_be(runner: CliRunner, words: tuple[str, ...]) -> None:
+def test_valid_settings_change_nothing(runner: CliRunner, words: tuple[str, ...]) -> None:
     assert runner.run(*words) == runner.run()
 
 
@@ -141,7 +139,7 @@ OPTIONS = {
 }
 
 
-def test_sampling_that_cannot_be(runner: CliRunner) -> None:
+def test_out_of_range_sampling_is_rejected(runner: CliRunner) -> None:
     """One model, every option of `run` that has a range, below and above it."""
     tried = 0
     for name, low, high in RANGES:

@@ -19,18 +19,18 @@ from ostro.core.errors import (
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, -1, -1000])
-def test_weights_that_are_cut_short(runner: CliRunner, size: int) -> None:
+def test_truncated_weights_are_rejected(runner: CliRunner, size: int) -> None:
     file = runner.folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
     runner.assert_rejected(CheckpointError, "model.safetensors")
 
 
-def test_weights_that_are_something_else(runner: CliRunner) -> None:
+def test_weights_of_another_file_type_are_rejected(runner: CliRunner) -> None:
     (runner.folder / "model.safetensors").write_bytes(b"<!DOCTYPE html>" * 100)
     runner.assert_rejected(CheckpointError, "model.safetensors")
 
 
-def test_an_index_that_names_what_is_not_there(runner: CliRunner) -> None:
+def test_an_index_with_a_missing_shard_is_rejected(runner: CliRunner) -> None:
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
     (runner.folder / "model.safetensors.index.json").write_text(json.dumps(index))
     runner.assert_rejected(CheckpointError, "model-00002-of-00002.safetensors", "absent")
@@ -43,7 +43,7 @@ def test_missing_and_left_over_tensors_are_listed(runner: CliRunner) -> None:
     )
 
 
-def test_layers_too_many_or_too_few(runner: CliRunner) -> None:
+def test_a_wrong_number_of_layers_lists_the_tensors(runner: CliRunner) -> None:
     change_config(runner.folder, num_hidden_layers=1)
     runner.assert_rejected(CheckpointError, "left over: model.layers.1.")
     change_config(runner.folder, num_hidden_layers=3)
@@ -59,21 +59,21 @@ def test_layers_too_many_or_too_few(runner: CliRunner) -> None:
         ("lm_head__weight", (320,), ("lm_head", "(320,)", "(320, 32)")),
     ],
 )
-def test_a_tensor_of_another_shape(
+def test_a_tensor_of_the_wrong_shape_is_rejected(
     runner: CliRunner, tensor: str, shape: tuple[int, ...], expected: tuple[str, ...]
 ) -> None:
     change_weights(runner.folder, **{tensor: torch.ones(shape)})
     runner.assert_rejected(CheckpointError, *expected)
 
 
-def test_a_tensor_of_a_type_that_nobody_reads(runner: CliRunner) -> None:
+def test_a_tensor_of_an_unsupported_type_is_rejected(runner: CliRunner) -> None:
     weight = torch.ones(48, 32, dtype=torch.int8)
     change_weights(runner.folder, model__layers__0__mlp__up_proj__weight=weight)
     runner.assert_rejected(CheckpointError, "layers.0.mlp.up_proj", "I8", "`ostro models`")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_told(
+def test_nan_weights_warn(
     runner: CliRunner, caplog: pytest.LogCaptureFixture, value: float
 ) -> None:
     """Only texts with that token are noise: the others are answered."""
@@ -96,7 +96,7 @@ def test_weights_that_are_no_numbers_are_told(
         ("model__layers__0__self_attn__v_proj__weight", -1),
     ],
 )
-def test_weights_that_spoil_every_answer(
+def test_weights_with_nan_logits_are_rejected(
     runner: CliRunner, tensor: str, row: int, value: float
 ) -> None:
     weight = make_weights()[tensor.replace("__", ".")]
@@ -105,7 +105,7 @@ def test_weights_that_spoil_every_answer(
     runner.assert_rejected(CheckpointError, "m: ", "NaN or Inf", "download its files again")
 
 
-def test_a_model_that_is_too_wide_for_float16(runner: CliRunner) -> None:
+def test_float16_overflow_is_an_error_with_a_hint(runner: CliRunner) -> None:
     weight = make_weights()["model.layers.0.mlp.down_proj.weight"] * 1e5
     change_weights(runner.folder, model__layers__0__mlp__down_proj__weight=weight)
     assert runner.run("--dtype", "float32")[0] == 0
@@ -113,7 +113,7 @@ def test_a_model_that_is_too_wide_for_float16(runner: CliRunner) -> None:
     runner.assert_rejected(CheckpointError, *expected, options=("--dtype", "float16"))
 
 
-def test_a_head_that_is_said_to_be_the_embedding_and_is_not(
+def test_a_tied_head_that_differs_from_the_embedding_warns(
     runner: CliRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_config(runner.folder, tie_word_embeddings=True)
@@ -132,7 +132,9 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize("size", [None, 0, 3, 20, 500, -1, -100_000])
-def test_a_gguf_file_that_is_cut_short(runner: CliRunner, gguf: bytes, size: int | None) -> None:
+def test_a_truncated_gguf_file_is_rejected(
+    runner: CliRunner, gguf: bytes, size: int | None
+) -> None:
     file = runner.folder.parent / "m.gguf"
     file.write_bytes(gguf[:size])
     if size is None:
@@ -156,7 +158,7 @@ LLAMA = (5).to_bytes(8, "little") + b"llama"
         (b"tokenizer.ggml.model", b"tokenizer.ggml.modem", TokenizerError, ("tokenizer",)),
     ],
 )
-def test_a_gguf_file_that_is_wrong(
+def test_a_malformed_gguf_file_is_rejected(
     runner: CliRunner,
     gguf: bytes,
     old: bytes,

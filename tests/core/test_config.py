@@ -49,7 +49,7 @@ def read(**changes: Any) -> Config:
     return Config.from_hf({**GOOD, **changes})
 
 
-def test_what_is_not_said_follows() -> None:
+def test_missing_fields_get_their_defaults() -> None:
     config = read()
     assert (config.num_key_value_heads, config.head_dim) == (4, 16)
     assert (config.max_position_embeddings, config.rms_norm_eps) == (2048, 1e-6)
@@ -60,7 +60,7 @@ def test_what_is_not_said_follows() -> None:
     assert FixedHead.from_hf({**GOOD, "hidden_size": 65}).hidden_size == 65
 
 
-def test_what_is_said_is_kept() -> None:
+def test_given_fields_override_defaults() -> None:
     config = read(num_key_value_heads=2, head_dim=32, scale=2, cap=50.0, scales=[1, 2.5])
     assert (config.num_key_value_heads, config.head_dim) == (2, 32)
     assert config.scale == 2.0 and isinstance(config.scale, float)
@@ -69,12 +69,12 @@ def test_what_is_said_is_kept() -> None:
     assert read(table={"a": [1]}).table == {"a": [1]}
 
 
-def test_null_is_not_said() -> None:
+def test_null_fields_get_their_defaults() -> None:
     assert read(num_key_value_heads=None, scale=None, cap=None) == read()
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_must_be_there(name: str) -> None:
+def test_missing_required_fields_are_rejected(name: str) -> None:
     raw = {key: value for key, value in GOOD.items() if key != name}
     for missing in (raw, {**raw, name: None}):
         with pytest.raises(ConfigError, match=f"no '{name}', which .*test_config.* needs"):
@@ -153,7 +153,7 @@ def test_contradictions_are_refused(changes: dict[str, Any], said: str) -> None:
     assert read()
 
 
-def test_heads_need_not_divide_where_their_width_is_said() -> None:
+def test_an_explicit_head_dim_needs_no_divisible_hidden_size() -> None:
     assert read(num_attention_heads=5, num_key_value_heads=5, head_dim=8).head_dim == 8
 
 

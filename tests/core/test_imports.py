@@ -79,7 +79,7 @@ def test_every_file_imports_only_what_it_may(file: str) -> None:
         ("adapters/lora/load.py", "from ostro.entrypoints.python import load"),
     ],
 )
-def test_a_breach_is_noticed(file: str, text: str) -> None:
+def test_a_forbidden_import_is_detected(file: str, text: str) -> None:
     assert [name for name in imported(file, text) if breach(file, name)]
 
 

@@ -56,5 +56,5 @@ def test_core_names_no_architecture() -> None:
     "source",
     ["if config.model_type == 'qwen3_moe': pass", "x = LlamaForCausalLM", "from a import whisper"],
 )
-def test_it_would_be_noticed(source: str) -> None:
+def test_a_family_name_in_the_core_is_detected(source: str) -> None:
     assert found(source, known())

@@ -30,7 +30,7 @@ def test_missing_parts_stay(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["loop", "there", "loop/inner", "link/../loop", "missing/../loop"])
-def test_a_loop_raises(folder: Path, name: str) -> None:
+def test_a_symlink_loop_raises(folder: Path, name: str) -> None:
     with pytest.raises(OSError) as raised:
         resolve_path(folder / name)
     assert raised.value.errno == errno.ELOOP

@@ -80,7 +80,7 @@ def test_a_text_of_usual_length_is_counted_once() -> None:
     ],
     ids=["white space", "one word", "control characters", "unknown characters"],
 )
-def test_a_text_of_few_tokens_is_never_refused(tokenizer: Tokenizer, text: str) -> None:
+def test_a_text_that_fits_in_tokens_is_never_rejected(tokenizer: Tokenizer, text: str) -> None:
     assert len(tokenizer.encode(text, limit=4)) <= 2
     assert len(tokenizer.encode_pair(text, limit=4)[0]) <= 2
 

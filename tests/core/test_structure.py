@@ -107,7 +107,7 @@ def test_core_has_no_import_circle() -> None:
     assert not circle(core())
 
 
-def test_a_circle_is_found() -> None:
+def test_an_import_cycle_is_found() -> None:
     sources = {
         "a": "from b import x",
         "b": "if TYPE_CHECKING:\n    import a\nimport c",

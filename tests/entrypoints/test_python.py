@@ -159,7 +159,7 @@ def test_a_stop_string_ends_an_answer_and_stays_out(model: LocalModel) -> None:
     assert least == whole, "a stop string counts after min_tokens only"
 
 
-def test_an_end_of_text_is_not_said(tiny: Path, model: LocalModel) -> None:
+def test_an_end_of_text_token_is_not_in_the_text(tiny: Path, model: LocalModel) -> None:
     end = [p.token for p in model.stream("hello", **GREEDY)][3]
     *pieces, last = model.stream("hello", stop_ids=[end], **GREEDY)
     assert len(pieces) == 3 and last.finish == "stop"
@@ -300,7 +300,7 @@ def test_weights_are_brought_to_other_formats_at_run_time(
         assert model.generate("hello", **asked) == whole
 
 
-def test_settings_are_kept(tiny: Path) -> None:
+def test_settings_of_load_apply(tiny: Path) -> None:
     with ostro.load(str(tiny), context=100, dtype="bfloat16", device=torch.device("cpu")) as model:
         assert model.engine.context == 100 and model.loaded.dtype == torch.bfloat16
         assert model.name == "tiny"
@@ -308,7 +308,7 @@ def test_settings_are_kept(tiny: Path) -> None:
         assert model.generate("hello", **GREEDY)
 
 
-def test_other_words_from_elsewhere(tiny: Path, tmp_path: Path) -> None:
+def test_tokenizer_and_template_can_be_replaced(tiny: Path, tmp_path: Path) -> None:
     bare = make_model(tmp_path / "bare", template=None)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match="--tokenizer"):
@@ -341,7 +341,7 @@ def test_a_gguf_file_says_the_same(model: LocalModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_progress_is_told_to_the_end(tmp_path: Path, tied: bool) -> None:
+def test_progress_is_reported_to_the_end(tmp_path: Path, tied: bool) -> None:
     """A head that is tied is not read, though the file holds one."""
     told: list[tuple[int, int]] = []
     folder = make_model(tmp_path / "m", tie_word_embeddings=tied)
@@ -353,7 +353,7 @@ def test_progress_is_told_to_the_end(tmp_path: Path, tied: bool) -> None:
     )
 
 
-def test_a_tokenizer_comes_alone(tiny: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_loads_without_its_model(tiny: Path, tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "tiny.gguf")
     for reference in (tiny, str(tiny), tiny / "tokenizer.json", file):
         words = ostro.tokenizer(reference)

@@ -121,7 +121,7 @@ BAD: list[tuple[dict[str, Any], type[OstroError], str]] = [
 
 
 @pytest.mark.parametrize(("part", "kind", "message"), BAD, ids=lambda x: str(x)[:30])
-def test_bad_then_good(
+def test_a_rejected_request_leaves_the_next_working(
     model: LocalModel, part: dict[str, Any], kind: type[OstroError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):

@@ -81,7 +81,7 @@ def report(run: Run, model: Path, text: Path) -> Callable[..., dict[str, Any]]:
     return call
 
 
-def test_a_model_beside_itself_is_the_same(report, copy: Path, model: Path) -> None:
+def test_a_model_compared_with_itself_has_no_divergence(report, copy: Path, model: Path) -> None:
     [same] = report("--reference", model, model=copy)["variants"]
     assert same["kl"] == {"value": 0, "low": 0, "high": 0} and same["kl_p99"] == 0
     assert same["top1"]["value"] == 1 and 0.98 < same["top1"]["low"] < 1
@@ -89,7 +89,7 @@ def test_a_model_beside_itself_is_the_same(report, copy: Path, model: Path) -> N
     assert {layer["error"] for layer in same["layers"]} == {0}
 
 
-def test_fewer_bits_cost_more(report) -> None:
+def test_fewer_bits_have_larger_divergence(report) -> None:
     found = report("--quant", "afq8,afq4,afq2", "--exact")
     eight, four, two = found["variants"]
     assert [variant["name"] for variant in found["variants"]] == ["afq8", "afq4", "afq2"]
@@ -101,7 +101,7 @@ def test_fewer_bits_cost_more(report) -> None:
     assert worst == sorted(worst) and found["weights"]["bits"] >= 32
 
 
-def test_figures_are_those_of_the_logits(report, model: Path, text: Path) -> None:
+def test_figures_match_those_computed_from_logits(report, model: Path, text: Path) -> None:
     """Computed again, by another way, of what the Python API says."""
     import ostro
 
@@ -134,7 +134,7 @@ def weights_of(model: Path) -> int:
     return sum(tensor.numel() for tensor in tensors.values() if tensor.dim() == 2)
 
 
-def test_the_spoiled_weight_is_named(report, copy: Path, model: Path) -> None:
+def test_the_damaged_weight_is_named(report, copy: Path, model: Path) -> None:
     tensors = load_file(model / "model.safetensors")
     spoiled = {f"{DOWN}.weight".replace(".", "__"): 2 * tensors[f"{DOWN}.weight"]}
     change_weights(copy, **spoiled)
@@ -148,7 +148,7 @@ def test_the_spoiled_weight_is_named(report, copy: Path, model: Path) -> None:
     assert few["layers"][0]["format"].lower() == "afq4"
 
 
-def test_every_weight_is_named_as_rules_name_it(report, model: Path) -> None:
+def test_weights_have_the_names_of_topology_rules(report, model: Path) -> None:
     rules = f"{DOWN} = afq2, *.v_proj = afq8"
     [variant] = report("--quant", "afq4", "--topology", rules)["variants"]
     names = {layer["name"]: layer for layer in variant["layers"]}
@@ -163,7 +163,7 @@ def test_every_weight_is_named_as_rules_name_it(report, model: Path) -> None:
         assert v["error"] < q["error"] / 5
 
 
-def test_rules_alone_and_narrow_caches_are_variants_too(report, model: Path) -> None:
+def test_rules_and_cache_dtypes_are_variants(report, model: Path) -> None:
     [rules] = report("--topology", f"{DOWN} = afq2")["variants"]
     assert rules["name"] == model.name and rules["layers"][0]["name"] == DOWN
     assert [layer["error"] > 0 for layer in rules["layers"]].count(True) == 1
@@ -172,7 +172,7 @@ def test_rules_alone_and_narrow_caches_are_variants_too(report, model: Path) -> 
     assert narrow["layers"][0]["error"] == 0
 
 
-def test_the_starter_is_measured_on_what_it_was_not_taught(run: Run) -> None:
+def test_the_starter_is_measured_on_held_out_chats(run: Run) -> None:
     code, out, _ = run("--quant", "q8_0,q4_0", "--tokens", "400", "--json", "--dtype", "float32")
     found = json.loads(out)
     eight, four = found["variants"]
@@ -182,7 +182,7 @@ def test_the_starter_is_measured_on_what_it_was_not_taught(run: Run) -> None:
     assert 8 < eight["weights"]["bits"] < 9.5
 
 
-def test_people_get_tables(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+def test_the_default_output_is_tables(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
     file, picture = tmp_path / "quality.json", tmp_path / "quality.svg"
     words = ("--quant", "afq8,afq2", "--json", file, "--plot", picture)
     code, out, _ = run("-m", model, "--text", text, *words)
@@ -215,7 +215,7 @@ def test_a_picture_has_every_point_in_its_place() -> None:
     assert abs(texts["four"] - texts["four again"]) >= plot.LINE, "no label covers another"
 
 
-def test_pictures_of_other_kinds_are_refused(run: Run, model: Path, monkeypatch) -> None:
+def test_other_plot_suffixes_are_rejected(run: Run, model: Path, monkeypatch) -> None:
     with pytest.raises(UsageError, match=r"\.svg"):
         plot.check_plot(Path("x.jpg"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -269,7 +269,7 @@ def test_a_pair_that_is_none_is_refused(
     assert code == 2 and message in err
 
 
-def test_answers_alone_count(report, tmp_path: Path) -> None:
+def test_only_answers_are_evaluated(report, tmp_path: Path) -> None:
     file = tmp_path / "text.jsonl"
     pair = {"prompt": "hello again", "answer": "xyz"}
     file.write_text((json.dumps(pair) + "\n") * 40)
@@ -363,7 +363,7 @@ def few_outcomes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_a_large_vocabulary_is_kept_in_part(report, few_outcomes: None) -> None:
+def test_a_large_vocabulary_is_compressed(report, few_outcomes: None) -> None:
     few = report("--quant", "afq4", "--exact")
     divergence.MAX_FULL_VOCAB = 1000
     whole = report("--quant", "afq4", "--exact")
@@ -373,7 +373,7 @@ def test_a_large_vocabulary_is_kept_in_part(report, few_outcomes: None) -> None:
     assert part["perplexity"] == all_["perplexity"] and part["top1"] == all_["top1"]
 
 
-def test_outcomes_that_never_happen_are_no_fault() -> None:
+def test_zero_probabilities_give_finite_divergence() -> None:
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
     logits[:, 20:] = -torch.inf
     kept = divergence.compress(logits, torch.arange(5))
@@ -381,7 +381,7 @@ def test_outcomes_that_never_happen_are_no_fault() -> None:
     assert divergence.compare(kept, logits.flip(1)).kl.isfinite().all()
 
 
-def test_intervals_hold_what_they_promise() -> None:
+def test_intervals_cover_the_true_value() -> None:
     """Of 500 samples from known distributions, about 95 % of the intervals hold the truth."""
     random = torch.Generator().manual_seed(0)
     draws = torch.randn(500, 200, generator=random, dtype=torch.float64) + 3

@@ -49,7 +49,7 @@ def test_many_inputs_take_several_steps(bert: tuple[LocalModel, Any]) -> None:
     )
 
 
-def test_fewer_dimensions(bert: tuple[LocalModel, Any]) -> None:
+def test_embeddings_are_truncated(bert: tuple[LocalModel, Any]) -> None:
     model, _ = bert
     whole, short = model.embed("hello"), model.embed("hello", dimensions=5)
     torch.testing.assert_close(short, whole[:, :5] / whole[:, :5].norm())
@@ -57,7 +57,7 @@ def test_fewer_dimensions(bert: tuple[LocalModel, Any]) -> None:
         model.embed("hello", dimensions=33)
 
 
-def test_a_prompt_of_the_model_goes_before(tmp_path: Path) -> None:
+def test_the_model_s_prompt_is_prepended(tmp_path: Path) -> None:
     make_bert(tmp_path / "asks", "BertModel")
     file = tmp_path / "asks" / "config_sentence_transformers.json"
     file.write_text('{"prompts": {"query": "hello "}}')
@@ -98,7 +98,7 @@ def test_documents_are_ranked_by_their_scores(tmp_path: Path) -> None:
             assert item.score == pytest.approx(float(score), abs=1e-5)
 
 
-def test_adapters_are_asked_for(bert: tuple[LocalModel, Any], tmp_path: Path) -> None:
+def test_requests_select_adapters(bert: tuple[LocalModel, Any], tmp_path: Path) -> None:
     """Of every task: those that nobody knows are missed."""
     make_bert(tmp_path / "ranker", "BertForSequenceClassification", num_labels=1)
     with pytest.raises(AdapterNotFound, match="'nobody'"):

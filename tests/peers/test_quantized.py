@@ -52,7 +52,7 @@ OTHERWISE = ("gpt-oss", "deepseek v2", "deepseek v2 lite", "text of qwen2.5 vl",
 
 
 @pytest.mark.parametrize("name", [*OTHERWISE, *quantized.UNSAID, "t5 encoder"])
-def test_what_it_computes_otherwise(
+def test_known_differences_from_llama_cpp_still_exist(
     name: str, checkout: Path, plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reasons of `WIDE`, `UNSAID` and `tabled`; one that turns red can be left out there."""
@@ -81,7 +81,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("damaged")
-def test_a_wrong_scale_is_noticed(checkout: Path, plugins: PluginManager) -> None:
+def test_a_wrong_scale_is_detected(checkout: Path, plugins: PluginManager) -> None:
     [(_, outcome)] = run("llama", ["Q8_0"], checkout, find_python(), plugins)
     assert outcome.own > 2 * quantized.SAME and outcome.floats > 2 * quantized.BAR
     assert not outcome.good

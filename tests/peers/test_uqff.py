@@ -37,7 +37,7 @@ def bar(name: str) -> float:
 
 
 @pytest.mark.parametrize("name", uqff.names(uqff.CASES))
-def test_both_say_the_same(name: str, outcomes: dict[str, uqff.Outcome]) -> None:
+def test_uqff_matches_mistralrs(name: str, outcomes: dict[str, uqff.Outcome]) -> None:
     outcome = outcomes[name]
     if name in SILENT:
         assert outcome.said, f"{name}: mistral.rs serves it now: {outcome}"

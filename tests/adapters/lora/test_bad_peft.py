@@ -40,7 +40,7 @@ def table(name: str = "model.embed_tokens") -> dict[str, Tensor]:
     return {f"{FRONT}{name}.lora_embedding_A": a, f"{FRONT}{name}.lora_embedding_B": b}
 
 
-def test_the_good_one_is_good(write: Write) -> None:
+def test_a_valid_adapter_is_read(write: Write) -> None:
     ours = write(factors(), config())
     assert ours.weights[Q].scale == 2.0 and torch.equal(
         ours.weights[Q].b @ ours.weights[Q].a, torch.full((N, K), 2.0)
@@ -194,7 +194,7 @@ def test_pickles_are_refused_by_name(tmp_path: Path, read: Read, write: Write) -
         ({"x": "a.safetensors"}, "tensor 'x' is not in a.safetensors"),
     ],
 )
-def test_an_index_that_lies_is_refused(
+def test_an_inconsistent_index_is_rejected(
     owners: Any, message: str, tmp_path: Path, read: Read, write: Write
 ) -> None:
     index = tmp_path / "adapter_model.safetensors.index.json"

@@ -280,7 +280,7 @@ def renamed(folder: Path, names: dict[str, str]) -> None:
     save_file({names.get(n, n): t for n, t in load_file(file).items()}, file)
 
 
-def test_a_table_that_is_adapted_comes_with_what_was_under_it(tmp_path: Path, read: Read) -> None:
+def test_an_adapted_embedding_includes_its_base_weights(tmp_path: Path, read: Read) -> None:
     model = adapted(llama(), tmp_path, target_modules=["embed_tokens"])
     ours = read(tmp_path)
     assert [*ours.weights] == ["model.embed_tokens"] and [*ours.whole] == [
@@ -359,13 +359,13 @@ def test_its_chat_template_is_read(name: str, text: str, tmp_path: Path, read: R
     assert read(tmp_path).generation != before.generation
 
 
-def test_added_tokens_are_told(tmp_path: Path, read: Read) -> None:
+def test_added_tokens_are_reported(tmp_path: Path, read: Read) -> None:
     adapted(llama(), tmp_path, target_modules=["q_proj"])
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<mine>": 40}))
     assert read(tmp_path).tokens == {"<mine>": 40}
 
 
-def test_where_it_lies_and_how_it_was_trained_say_nothing(tmp_path: Path, read: Read) -> None:
+def test_path_and_training_fields_do_not_change_the_generation(tmp_path: Path, read: Read) -> None:
     found = set()
     for name, dropout in (("one", 0.0), ("two", 0.3)):
         adapted(llama(), tmp_path / name, target_modules=["q_proj"], lora_dropout=dropout)

@@ -102,7 +102,7 @@ def test_an_xlora_config_says_whether_there_is_a_relu(
     torch.testing.assert_close(found.mixer.scalings(noise(5, WIDE))[:, 0], wanted)
 
 
-def test_an_ordering_says_who_is_who(tmp_path: Path, read: Read) -> None:
+def test_an_ordering_maps_members(tmp_path: Path, read: Read) -> None:
     tensors = {"last.weight": noise(4, WIDE), "last.bias": noise(4)}
     said = {"order": ["1", "0"], "layers": {NAMES[0]: 1, f"base_model.model.{NAMES[1]}": 0}}
     keys: dict[str, Any] = {"foreign": True, "layerwise_scalings": True, "tensors": tensors}
@@ -120,7 +120,7 @@ def test_names_that_are_numbers_go_by_these(tmp_path: Path, read: Read) -> None:
     assert [len(member.weights) for member in found.members] == [1, 2]
 
 
-def test_a_member_may_lie_beside_or_in_a_folder_of_its_name(tmp_path: Path, read: Read) -> None:
+def test_member_paths_may_be_siblings_or_subfolders(tmp_path: Path, read: Read) -> None:
     (tmp_path / "home").mkdir()
     folder = write(tmp_path / "home" / "a", adapters={"m0": "/gone/0", "m1": "../beside"})
     (folder / "m1").rename(tmp_path / "home" / "beside")

@@ -94,11 +94,11 @@ def test_chunks_of_a_prompt_are_the_whole(model: LocalModel) -> None:
     assert far(parts, model.logits(PROMPT, adapters=["x"])) < 1e-5
 
 
-def test_it_goes_on_as_if_computed_anew(model: LocalModel, mixed: Any) -> None:
+def test_incremental_x_lora_matches_full_recomputation(model: LocalModel, mixed: Any) -> None:
     assert said(model, ["x"]) == by_hand(mixed)
 
 
-def test_who_runs_beside_it_changes_nothing(model: LocalModel, mixed: Any) -> None:
+def test_x_lora_does_not_depend_on_the_batch(model: LocalModel, mixed: Any) -> None:
     prompts = [PROMPT, PROMPT[3:], PROMPT[::-1], PROMPT[5:30]]
     asked = [["x"], [], ["plain"], ["x"]]
     alone = [said(model, names, prompt) for names, prompt in zip(asked, prompts, strict=True)]
@@ -146,7 +146,9 @@ def test_the_base_finds_blocks_of_its_own(mixed: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["layers", "members"])
-def test_a_mix_up_shows(wrong: str, mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_scalings_change_the_output(
+    wrong: str, mixed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ostro.adapters.xlora.classifier import Classifier
 
     own, axis = Classifier.scalings, {"layers": 1, "members": 2}[wrong]

@@ -116,7 +116,7 @@ def test_every_mutant_fails_parity(
     assert max(heard) >= RED
 
 
-def test_progress_is_told_slice_by_slice(dev: Any) -> None:
+def test_progress_is_reported_per_slice(dev: Any) -> None:
     model = dev.load()
     wide = replace(TEXT, width=160, height=96, preview=2, steps=4)
     with torch.inference_mode():
@@ -197,7 +197,7 @@ class Owner:
         module.deltas.append(Watch())
 
 
-def test_every_linear_knows_the_image_of_each_row(dev: Any) -> None:
+def test_every_linear_gets_the_image_of_each_row(dev: Any) -> None:
     """A mixture of adapters per image reaches every linear, row by row."""
     model, owner = dev.load(), Owner()
     for path, module in model.named_modules():

@@ -131,7 +131,9 @@ def test_one_load_at_a_time(llama: Subject, registry: Registry, tmp_path: Path) 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "/etc", "a\\b", "a\0b", "a:b", "x" * 10**6, " a"]
 )
-def test_names_that_are_none(llama: Subject, registry: Registry, tmp_path: Path, name: str) -> None:
+def test_malformed_names_are_rejected(
+    llama: Subject, registry: Registry, tmp_path: Path, name: str
+) -> None:
     folder = save(adapter(llama, 1), tmp_path / "a")
     with pytest.raises(AdapterNameRefused) as refused:
         registry.load("load", name, str(folder))
@@ -139,7 +141,7 @@ def test_names_that_are_none(llama: Subject, registry: Registry, tmp_path: Path,
     assert load(registry, "good name", folder)
 
 
-def test_a_folder_of_folders_is_read_when_asked_for(
+def test_adapters_of_a_folder_are_loaded_at_first_use(
     llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
 ) -> None:
     for seed in range(5):
@@ -317,7 +319,9 @@ def test_the_same_mixture_needs_no_row_of_its_own(registry: Registry, llama: Sub
     assert not adapter_pool.rows
 
 
-def test_scales(llama: Subject, engine: Engine, registry: Registry) -> None:
+def test_scales_add_up_and_must_be_finite(
+    llama: Subject, engine: Engine, registry: Registry
+) -> None:
     registry.add("a", adapter(llama, 1))
     base = greedy(engine, TEXT, 12)[0]
     assert said(engine, a=0.0) == base
@@ -389,7 +393,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_adapter_is_refused_and_disturbs_no_good_one(
+def test_a_rejected_adapter_leaves_other_adapters_unchanged(
     llama: Subject, engine: Engine, registry: Registry, tmp_path: Path, what: str
 ) -> None:
     """What, where and a status; then the same name can be had by a good one."""

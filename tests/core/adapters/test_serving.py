@@ -166,7 +166,9 @@ def test_an_activated_adapter_applies_from_its_invocation_on(llama: Subject) -> 
     engine.close()
 
 
-def test_a_replaced_adapter_disturbs_nobody(llama: Subject, engine_of: Build) -> None:
+def test_replacing_an_adapter_leaves_running_requests_unchanged(
+    llama: Subject, engine_of: Build
+) -> None:
     """200 requests, 20 swaps of one alias: each answer is of exactly one generation, and right."""
     engine = engine_of(llama, max_seqs=8, blocks=128)
     assert engine.registry is not None
@@ -203,7 +205,9 @@ def test_a_replaced_adapter_disturbs_nobody(llama: Subject, engine_of: Build) ->
     engine.close()
 
 
-def test_who_needs_no_adapter_waits_for_none(llama: Subject, engine_of: Build) -> None:
+def test_requests_without_adapters_do_not_wait_for_adapters(
+    llama: Subject, engine_of: Build
+) -> None:
     """One slot: the second adapter waits for the first to be free, the base behind it does not."""
     engine = engine_of(llama, adapter_slots=1)
     add(engine, llama, 1, 2)
@@ -218,7 +222,7 @@ def test_who_needs_no_adapter_waits_for_none(llama: Subject, engine_of: Build) -
     engine.close()
 
 
-def test_nothing_is_brought_to_the_device_for_who_waits_for_a_row(
+def test_a_waiting_request_loads_no_adapter_to_the_device(
     llama: Subject, engine_of: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a mixture holds is written once, when its request begins, not at every step before."""

@@ -21,14 +21,14 @@ class TestMessages:
         )
         assert text == "a\nb\nc"
 
-    def test_text_becomes_a_part_where_only_parts_are_taken(self) -> None:
+    def test_text_becomes_a_part_for_templates_that_need_parts(self) -> None:
         source = (
             "{% for m in messages %}{% for part in m['content'] %}{{ part.text }};"
             "{% endfor %}{% endfor %}"
         )
         assert ChatTemplate(source, tokens={}).render([{"role": "user", "content": "ab"}]) == "ab;"
 
-    def test_reasoning_goes_by_all_its_names(self) -> None:
+    def test_all_names_of_the_reasoning_field_are_accepted(self) -> None:
         source = "{{ messages[0].reasoning_content }}{{ messages[0].thinking }}"
         message = {"role": "assistant", "content": "", "reasoning": "hm"}
         assert ChatTemplate(source, tokens={}).render([message]) == "hmhm"

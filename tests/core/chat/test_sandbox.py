@@ -55,7 +55,7 @@ class TestHostileTemplates:
         assert good.render(USER) == "3"
 
     @pytest.mark.parametrize("name", HARMLESS)
-    def test_shows_nothing(self, name: str) -> None:
+    def test_harmless_templates_render(self, name: str) -> None:
         source, text = HARMLESS[name]
         assert ChatTemplate(source, tokens={}).render(USER) == text
 
@@ -65,7 +65,7 @@ class TestHostileTemplates:
         with pytest.raises(TemplateError, match="line 2: Expected an expression"):
             ChatTemplate("a\n{% if %}", tokens={})
 
-    def test_a_refusal_is_in_the_templates_words(self) -> None:
+    def test_a_template_error_contains_the_template_s_message(self) -> None:
         template = ChatTemplate("{{ raise_exception('roles must alternate') }}", tokens={})
         with pytest.raises(TemplateError, match=r"^roles must alternate$"):
             template.render(USER)

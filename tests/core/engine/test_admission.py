@@ -85,7 +85,7 @@ def test_a_request_that_can_never_run_is_refused_and_leaves_nothing(
     assert not made.busy and not made.scheduler.waiting
 
 
-def test_a_prompt_that_fills_the_context_is_refused_unless_no_reply_is_asked_for() -> None:
+def test_a_prompt_that_fills_the_context_is_rejected_unless_max_tokens_is_0() -> None:
     with pytest.raises(ContextLengthExceeded, match=r"40 tokens and the context 40: 41 would"):
         submit(engine(context=40), range(40))
     assert submit(engine(context=40), range(40), max_tokens=0, prompt_logprobs=1) == [0]
@@ -128,7 +128,7 @@ def test_the_longest_sequence_is_what_the_smallest_pool_holds() -> None:
     assert blocks.max_length(100, rows=4, passes=2) == 12
 
 
-def test_media_are_told_apart_by_the_adapters_that_apply_to_them() -> None:
+def test_cached_features_depend_on_the_adapters() -> None:
     """An activated adapter that begins behind an image leaves its features as they are."""
     items = [image("a", 2, 4), view("b", 9)]
     [first, second] = rekey_media(items, lora("x", encodes=True))

@@ -39,7 +39,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 @torch.inference_mode()
-def test_repeats(name: str) -> None:
+def test_a_launch_repeats_the_call(name: str) -> None:
     call, x = CALLS[name], torch.randn(3, 32)
     launch = record(lambda: call(x))
     for _ in range(3):

@@ -34,7 +34,7 @@ def run(engine: Engine, *requests: TokenRequest) -> dict[tuple[str, int], list[i
     return answers(engine.drain())
 
 
-def test_a_repeated_prompt_comes_out_of_the_prefix_cache(llama: Subject, engine_of: Build) -> None:
+def test_a_repeated_prompt_hits_the_prefix_cache(llama: Subject, engine_of: Build) -> None:
     engine = engine_of(llama)
     first = run(engine, ask("a", llama.prompt))
     engine.submit(ask("b", llama.prompt))

@@ -155,7 +155,7 @@ def test_a_processor_that_raises_ends_its_request_alone(
     assert tokens_of(run(engine, processed("b", prompts[1], "nothing"))["b"]) == wanted[1]
 
 
-def test_a_processor_that_raises_when_a_row_is_added_goes_on_for_others(
+def test_a_processor_error_in_update_ends_one_request_only(
     faulty: Subject, engine_of: Build
 ) -> None:
     engine, prompts = engine_of(faulty), [faulty.prompt[:n] for n in (20, 25)]
@@ -263,7 +263,7 @@ def test_a_prefix_that_was_shared_survives_a_step_that_raises(
     idle(engine)
 
 
-def test_a_sequence_that_got_its_row_in_a_step_that_raises_keeps_its_rules(
+def test_a_sequence_started_in_a_failed_step_keeps_its_sampling(
     llama: Subject, engine_of: Build
 ) -> None:
     """One row a step, which "first" takes: "next" has none in the step that raises."""
@@ -281,7 +281,7 @@ def test_a_sequence_that_got_its_row_in_a_step_that_raises_keeps_its_rules(
     idle(engine)
 
 
-def test_a_sequence_that_is_started_in_a_step_without_rows_keeps_its_rules(
+def test_a_sequence_started_in_a_step_without_rows_keeps_its_sampling(
     llama: Subject, engine_of: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for blocks, and there is no other sequence."""
@@ -487,7 +487,7 @@ def test_a_job_that_raises_ends_alone() -> None:
     assert found["good"].finish == "stop"
 
 
-def test_parts_of_one_house_do_not_end_each_other(llama: Subject) -> None:
+def test_failures_of_one_sub_engine_leave_the_others_running(llama: Subject) -> None:
     engine = llama.engine()
     reader = PoolingEngine(
         engine.runner, MEAN, vocab=engine.vocab, context=engine.context, max_rows=40

@@ -102,7 +102,7 @@ def test_rows_behind_the_prompt_are_one_segment() -> None:
     assert batch.starts.tolist() == [0, 3] and batch.full is None
 
 
-def test_states_have_one_segment_and_block_0_where_no_state_is_kept() -> None:
+def test_states_have_one_segment_and_block_0_without_a_kept_state() -> None:
     items = [image("a", 2, 4, atomic=True)]
     chunk = Chunk(sequence_of(16, -1, -1, 6, items=items), 0, 12, False)
     batch = paged_metadata(states(8), 0, [chunk], BLOCK, CPU)

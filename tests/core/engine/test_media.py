@@ -315,7 +315,7 @@ def test_cross_blocks_are_written_once_and_shared(cross: Subject, engine_of: Bui
     assert encoded(found) == [1], "they went when others needed the room"
 
 
-def test_a_batch_of_those_who_look_and_those_who_do_not(cross: Subject, engine_of: Build) -> None:
+def test_a_batch_of_sequences_with_and_without_media(cross: Subject, engine_of: Build) -> None:
     asked = [
         cross_request("one", 1),
         request("none", WORDS[:30], []),
@@ -329,7 +329,7 @@ def test_a_batch_of_those_who_look_and_those_who_do_not(cross: Subject, engine_o
     assert engine.stats().blocks_used == 0
 
 
-def test_who_finds_no_room_for_a_medium_waits(cross: Subject, engine_of: Build) -> None:
+def test_a_request_without_room_for_a_medium_waits(cross: Subject, engine_of: Build) -> None:
     """Room for the media of two, and three that ask."""
     asked = [cross_request(str(i), i, before=3 + i) for i in range(1, 4)]
     engine = engine_of(cross, blocks=6)
@@ -348,7 +348,7 @@ def test_who_finds_no_room_for_a_medium_waits(cross: Subject, engine_of: Build) 
     assert pool(engine).used == 0
 
 
-def test_who_finds_room_for_one_of_two_media_holds_neither(
+def test_a_request_with_room_for_one_of_two_media_holds_neither(
     cross: Subject, engine_of: Build
 ) -> None:
     engine = engine_of(cross, blocks=4)

@@ -51,7 +51,7 @@ class Kind(CacheKind):
         ("1e9", 1e9),
     ],
 )
-def test_sizes(text: str, size: float) -> None:
+def test_sizes_are_parsed(text: str, size: float) -> None:
     assert parse_size(text) == size
 
 

@@ -199,7 +199,7 @@ def tokens(id: str = "a", model: str = DEFAULT, adapter: str = "", n: int = 1) -
 # Routing
 
 
-def test_a_request_goes_to_the_model_it_names(made: ThreeModels) -> None:
+def test_a_request_runs_on_its_model(made: ThreeModels) -> None:
     for request in (
         tokens("a", "chat"),
         tokens("b", "other"),

@@ -73,7 +73,7 @@ def expected(tiny: Subject, prompt: list[int], n: int, banned: int | None) -> li
 
 
 @pytest.mark.parametrize("replay", [False, True])
-def test_rows_are_told_what_they_drew(tiny: Subject, replay: bool) -> None:
+def test_processors_get_the_sampled_tokens(tiny: Subject, replay: bool) -> None:
     """On the device and on the host; a row that asks for nothing stays as it is."""
     prompts = [tiny.prompt[:n] for n in (9, 17, 30)]
     engine = engine_of(tiny, replay=replay)
@@ -114,7 +114,7 @@ def test_a_row_that_changes_hands_is_given_up(tiny: Subject) -> None:
     assert LOG == [("added", 0, ()), ("removed", 0, ()), ("added", 0, ())]
 
 
-def test_a_sequence_that_was_preempted_is_added_with_what_it_said(tiny: Subject) -> None:
+def test_a_preempted_sequence_is_added_with_its_output(tiny: Subject) -> None:
     prompts = [tiny.prompt[:n] for n in (20, 21, 22)]
     engine = engine_of(tiny, blocks=8)
     answers = run(engine, [(prompt, {"no_repeat": FIRST}) for prompt in prompts], 30)
@@ -122,7 +122,7 @@ def test_a_sequence_that_was_preempted_is_added_with_what_it_said(tiny: Subject)
     assert answers == [expected(tiny, prompt, 30, FIRST) for prompt in prompts]
 
 
-def test_what_nobody_has_is_refused(tiny: Subject) -> None:
+def test_unknown_processors_and_tokens_are_rejected(tiny: Subject) -> None:
     engine = engine_of(tiny)
     with pytest.raises(RequestError, match="no logits processor 'no_repaet'; nearest: no_repeat"):
         run(engine, [(tiny.prompt[:9], {"no_repaet": 1})], 1)

@@ -38,9 +38,7 @@ def run(engine: Engine, *requests: TokenRequest) -> dict[tuple[str, int], list[i
 
 
 @pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
-def test_what_is_said_is_what_the_reference_says(
-    tiny: Subject, engine_of: Build, length: int
-) -> None:
+def test_greedy_tokens_match_the_reference(tiny: Subject, engine_of: Build, length: int) -> None:
     """20 tokens after the prompt, so that decoding passes the end of a block, or two."""
     prompt = tiny.prompt[:length]
     engine = engine_of(tiny)

@@ -81,7 +81,7 @@ def test_both_ends_of_a_range(name: str, low: float, high: float) -> None:
         (Sampling(dry=Dry(breakers=(-1,))), "dry", "token id -1"),
     ],
 )
-def test_what_no_range_says(asked: Sampling, param: str, said: str) -> None:
+def test_sampling_without_a_range_is_validated(asked: Sampling, param: str, said: str) -> None:
     with pytest.raises(RequestError, match=said) as error:
         asked.checked(320)
     assert error.value.param == param and error.value.status == 400

@@ -379,7 +379,7 @@ def test_a_processor_is_updated_with_rows_that_are_added_and_given_up() -> None:
     assert LOG[4:] == []
 
 
-def test_a_processor_is_made_when_it_is_first_asked_for() -> None:
+def test_a_processor_is_created_at_first_use() -> None:
     sampler = sampler_of(4, record("recorder", "ApplyRecorder"))
     place(sampler, 0)
     assert not sampler.processors.created

@@ -101,7 +101,7 @@ def test_decode_rows_come_first_and_chunks_of_prompts_share_the_rest() -> None:
     assert shape(loop.step()) == [("0", 6, 1), ("1", 5, 1), ("2", 16, 4), ("3", 0, 4)]
 
 
-def test_a_prompt_under_way_goes_on_before_a_waiting_one_is_admitted() -> None:
+def test_a_running_prompt_continues_before_a_waiting_one_is_admitted() -> None:
     loop = Loop(rows=8)
     loop.add(12)
     loop.add(8)
@@ -144,7 +144,7 @@ def test_prompt_logprobs_bound_a_chunk_and_use_no_prefix_cache() -> None:
     assert shape(loop.step()) == [("1", LOGPROB_ROWS, 10)]
 
 
-def test_a_request_whose_last_token_is_unread_draws_no_more() -> None:
+def test_a_request_at_its_limit_is_not_scheduled_before_its_last_token_is_read() -> None:
     loop = Loop(lag=1)
     loop.add(4, limit=2)
     assert [shape(loop.step()) for _ in range(3)] == [[("0", 0, 4)], [("0", 4, 1)], []]
@@ -301,7 +301,7 @@ def test_a_preempted_request_waits_until_its_unread_token_has_come() -> None:
     assert [len(s.tokens) for s in loop.finished] == [13, 13]
 
 
-def test_a_preempted_request_keeps_its_place_in_the_queue() -> None:
+def test_a_preempted_request_keeps_its_queue_position() -> None:
     loop = crowded(0, 0, 0)
     loop.add(7, limit=1)
     while not loop.scheduler.preemptions:
@@ -487,7 +487,7 @@ def test_a_viewed_medium_is_written_once_and_shared() -> None:
     assert loop.blocks.cross_groups[0].pool.used == 0
 
 
-def test_a_request_whose_media_lack_blocks_waits_and_holds_nothing() -> None:
+def test_a_request_without_blocks_for_its_media_waits_without_blocks() -> None:
     loop = Loop(pages(64), cross(3), rows=40, room=Room(2))
     loop.add(6, items=[view("a", 2)], mixture=lora("x"))
     loop.add(6, items=[view("b", 2, length=4), view("c", 4)], mixture=lora("y"))

@@ -386,7 +386,7 @@ def test_draining_takes_no_request_and_waits_for_those_under_way() -> None:
     run(test)
 
 
-def test_a_silent_engine_takes_no_request_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_engine_rejects_requests_until_it_responds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -455,7 +455,7 @@ def test_everything_that_waits_fails_when_the_engine_dies() -> None:
     run(test)
 
 
-def test_the_first_fault_is_kept() -> None:
+def test_the_first_fault_wins() -> None:
     async def test(engine: FakeEngine) -> None:
         engine.deliver(Failed(kind="InsufficientMemory", message="out of memory"))
         engine.deliver(Failed(kind="EngineDied", message="the process ended"))
@@ -466,7 +466,7 @@ def test_the_first_fault_is_kept() -> None:
     run(test)
 
 
-def test_start_raises_what_kept_the_engine_from_loading() -> None:
+def test_start_raises_the_load_error() -> None:
     async def main() -> None:
         engine = FakeEngine()
         started = asyncio.ensure_future(engine.start())
@@ -482,7 +482,7 @@ def test_start_raises_what_kept_the_engine_from_loading() -> None:
 # Questions and changes
 
 
-def test_counters_are_answered_in_the_order_they_were_asked_for() -> None:
+def test_stats_requests_are_answered_in_order() -> None:
     async def test(engine: FakeEngine) -> None:
         await settle()
         engine.deliver(Stats())  # the first sign of life

@@ -139,7 +139,7 @@ def test_closing_a_generator_aborts(make: Callable[[], AsyncEngine]) -> None:
 
 
 @both
-def test_requantize_waits_for_what_was_asked_before(make: Callable[[], AsyncEngine]) -> None:
+def test_requantize_waits_for_earlier_requests(make: Callable[[], AsyncEngine]) -> None:
     async def test(engine: AsyncEngine) -> None:
         before = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 300)))
         await asyncio.sleep(0.01)
@@ -217,7 +217,7 @@ def test_close_fails_what_is_under_way(make: Callable[[], AsyncEngine]) -> None:
     run(make(), test)
 
 
-def test_a_hung_child_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_child_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "PULSE", 0.05)
 
     async def until(hung: bool) -> None:
@@ -274,7 +274,7 @@ async def collect_nothing(engine: AsyncEngine) -> None:
     raise AssertionError("the engine must not have started")
 
 
-def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_START", "0.5")
 
     async def main() -> None:
@@ -413,7 +413,7 @@ def test_the_parent_dies(state: str, tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_nobody_else_holds_the_socket() -> None:
+def test_no_other_process_inherits_the_socket() -> None:
     """The child's descriptor is closed in what it starts, or its death would go unnoticed."""
 
     async def test(engine: AsyncEngine) -> None:
@@ -447,7 +447,7 @@ def test_messages_survive_any_cut() -> None:
         assert second == request
 
 
-def test_nonsense_on_the_wire() -> None:
+def test_malformed_messages_end_the_connection() -> None:
     with pytest.raises(EngineDied, match="claims"):
         Frames().feed(b"\xff\xff\xff\xff")
     for body in (b"", b"\x80", msgspec.msgpack.encode({"type": "Quit"}), frame(Outputs([]))[4:]):
@@ -463,7 +463,7 @@ def test_errors_cross() -> None:
     assert "KeyError" in str(Failed.of(KeyError("k")).error())
 
 
-def test_outputs_for_nobody_are_dropped() -> None:
+def test_outputs_without_a_request_are_dropped() -> None:
     engine = make_thread()
     engine._deliver(Outputs([TokenOutput(id="gone", tokens=[1])]))
     engine._deliver(Failed(kind="RequestError", message="m", id="gone"))

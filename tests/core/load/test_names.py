@@ -126,7 +126,7 @@ def test_whole_components_are_compared(pair: Pair, name: str, found: str | None)
         assert pair.match(found, write=True) == name
 
 
-def test_what_no_pair_names() -> None:
+def test_names_without_a_pair() -> None:
     """A hub checkpoint keeps the name, in a GGUF file nobody claims it; tables are ignored."""
     names = Names(hub=(Pair("a", "b"),), gguf=(Pair("a", "b"),))
     given = ["a.weight", "c.weight", "model.layers.0.rotary_emb.inv_freq", "rope_freqs.weight"]

@@ -137,7 +137,7 @@ def test_a_shape_that_the_config_denies_is_refused(
     assert "the config requires" in said
 
 
-def test_a_format_that_nobody_reads_is_named(folder: Folder) -> None:
+def test_a_format_without_a_reader_is_named(folder: Folder) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     folder.tensors[name] = torch.zeros(96, 64, dtype=torch.int32)
     folder.write()
@@ -180,7 +180,7 @@ def test_shards_are_one_checkpoint(folder: Folder) -> None:
     assert folder.deviation() <= BAR
 
 
-def test_a_shard_too_few_is_named(folder: Folder) -> None:
+def test_a_missing_shard_is_named(folder: Folder) -> None:
     names = sorted(folder.tensors)
     folder.write(*({n: folder.tensors[n] for n in names[i::2]} for i in range(2)))
     (folder.path / "model-00002-of-00002.safetensors").unlink()

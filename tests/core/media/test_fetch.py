@@ -118,7 +118,7 @@ def test_addresses_that_embed_others_are_not_public(address: str) -> None:
         "http://" + "a" * 300 + "/",
     ],
 )
-def test_nobody_is_sent_inside(address: str) -> None:
+def test_redirects_to_private_addresses_are_rejected(address: str) -> None:
     with pytest.raises(RequestError):
         fetch(address)
 

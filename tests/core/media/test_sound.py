@@ -174,7 +174,7 @@ def wav(data: bytes = bytes(3200), size: int | None = None, **fields: int) -> by
         b"\xff\xfb\x90\x00" * 3,
     ],
 )
-def test_headers_that_lie(data: bytes) -> None:
+def test_inconsistent_headers_are_rejected(data: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         read_sound(data)
     assert caught.value.param == "file"

@@ -108,7 +108,7 @@ def test_a_process_prepares_what_is_prepared_here(
             assert np.array_equal(array.numpy(), other.arrays[name].numpy())
 
 
-def test_large_arrays_lie_in_shared_memory_until_they_are_read_or_lost(make: Make) -> None:
+def test_large_arrays_stay_in_shared_memory_until_read_or_lost(make: Make) -> None:
     before = len(left_behind())
     prompt = good(make(), LARGE)
     array = prompt.items[0].arrays["patches"]
@@ -122,7 +122,7 @@ def test_large_arrays_lie_in_shared_memory_until_they_are_read_or_lost(make: Mak
     assert len(left_behind()) == before
 
 
-def test_one_process_is_kept(make: Make) -> None:
+def test_the_worker_process_is_reused(make: Make) -> None:
     shop = make()
     good(shop)
     first = shop.pid
@@ -155,7 +155,7 @@ def test_closing_does_not_wait(make: Make) -> None:
         ("fail", OstroError, "see the server's log", True),
     ],
 )
-def test_bad_then_good(
+def test_a_rejected_request_leaves_the_next_working(
     make: Make,
     deed: str,
     kind: type[OstroError],
@@ -181,7 +181,7 @@ def test_what_libraries_print_is_no_reply(make: Make) -> None:
     assert good(make(), hostile("chatter")).items[0].rows == 15
 
 
-def test_who_takes_too_long_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_worker_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = make()
     expected = good(shop)
     first = shop.pid

@@ -44,7 +44,7 @@ def test_names_the_kernel_and_the_argument(
         assert fault in str(caught.value)
 
 
-def test_takes_what_agrees() -> None:
+def test_matching_arguments_are_accepted() -> None:
     SIGNATURE(STARTS, X, SCALE, batch=3, rows=5)
     SIGNATURE(STARTS, X, None, batch=3, rows=5)
     SIGNATURE(STARTS, torch.zeros(5, 9)[:, 1:7], SCALE, batch=3, rows=5)

@@ -39,7 +39,7 @@ def test_a_tensor_of_one_number_is_it(held: Tensor, number: float) -> None:
 @pytest.mark.parametrize(
     "held", [torch.zeros(0), torch.ones(2), torch.tensor(torch.nan), torch.tensor([-torch.inf])]
 )
-def test_another_is_a_fault(held: Tensor) -> None:
+def test_a_value_other_than_one_finite_number_is_an_error(held: Tensor) -> None:
     with pytest.raises(
         CheckpointError, match=r"^a\.safetensors: w\.bits is .* expected one finite number"
     ):

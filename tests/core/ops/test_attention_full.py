@@ -101,7 +101,7 @@ def test_every_kernel_sees_what_is_behind(
     torch.testing.assert_close(got.cpu(), by_definition(name, window), rtol=1e-4, atol=1e-5)
 
 
-def test_it_makes_a_difference() -> None:
+def test_bidirectional_spans_change_only_their_rows() -> None:
     q, k, v, ragged = batch("image", host=True)
     full = naive.attention(q, k, v, ragged, D**-0.5)
     ragged.full = None

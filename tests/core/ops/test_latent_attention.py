@@ -62,7 +62,7 @@ BATCHES = {
     ids=str,
 )
 @pytest.mark.parametrize("name", BATCHES)
-def test_like_the_naive_twin(name: str, shape: tuple[int, int, int]) -> None:
+def test_triton_matches_naive(name: str, shape: tuple[int, int, int]) -> None:
     given = arguments(*BATCHES[name], *shape)
     with poison():
         ours = triton.latent_attention(*given)
@@ -70,7 +70,7 @@ def test_like_the_naive_twin(name: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_halves(name: str) -> None:
+def test_float16_matches_naive(name: str) -> None:
     given = arguments(*BATCHES[name], dtype=torch.float16)
     with poison():
         ours = triton.latent_attention(*given)

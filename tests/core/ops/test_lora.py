@@ -258,6 +258,8 @@ def test_tapes_repeat_with_other_numbers(call: Call, mixture: int | None, expert
         ("cpu", torch.float64, "naive"),
     ],
 )
-def test_choice(device: str, dtype: torch.dtype, kernel: str) -> None:
+def test_the_kernel_is_selected_by_device_and_dtype(
+    device: str, dtype: torch.dtype, kernel: str
+) -> None:
     target = Target(device=torch.device(device), dtype=dtype, deterministic=True)
     assert Op(KERNELS).select(target).kernel.name == kernel

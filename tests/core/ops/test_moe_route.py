@@ -183,7 +183,7 @@ def test_of_equal_groups_the_first_is_kept(twin: ModuleType, device: torch.devic
 
 
 @ALL
-def test_where_groups_hold_too_few_the_first_outside_are_chosen(
+def test_too_small_groups_are_filled_from_other_groups(
     twin: ModuleType, device: torch.device
 ) -> None:
     logits = torch.tensor([[1.0, 4.0, 2.0, 5.0, 4.0, 3.0]], device=device)

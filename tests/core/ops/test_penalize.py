@@ -75,7 +75,7 @@ def test_penalties(twin: ModuleType, counts: bool, seen: bool) -> None:
 
 
 @pytest.mark.parametrize("twin", [naive, triton], ids=["naive", "triton"])
-def test_nothing_asked_nothing_changed(twin: ModuleType) -> None:
+def test_logits_without_penalties_are_unchanged(twin: ModuleType) -> None:
     logits = torch.randn(2, 9, device=DEVICE)
     none = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     neutral = torch.zeros(2, device=DEVICE)

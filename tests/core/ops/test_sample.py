@@ -102,7 +102,7 @@ def test_draws_follow_the_distribution(name: str) -> None:
     assert torch.equal(drawn.cpu(), tokens[:100])
 
 
-def test_a_wrong_distribution_is_noticed() -> None:
+def test_a_wrong_distribution_is_detected() -> None:
     torch.manual_seed(1)
     logits = torch.randn(1, 40) * 2
     u = naive.uniform(torch.full((100_000,), 11), torch.arange(100_000))

@@ -35,7 +35,7 @@ def test_sdpa(dtype: torch.dtype, shape: tuple[int, ...], case: dict[str, int]) 
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_who_sees_whom(case: dict[str, int]) -> None:
+def test_the_mask_of_attention(case: dict[str, int]) -> None:
     """A value counts for a row exactly where the row sees it."""
     q, k, v = rows(1, 1, 4, 1, torch.float32)
     for j in (0, 5, 30):

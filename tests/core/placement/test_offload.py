@@ -65,7 +65,9 @@ LAYER = 4 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96)
 """Bytes of the weights of one of llama's layers."""
 
 
-def test_two_layers_at_most_visit_the_device(made: Made, device: SimulatedDevice) -> None:
+def test_at_most_two_offloaded_layers_are_on_the_device(
+    made: Made, device: SimulatedDevice
+) -> None:
     tiny = made("llama")
     whole = tiny.load(device="cpu:1").nbytes
     device.peak = device.nbytes
@@ -85,7 +87,7 @@ def test_two_layers_at_most_visit_the_device(made: Made, device: SimulatedDevice
     assert any("in host memory, visiting cpu:1: model.layers.[0-5]" in x for x in loaded.explain)
 
 
-def test_the_order_of_visits_is_learned(made: Made, device: SimulatedDevice) -> None:
+def test_the_order_of_transfers_is_learned(made: Made, device: SimulatedDevice) -> None:
     """The layer that a pass begins with is fetched when the last one ends."""
     tiny = made("llama")
     engine = tiny.engine(device="cpu:1", placement="rest")
@@ -96,7 +98,7 @@ def test_the_order_of_visits_is_learned(made: Made, device: SimulatedDevice) -> 
     assert arrivals(device) == 4 * 3 * 6 + 4, "none came in vain"
 
 
-def test_who_shares_a_table_of_angles_does_not_visit(made: Made, device: SimulatedDevice) -> None:
+def test_shared_rope_tables_are_not_offloaded(made: Made, device: SimulatedDevice) -> None:
     tiny = made("llama")
     rules = "model.layers.[1-4] = rest, model.layers.5 = cpu"
     engine = tiny.engine(device="cpu:1", placement=rules)
@@ -156,7 +158,7 @@ def drawing(plugins: PluginManager, home: torch.device, rules: str | None) -> Te
     return last.arrays["images"].cpu()
 
 
-def test_pictures_are_the_same_wherever_their_model_lies(
+def test_images_do_not_depend_on_the_placement(
     plugins: PluginManager, device: SimulatedDevice
 ) -> None:
     expected = drawing(plugins, CPU, None)

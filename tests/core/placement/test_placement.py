@@ -75,7 +75,7 @@ def test_ragged_batches_say_what_they_say_on_one_device(
 
 
 @pytest.mark.parametrize(("name", "rules"), [PLACED[i] for i in (0, 2, 4, 5, 7, 8, 11)])
-def test_adapters_lie_where_their_modules_do(
+def test_adapters_are_on_the_devices_of_their_modules(
     made: Made, device: SimulatedDevice, name: str, rules: str
 ) -> None:
     tiny = made(name)
@@ -163,7 +163,7 @@ def test_rules_come_from_a_file(made: Made, device: SimulatedDevice, tmp_path: P
     assert there == ["model.layers.0", "model.layers.2", "model.layers.3"]
 
 
-def test_what_lies_where_is_explained(made: Made, device: SimulatedDevice) -> None:
+def test_explain_lists_the_placement(made: Made, device: SimulatedDevice) -> None:
     rules = "model.layers.[1,3-5] = cpu:1"
     said = made("llama").load(placement=rules).explain
     assert any(
@@ -182,9 +182,7 @@ def layers_there(subject: Subject, rules: str) -> list[str]:
     return [path for path, unit in placement.units.items() if unit.device == CPU]
 
 
-def test_what_does_not_fit_goes_to_the_cpu_layer_by_layer(
-    made: Made, device: SimulatedDevice
-) -> None:
+def test_layers_that_do_not_fit_are_placed_on_the_cpu(made: Made, device: SimulatedDevice) -> None:
     tiny, layer, ends = made("llama"), 123_392, 2 * 128 * 64 * 4
     assert layers_there(tiny, f"auto:{ends + 6 * layer}B") == []
     assert layers_there(tiny, f"auto:{ends + 6 * layer - 1}B") == ["model.layers.5"]
@@ -270,7 +268,7 @@ def test_levels_are_added_at_home(plugins: PluginManager, device: SimulatedDevic
         assert torch.equal(hidden(placement="model.layers = cpu:1"), hidden())
 
 
-def test_what_was_heard_is_remembered_where_the_layers_lie(
+def test_cross_caches_are_written_on_the_layers_devices(
     plugins: PluginManager, device: SimulatedDevice
 ) -> None:
     """Cross caches are written from outside of the layers; an encoder may lie elsewhere as well."""

@@ -204,7 +204,7 @@ def copies(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("rules", [FOURS, THERE, "model.layers.[5-7] = cpu:1"])
-def test_what_a_graph_gives_may_lie_where_it_lay_before(
+def test_graph_outputs_may_reuse_their_memory(
     made: Made, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, rules: str
 ) -> None:
     tiny = made("llama")
@@ -272,7 +272,7 @@ finish = Recording.finish
     ("cls", "name", "mutant"),
     [(DeviceTransfers, "recorded", unmoved), (Recording, "finish", unfilled)],
 )
-def test_what_is_stale_is_heard(
+def test_stale_inputs_fail_the_comparison(
     made: Made,
     device: SimulatedDevice,
     monkeypatch: pytest.MonkeyPatch,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.core.conftest import Site
 
 
-def test_a_taken_name_is_an_error_only_for_who_asks_for_it(site: Site) -> None:
+def test_a_name_conflict_is_an_error_only_when_the_name_is_used(site: Site) -> None:
     site.wheel("dup", site.architecture("llama"))
     manager = site.load()
     assert "llama" not in manager.collect("architectures")
@@ -94,7 +94,7 @@ def test_a_folder_without_a_class_is_claimed_by_what_it_holds(site: Site) -> Non
         manager.architecture_for(["OtherForCausalLM"], files=folder("one.json"))
 
 
-def test_an_unknown_model_is_told_what_is_near_and_what_to_do(site: Site) -> None:
+def test_an_unknown_model_error_has_suggestions(site: Site) -> None:
     manager = site.load()
     with pytest.raises(UnsupportedArchitecture) as caught:
         manager.architecture_for(["LlamaForCausalLMs"])

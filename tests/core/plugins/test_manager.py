@@ -160,7 +160,7 @@ def test_a_fault_of_one_kind_drops_what_was_declared_of_another(site: Site) -> N
     assert list(manager.broken) == ["bad"]
 
 
-def test_declarations_are_asked_once_and_only_for_their_kind(site: Site) -> None:
+def test_declarations_are_called_once_per_kind(site: Site) -> None:
     module = site.wheel(
         "good",
         "calls = []\n" + site.architecture("mine").replace("    y", "    calls.append(1); y"),
@@ -174,7 +174,9 @@ def test_declarations_are_asked_once_and_only_for_their_kind(site: Site) -> None
     assert calls == [1]
 
 
-def test_outsiders_are_asked_first_and_the_first_answer_wins(site: Site, tmp_path: Path) -> None:
+def test_third_party_plugins_are_called_first_and_the_first_result_wins(
+    site: Site, tmp_path: Path
+) -> None:
     target = f"__import__('pathlib').Path({str(tmp_path)!r})"
     site.wheel(
         "store",
@@ -191,7 +193,7 @@ def test_outsiders_are_asked_first_and_the_first_answer_wins(site: Site, tmp_pat
         manager.locate("s3://bucket/x", Settings(), kind="adapter")
 
 
-def test_an_error_for_the_user_comes_out_of_locate(site: Site) -> None:
+def test_an_ostro_error_of_locate_reaches_the_user(site: Site) -> None:
     site.wheel(
         "store",
         "@hookimpl\ndef ostro_locate(reference):\n"
@@ -203,7 +205,7 @@ def test_an_error_for_the_user_comes_out_of_locate(site: Site) -> None:
     assert not manager.broken
 
 
-def test_settings_are_told_to_all_and_to_latecomers(site: Site) -> None:
+def test_configure_reaches_all_plugins_and_later_ones(site: Site) -> None:
     told = "told = []\n@hookimpl\ndef ostro_configure(settings): told.append(settings.name)\n"
     module = site.wheel("good", told)
     site.wheel("bad", "@hookimpl\ndef ostro_configure(settings): settings.name = 'mine'\n")

@@ -17,7 +17,7 @@ class TestStreaming:
         letters = [tokenizer.id(letter) for letter in "ðŁĻĤ"]  # the four bytes of U+1F642
         assert [stream.add([id]) for id in letters] == ["", "", "", "🙂"]
 
-    def test_what_never_becomes_a_character_is_shown(self, folder: Path) -> None:
+    def test_incomplete_utf8_becomes_a_replacement_character(self, folder: Path) -> None:
         tokenizer = load_tokenizer(folder)
         stream = tokenizer.detokenizer()
         assert stream.add([tokenizer.id("ð"), tokenizer.id("a")]) == "\ufffda"

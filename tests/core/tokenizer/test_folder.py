@@ -33,7 +33,7 @@ class TestFolder:
             assert ours.decode(ids, skip_special=False) == theirs.decode(ids)
         assert (ours.bos_id, ours.vocab_size) == (theirs.bos_token_id, len(theirs))
 
-    def test_the_post_processor_says_what_goes_around_a_text(self, folder: Path) -> None:
+    def test_the_post_processor_selects_prefix_and_suffix_tokens(self, folder: Path) -> None:
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         backend.post_processor = tokenizers.processors.TemplateProcessing(
             single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
@@ -66,7 +66,7 @@ class TestFolder:
         with pytest.raises(TokenizerError, match=f"id {size + 5} and would get {size}"):
             load_tokenizer(folder)
 
-    def test_templates_are_found_wherever_they_are_kept(self, folder: Path) -> None:
+    def test_templates_are_found_in_all_their_files(self, folder: Path) -> None:
         assert load_tokenizer(folder).chat_template is None
         several = [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]
         write(folder / "tokenizer_config.json", chat_template=several)

@@ -85,7 +85,7 @@ class TestRefusals:
         with pytest.raises(TokenizerError, match=folder.name):
             load_tokenizer(folder)
 
-    def test_nothing_there(self, tmp_path: Path) -> None:
+    def test_a_folder_without_tokenizer_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "weights.bin").touch()
         with pytest.raises(TokenizerError, match=r"found: weights.bin"):
             load_tokenizer(tmp_path)

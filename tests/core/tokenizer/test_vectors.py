@@ -53,7 +53,7 @@ class TestVectors:
         assert len(vectors(file)) > 40
         assert not wrong
 
-    def test_text_comes_back(self, file: Path) -> None:
+    def test_text_round_trips(self, file: Path) -> None:
         if "bert" in file.name:
             pytest.skip("WordPiece loses case and spaces")
         tokenizer = vocabulary(file)

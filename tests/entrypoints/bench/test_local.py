@@ -67,7 +67,7 @@ def test_given_prompts(rows, tmp_path) -> None:
     assert row["test"] == "given+tg6" and row["concurrency"] == 3
 
 
-def test_people_get_a_table(bench, tiny: str) -> None:
+def test_the_default_output_is_a_table(bench, tiny: str) -> None:
     code, out, err = bench("-m", tiny, *SMALL, "--explain")
     cells = next(line for line in out.splitlines() if "pp200+tg6" in line).split("│")
     assert code == 0 and len(cells) == 11 and cells[2].strip() == "1"

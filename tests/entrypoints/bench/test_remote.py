@@ -35,7 +35,7 @@ def test_a_server_is_measured(serve, bench) -> None:
     assert len({body["prompt"] for body in fake.asked}) == len(fake.asked), "none is in a cache"
 
 
-def test_people_get_a_table(serve, bench) -> None:
+def test_the_default_output_is_a_table(serve, bench) -> None:
     code, out, _ = bench("--url", serve().url, "-p", "8", "-n", "2", "-r", "1", "-m", "m")
     row = next(line for line in out.splitlines() if "pp8+tg2" in line)
     assert code == 0 and row.split("│")[-2].strip() == "4"
@@ -87,7 +87,7 @@ def test_where_no_server_listens(capsys: pytest.CaptureFixture[str], url: str) -
     assert err.startswith(f"ostro: --url {url}: ") and "check that the server is running" in err
 
 
-def test_what_the_server_decides_is_not_asked_here(serve) -> None:
+def test_local_options_exclude_url(serve) -> None:
     fake = serve()
     with pytest.raises(OstroError, match="disable the cache"):
         main(["bench", "--url", fake.url, "--no-prefix-cache", "--debug"])

@@ -96,7 +96,7 @@ def test_what_was_never_trained_is_refused(ostro: Ostro, tmp_path: Path) -> None
     assert code == 0 and found["warnings"] == [f"1 of 2 products are zero: {NAMES[0]}"]
 
 
-def test_twins_are_found(ostro: Ostro, tmp_path: Path) -> None:
+def test_adapters_with_equal_files_are_found(ostro: Ostro, tmp_path: Path) -> None:
     first = write(tmp_path / "a", factors())
     second = str(shutil.copytree(first, tmp_path / "b"))
     third = write(tmp_path / "c", factors(), lora_alpha=1)

@@ -32,7 +32,7 @@ def test_this_machine_is_described(ostro) -> None:
         assert found["cuda"]["finding"] == "none"
 
 
-def test_people_get_a_table(ostro) -> None:
+def test_the_default_output_is_a_table(ostro) -> None:
     ran = ostro("doctor")
     assert ran.code == 0 and "advice" in ran.out and version("torch") in ran.out
 

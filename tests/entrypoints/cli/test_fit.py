@@ -108,7 +108,7 @@ def engine(loaded: Callable[..., LoadedModel], plugins: PluginManager) -> Callab
         ("mamba2", ("q4k", "hqq3")),
     ],
 )
-def test_weights_take_what_was_said(
+def test_estimated_weight_sizes_match_the_loaded_model(
     fitted: Fitted, loaded: Callable[..., LoadedModel], name: str, formats: tuple[str, ...]
 ) -> None:
     found = fitted(name)["fits"]
@@ -117,7 +117,7 @@ def test_weights_take_what_was_said(
         assert found[quant]["weights"]["nbytes"] == loaded(name, quant=quant).nbytes, quant
 
 
-def test_weights_that_have_few_bits_stay_as_they_are(
+def test_quantized_weights_are_not_converted(
     fitted: Fitted, loaded: Callable[..., LoadedModel]
 ) -> None:
     found = fitted("gguf")["fits"]
@@ -133,7 +133,7 @@ def test_no_float_weight_is_read(fitted: Fitted, monkeypatch: pytest.MonkeyPatch
     assert len(fitted("mixtral")["fits"]) > 10
 
 
-def test_rules_and_formats_that_are_asked_for_hold(
+def test_requested_rules_and_formats_apply(
     fitted: Fitted, loaded: Callable[..., LoadedModel]
 ) -> None:
     rules = "*.down_proj = float"
@@ -172,7 +172,7 @@ def test_a_tied_head_reads_the_embedding(
 
 @pytest.mark.parametrize("kind", ["auto", "int8", "fp8"])
 @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba2"])
-def test_caches_take_what_was_said(
+def test_estimated_cache_sizes_match_the_engine(
     fitted: Fitted, engine: Callable[..., Engine], name: str, kind: str
 ) -> None:
     growths = {each["name"]: each for each in fitted(name, "--quant", "q8_0")["growths"]}
@@ -215,7 +215,7 @@ def test_the_context_is_the_one_an_engine_takes(
     assert (enough["context"], enough["streams"]) == (1024, 32)
 
 
-def test_what_does_not_fit_is_said(
+def test_formats_that_do_not_fit_are_marked(
     ostro: Any, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ostro.entrypoints.fit.report.free_bytes", lambda device: 500_000)
@@ -232,7 +232,7 @@ def test_what_does_not_fit_is_said(
     assert rows_of("10KB")["q8_0"][0] == "no memory for a sequence"
 
 
-def test_people_get_tables(ostro: Any, models: dict[str, str]) -> None:
+def test_the_default_output_is_tables(ostro: Any, models: dict[str, str]) -> None:
     ran = ostro("fit", "-m", models["llama"], "--dtype", "float32", "--kv-dtype", "int8")
     assert ran.code == 0
     for text in ("bandwidth", "as stored", "KV cache int8: ", "KV cache in int8 by context"):
@@ -263,6 +263,8 @@ def test_bandwidth_is_that_of_memory() -> None:
         (("--kv-dtype", "int9"), "int9"),
     ],
 )
-def test_what_cannot_be_weighed_is_refused(ostro: Any, tiny: str, words: Any, text: str) -> None:
+def test_unsupported_options_of_fit_are_rejected(
+    ostro: Any, tiny: str, words: Any, text: str
+) -> None:
     ran = ostro("fit", "-m", tiny, *words)
     assert ran.code != 0 and text in ran.err

@@ -41,7 +41,7 @@ def test_a_gguf_file_is_described_without_torch(apart, tiny_gguf: str) -> None:
     assert found["bytes"] == sum(tensor.nbytes for tensor in WEIGHTS.values())
 
 
-def test_people_get_a_table(ostro, tiny: str) -> None:
+def test_the_default_output_is_a_table(ostro, tiny: str) -> None:
     ran = ostro("inspect", tiny)
     assert ran.code == 0
     assert "tiny: llama" in ran.out and '"hidden_size": 32' in ran.out
@@ -67,7 +67,7 @@ def test_a_folder_is_named_where_it_is_the_current_one(
     assert ostro("inspect", ".").out.startswith("tiny: llama")
 
 
-def test_what_nobody_claims_is_described_all_the_same(ostro, tiny: str, tmp_path: Path) -> None:
+def test_unclaimed_checkpoints_are_described(ostro, tiny: str, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny, tmp_path / "strange")
     change_config(folder, architectures=["NobodyForCausalLM"], list=list(range(100)))
     ran = ostro("inspect", str(folder))
@@ -91,7 +91,7 @@ def test_markup_in_a_name_is_text(ostro, tiny: str, tmp_path: Path) -> None:
         (lambda m: (m / "model.safetensors").unlink(), 5, "no installed checkpoint format"),
     ],
 )
-def test_what_is_malformed_is_said(ostro, tiny: str, tmp_path: Path, spoil, code, message) -> None:
+def test_malformed_files_are_errors(ostro, tiny: str, tmp_path: Path, spoil, code, message) -> None:
     folder = shutil.copytree(tiny, tmp_path / "m")
     spoil(folder)
     ran = ostro("inspect", str(folder))

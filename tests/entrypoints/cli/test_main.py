@@ -77,7 +77,7 @@ def test_every_option_has_help(name: str) -> None:
         assert action.help and "%(" not in action.help, action.option_strings or action.dest
 
 
-def test_the_version_is_said(ostro) -> None:
+def test_the_version_is_printed(ostro) -> None:
     assert ostro("--version").out == f"ostro {__version__}\n"
 
 

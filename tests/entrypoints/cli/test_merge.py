@@ -276,7 +276,7 @@ def refused(ostro: Ostro, base: Path, adapter: str, tmp_path: Path) -> tuple[int
         ({}, "=1e39", "contains NaN or Inf after merging"),
     ],
 )
-def test_what_cannot_be_merged_is_refused(
+def test_unsupported_adapters_are_not_merged(
     config: Any, more: str, message: str, bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path
 ) -> None:
     adapter = tune("llama", "adapter", **PLAIN, **config)
@@ -296,7 +296,7 @@ def test_a_gguf_base_is_refused(tune: Tune, ostro: Ostro, tmp_path: Path) -> Non
     assert code == Unsupported.exit_code and "config.json and float safetensors" in err
 
 
-def test_weights_of_few_bits_are_refused(
+def test_quantized_weights_are_rejected(
     bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path
 ) -> None:
     few = tmp_path / "few"
@@ -307,7 +307,7 @@ def test_weights_of_few_bits_are_refused(
     assert code == Unsupported.exit_code and "merged into floats" in err
 
 
-def test_safetensors_hold_floats(bases: Any, ostro: Ostro, tmp_path: Path) -> None:
+def test_safetensors_cannot_be_quantized(bases: Any, ostro: Ostro, tmp_path: Path) -> None:
     words = ["quantize", "-m", str(bases("llama")[0]), "--to", "safetensors", "--quant", "q8_0"]
     ran = ostro(*words, "-o", str(tmp_path / "out"))
     assert ran.code == Unsupported.exit_code and "--to gguf and uqff take fewer bits" in ran.err

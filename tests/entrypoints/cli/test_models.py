@@ -42,7 +42,7 @@ def test_architectures_and_formats_are_listed(ostro) -> None:
     assert "dense" in found["formats"] and {"gguf", "safetensors"} <= set(found["checkpoints"])
 
 
-def test_people_get_a_table(ostro) -> None:
+def test_the_default_output_is_a_table(ostro) -> None:
     ran = ostro("models")
     assert ran.code == 0
     row = next(line for line in ran.out.splitlines() if "LlamaForCausalLM" in line)
@@ -147,6 +147,8 @@ def test_what_a_plan_did_not_do_is_explained(ostro, tiny: str) -> None:
         (("--explain", "/nowhere/at/all"), "/nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(ostro, words: tuple[str, ...], message: str) -> None:
+def test_invalid_options_of_explain_are_rejected(
+    ostro, words: tuple[str, ...], message: str
+) -> None:
     ran = ostro("models", *words)
     assert ran.code != 0 and message in ran.err

@@ -51,7 +51,7 @@ def test_one_answer_and_no_more(ostro, tiny: str, model: LocalModel) -> None:
     assert (ran.code, ran.out, ran.err) == (0, reply_of(model, "hello") + "\n", "")
 
 
-def test_the_system_message_counts(ostro, tiny: str, model: LocalModel) -> None:
+def test_the_system_message_changes_the_answer(ostro, tiny: str, model: LocalModel) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--system", "be brief")
     assert (
         ran.out
@@ -80,7 +80,7 @@ def test_a_seed_repeats_itself(ostro, tiny: str) -> None:
 
 
 @pytest.mark.parametrize("think", ["--think", "--no-think"])
-def test_reasoning_is_the_template_s_to_ask(ostro, tmp_path: Path, think: str) -> None:
+def test_think_options_reach_the_template(ostro, tmp_path: Path, think: str) -> None:
     check = (
         "{% if enable_thinking is defined %}{{ raise_exception('thinking ' ~ enable_thinking) }}"
     )
@@ -121,7 +121,7 @@ def test_a_terminal_gets_a_bar_and_its_cursor_back(
     assert ran.code == (5 if config else 0)
 
 
-def test_an_answer_comes_piece_by_piece(
+def test_an_answer_is_streamed(
     ostro, tiny: str, monkeypatch: pytest.MonkeyPatch, model: LocalModel
 ) -> None:
     written: list[str] = []
@@ -133,7 +133,7 @@ def test_an_answer_comes_piece_by_piece(
     assert len([piece for piece in written if piece]) > 5
 
 
-def test_a_conversation_is_remembered(chat, model: LocalModel) -> None:
+def test_a_chat_keeps_its_history(chat, model: LocalModel) -> None:
     ran = chat(["hello", "", "good morning"])
     first = reply_of(model, "hello")
     second = reply_of(model, "hello", first, "good morning")

@@ -96,7 +96,9 @@ def last(server: Any) -> list[tuple[str, float]]:
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
-def test_how_adapters_are_asked_for(server: Any, path: str, body: Any, expected: Any) -> None:
+def test_adapters_are_selected_by_three_fields(
+    server: Any, path: str, body: Any, expected: Any
+) -> None:
     load(server, "sql"), load(server, "style")
     prompt = {"messages": "hi"} if path == CHAT else {"prompt": "hi"}
     answer = server.post(path, **prompt, **body)
@@ -105,7 +107,7 @@ def test_how_adapters_are_asked_for(server: Any, path: str, body: Any, expected:
     assert answer.json()["model"] == body.get("model", "echo")
 
 
-def test_a_generation_is_asked_for(server: Any) -> None:
+def test_a_request_can_select_a_generation(server: Any) -> None:
     generation = load(server, "sql")["generation"]
     answer = server.complete(adapter={"generation": generation}).json()
     assert server.echo.seen[-1].adapters == (AdapterRef(generation=generation),)
@@ -135,7 +137,7 @@ def test_a_generation_is_asked_for(server: Any) -> None:
         ({"model": "echo:"}, "model"),
     ],
 )
-def test_what_names_no_adapters(server: Any, body: Any, param: str) -> None:
+def test_malformed_adapter_fields_are_rejected(server: Any, body: Any, param: str) -> None:
     load(server, "sql")
     answer = server.complete(**body)
     assert answer.status_code == 400, answer.text
@@ -151,7 +153,7 @@ def test_an_infinite_scale(server: Any) -> None:
     assert "out of range" in refused(answer, 400, "invalid_request_error")
 
 
-def test_names_that_nobody_has(server: Any) -> None:
+def test_unknown_names_are_rejected(server: Any) -> None:
     load(server, "style")
     refused(server.complete(adapter="sql"), 404, "adapter_not_found")
     refused(server.complete(model="echo:sql"), 404, "adapter_not_found")
@@ -182,7 +184,7 @@ def test_the_longest_model_name_wins(server: Any) -> None:
         service.names = ("echo",)
 
 
-def test_a_model_s_name_is_no_adapter_s(server: Any) -> None:
+def test_an_adapter_cannot_have_a_model_s_name(server: Any) -> None:
     message = refused(server.post(LOAD, lora_name="echo", lora_path="sql"), 409, "adapter_conflict")
     assert "name of a model" in message
 
@@ -214,7 +216,7 @@ def test_forms_name_adapters() -> None:
             wanted(adapters=bad)
 
 
-def test_nothing_is_asked_for_twice() -> None:
+def test_duplicate_adapters_are_rejected() -> None:
     assert adapter_refs(ModelTarget(adapters=["a"]), "b") == (
         AdapterRef(name="b"),
         AdapterRef(name="a"),
@@ -226,7 +228,7 @@ def test_nothing_is_asked_for_twice() -> None:
 # What is answered
 
 
-def test_answers_tell_of_generations(server: Any) -> None:
+def test_responses_list_generations(server: Any) -> None:
     generations = [load(server, name)["generation"] for name in ("sql", "style")]
     names = {"adapters": ["sql", "style"]}
     assert server.complete(**names).json()["adapter_generations"] == generations
@@ -248,7 +250,7 @@ def test_streams_tell_of_generations_where_a_choice_ends(server: Any, path: str)
     assert not any("adapter_generations" in event for event in server.events(path, **prompt))
 
 
-def test_an_adapter_that_does_not_apply_is_not_told(server: Any) -> None:
+def test_an_adapter_that_does_not_apply_is_not_listed(server: Any) -> None:
     load(server, "sql")
     server.echo.generations = lambda request: ()
     try:
@@ -312,7 +314,7 @@ def test_the_template_of_an_adapter_that_is_not_read_yet(server: Any, root: Path
 # Coming and going
 
 
-def test_an_adapter_comes_and_goes(server: Any, root: Path) -> None:
+def test_an_adapter_is_loaded_and_unloaded(server: Any, root: Path) -> None:
     info = load(server, "sql", pinned=True)
     assert info["name"] == "sql" and info["rank"] == 8 and info["pinned"] is True
     assert server.complete(model="sql").status_code == 200
@@ -411,12 +413,12 @@ def test_paths_within_the_root(server: Any, root: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["nothing", "x" * 300, "sql/adapter_config.json/x"])
-def test_paths_to_nothing(server: Any, path: str) -> None:
+def test_missing_paths_are_rejected(server: Any, path: str) -> None:
     answer = server.post(LOAD, lora_name="bad", lora_path=path)
     refused(answer, 404, "adapter_not_found", "lora_path")
 
 
-def test_what_goes_wrong_does_not_tell_where_the_root_is(server: Any, root: Path) -> None:
+def test_errors_do_not_contain_the_adapter_root(server: Any, root: Path) -> None:
     answer = server.post(LOAD, lora_name="bad", lora_path="broken")
     message = refused(answer, 422, "invalid_lora_adapter")
     assert message == "broken: nothing that can be read" and str(root) not in answer.text
@@ -434,7 +436,7 @@ def test_what_goes_wrong_does_not_tell_where_the_root_is(server: Any, root: Path
         (7, "invalid_request_error"),
     ],
 )
-def test_names_that_cannot_be(server: Any, name: Any, code: str) -> None:
+def test_invalid_names_are_rejected(server: Any, name: Any, code: str) -> None:
     answer = server.post(LOAD, lora_name=name, lora_path="sql")
     refused(answer, 400, code)
     assert len(answer.text) < 1000
@@ -507,7 +509,9 @@ def test_the_admin_key_alone(start: Any, root: Path) -> None:
     ("place", "key", "message"),
     [(None, "boss", "--adapter-root"), ("/nowhere", None, "not a folder"), (".", " ", "empty")],
 )
-def test_guards_that_cannot_be(server: Any, place: Any, key: Any, message: str) -> None:
+def test_invalid_admin_options_are_rejected(
+    server: Any, place: Any, key: Any, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         make_app(server.service, server.plugins, adapter_root=place, admin_key=key)
 

@@ -134,7 +134,7 @@ def test_one_load_at_a_time(late: Late) -> None:
     assert len(texts) == 3
 
 
-def test_nobody_waits_for_an_adapter_that_is_being_read(late: Late) -> None:
+def test_other_requests_continue_while_an_adapter_is_read(late: Late) -> None:
     """A stream that has begun goes on, and others begin and end, while one request waits."""
     lazy, url = late.root / "lazy", late.server.url + COMPLETE
     base = late.complete()["choices"][0]["text"]

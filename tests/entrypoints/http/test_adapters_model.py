@@ -143,7 +143,7 @@ def test_vectors_under_an_adapter(server: RunningServer, made: Made) -> None:
     assert (base - expected).norm() > 0.01 < (half - expected).norm()
 
 
-def test_a_template_comes_with_its_adapter(server: RunningServer, python: LocalModel) -> None:
+def test_the_chat_template_of_an_adapter_is_used(server: RunningServer, python: LocalModel) -> None:
     load(server, "sql")
     messages = [{"role": "user", "content": "the people"}]
     answer = server.post(CHAT, messages=messages, model="sql", **GREEDY).json()
@@ -164,7 +164,7 @@ def test_everything_else_works_under_adapters(server: RunningServer) -> None:
         assert mine["text"] != base["text"]
 
 
-def test_an_engine_that_is_started_again_knows_them(made: Made, tmp_path: Path) -> None:
+def test_a_restarted_engine_has_the_adapters(made: Made, tmp_path: Path) -> None:
     root = tmp_path / "adapters"
     shutil.copytree(made.adapters, root)
     for name in ("changed", "gone"):
@@ -209,7 +209,7 @@ def test_an_adapter_that_is_gone(server: RunningServer) -> None:
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
 
 
-def test_what_is_no_adapter(server: RunningServer, made: Made) -> None:
+def test_files_that_are_not_adapters_are_rejected(server: RunningServer, made: Made) -> None:
     (made.adapters / "empty").mkdir()
     body = {"lora_name": "empty", "lora_path": "empty"}
     answer = server.post("/v1/load_lora_adapter", **body)

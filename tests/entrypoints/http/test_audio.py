@@ -76,7 +76,7 @@ def written(model: LocalModel, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("form", TYPES)
-def test_python_says_the_same_in_every_form(
+def test_python_and_http_give_the_same_transcript(
     server: RunningServer, model: LocalModel, form: str
 ) -> None:
     answer = post(server, **COLD, response_format=form)
@@ -143,7 +143,7 @@ def test_a_stream_gives_the_text_in_pieces(server: RunningServer, model: LocalMo
         {"adapter": "nobody", "stream": "true"},
     ],
 )
-def test_adapters_are_asked_for(server: RunningServer, fields: dict[str, str]) -> None:
+def test_requests_select_adapters(server: RunningServer, fields: dict[str, str]) -> None:
     answer = post(server, **COLD, **fields)
     assert answer.status_code == 404, answer.text
     error = answer.json()["error"]
@@ -151,7 +151,7 @@ def test_adapters_are_asked_for(server: RunningServer, fields: dict[str, str]) -
     assert post(server, **COLD, adapters="[]").status_code == 200
 
 
-def test_answers_tell_of_adapters(server: RunningServer, model: LocalModel, folder: Path) -> None:
+def test_responses_list_adapters(server: RunningServer, model: LocalModel, folder: Path) -> None:
     generation = model.load_adapter("accent", folder.parent / "accent").generation
     expected, plain = written(model, adapters=["accent"]), written(model)
     assert expected.text != plain.text and plain.generations is None
@@ -234,7 +234,7 @@ def test_bad_files_then_good(server: RunningServer, name: str) -> None:
     assert post(server, data=SHORT, **COLD).status_code == 200
 
 
-def test_forms_that_are_none(server: RunningServer) -> None:
+def test_malformed_forms_are_rejected(server: RunningServer) -> None:
     url = f"{server.url}/v1/audio/transcriptions"
     text = {"language": (None, "en")}
     two = [("file", ("a.wav", SOUND)), ("file", ("b.wav", SOUND))]

@@ -410,7 +410,7 @@ def test_nearest_field_is_named(server: Any) -> None:
     assert "temperature" in server.chat(temprature=1).json()["error"]["message"]
 
 
-def test_template_is_told(server: Any) -> None:
+def test_chat_template_kwargs_reach_the_template(server: Any) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     text = server.chat(tools=[tool]).json()["choices"][0]["message"]["content"]
     assert text.startswith('tools\n[{"type": "function"')

@@ -75,7 +75,9 @@ def test_many_disconnects_leave_nothing(slow: Any) -> None:
     assert slow.complete("ok").status_code == 200
 
 
-def test_a_slow_reader_holds_up_nobody(slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_does_not_delay_other_requests(
+    slow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that reads nothing of many pieces: the engine goes on, and few pieces wait."""
     monkeypatch.setattr(slow.echo, "step_seconds", 0.001)
     with send(slow, {**LONG, "max_tokens": 1500, "stream": True, "n": 2}):

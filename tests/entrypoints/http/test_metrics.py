@@ -46,7 +46,7 @@ def test_what_the_engine_counts_grows(start: Any) -> None:
     assert not any(adapter for _, adapter, _ in found)
 
 
-def test_adapters_are_told_apart_by_generation(start: Any, tmp_path: Path) -> None:
+def test_adapter_metrics_are_labelled_by_generation(start: Any, tmp_path: Path) -> None:
     server, name, generations = start(adapter_root=tmp_path), '"sql" \u00e9', []
     for path in ("one", "two"):
         (tmp_path / path).mkdir()
@@ -73,7 +73,7 @@ def test_before_the_engine_is_ready(start: Any) -> None:
     assert scrape(start(loading=True)) == {("ostro_ready", "", ""): 0}
 
 
-def test_it_wants_the_key(start: Any) -> None:
+def test_metrics_require_the_api_key(start: Any) -> None:
     server = start(keys=["secret"])
     assert server.http.get("/metrics").status_code == 401
     assert scrape(server, authorization="Bearer secret")["ostro_ready", "", ""] == 1

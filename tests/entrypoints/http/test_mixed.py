@@ -172,13 +172,13 @@ def test_each_answer_is_the_one_it_gets_alone(server: RunningServer) -> None:
     free(server, before)
 
 
-def test_answers_depend_on_what_is_asked(server: RunningServer) -> None:
+def test_outputs_depend_on_the_input(server: RunningServer) -> None:
     """Without this the test above could not fail."""
     for kind in KINDS:
         assert not same(kind(server, 0, ""), kind(server, 1, "")), kind.__name__
 
 
-def test_who_leaves_disturbs_nobody(server: RunningServer) -> None:
+def test_a_disconnect_leaves_other_requests_running(server: RunningServer) -> None:
     before, expected = left_behind(), ask_stream(server, 0, "x")
     with ThreadPoolExecutor(9) as threads:
         leaving = [threads.submit(leave, server, "text", f"hello {i}") for i in range(8)]
@@ -223,7 +223,7 @@ def test_the_official_client(server: RunningServer) -> None:
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn_beside(tmp_path: Path) -> None:
+def test_images_are_generated_beside_text(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
     models = [make_flux(tmp_path / "flux"), make_vision(tmp_path / "vision")]
     draw = {"model": "flux", "prompt": "hello world", "size": "32x48", "steps": 3, "seed": 7}

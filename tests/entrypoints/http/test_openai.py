@@ -97,7 +97,7 @@ def test_stop_strings(server: Any, stop: Any, text: str, reason: Any) -> None:
         assert time.monotonic() < deadline, "the engine goes on after the stop string"
 
 
-def test_stop_string_is_kept_on_demand(server: Any) -> None:
+def test_include_stop_str_in_output_keeps_the_stop_string(server: Any) -> None:
     answer = server.complete("hello world", stop="wor", include_stop_str_in_output=True).json()
     assert answer["choices"][0]["text"] == "hello wor"
 

@@ -354,7 +354,7 @@ def test_port_in_use(model: Path) -> None:
             serve(Settings(reference=str(model)), port=taken.getsockname()[1])
 
 
-def test_names(tmp_path: Path) -> None:
+def test_models_are_named_after_their_reference(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
     (tmp_path / "m.Q4_K.gguf").touch()

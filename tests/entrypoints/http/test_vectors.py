@@ -108,7 +108,7 @@ def test_a_model_is_found_by_its_task(server: RunningServer, folders: dict[str, 
         ("chat/completions", {"messages": "a"}, 400, "supports embed"),
     ],
 )
-def test_bad_then_good(
+def test_a_rejected_request_leaves_the_next_working(
     server: RunningServer, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
     model = "ranker" if path == "rerank" else "bert"
@@ -131,7 +131,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_answers_tell_of_adapters(name: str, tmp_path: Path) -> None:
+def test_responses_list_adapters(name: str, tmp_path: Path) -> None:
     kind, more = KINDS[name]
     reference = make_bert(tmp_path / name, kind, **more)
     train(reference, tmp_path / "it", r=4, target_modules=["query", "value", "dense"])

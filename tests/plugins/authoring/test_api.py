@@ -28,7 +28,7 @@ def test_every_name_is_listed(module: str) -> None:
     assert not missing
 
 
-def test_a_name_keeps_the_version_that_added_it() -> None:
+def test_a_public_name_keeps_its_first_version() -> None:
     text = page().replace("| stable | 0.2 |", "| stable | 0.1 |")
     assert page(text) == text and page() != text
 

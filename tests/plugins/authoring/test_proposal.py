@@ -51,7 +51,7 @@ CLASSES = (
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_any_class_becomes_a_clean_project(cls: str, plugin: Plugin, tmp_path: Path) -> None:
+def test_every_class_gives_a_clean_project(cls: str, plugin: Plugin, tmp_path: Path) -> None:
     ran = plugin("new", "mine", "--from", f"transformers:{cls}", "-o", tmp_path / "p")
     assert ran.code == 0 and "marked TODO" in ran.out, ran.err
     checked = plugin("check", tmp_path / "p")
@@ -138,7 +138,7 @@ def test_config_fields_are_typed_and_the_tiny_one_is_small() -> None:
         (None, True, "bool"),
     ],
 )
-def test_annotations_are_ours(said: str | None, value: Any, ours: str) -> None:
+def test_annotations_follow_type_and_default(said: str | None, value: Any, ours: str) -> None:
     assert annotation(said, value) == ours
 
 
@@ -214,7 +214,7 @@ def remote(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_with_code_becomes_a_model_of_ours(
+def test_a_folder_with_code_gives_a_model_project(
     remote: Path, plugin: Plugin, installed: Install, tmp_path: Path
 ) -> None:
     """Nothing of it is run; its tensors go where the proposed pairs say, and the logits agree."""
@@ -264,7 +264,7 @@ def test_a_class_that_is_claimed_already_is_pointed_out(plugin: Plugin, tmp_path
     assert 'model=f"{__name__}.model:Model"' in record
 
 
-def test_what_leads_to_no_reference_is_said(tmp_path: Path) -> None:
+def test_unresolvable_references_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no class 'OlmoForCausalML'; nearest: OlmoFor"):
         find("transformers:OlmoForCausalML")
     with pytest.raises(ModelNotFound, match="names no class"):

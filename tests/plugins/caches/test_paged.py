@@ -53,7 +53,7 @@ def test_almost_twice_the_tokens_fit(dtype: torch.dtype, d: int, more: float) ->
     assert tokens(dtype) / tokens(torch.bfloat16) == pytest.approx(more, abs=0.01)
 
 
-def test_who_can_be_narrowed() -> None:
+def test_only_heads_support_quantized_caches() -> None:
     heads, latents = CacheSpec(heads=2, key_dim=8, value_dim=8), CacheSpec(heads=1, key_dim=576)
     for dtype in (torch.int8, torch.float8_e4m3fn):
         assert Paged.supports_quantized(heads, dtype)

@@ -226,7 +226,7 @@ def test_a_folder_holds_one_model_and_perhaps_its_projector(write: Write) -> Non
         open_gguf(folder)
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert not claims(tmp_path)
     with pytest.raises(ModelNotFound, match="no GGUF model in"):
         open_gguf(tmp_path)
@@ -244,7 +244,7 @@ def test_a_file_is_claimed_by_its_first_bytes_too(write: Write, tmp_path: Path) 
     assert not record.claims(tmp_path / "text")
 
 
-def test_a_file_that_shrank_is_noticed(write: Write) -> None:
+def test_a_file_that_shrank_is_detected(write: Write) -> None:
     file = write(lambda w: w.add_tensor("w", np.ones(10_000, np.float32)))
     container = open_gguf(file)
     os.truncate(file, 500)

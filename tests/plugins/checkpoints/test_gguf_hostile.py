@@ -242,7 +242,7 @@ def test_a_sparse_file_of_empty_strings_is_refused_at_once(
     assert outcome["peak_mb"] < 100
 
 
-def test_values_that_are_legal_but_odd_are_kept(tmp_path: Path) -> None:
+def test_legal_but_unusual_values_are_read(tmp_path: Path) -> None:
     target = tmp_path / "m.gguf"
     target.write_bytes(CASES["arrays in an array"][0])
     numbers, words = open_gguf(target).metadata["k"]

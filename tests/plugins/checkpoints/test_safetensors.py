@@ -145,7 +145,7 @@ def test_a_folder_without_index_is_all_its_files_or_the_one_named_model(
     assert open_safetensors(folder).tensors.keys() == {"c"}
 
 
-def test_a_tensor_in_two_files_needs_an_index_to_say_whose_it_is(
+def test_a_tensor_in_two_files_needs_an_index(
     sharded: Callable[..., Path],
 ) -> None:
     folder = sharded()
@@ -172,7 +172,7 @@ def test_a_tensor_in_two_files_needs_an_index_to_say_whose_it_is(
         ("model-2.safetensors", "first: 'a', expected in model-2.safetensors"),
     ],
 )
-def test_an_index_that_lies_is_refused(
+def test_an_inconsistent_index_is_rejected(
     shard: str, reason: str, sharded: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = sharded(a=shard)
@@ -232,7 +232,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
         open_safetensors(tmp_path)
 
 
-def test_a_file_that_shrank_is_noticed(tmp_path: Path) -> None:
+def test_a_file_that_shrank_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(100_000)}, file)
     container = open_safetensors(tmp_path)
@@ -243,7 +243,7 @@ def test_a_file_that_shrank_is_noticed(tmp_path: Path) -> None:
         container.read("a")
 
 
-def test_a_file_of_a_terabyte_opens_at_once_and_is_read_where_asked(tmp_path: Path) -> None:
+def test_a_terabyte_file_opens_fast_and_reads_only_requested_tensors(tmp_path: Path) -> None:
     size = 1 << 40
     header = {
         "big": {

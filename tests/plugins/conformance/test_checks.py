@@ -250,7 +250,7 @@ def test_a_breach_says_what_to_write(text: str, instead: str) -> None:
     assert str(breach(only)[-1]).startswith(instead)  # type: ignore[index]
 
 
-def test_a_plugin_of_ours_may_import_itself() -> None:
+def test_a_built_in_plugin_may_import_itself() -> None:
     own = Import(1, "ostro.architectures.mistral.model", "Model")
     assert breach(own) and breach(own, "ostro.architectures.mistra")
     assert breach(own, "ostro.architectures.mistral") is None

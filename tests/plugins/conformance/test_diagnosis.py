@@ -333,7 +333,7 @@ def test_most_bugs_are_named() -> None:
     assert len(bugs) >= 20 and sum(bug.undone_by is not None for bug in bugs) >= 0.75 * len(bugs)
 
 
-def test_what_is_said_of_a_red_parity() -> None:
+def test_the_report_of_a_failed_parity() -> None:
     with subject(all_plugins(), "llama") as tiny, built(nn.Rope, interleaved=True):
         said = str(diagnose(tiny))
     assert "llama does not match its reference: max deviation" in said
@@ -344,7 +344,7 @@ def test_what_is_said_of_a_red_parity() -> None:
     assert said.endswith("matches if: rope pairs halves instead of adjacent")
 
 
-def test_a_norm_that_nobody_calls_is_named() -> None:
+def test_an_uncalled_norm_is_named() -> None:
     with subject(all_plugins(), "llama") as tiny:
         with replaced(llama.Decoder, "forward", unnormed):
             assert diagnose(tiny).not_called == ["model.norm"]

@@ -38,7 +38,7 @@ def test_the_longest_span_is_that_of_rows_in_the_prompt() -> None:
     assert longest_span(PROMPT) == 3 and longest_span(Prompt(tokens=[1], items=[SOUND])) == 0
 
 
-def test_what_goes_with_tokens_goes_on_with_generated_ones() -> None:
+def test_token_inputs_are_extended_for_generated_tokens() -> None:
     kinds = np.arange(20)[None] // 10
     pixels = np.ones((1, 20), np.float32)
     example = Example(PROMPT, {"kinds": kinds, "pixels": pixels, "sizes": np.array([[1, 2]])})

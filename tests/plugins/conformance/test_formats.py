@@ -121,7 +121,7 @@ def test_the_grid_is_green(llama: Subject, mixtral: Subject) -> None:
     [("llama", wrong_matmul), ("llama", wrong_rows), ("mixtral", wrong_grouped)],
     ids=["matmul", "rows", "grouped"],
 )
-def test_one_wrong_scale_is_noticed(
+def test_one_wrong_scale_is_detected(
     name: str, change: Any, spoil: Callable[[Any], None], request: pytest.FixtureRequest
 ) -> None:
     spoil(of_class(change))
@@ -130,7 +130,7 @@ def test_one_wrong_scale_is_noticed(
 
 
 @pytest.mark.parametrize("called", ["dense", "AFQ4"])
-def test_weights_that_stay_floats_are_noticed(
+def test_weights_that_stay_floats_are_detected(
     called: str, llama: Subject, spoil: Callable[[Any], None]
 ) -> None:
     def floats(right: Quantize, weight: Tensor, format: str, *rest: Any) -> Storage:
@@ -145,7 +145,7 @@ def test_weights_that_stay_floats_are_noticed(
         assert_grid(llama, "afq4")
 
 
-def test_a_weight_that_a_format_does_not_fit_is_noticed(plugins: PluginManager) -> None:
+def test_a_weight_that_does_not_fit_a_format_is_detected(plugins: PluginManager) -> None:
     record = plugins.get("architectures", "llama")
     shape = {**record.wide, "intermediate_size": 96}
     with (
@@ -155,7 +155,7 @@ def test_a_weight_that_a_format_does_not_fit_is_noticed(plugins: PluginManager) 
         assert_grid(odd, "afq4")
 
 
-def test_bits_that_say_no_more_than_fewer_are_noticed(
+def test_bits_without_a_gain_in_quality_are_detected(
     llama: Subject, plugins: PluginManager, spoil: Callable[[Any], None]
 ) -> None:
     names = [name for name in formats.formats(plugins) if name.startswith("afq")]

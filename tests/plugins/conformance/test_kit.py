@@ -223,7 +223,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         ([], "no architecture is named; add --ostro-arch NAME"),
     ],
 )
-def test_the_command_asks_for_a_name_it_knows(names: list[str], said: str) -> None:
+def test_the_command_rejects_unknown_names(names: list[str], said: str) -> None:
     given = {"ostro_arch": names, "ostro_plugin": []}
     config = SimpleNamespace(getoption=lambda name, default=None: given.get(name, default))
     asked = SimpleNamespace(fixturenames=["tiny", "check"], config=config)

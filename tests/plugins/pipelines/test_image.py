@@ -112,7 +112,7 @@ def test_a_picture_to_start_from(model: LocalModel, expected: list[np.ndarray]) 
         ({"width": 100_000}, "width"),
     ],
 )
-def test_bad_then_good(
+def test_a_rejected_request_leaves_the_next_working(
     model: LocalModel, expected: list[np.ndarray], given: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RequestError, match=said):
@@ -137,7 +137,7 @@ def test_the_command_writes_files(
     assert "--size" in capsys.readouterr().err
 
 
-def test_adapters_are_asked_for(
+def test_requests_select_adapters(
     model: LocalModel, adapter: Path, expected: list[np.ndarray]
 ) -> None:
     assert model.adapters == []
@@ -164,7 +164,7 @@ def unpacked(text: str) -> Image.Image:
     return Image.open(BytesIO(base64.b64decode(text)))
 
 
-def test_http_draws_the_same(server: RunningServer, expected: list[np.ndarray]) -> None:
+def test_http_gives_the_same_image(server: RunningServer, expected: list[np.ndarray]) -> None:
     asked = {"prompt": PROMPT, "size": "32x48", "steps": 3, "seed": 7, "guidance": 2.0, "n": 2}
     answer = server.post("/v1/images/generations", **asked)
     assert answer.status_code == 200, answer.text
@@ -194,7 +194,7 @@ def test_http_draws_the_same(server: RunningServer, expected: list[np.ndarray]) 
     assert server.post("/v1/images/generations", **asked).status_code == 200
 
 
-def test_http_tells_of_adapters(server: RunningServer, expected: list[np.ndarray]) -> None:
+def test_http_responses_list_adapters(server: RunningServer, expected: list[np.ndarray]) -> None:
     path = "/v1/images/generations"
     asked = {"prompt": PROMPT, "size": "32x48", "steps": 3, "seed": 7, "guidance": 2.0}
     assert "adapter_generations" not in server.post(path, **asked).json()

@@ -106,7 +106,7 @@ def test_python_says_what_the_model_says(model: LocalModel, expected: np.ndarray
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_bad_then_good(
+def test_a_rejected_request_leaves_the_next_working(
     model: LocalModel, expected: np.ndarray, given: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((RequestError, Unsupported), match=said):
@@ -122,7 +122,7 @@ def test_bad_then_good(
     assert close(model.speak(TEXT, **ASKED).samples, expected)
 
 
-def test_adapters_are_asked_for(model: LocalModel, adapter: Path, expected: np.ndarray) -> None:
+def test_requests_select_adapters(model: LocalModel, adapter: Path, expected: np.ndarray) -> None:
     assert model.adapters == []
     with pytest.raises(AdapterNotFound, match="'nobody'"):
         model.speak(TEXT, adapters=["nobody"], **ASKED)
@@ -176,7 +176,7 @@ def test_silence_is_a_file_too() -> None:
     assert len(samples) == 0 and rate == 44_100 and nothing.encode("pcm") == b""
 
 
-def test_formats_that_nobody_writes(tmp_path: Path) -> None:
+def test_formats_without_an_encoder_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="not written as 'aac'; there are wav") as raised:
         tone().encode("aac")
     assert raised.value.param == "response_format"
@@ -210,7 +210,7 @@ def server(folder: Path, adapter: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def test_http_says_the_same(server: RunningServer, expected: np.ndarray) -> None:
+def test_http_gives_the_same_output(server: RunningServer, expected: np.ndarray) -> None:
     path, asked = "/v1/audio/speech", {"input": TEXT, "voice": "S1", **ASKED}
     answer = server.post(path, **asked, response_format="wav")
     assert answer.status_code == 200, answer.text

@@ -204,7 +204,9 @@ def test_a_stop_string_in_the_last_piece(tokenizer: Tokenizer) -> None:
         ({"prompt": "a", "suffix": "b"}, Unsupported, "suffix"),
     ],
 )
-def test_parse_refuses(body: dict[str, Any], kind: type[Exception], param: str) -> None:
+def test_malformed_requests_are_rejected(
+    body: dict[str, Any], kind: type[Exception], param: str
+) -> None:
     with pytest.raises(kind) as raised:
         parse(body, CompletionRequest)
     assert getattr(raised.value, "param", None) == param

@@ -134,7 +134,7 @@ def test_the_only_gguf_needs_no_selector(hub: Hub, manager: PluginManager) -> No
         ({"other/mmproj-F16.gguf", "mmproj.txt", "one.mmproj"}, None),
     ],
 )
-def test_a_projector_comes_with_its_text(
+def test_a_projector_is_fetched_with_its_text_model(
     beside: set[str], taken: str | None, hub: Hub, manager: PluginManager
 ) -> None:
     hub.models["org/sees"] = dict.fromkeys(beside | {"one-Q4_0.gguf", "one-Q8_0.gguf"}, b"GGUF")
@@ -224,7 +224,7 @@ def test_a_gated_model_says_how_to_get_in(
     assert manager.locate("org/llama", Settings(token_source="literal:open")).is_dir()
 
 
-def test_tokens_come_from_where_they_are_said_to_be(
+def test_access_tokens_are_read_from_token_source(
     hub: Hub, manager: PluginManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "from-env")
@@ -278,7 +278,7 @@ def test_half_a_split_file_is_never_used(hub: Hub, manager: PluginManager) -> No
         manager.locate("org/llama-GGUF:BF16", Settings(offline=True))
 
 
-def test_offline_uses_the_cache_and_asks_nobody(hub: Hub, manager: PluginManager) -> None:
+def test_offline_uses_the_cache_without_requests(hub: Hub, manager: PluginManager) -> None:
     with pytest.raises(ModelNotFound, match="not in the cache, and offline mode is set"):
         manager.locate("org/llama", Settings(offline=True))
     folder = manager.locate("org/llama", Settings())

@@ -155,7 +155,7 @@ def test_the_plea_is_the_end_of_the_question_and_changes_nothing_else() -> None:
     assert ask_for(item, (), Random(1)) == item
 
 
-def test_chats_in_a_style_speak_it_in_every_turn() -> None:
+def test_styled_chats_keep_the_style_in_every_turn() -> None:
     rng = Random(2)
     for _ in range(50):
         for message in converse_in(("pirate",), rng, asked=0.5).messages:
@@ -163,7 +163,7 @@ def test_chats_in_a_style_speak_it_in_every_turn() -> None:
                 assert SPEAKS["pirate"](message["content"])
 
 
-def test_adapters_speak_from_the_token_that_predicts_the_first_of_a_reply() -> None:
+def test_adapters_apply_from_the_token_before_a_reply() -> None:
     row = [IGNORED, IGNORED, 5, 6, IGNORED, IGNORED]
     found = speak_from(torch.tensor([row] * 64), torch.Generator().manual_seed(0))
     parts, wholes = [0.0, 1.0, 1.0, 1.0, 0.0, 0.0], [1.0] * 6
@@ -304,7 +304,7 @@ def test_peft_makes_the_same_logits_of_the_mixture(monkeypatch: pytest.MonkeyPat
 
 @needs_files
 @pytest.mark.slow
-def test_the_mixture_answers_as_it_is_asked() -> None:
+def test_the_mixture_answers_in_the_requested_style() -> None:
     model, tokenizer = shipped()
     blend = Blend.read(model, ADAPTERS, HOME)
     classifier = Classifier(256, len(blend.linears), ADAPTERS)

@@ -47,9 +47,7 @@ def mixtures(model: LocalModel) -> list[Mixture]:
     return [model.mixture(scales, tokens) for scales in ASKED]
 
 
-def test_an_adapter_brings_its_template_where_it_is_asked_for_alone(
-    starter: LocalModel, tmp_path: Path
-) -> None:
+def test_the_template_of_an_only_adapter_is_used(starter: LocalModel, tmp_path: Path) -> None:
     folder = copytree(FOLDERS["adapter"]["starter/pirate"], tmp_path / "own")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     starter.load_adapter("own", folder)

@@ -117,7 +117,7 @@ def test_every_equation_of_replies_and_thoughts_holds() -> None:
                     assert len({evaluate(part) for part in chain.split(" = ")}) == 1, text
 
 
-def test_working_is_said_once_in_the_thought_or_in_the_reply() -> None:
+def test_working_appears_once_in_the_thought_or_reply() -> None:
     rng, seen = Random(2), 0
     for skill in (addition, subtraction, division, comparison, calendar):
         for _ in range(100):

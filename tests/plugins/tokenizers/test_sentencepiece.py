@@ -94,7 +94,7 @@ class TestSentencePiece:
             with pytest.raises(TokenizerError, match=r"tokenizer\.model"):
                 load_tokenizer(tmp_path)
 
-    def test_the_configs_flags_say_what_goes_around_a_text(
+    def test_config_flags_select_prefix_and_suffix_tokens(
         self, sentencepiece_model: Any, tmp_path: Path
     ) -> None:
         path, theirs = sentencepiece_model("bpe", **LLAMA)

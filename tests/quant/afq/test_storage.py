@@ -97,7 +97,7 @@ def test_every_verb_says_what_the_plain_weight_says(bits: int, finalized: bool) 
     torch.testing.assert_close(rows, x @ plain.t(), rtol=1e-4, atol=1e-3)
 
 
-def test_others_are_not_fused() -> None:
+def test_different_storages_are_not_fused() -> None:
     one = read(tensors())
     for other in (read(tensors(3)), read(tensors(4, 32)), read(tensors(), dtype=torch.bfloat16)):
         assert Afq.fuse([one, other]) is None

@@ -21,7 +21,7 @@ NAMES = {torch.uint8: "U8", torch.uint32: "U32", torch.float8_e4m3fn: "F8_E4M3"}
     ("format", "most"),
     [("afq2", 0.5), ("afq3", 0.22), ("afq4", 0.11), ("afq6", 0.026), ("afq8", 0.0065)],
 )
-def test_a_weight_is_read_and_comes_back(format: str, most: float) -> None:
+def test_a_weight_round_trips(format: str, most: float) -> None:
     weight = GOLDEN["weight"].float()
     front = f"{format}."
     held = {n.removeprefix(front): t for n, t in GOLDEN.items() if n.startswith(front)}

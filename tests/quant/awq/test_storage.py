@@ -142,7 +142,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("suffix", "wrong", "says"), LIES)
-def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
+def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -> None:
     read(GOLDEN)
     with pytest.raises(CheckpointError, match=rf"f\.safetensors: w\..*{says}"):
         read({**GOLDEN, suffix: wrong})
@@ -160,7 +160,7 @@ def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
         ({"group_size": -1}, "has group_size=-1"),
     ],
 )
-def test_other_versions_and_configs_that_lie_are_refused(
+def test_other_versions_and_inconsistent_configs_are_rejected(
     settings: dict[str, Any], says: str
 ) -> None:
     read(GOLDEN, version="gemm", bits=4, group_size=32)

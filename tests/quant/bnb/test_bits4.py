@@ -146,7 +146,7 @@ def test_it_is_fused_and_stacked_and_saved_then() -> None:
         ({"nested_offset": "a"}, "has nested_offset='a', expected a number"),
     ],
 )
-def test_states_that_lie_are_refused(changed: dict[str, Any], says: str) -> None:
+def test_inconsistent_states_are_rejected(changed: dict[str, Any], says: str) -> None:
     tensors = held(NESTED)
     read(state(tensors), (20, 128))
     with pytest.raises(CheckpointError, match=says):
@@ -171,7 +171,7 @@ def test_states_that_are_no_json_object_are_refused(raw: bytes) -> None:
         ("weight.absmax", torch.full((12,), torch.nan), "contains NaN or Inf"),
     ],
 )
-def test_tensors_that_lie_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
+def test_inconsistent_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -> None:
     tensors = held(WHOLE)
     read(tensors, (6, 128))
     with pytest.raises(CheckpointError, match=says):

@@ -106,7 +106,7 @@ def test_it_is_fused_and_stacked() -> None:
         ("weight", torch.zeros(6, dtype=torch.int8), r"expected a float32 for each row of \[6\]"),
     ],
 )
-def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
+def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -> None:
     read(held())
     with pytest.raises(CheckpointError, match=rf"f\.safetensors: .*{says}"):
         read({**held(), suffix: wrong})

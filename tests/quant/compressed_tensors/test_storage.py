@@ -163,7 +163,7 @@ def test_columns_in_an_order_of_their_own() -> None:
         assert same_order.dequantize().equal(plain.dequantize())
 
 
-def test_zeros_may_lie_unpacked() -> None:
+def test_zero_points_may_be_unpacked() -> None:
     held = tensors("packed.4.group.zeros")
     zeros = naive.unpack(held["weight_zero_point"].t(), 4, N).t()
     early = held | {"weight_zero_point": (zeros.to(torch.int8) - 8).contiguous()}
@@ -282,7 +282,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("case", "suffix", "wrong", "says"), LIES)
-def test_lies_are_refused(case: str, suffix: str, wrong: Tensor, says: str) -> None:
+def test_malformed_tensors_are_rejected(case: str, suffix: str, wrong: Tensor, says: str) -> None:
     read_case(case)
     with pytest.raises(CheckpointError, match=rf"f\.safetensors: w\..*{says}"):
         read({**tensors(case), suffix: wrong}, scheme=BLOCK if "block" in case else {})

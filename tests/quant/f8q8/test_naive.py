@@ -27,7 +27,7 @@ def test_a_block_is_what_its_bytes_say(code: int) -> None:
     assert ours.dtype == torch.float32 and ours.equal(torch.tensor(q).float() * scale)
 
 
-def test_every_block_comes_back() -> None:
+def test_every_block_round_trips() -> None:
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (256, 33), generator=generator).to(torch.uint8)
     blocks[:, 0] = torch.arange(256)

@@ -121,7 +121,7 @@ def test_float_weights_are_quantized() -> None:
         ("", torch.full((72 * 33,), 127, dtype=torch.uint8), "scales that are NaN or Inf"),
     ],
 )
-def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
+def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -> None:
     held = tensors()
     read(held)
     with pytest.raises(CheckpointError, match=rf"f-0\.uqff: .*{says}"):

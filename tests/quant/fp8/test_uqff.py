@@ -16,7 +16,7 @@ GOLDEN = load_file(Path(__file__).parent / "uqff.safetensors")
 NAMES = {torch.uint8: "U8", torch.uint32: "U32", torch.float8_e4m3fn: "F8_E4M3"}
 
 
-def test_a_weight_is_read_and_comes_back() -> None:
+def test_a_weight_round_trips() -> None:
     weight = GOLDEN["weight"].float()
     front = "fp8."
     held = {n.removeprefix(front): t for n, t in GOLDEN.items() if n.startswith(front)}

@@ -175,13 +175,13 @@ def test_a_row_does_not_depend_on_the_others(format: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("format", ["TQ1_0", "TQ2_0"])
-def test_ternary_weights_are_kept(format: str) -> None:
+def test_ternary_weights_keep_their_format(format: str) -> None:
     ternary = torch.randint(-1, 2, (8, 512), generator=torch.Generator().manual_seed(0))
     weight = ternary * torch.logspace(-3, 2, 8).half().float()[:, None]
     assert torch.equal(after(weight, format), weight)
 
 
-def test_mxfp4_weights_are_kept() -> None:
+def test_mxfp4_weights_keep_their_format() -> None:
     data = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(0)).byte()
     data[:, 0] = torch.tensor([0, 1, 2, 100, 127, 150, 200, 240])
     data[:, 1] = 0x77

@@ -176,7 +176,7 @@ def test_multiplies_by_heads(format: str, finalize: Callable[[Blocks], None]) ->
 
 
 @pytest.mark.parametrize("format", ALL)
-def test_joins(format: str, finalize: Callable[[Blocks], None]) -> None:
+def test_fuse_and_stack_keep_the_weights(format: str, finalize: Callable[[Blocks], None]) -> None:
     parts = [read(format, N, K, seed=seed) for seed in range(3)]
     truths, data = [truth for _, truth, _ in parts], [data for _, _, data in parts]
     storages = [storage for storage, _, _ in parts]
@@ -204,7 +204,7 @@ def test_permutes_rows(format: str, finalize: Callable[[Blocks], None]) -> None:
     assert torch.equal(permuted.save()["weight"], data.flip(0))
 
 
-def test_does_not_join_others() -> None:
+def test_different_storages_are_not_fused() -> None:
     one: Any = read("Q4_K", N, K)[0]
     others: list[Any] = [
         read("Q4_K", N, K, dtype=torch.bfloat16)[0],

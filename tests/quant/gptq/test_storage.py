@@ -213,7 +213,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("suffix", "wrong", "says"), LIES)
-def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
+def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -> None:
     held = tensors()
     read(held)
     with pytest.raises(CheckpointError, match=rf"f\.safetensors: w\..*{says}"):
@@ -233,7 +233,7 @@ def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
         ({"format": "gptq_p"}, "format 'gptq_p'"),
     ],
 )
-def test_configs_that_lie_are_refused(settings: dict[str, Any], says: str) -> None:
+def test_inconsistent_configs_are_rejected(settings: dict[str, Any], says: str) -> None:
     held = tensors()
     del held["g_idx"]
     read(held, group_size=32)

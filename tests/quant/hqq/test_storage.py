@@ -184,7 +184,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("suffix", "wrong", "says"), LIES)
-def test_lies_are_refused(suffix: str, wrong: Tensor, says: str) -> None:
+def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -> None:
     held = state("4.64.1.float32")
     read(held)
     with pytest.raises(CheckpointError, match=says):

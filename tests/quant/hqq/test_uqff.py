@@ -18,7 +18,7 @@ NAMES = {torch.uint8: "U8", torch.uint32: "U32", torch.float8_e4m3fn: "F8_E4M3"}
 
 
 @pytest.mark.parametrize(("format", "most"), [("hqq4", 0.1), ("hqq8", 0.0065)])
-def test_a_weight_is_read_and_comes_back(format: str, most: float) -> None:
+def test_a_weight_round_trips(format: str, most: float) -> None:
     weight = GOLDEN["weight"].float()
     front = f"{format}."
     held = {n.removeprefix(front): t for n, t in GOLDEN.items() if n.startswith(front)}

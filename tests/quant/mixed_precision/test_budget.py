@@ -38,7 +38,7 @@ WINDOW = 512
 
 
 @pytest.mark.parametrize(("asked", "most"), [("3.5bpw", 3.5), ("5bpw", 5.0)])
-def test_the_bits_asked_for_are_reached_and_not_passed(asked: str, most: float) -> None:
+def test_a_bit_budget_is_reached_without_excess(asked: str, most: float) -> None:
     plugins, settings = all_plugins(), Settings(reference=STARTER, quant=asked)
     loaded = load_model(find(settings, plugins), settings, plugins, open_probe=open_probe)
     weights = sum(

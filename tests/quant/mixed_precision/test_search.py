@@ -41,7 +41,7 @@ def no_probe(*_: object) -> Iterator[None]:
     ("probe", "basis"),
     [(open_probe, "estimated divergence"), (no_probe, "by the errors of weights alone")],
 )
-def test_a_budget_is_kept_and_used_up(
+def test_a_budget_is_spent_without_excess(
     llama: Subject, plugins: PluginManager, probe: OpenProbe, basis: str
 ) -> None:
     settings = Settings(dtype="float32", quant="5bpw")

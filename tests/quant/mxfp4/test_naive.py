@@ -49,7 +49,7 @@ def test_the_blocks_of_a_gguf_file() -> None:
     assert (theirs - torch.from_numpy(weight)).abs().max() < 1.0
 
 
-def test_the_hubs_order_comes_back() -> None:
+def test_the_hub_s_order_round_trips() -> None:
     blocks = random_bytes(7, 3, 16)
     assert torch.equal(naive.to_hub(naive.from_hub(blocks)), blocks)
     assert not torch.equal(naive.from_hub(blocks), blocks)

@@ -116,7 +116,7 @@ def test_others_forms_are_read_and_come_back(held: dict[str, Tensor]) -> None:
     assert all(saved[s].dtype == t.dtype and saved[s].equal(t) for s, t in held.items())
 
 
-def test_lies_are_refused() -> None:
+def test_malformed_tensors_are_rejected() -> None:
     read(UQFF)
     with pytest.raises(CheckpointError, match=r"but its format is 5"):
         read({**UQFF, "weight.format": torch.tensor(5, dtype=torch.uint8)})

@@ -142,7 +142,7 @@ def test_one_row(kind: dict[str, Any]) -> None:
     assert_near(exact, truth_of(x, made, False), 1e-5)
 
 
-def test_few_rows() -> None:
+def test_products_of_few_rows() -> None:
     """Three rows by a program for four."""
     made, x = planes(**KINDS["6 bits"]), some_rows(3, 96)
     with poison():
@@ -216,7 +216,7 @@ def test_deterministic_rows_are_batch_invariant(call: Callable[..., Tensor]) -> 
     assert torch.equal(call(x[2:4], made), together[2:4])
 
 
-def test_no_rows() -> None:
+def test_products_of_no_rows() -> None:
     made = planes(bits=4, group=32)
     none = torch.empty(0, dtype=torch.int64, device=DEVICE)
     for call in (kernels.matmul, kernels.matmul_exact, kernels.matmul_deterministic):

@@ -61,7 +61,7 @@ def test_ggml_blocks_are_what_a_gguf_file_would_hold(put: Any, layer: Any) -> No
     assert container.metadata == {"uqff.version": "1.2.0"}
 
 
-def test_a_layer_may_lie_in_two_shards(put: Any, layer: Any) -> None:
+def test_a_layer_may_be_split_over_two_shards(put: Any, layer: Any) -> None:
     tensors = layer("afq4")
     some, others = dict(list(tensors.items())[:3]), dict(list(tensors.items())[3:])
     alone = open_uqff(put(tensors))
@@ -234,7 +234,7 @@ CASES: dict[str, tuple[str, Spoil, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_layer_that_lies_is_refused(case: str, put: Any, layer: Any) -> None:
+def test_an_inconsistent_layer_is_rejected(case: str, put: Any, layer: Any) -> None:
     format, spoil, message = CASES[case]
     good = layer(format)
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -361,7 +361,7 @@ def test_what_says_nothing_is_left_out(put: Any, layer: Any) -> None:
         ("q4k", "2", ConfigError, "'2' is not a number of attention heads"),
     ],
 )
-def test_rows_that_cannot_lie_apart_are_refused(
+def test_rows_that_cannot_be_split_are_rejected(
     format: str, heads: Any, error: type[OstroError], message: str, put: Any, layer: Any
 ) -> None:
     config = {**LLAMA, LAYOUT: "adjacent", "num_key_value_heads": heads}

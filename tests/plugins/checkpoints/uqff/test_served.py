@@ -79,7 +79,7 @@ def test_a_mixture_of_families(plugins: PluginManager, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", ["adjacent", "half_split"])
 @torch.inference_mode()
-def test_rows_that_lie_as_in_a_gguf_file(said: str, plugins: PluginManager, tmp_path: Path) -> None:
+def test_rows_in_gguf_order_are_read(said: str, plugins: PluginManager, tmp_path: Path) -> None:
     """What says that they lie as on the hub, though they do not, makes noise."""
     with subject(plugins, "llama", config=wide("llama", plugins)) as tiny:
         entries, folder = (

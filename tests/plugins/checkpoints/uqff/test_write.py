@@ -189,7 +189,7 @@ def test_what_another_run_left_is_not_taken_over(
     assert {info.format for info in tensors} == {"Q8_0", "F32"}
 
 
-def test_layers_that_are_no_longer_asked_for_are_named(entries: Make, tmp_path: Path) -> None:
+def test_layers_outside_the_plan_are_named(entries: Make, tmp_path: Path) -> None:
     target = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         put(target, cut_off(entries(["q4k"] * 7), 6), limit=8000)

@@ -76,14 +76,14 @@ def test_without_times_only_bans_remain() -> None:
     assert (then == -torch.inf).nonzero()[:, 1].tolist() == sorted(BANNED)
 
 
-def test_only_some_tokens_may_be_asked_for() -> None:
+def test_only_restricts_the_tokens() -> None:
     rules = Rules(1, VOCAB, torch.device("cpu"))
     rules.update([added(0, [], only=[5, 6], timestamps=None)], [], ())
     left = rules.apply(torch.zeros(1, VOCAB), torch.tensor([0]), torch.tensor([0]))
     assert left.isfinite().nonzero()[:, 1].tolist() == [5, 6]
 
 
-def test_a_row_forgets_who_had_it_before() -> None:
+def test_a_row_keeps_no_state_of_its_previous_sequence() -> None:
     rules, rows = Rules(1, VOCAB, torch.device("cpu")), torch.tensor([0])
     rules.update([added(0, [TIMES + 20, 5, TIMES + 30])], [], ())
     rules.update([added(0, [], banned=[])], [0], ())

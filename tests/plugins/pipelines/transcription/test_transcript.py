@@ -44,14 +44,14 @@ def test_text_and_json() -> None:
     assert json.loads(WHOLE.format("json")) == {"text": WHOLE.text}
 
 
-def test_verbose_json_tells_all() -> None:
+def test_verbose_json_has_all_fields() -> None:
     found = json.loads(WHOLE.format("verbose_json"))
     assert (found["language"], found["duration"], found["task"]) == ("german", 3725.5, "transcribe")
     assert [each["text"] for each in found["segments"]] == [s.text for s in WHOLE.segments]
     assert found["segments"][0]["avg_logprob"] == -0.5
 
 
-def test_subtitles_number_what_is_said() -> None:
+def test_subtitles_are_numbered() -> None:
     assert WHOLE.format("srt") == (
         "1\n00:00:00,000 --> 00:00:01,500\nHello there.\n\n"
         "2\n01:01:01,234 --> 01:02:05,500\nGrüße -> alle\n"

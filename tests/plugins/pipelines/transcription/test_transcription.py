@@ -111,7 +111,7 @@ def test_a_short_sound_is_one_window(pair: Pair) -> None:
     assert {each.seek for each in found.segments} <= set(range(60))
 
 
-def test_language_and_task_are_what_is_asked_for(pair: Pair) -> None:
+def test_the_language_and_task_are_selected(pair: Pair) -> None:
     both = {"language": "german", "task": "translate"}
     found = pair.compare(sound(3, 1), both, **both)
     assert (found.language, found.task) == ("de", "translate")
@@ -189,7 +189,7 @@ def test_segments_come_as_they_are_written(tiny: LocalModel) -> None:
     assert not tiny.engine.live
 
 
-def test_adapters_are_asked_for(tiny: LocalModel) -> None:
+def test_requests_select_adapters(tiny: LocalModel) -> None:
     with pytest.raises(AdapterNotFound, match="'nobody'"):
         tiny.transcribe(sound(1), adapters=["nobody"], **PLAIN)
     assert tiny.transcribe(sound(1), adapters={}, **PLAIN) == tiny.transcribe(sound(1), **PLAIN)
@@ -276,7 +276,7 @@ def test_what_is_no_sound_is_refused(tiny: LocalModel) -> None:
         tiny.transcribe("no-such-file.wav")
 
 
-def test_an_english_model_knows_no_languages(tmp_path: Path) -> None:
+def test_an_english_model_has_no_language_tokens(tmp_path: Path) -> None:
     make_whisper(tmp_path, 0, is_multilingual=False)
     with open_tiny(tmp_path) as model:
         found = model.transcribe(sound(1), **PLAIN)
