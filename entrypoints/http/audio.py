@@ -65,7 +65,7 @@ async def answer(request: Request, task: str) -> Response:
         data = await file_of(form)
         streamed = flag_of(form, "stream")
     if streamed:
-        return EventStream(events(pipeline, data, pipeline.work(options, admitted.adapters)))
+        return EventStream(events(pipeline, data, pipeline.new_task(options, admitted.adapters)))
     work = pipeline.transcribe(data, adapters=admitted.adapters, **options)
     transcript = await unless_disconnected(request, work)
     headers = {} if "json" in shape else adapter_headers(transcript.generations)

@@ -15,8 +15,8 @@ import pytest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture
 from ostro.plugins.conformance import references
-from ostro.plugins.conformance.architecture import given
-from ostro.plugins.conformance.checks import answers
+from ostro.plugins.conformance.architecture import loaded_plugins
+from ostro.plugins.conformance.checks import has_outputs
 from ostro.plugins.conformance.formats import STD, assert_grid, formats, sample_formats, wide
 from ostro.plugins.conformance.parity import Subject
 
@@ -44,9 +44,9 @@ BODY = Architecture(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    plugins = given(metafunc.config)
+    plugins = loaded_plugins(metafunc.config)
     records = plugins.collect("architectures").values()
-    names = [r.name for r in records if answers(r) and r.wide is not None] + [BODY.name]
+    names = [r.name for r in records if has_outputs(r) and r.wide is not None] + [BODY.name]
     quick = sample_formats(plugins, BODY.name)
     cells = [
         pytest.param(name, format, marks=() if name == BODY.name and format in quick else SLOW)
@@ -62,7 +62,7 @@ SLOW = pytest.mark.slow
 @pytest.fixture(scope="module")
 def grid(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """The subject of an architecture, one after the other."""
-    plugins = given(request.config)
+    plugins = loaded_plugins(request.config)
     if request.param == BODY.name:
         with body(plugins) as made:
             yield made

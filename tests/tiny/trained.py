@@ -22,7 +22,7 @@ from ostro.core.adapters.registry import Registry
 from ostro.core.engine.engine import Engine, rekey_media
 from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
 from ostro.plugins.conformance.examples import Example
-from ostro.plugins.conformance.parity import NEVER, Subject
+from ostro.plugins.conformance.parity import MASKED, Subject
 from ostro.plugins.conformance.weights import SEED
 
 BAR = 1e-5
@@ -142,7 +142,7 @@ class Served(Shelf):
                 positions=prompt.positions,
                 lease=held,
             )
-        return logits[:, : 1 + int((logits.amax(0) > NEVER).nonzero().max())]
+        return logits[:, : 1 + int((logits.amax(0) > MASKED).nonzero().max())]
 
     def states(self, names: Names = ()) -> Tensor:
         """An encoder's states [T, d] of its text, or its scores [1, labels], under adapters."""

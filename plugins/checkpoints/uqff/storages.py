@@ -60,7 +60,7 @@ def plain(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
     if weight.dtype in FLOATS:
         return {"weight": weight, FORMAT: byte(CODES["Unquant"])}
     if weight.dtype != torch.uint8 or storage.format not in GGML_CODES:
-        raise refusal(key, storage, f"its ggml types are {', '.join(GGML_CODES)}")
+        raise refusal(key, storage, f"UQFF has only the ggml types {', '.join(GGML_CODES)}")
     return {
         "weight": weight.flatten(),
         FORMAT: byte(CODES["Gguf"]),

@@ -1,4 +1,4 @@
-"""The pipeline of models that draw."""
+"""The pipeline of image generation."""
 
 from __future__ import annotations
 

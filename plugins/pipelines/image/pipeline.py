@@ -1,4 +1,4 @@
-"""Pictures of a prompt: a job of the engine, whose slices tell how far it is."""
+"""Image generation: a request is a job of the engine, and its slices report progress."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 MAX_IMAGES = 10
 MAX_PROMPT = 20_000
-"""Characters of a prompt."""
+"""The largest number of characters of a prompt."""
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for beside the prompt; None takes what the model was made for.
+    """The options of a request besides the prompt; None selects the model's default.
 
-    width, height in pixels; steps of denoising; guidance: how closely the prompt is followed; seed
-    of the first of `n` images, the next ones count up; previews: how many on the way; strength: how
-    much of a first image is drawn anew, 0..1.
+    width and height in pixels; steps of denoising; guidance: scale of classifier-free guidance;
+    seed of the first of `n` images, the others count up from it; previews: number of intermediate
+    images; strength: share of an initial image that is denoised again, 0..1.
     """
 
     n: int = 1
@@ -45,7 +45,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     second_prompt: str | None = None
 
     def check(self) -> None:
-        """Raise RequestError for what no model could draw."""
+        """Raise RequestError for values out of range."""
         for name, low, high in (("n", 1, MAX_IMAGES), ("previews", 0, 50), ("seed", 0, 2**63 - 11)):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -54,9 +54,10 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a drawing is: `done` of `total` slices; `images` are previews, or at the end the
-    pictures, with the `generations` of the adapters that they were made with; None where none were
-    asked for.
+    """The progress of a request: `done` of `total` slices.
+
+    `images` are previews, or at the end the results. `generations` are those of the adapters in
+    use, None for a request without adapters.
     """
 
     done: int
@@ -67,15 +68,17 @@ class Progress:
 
 
 class Images:
-    """Draws with one model. Makes its requests outside of the event loop."""
+    """Generates images with one model. Prepares requests outside of the event loop."""
 
     def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
         self.model, self.engine, self.name = model, engine, model.name
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What turns prompts into what the model reads."""
-        assert self.model.architecture.inputs is not None, "a model that draws has inputs"
+        """The architecture's Inputs, which prepare prompts."""
+        assert self.model.architecture.inputs is not None, (
+            "architectures of the task draw have inputs"
+        )
         made: Inputs = resolve(self.model.architecture.inputs)(
             self.model.raw_config, self.model.path
         )
@@ -90,8 +93,10 @@ class Images:
         progress: Callable[[int, int, list[Image]], None] | None = None,
         **options: Any,
     ) -> list[Image]:
-        """The pictures of a prompt. `options` are the fields of `Drawing`, `image` a PIL image to
-        start from; `progress` is told (slices done, in all, previews). Raises RequestError.
+        """Generate images of a prompt.
+
+        `options` are the fields of `Drawing`, `image` a PIL image to start from; `progress` is
+        called with (slices done, all slices, previews). Raises RequestError.
         """
         work = self.finish(prompt, image=image, adapters=adapters, progress=progress, **options)
         return (await work).images
@@ -103,7 +108,7 @@ class Images:
         progress: Callable[[int, int, list[Image]], None] | None = None,
         **options: Any,
     ) -> Progress:
-        """A drawing when it is done. As `draw`."""
+        """The final progress of a request. Arguments as `draw`."""
         last = Progress(0, 0)
         async with aclosing(self.stream(prompt, **options)) as steps:
             async for last in steps:
@@ -119,43 +124,47 @@ class Images:
         adapters: Sequence[AdapterRef] = (),
         **options: Any,
     ) -> AsyncGenerator[Progress, None]:
-        """A drawing as it goes on; closing early stops it. As `draw`."""
+        """The progress of a request; closing the generator stops it. Arguments as `draw`."""
         if unknown := options.keys() - set(Drawing.__struct_fields__):
             known = ", ".join(Drawing.__struct_fields__)
-            raise RequestError(f"no option {', '.join(sorted(unknown))}; there are {known}")
+            raise RequestError(
+                f"unknown option {', '.join(sorted(unknown))}; expected one of {known}"
+            )
         try:
-            asked = msgspec.convert(options, Drawing)
+            drawing = msgspec.convert(options, Drawing)
         except msgspec.ValidationError as error:
             raise RequestError(f"drawing: {error}") from None
-        request = await asyncio.to_thread(self.prepare, prompt, asked, image)
+        request = await asyncio.to_thread(self.prepare, prompt, drawing, image)
         request = replace(request, adapters=tuple(adapters))
         async with aclosing(self.engine.work(request)) as outputs:
             async for output in outputs:
                 final = output.finish == "stop"
-                images = [] if "images" not in output.arrays else pictures(output.arrays["images"])
+                images = (
+                    [] if "images" not in output.arrays else pil_images(output.arrays["images"])
+                )
                 told = list(output.generations) if final and adapters else None
                 yield Progress(output.done, output.total, images, final, told)
 
-    def prepare(self, prompt: str, asked: Drawing, image: Any) -> JobRequest:
-        asked.check()
+    def prepare(self, prompt: str, drawing: Drawing, image: Any) -> JobRequest:
+        drawing.check()
         if not prompt.strip():
             raise RequestError("the prompt is empty", param="prompt")
         if len(prompt) > MAX_PROMPT:
             raise RequestError(
                 f"the prompt has {len(prompt)} characters; at most {MAX_PROMPT}", param="prompt"
             )
-        seed = secrets.randbits(32) if asked.seed is None else asked.seed
+        seed = secrets.randbits(32) if drawing.seed is None else drawing.seed
         chosen = {
-            n: getattr(asked, n) for n in ("width", "height", "steps", "guidance", "strength")
+            n: getattr(drawing, n) for n in ("width", "height", "steps", "guidance", "strength")
         }
         given: Mapping[str, Any] = {n: x for n, x in chosen.items() if x is not None}
-        values = self.inputs.drawing(prompt, asked.second_prompt, given)
-        values |= {"seeds": [seed + i for i in range(asked.n)], "previews": asked.previews}
+        values = self.inputs.drawing(prompt, drawing.second_prompt, given)
+        values |= {"seeds": [seed + i for i in range(drawing.n)], "previews": drawing.previews}
         arrays = {} if image is None else {"image": Array.of(pixels_of(image, values))}
         return JobRequest(id=secrets.token_hex(12), model=self.name, values=values, arrays=arrays)
 
 
-def pictures(array: Array) -> list[Image]:
+def pil_images(array: Array) -> list[Image]:
     """PIL images of uint8 [n, height, width, 3]."""
     from PIL import Image
 
@@ -163,7 +172,7 @@ def pictures(array: Array) -> list[Image]:
 
 
 def pixels_of(image: Any, values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """uint8 [height, width, 3] of a PIL image, at the size that is drawn."""
+    """A PIL image as uint8 [height, width, 3], resized to the size of the result."""
     import numpy as np
 
     size = (values["width"], values["height"])

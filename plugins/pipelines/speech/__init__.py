@@ -1,4 +1,4 @@
-"""The pipeline of models that speak."""
+"""The pipeline of text to speech."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speech of a text: a job of the engine, whose slices tell how far it is."""
+"""Text to speech: a request is a job of the engine, and its slices report progress."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from ostro.pipelines import AdapterRef, AsyncEngine, JobOutput, ServedModel
 from ostro.plugins.pipelines.speech.sound import Sound, check_format
 
 MAX_TEXT = 4096
-"""Characters of a text, as OpenAI's route has it."""
+"""The largest number of characters of a text, as in OpenAI's API."""
 
 
 class Speech:
-    """Speaks with one model. Makes its requests outside of the event loop."""
+    """Generates speech with one model. Prepares requests outside of the event loop."""
 
     def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
         self.model, self.engine, self.name = model, engine, model.name
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What turns texts into what the model reads."""
-        assert self.model.architecture.inputs is not None, "a model that speaks has inputs"
+        """The architecture's Inputs, which prepare texts."""
+        assert self.model.architecture.inputs is not None, (
+            "architectures of the task speak have inputs"
+        )
         made: Inputs = resolve(self.model.architecture.inputs)(
             self.model.raw_config, self.model.path
         )
@@ -37,7 +39,7 @@ class Speech:
 
     @staticmethod
     def check_format(format: str) -> None:
-        """Raise RequestError or Unsupported for a format that a sound could not be written in."""
+        """Raise RequestError or Unsupported for an audio format that cannot be written."""
         check_format(format)
 
     async def speak(
@@ -54,17 +56,15 @@ class Speech:
         adapters: Sequence[AdapterRef] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> Sound:
-        """The sound of a text.
+        """Generate the speech of a text.
 
-        temperature, top_p: how freely it is spoken, 0 for no chance at all; guidance: how closely
-        the text is followed; None takes what the model was made for. The same seed says a text the
-        same way again. `progress` is told (slices done, in all), of which some may not be needed.
-        Raises RequestError; Unsupported for `audio`, a voice to be imitated.
+        temperature, top_p: as for text, temperature 0 is greedy; guidance: scale of classifier-free
+        guidance; None selects the model's default. The same seed gives the same speech. `progress`
+        is called with (slices done, all slices); generation may end before the last slice. Raises
+        RequestError; Unsupported for `audio`, a voice to clone.
         """
         if audio is not None:
-            raise Unsupported(
-                "speech in the voice of a recording is not implemented", param="audio"
-            )
+            raise Unsupported("voice cloning is not implemented; leave audio out", param="audio")
         given = {
             "temperature": temperature,
             "top_p": top_p,
@@ -94,13 +94,13 @@ class Speech:
             seed = secrets.randbits(32)
         elif not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise RequestError(f"seed={seed!r:.40} is not within 0..{2**63 - 1}", param="seed")
-        asked = {name: number(name, x) for name, x in given.items() if x is not None}
-        values = {**self.inputs.speech(text, voice, asked), "seed": seed}
+        options = {name: number(name, x) for name, x in given.items() if x is not None}
+        values = {**self.inputs.speech(text, voice, options), "seed": seed}
         return JobRequest(id=secrets.token_hex(12), model=self.name, values=values)
 
 
 def number(name: str, value: float) -> float:
-    """The value. Raises RequestError where it is no number."""
+    """The value. Raises RequestError unless it is a number."""
     real = isinstance(value, int | float) and not isinstance(value, bool)
     if not real or not math.isfinite(value):
         raise RequestError(f"{name}={value!r:.40} is not a number", param=name)

@@ -1,4 +1,4 @@
-"""Sound as it is handed on: samples, and the files that are made of them."""
+"""Generated audio: samples, resampling, and encoding to audio files."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "mp3": ("MP3", "MPEG_LAYER_III"),
     "opus": ("OGG", "OPUS"),
 }
-"""Formats of files, as libsndfile calls the container and what is in it."""
+"""File formats, with libsndfile's names of the container and the encoding."""
 
 PCM = "pcm"
-"""Samples alone: int16, little endian."""
+"""Raw samples: int16, little endian."""
 
 OPUS_RATE = 48_000
-"""The highest of the few rates that Opus knows."""
+"""The highest sample rate of Opus."""
 
 BLOCK = 1 << 16
-"""Samples that an encoder is given at once."""
+"""The number of samples per call of an encoder."""
 
 
 @dataclass(frozen=True)
 class Sound:
-    """samples float32 [n] within -1..1, `rate` of them per second.
+    """Audio: samples float32 [n] within -1..1, `rate` per second.
 
-    `generations` are those of the adapters that it was made with; None where none were asked for.
+    `generations` are those of the adapters in use, None for a request without adapters.
     """
 
     samples: NDArray[np.float32]
@@ -47,9 +47,9 @@ class Sound:
         return len(self.samples) / self.rate
 
     def encode(self, format: str) -> bytes:
-        """The sound as a file: "wav", "flac", "mp3", "opus", or "pcm" without a header.
+        """Encode as a file: "wav", "flac", "mp3", "opus", or "pcm" without a header.
 
-        Raises RequestError for another format, Unsupported where libsndfile does not write it.
+        Raises RequestError for another format, Unsupported if libsndfile lacks the format.
         """
         check_format(format)
         if format == PCM:
@@ -60,53 +60,55 @@ class Sound:
         with soundfile().SoundFile(
             file, "w", sound.rate, channels=1, format=container, subtype=coding
         ) as writer:
-            # A lossy encoder that is given all at once needs a stack as large.
+            # lossy encoders allocate all samples of a call on the stack
             for start in range(0, len(sound.samples), BLOCK):
                 writer.write(sound.samples[start : start + BLOCK])
         return file.getvalue()
 
     def save(self, path: str | Path) -> None:
-        """Write a file of the format that its name ends with. Raises UsageError for another."""
+        """Write a file in the format of its suffix. Raises UsageError for an unknown suffix."""
         path = Path(path)
         path.write_bytes(self.encode(format_of(path)))
 
     def at(self, rate: int) -> Sound:
-        """The same at another rate."""
+        """The audio, resampled to another rate."""
         from ostro.pipelines import resample
 
         return self if rate == self.rate else Sound(resample(self.samples, self.rate, rate), rate)
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's name asks for. Raises UsageError where it asks for none."""
+    """The format of a file's suffix. Raises UsageError for an unknown suffix."""
     format = path.suffix.removeprefix(".").lower()
     if format not in (*KINDS, PCM):
         endings = ", ".join(f".{kind}" for kind in (*KINDS, PCM))
-        raise UsageError(f"{path.name}: end its name with one of {endings}")
+        raise UsageError(f"{path.name}: unknown audio format; expected a suffix of {endings}")
     return format
 
 
 def check_format(format: str) -> None:
-    """Raise RequestError for a format that nobody knows, Unsupported where it cannot be written."""
+    """Raise RequestError for an unknown format, Unsupported if libsndfile cannot write it."""
     if format == PCM:
         return
     if format not in KINDS:
         known = ", ".join((*KINDS, PCM))
         raise RequestError(
-            f"sound is not written as {format!r:.40}; there are {known}", param="response_format"
+            f"unknown audio format {format!r:.40}; expected one of {known}", param="response_format"
         )
     container, coding = KINDS[format]
     if coding not in soundfile().available_subtypes(container):
         raise Unsupported(
-            f"libsndfile {soundfile().__libsndfile_version__} does not write {format}; ask for wav",
+            f"libsndfile {soundfile().__libsndfile_version__} does not write {format}; use wav",
             param="response_format",
         )
 
 
 def soundfile() -> Any:
-    """The library. Raises Unsupported where it is missing."""
+    """The module soundfile. Raises Unsupported if it is missing."""
     try:
         import soundfile as library
     except (ImportError, OSError) as error:
-        raise Unsupported(f"sound is written by soundfile, which is missing: {error}") from None
+        raise Unsupported(
+            f"writing audio needs soundfile, which is missing: {error}; pip install soundfile"
+        ) from None
     return library

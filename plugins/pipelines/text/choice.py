@@ -1,4 +1,4 @@
-"""One choice of an answer: token ids become text, up to a stop string."""
+"""One choice of a response: converts token ids to text, up to a stop string."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ostro.pipelines import Detokenizer, Finish, Stop, TextDelta, TokenLogprobs, TokenOutput
 
 Entry = tuple[int, int, TokenLogprobs | None]
-"""Where a token's text starts, the token, and its log probability."""
+"""The offset of a token's text, the token, and its log probability."""
 
 
 class Choice:
-    """The state of one choice. `tokens` counts what was generated, `done` says it has ended."""
+    """The state of one choice; `tokens` counts generated tokens, `done` is set at its end."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Choice:
         pieces: Sequence[str],
         logprobs: Sequence[TokenLogprobs | None] | None,
     ) -> TextDelta:
-        """The prompt as the beginning of the answer; `pieces` are the texts of its tokens."""
+        """The prompt as the first delta; `pieces` are the texts of its tokens."""
         if self._entries is not None and logprobs is not None:
             at = 0
             for token, piece, entry in zip(tokens, pieces, logprobs, strict=True):
@@ -48,9 +48,9 @@ class Choice:
         return self._delta(text, all=True)
 
     def add(self, output: TokenOutput) -> TextDelta:
-        """The piece of the answer that an output makes certain.
+        """The text that is final after an output.
 
-        Text that may begin a stop string is held back, with the logprobs of its tokens.
+        Text that may begin a stop string is withheld, with the logprobs of its tokens.
         """
         text = ""
         entries: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.tokens)
@@ -82,7 +82,7 @@ class Choice:
         return delta
 
     def _delta(self, text: str, all: bool = False) -> TextDelta:
-        """A piece, with the logprobs of the tokens whose text starts in it."""
+        """A delta, with the logprobs of the tokens whose text starts in it."""
         self._sent += len(text)
         delta = TextDelta(index=self.index, text=text)
         if self._entries:

@@ -1,4 +1,4 @@
-"""One prompt being continued: token outputs of the engine become text deltas of its choices."""
+"""The continuation of one prompt: converts the engine's token outputs to text deltas."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ostro.plugins.pipelines.text.choice import Choice
 class PromptContinuation:
     """See `ostro.core.pipeline.Continuation`.
 
-    `usage` counts tokens as outputs come. `generations` are those of the adapters that the engine
-    applied.
+    `usage` counts tokens of the outputs so far. `generations` are those of the adapters that the
+    engine applied.
     """
 
     def __init__(
@@ -32,9 +32,10 @@ class PromptContinuation:
         prompt_logprobs: bool = False,
         first: int = 0,
     ) -> None:
-        """Stop strings stay in the text with `keep_stop`. `echo` is the prompt's text where the
-        answer begins with it. `prompt_logprobs` are reported if requested; choices are numbered
-        from `first`.
+        """Stop strings stay in the text with `keep_stop`. `echo` is the prompt's text if the
+        response begins with it. `prompt_logprobs` are reported if requested; choices are numbered
+        from
+        `first`.
         """
         self.request, self.tokenizer, self.echo = request, tokenizer, echo
         self.prompt_logprobs = prompt_logprobs
@@ -59,7 +60,7 @@ class PromptContinuation:
         return all(choice.done for choice in self.choices)
 
     def add(self, output: TokenOutput) -> list[TextDelta]:
-        """The deltas that an output makes certain; none for a choice that has ended."""
+        """The deltas that are final after an output; none for a choice that has ended."""
         choice, deltas = self.choices[output.index], list[TextDelta]()
         if not self.begun and (output.prompt_tokens or output.finish):
             self.begun = True

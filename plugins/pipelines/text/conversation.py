@@ -1,4 +1,4 @@
-"""Conversations, tools and prompts of requests, checked."""
+"""Read and validate the messages, tools and prompts of requests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ADDRESSES = {
     "audio_url": "audio_url",
     "video_url": "video_url",
 }
-"""Types of parts with an address, and the field that has it."""
+"""Types of content parts with a URL, and the field that contains it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def read_conversation(request: ChatRequest) -> tuple[list[Mapping[str, Any]], list[Medium]]:
-    """The messages as templates take them, and their media in order.
+    """The messages for the chat template, and their media in order.
 
     Raises RequestError naming a malformed message.
     """
@@ -37,17 +37,19 @@ def read_conversation(request: ChatRequest) -> tuple[list[Mapping[str, Any]], li
     messages = [Message(role="user", content=given)] if isinstance(given, str) else given
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise RequestError(
-            f"{len(messages)} messages; 1..{MAX_MESSAGES} are taken", param="messages"
+            f"{len(messages)} messages; expected 1..{MAX_MESSAGES}", param="messages"
         )
     if request.continue_final_message:
         raise Unsupported(
-            "continue_final_message: a message cannot be continued yet",
+            "continue_final_message is not implemented; leave it out",
             param="continue_final_message",
         )
     for i, message in enumerate(messages):
         check_message(message, f"messages[{i}]")
     if messages[-1].role == "assistant" and request.add_generation_prompt is not False:
-        raise RequestError("the last message is the assistant's own", param="messages")
+        raise RequestError(
+            "the last message has the role assistant; end with another role", param="messages"
+        )
     return split_media([without_nulls(message) for message in messages])
 
 
@@ -75,7 +77,7 @@ def check_message(message: Message, where: str) -> None:
     """Raise RequestError unless a text model can take this message."""
     if message.role not in ROLES:
         raise RequestError(
-            f"{where}: role {message.role!r:.40} is none of {', '.join(ROLES)}",
+            f"{where}: unknown role {message.role!r:.40}; expected one of {', '.join(ROLES)}",
             param=f"{where}.role",
         )
     if message.role == "tool" and not message.tool_call_id:
@@ -93,7 +95,7 @@ def check_message(message: Message, where: str) -> None:
 
 
 def check_part(part: ContentPart, where: str) -> None:
-    """Raise RequestError unless a part is text, or a medium by an address or with data."""
+    """Raise RequestError unless a part is text, or a medium with a URL or data."""
     if part.type == "text":
         good = part.text is not None
     elif part.type == "input_audio":
@@ -103,7 +105,7 @@ def check_part(part: ContentPart, where: str) -> None:
         good = isinstance(value.get("url") if isinstance(value, dict) else value, str)
     if not good:
         raise RequestError(
-            f"{where}: a part of type {part.type!r:.40} without content; there are text, "
+            f"{where}: unknown or empty content part of type {part.type!r:.40}; expected text, "
             "image_url, input_audio, audio_url and video_url",
             param=where,
         )
@@ -114,8 +116,8 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
     choice, tools = request.tool_choice, request.tools or []
     if choice not in (None, "auto", "none"):
         raise Unsupported(
-            "tool_choice: only auto and none work; forcing a call needs constrained output, "
-            "which comes later",
+            "tool_choice: only auto and none are implemented; forcing a call needs constrained "
+            "output",
             param="tool_choice",
         )
     if len(tools) > MAX_TOOLS:
@@ -124,7 +126,7 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
     for i, tool in enumerate(tools):
         name = tool_name(tool, f"tools[{i}]")
         if name in names:
-            raise RequestError(f"tools[{i}]: the name {name!r} is taken", param="tools")
+            raise RequestError(f"tools[{i}]: duplicate name {name!r}", param="tools")
         names.add(name)
     return None if choice == "none" or not tools else tools
 
@@ -133,26 +135,28 @@ def tool_name(tool: dict[str, Any], where: str) -> str:
     """The name of a tool. Raises RequestError for a malformed tool."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
-        raise RequestError(f"{where}: only tools of type function are taken", param=where)
+        raise RequestError(f"{where}: only tools of type function are supported", param=where)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(
-            f"{where}: a name has 1..128 letters, digits, '_', '-' or '.'", param=f"{where}.name"
+            f"{where}: expected a name of 1..128 letters, digits, '_', '-' or '.'",
+            param=f"{where}.name",
         )
     if not isinstance(function.get("parameters") or {}, dict):
-        raise RequestError(f"{where}: parameters is no JSON schema", param=f"{where}.parameters")
+        raise RequestError(f"{where}: parameters is not a JSON schema", param=f"{where}.parameters")
     return name
 
 
 def options_of(request: ChatRequest) -> dict[str, Any]:
-    """The template's options; the template itself refuses unknown ones.
+    """The template's options; the template refuses unknown ones.
 
     Raises RequestError for names that a request may not set.
     """
     options = dict(request.chat_template_kwargs or {})
     if taken := RESERVED & options.keys():
         raise RequestError(
-            f"{min(taken)!r} is no option of a chat template", param="chat_template_kwargs"
+            f"{min(taken)!r} is set by the server and is not a chat template option",
+            param="chat_template_kwargs",
         )
     if request.reasoning_effort is not None:
         options.setdefault("reasoning_effort", request.reasoning_effort)
@@ -169,7 +173,7 @@ def prompts_of(prompt: str | Sequence[str | int | list[int]]) -> list[str | list
     lists = [item for item in prompt if isinstance(item, list)]
     if not prompt or len(prompt) not in (len(texts), len(lists)):
         raise RequestError(
-            "a prompt is text, a list of texts, token ids, or a list of lists of token ids",
+            "expected text, a list of texts, token ids, or a list of lists of token ids as prompt",
             param="prompt",
         )
     return [*texts, *lists]

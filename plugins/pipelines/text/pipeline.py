@@ -1,4 +1,4 @@
-"""The text pipeline before an engine behind messages: prepares in threads, merges answers."""
+"""The text pipeline: prepares requests in threads, merges the outputs of their prompts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest
 
 
 class Text(Preparer):
-    """Answers chats and completions. See `ostro.core.pipeline.TextPipeline`."""
+    """Generates chat and text completions. See `ostro.core.pipeline.TextPipeline`."""
 
     chat_request = ChatRequest
     completion_request = CompletionRequest
@@ -44,8 +44,8 @@ class Text(Preparer):
         adapters: Sequence[AdapterRef] = (),
         template: str | None = None,
     ) -> TextAnswer:
-        """Continue a conversation under adapters; `template` is the source of a chat template that
-        replaces the model's own. Raises RequestError before anything is generated.
+        """Continue a conversation with adapters; `template` is the source of a chat template that
+        replaces the model's own. Raises RequestError before generation starts.
         """
         work = partial(
             self.prepare_chat, request, self.fetch_media, adapters=adapters, template=template
@@ -59,22 +59,23 @@ class Text(Preparer):
     async def complete(
         self, request: CompletionRequest, *, adapters: Sequence[AdapterRef] = ()
     ) -> TextAnswer:
-        """Continue prompts under adapters. Raises RequestError before anything is generated."""
+        """Continue prompts with adapters. Raises RequestError before generation starts."""
         work = partial(self.prepare_completion, request, adapters=adapters)
         return TextAnswer(self.engine, await EXECUTOR.run(len(msgspec.json.encode(request)), work))
 
     def fetch_media(self, tokens: Sequence[int], media: Sequence[Medium]) -> Prompt:
-        """The prompt with its media, fetched here and prepared in a process of their own."""
+        """The prompt with its media, fetched here and prepared in the media worker process."""
         media_worker = self.model.media_worker
-        assert media_worker is not None, "`check_media` refuses media where a model takes none"
+        assert media_worker is not None, "`check_media` refuses media for text-only models"
         found = fetch_all([medium.value for medium in media])
         sources = [MediaSource(m.kind, data) for m, data in zip(media, found, strict=True)]
         return media_worker.prepare(tokens, sources)
 
 
 class TextAnswer:
-    """An answer in progress; see `ostro.core.pipeline.Answer`. Choices of the first prompt come
-    first in their numbering.
+    """A response in progress, see `ostro.core.pipeline.Answer`.
+
+    Choices are numbered in the order of their prompts.
     """
 
     def __init__(self, engine: AsyncEngine, prompts: Sequence[PromptContinuation]) -> None:
@@ -94,7 +95,7 @@ class TextAnswer:
 
     @property
     def generations(self) -> list[str] | None:
-        """Of the adapters that the engine applied; None where the request names none."""
+        """The generations of the applied adapters, None for a request without adapters."""
         if not self._prompts[0].request.adapters:
             return None
         return list(dict.fromkeys(g for prompt in self._prompts for g in prompt.generations))
@@ -103,7 +104,7 @@ class TextAnswer:
         return self._deltas
 
     async def aclose(self) -> None:
-        """Stop generating; the engine frees everything that the request holds."""
+        """Stop generation; the engine frees the resources of the request."""
         await self._deltas.aclose()
 
     async def _generate(self, prompt: PromptContinuation) -> AsyncGenerator[TextDelta, None]:
@@ -112,7 +113,9 @@ class TextAnswer:
             async for output in outputs:
                 deltas = prompt.add(output)
                 if output.finish is None and any(delta.finish for delta in deltas):
-                    self._engine.abort(output.id, output.index)  # it knows no stop strings
+                    self._engine.abort(
+                        output.id, output.index
+                    )  # the engine does not match stop strings
                 for delta in deltas:
                     yield delta
                 if prompt.done:

@@ -1,4 +1,4 @@
-"""From conversations and prompts to continuations: synchronous, without I/O or an engine."""
+"""Prepare chats and completions for an engine; synchronous, without I/O."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from ostro.plugins.pipelines.text.conversation import (
 from ostro.plugins.pipelines.text.sampling import check_length, sampling_of
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
 
-Place = Callable[[Sequence[int], Sequence[Medium]], Prompt]
-"""Puts media in the place of their placeholders in a prompt."""
+InsertMedia = Callable[[Sequence[int], Sequence[Medium]], Prompt]
+"""Expands the placeholders of media in a prompt."""
 
 MAX_CHOICES = 1024
-"""Choices of one request, over all its prompts."""
+"""The largest number of choices of one request, over all prompts."""
 
 
 class Preparer:
-    """Prepares what is sent to an engine for one model. Safe to use from many threads."""
+    """Prepares requests for one model. Thread-safe."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -72,7 +72,7 @@ class Preparer:
         """Token ids of a conversation, rendered with the chat template and its `options`.
 
         `template` is the source of a template that replaces the model's own. Raises TemplateError
-        where there is none or it fails, RequestError for malformed messages or options,
+        if the model has none or rendering fails, RequestError for malformed messages or options,
         ContextLengthExceeded for more than `limit` tokens.
         """
         chosen = self.model.template if template is None else self.template_of(template)
@@ -92,13 +92,13 @@ class Preparer:
         sampling: Sampling,
         *,
         adapters: Sequence[AdapterRef] = (),
-        asked: GenerationRequest | None = None,
+        request: GenerationRequest | None = None,
         first: int = 0,
     ) -> PromptContinuation:
         """The continuation of one prompt, its choices numbered from `first`.
 
-        `max_tokens` is cut to what the context has room for. `asked` has what concerns the answer
-        beside its sampling. Raises RequestError for a prompt that is empty or has unknown ids.
+        `max_tokens` is limited to the rest of the context. `request` has the options of the output
+        besides sampling. Raises RequestError for a prompt that is empty or has unknown ids.
         """
         check_tokens(prompt.tokens, self.model.vocab)
         room, wanted = self.model.context - len(prompt.tokens), sampling.max_tokens
@@ -109,8 +109,8 @@ class Preparer:
             model=self.model.name,
             tokens=prompt.tokens,
             sampling=replace(sampling, max_tokens=wanted, stop=()),
-            priority=0 if asked is None else asked.priority or 0,
-            salt="" if asked is None else asked.cache_salt or "",
+            priority=0 if request is None else request.priority or 0,
+            salt="" if request is None else request.cache_salt or "",
             adapters=tuple(adapters),
             items=prompt.items,
             positions=prompt.positions,
@@ -119,62 +119,62 @@ class Preparer:
             request,
             self.tokenizer,
             stops=sampling.stop,
-            keep_stop=asked is not None and bool(asked.include_stop_str_in_output),
-            prompt_logprobs=asked is not None and asked.prompt_logprobs is not None,
+            keep_stop=request is not None and bool(request.include_stop_str_in_output),
+            prompt_logprobs=request is not None and request.prompt_logprobs is not None,
             first=first,
         )
 
     def prepare_chat(
         self,
-        asked: ChatRequest,
-        place: Place,
+        request: ChatRequest,
+        insert_media: InsertMedia,
         *,
         adapters: Sequence[AdapterRef] = (),
         template: str | None = None,
     ) -> PromptContinuation:
-        """The continuation of a conversation, whose media `place` puts into its prompt.
+        """The continuation of a conversation, with media that `insert_media` adds to the prompt.
 
-        Raises RequestError naming a field that is wrong, Unsupported for media that the model does
+        Raises RequestError for an invalid field, Unsupported for media that the model does
         not take, and what `encode_chat` raises.
         """
-        sampling = sampling_of(asked, self.tokenizer, self.model.vocab, self.model.sampling)
-        messages, media = read_conversation(asked)
-        tools, options = tools_of(asked), options_of(asked)
+        sampling = sampling_of(request, self.tokenizer, self.model.vocab, self.model.sampling)
+        messages, media = read_conversation(request)
+        tools, options = tools_of(request), options_of(request)
         self.check_media(media)
         tokens = self.encode_chat(
             messages,
             tools=tools,
             options=options,
-            add_generation_prompt=asked.add_generation_prompt is not False,
+            add_generation_prompt=request.add_generation_prompt is not False,
             template=template,
             limit=self.model.context,
         )
-        prompt = place(tokens, media) if media else Prompt(tokens=tokens)
+        prompt = insert_media(tokens, media) if media else Prompt(tokens=tokens)
         try:
             check_length(sampling, len(prompt.tokens), self.model.context)
-            return self.prepare(prompt, sampling, adapters=adapters, asked=asked)
+            return self.prepare(prompt, sampling, adapters=adapters, request=request)
         except BaseException:
             prompt.drop()
             raise
 
     def check_media(self, media: Sequence[Medium]) -> None:
-        """Raise Unsupported for media where the model takes text only."""
+        """Raise Unsupported for media if the model accepts text only."""
         if media and self.model.architecture.inputs is None:
             raise Unsupported(
-                f"{self.model.name} takes text only, no {media[0].kind}", param="messages"
+                f"{self.model.name} accepts text only, not {media[0].kind}", param="messages"
             )
 
     def prepare_completion(
-        self, asked: CompletionRequest, *, adapters: Sequence[AdapterRef] = ()
+        self, request: CompletionRequest, *, adapters: Sequence[AdapterRef] = ()
     ) -> list[PromptContinuation]:
         """The continuations of a request's prompts.
 
-        Raises RequestError naming a field that is wrong, ContextLengthExceeded for a prompt that is
+        Raises RequestError for an invalid field, ContextLengthExceeded for a prompt that is
         too long together with `max_tokens`.
         """
         model = self.model
-        sampling = sampling_of(asked, self.tokenizer, model.vocab, model.sampling)
-        prompts, found = prompts_of(asked.prompt), list[PromptContinuation]()
+        sampling = sampling_of(request, self.tokenizer, model.vocab, model.sampling)
+        prompts, found = prompts_of(request.prompt), list[PromptContinuation]()
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise RequestError(
                 f"{len(prompts)} prompts with n={sampling.n}; at most {MAX_CHOICES} choices",
@@ -184,21 +184,22 @@ class Preparer:
             tokens = self.encode(given) if isinstance(given, str) else given
             check_length(sampling, len(tokens), model.context)
             prompt, first = Prompt(tokens=tokens), i * sampling.n
-            one = self.prepare(prompt, sampling, adapters=adapters, asked=asked, first=first)
-            if asked.echo:
+            one = self.prepare(prompt, sampling, adapters=adapters, request=request, first=first)
+            if request.echo:
                 one.echo = given if isinstance(given, str) else self.tokenizer.decode(given)
             found.append(one)
         return found
 
     def sampling(self, values: Mapping[str, Any]) -> Sampling:
-        """Sampling from fields of `Sampling`; what the model suggests holds for the others.
+        """Sampling from fields of `Sampling`; the model's defaults apply to the others.
 
         Raises UsageError for an unknown name or a wrong type, RequestError for values out of range.
         """
         known = Sampling.__struct_fields__
         if unknown := values.keys() - set(known):
             raise UsageError(
-                f"no sampling parameter {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+                f"unknown sampling parameter {', '.join(sorted(unknown))}; expected "
+                f"{', '.join(known)}"
             )
         if isinstance(values.get("stop"), str):
             values = {**values, "stop": (values["stop"],)}

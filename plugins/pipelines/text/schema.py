@@ -1,6 +1,6 @@
 """The requests of the text pipeline: those of OpenAI's chat and completions routes.
 
-Sampling fields that OpenAI's API lacks have the names that vLLM gives them.
+Sampling fields that OpenAI's API lacks have vLLM's names.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ostro.pipelines import ModelTarget, TextRequest
 IGNORED = ModelTarget.ignored | frozenset(
     ("parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "verbosity")
 )
-"""Fields that change no token here."""
+"""Fields that do not change the output."""
 
 UNSUPPORTED: Mapping[str, str] = {
-    "audio": "spoken answers",
+    "audio": "audio output",
     "function_call": "functions; use tools",
     "functions": "functions; use tools",
     "grammar": "constrained output",
@@ -32,11 +32,11 @@ UNSUPPORTED: Mapping[str, str] = {
     "suffix": "fill in the middle",
     "web_search_options": "web search",
 }
-"""Fields that would change the answer and are not implemented, with what they ask for."""
+"""Fields that would change the output and are not implemented, with their features."""
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message's content: text, or a medium by its address or, for audio, its data.
+    """A part of a message's content: text, or a medium with a URL or, for audio, data.
 
     Types as in OpenAI's API and vLLM: text, image_url, input_audio, audio_url, video_url.
     """

@@ -1,4 +1,4 @@
-"""The transcription pipeline: sound becomes text with times."""
+"""The transcription pipeline (Whisper): audio to text with timestamps."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def ostro_pipelines() -> Iterator[Pipeline]:
 
 @hookimpl
 def ostro_logits_processors() -> Iterator[LogitsProcessor]:
-    """Yield the rules by which Whisper writes times between its words."""
+    """Yield the logits processor of Whisper's timestamp rules."""
     yield LogitsProcessor(name="transcription", processor=f"{__name__}.rules:Rules")

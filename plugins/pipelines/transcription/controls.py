@@ -1,4 +1,4 @@
-"""Whisper's control tokens: where a text begins and ends, languages, tasks and times."""
+"""Whisper's control tokens: start, end, languages, tasks and timestamps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TASKS = ("transcribe", "translate")
 class Controls:
     """Ids of a model's control tokens.
 
-    `start` and `end` of a text; `languages` by code and `tasks` by name, both empty for models that
-    know English only; `earlier` comes before the text that precedes a sound; `silence` stands for a
-    sound without speech; from `times` on ids are times, the one before says that there are none.
-    `never` and `never_first` are what a model is kept from saying, at all and as its first token;
-    `latest` is the last time that may come first.
+    `start` and `end` of a transcript; `languages` by code and `tasks` by name, both empty for
+    English-only models; `earlier` precedes the text of a prompt; `silence` marks audio without
+    speech; ids from `times` on are timestamps, and the id before is <|notimestamps|>. The tokens
+    `never` are suppressed always, `never_first` as the first token; `latest` is the last timestamp
+    that may come first.
     """
 
     start: int
@@ -40,12 +40,12 @@ class Controls:
 
     @classmethod
     def read(cls, tokenizer: Tokenizer, folder: Path) -> Controls:
-        """Those of a model's tokenizer and its generation_config.json, if it has one.
+        """The control tokens of a tokenizer and of generation_config.json, if present.
 
-        Raises TokenizerError where the tokenizer is not one of Whisper's, ConfigError where the
-        file is no JSON.
+        Raises TokenizerError if the tokenizer is not Whisper's, ConfigError if the file is not
+        JSON.
         """
-        said = read_config(folder / "generation_config.json")
+        generation = read_config(folder / "generation_config.json")
         start, end, none = (
             required(tokenizer, f"<|{name}|>")
             for name in ("startoftranscript", "endoftext", "notimestamps")
@@ -55,7 +55,7 @@ class Controls:
         languages = {
             tokenizer.token(id)[2:-2]: id for id in range(start + 1, min(known.values(), default=0))
         }
-        multilingual = said.get("is_multilingual", bool(languages))
+        multilingual = generation.get("is_multilingual", bool(languages))
         return cls(
             start=start,
             end=end,
@@ -64,41 +64,39 @@ class Controls:
             earlier=tokenizer.id("<|startofprev|>"),
             languages=languages if multilingual else {},
             tasks=known if multilingual else {},
-            never=tuple(said.get("suppress_tokens") or ()),
-            never_first=tuple(said.get("begin_suppress_tokens") or ()),
-            latest=said.get("max_initial_timestamp_index"),
+            never=tuple(generation.get("suppress_tokens") or ()),
+            never_first=tuple(generation.get("begin_suppress_tokens") or ()),
+            latest=generation.get("max_initial_timestamp_index"),
         )
 
-    def language(self, asked: str) -> str:
-        """The code of the language asked for. Raises RequestError for one that is not known."""
-        code = code_of(asked)
+    def language(self, name: str) -> str:
+        """The code of a language. Raises RequestError for an unknown language."""
+        code = code_of(name)
         if not self.languages and code == "en":
             return code
         if code not in self.languages:
             known = {*self.languages, *map(name_of, self.languages)} or {"en"}
             raise RequestError(
-                f"the model knows no language {asked!r:.40}{nearest(asked, known)}",
+                f"the model does not support the language {name!r:.40}{nearest(name, known)}",
                 param="language",
             )
         return code
 
     def check_task(self, task: str) -> None:
-        """Raise RequestError for a task that the model does not know."""
+        """Raise RequestError for a task that the model does not support."""
         known = [*self.tasks] or ["transcribe"]
         if task not in known:
-            raise RequestError(
-                f"task {task!r:.40}: the model does {', '.join(known)}", param="task"
-            )
+            raise RequestError(f"task {task!r:.40}: expected {' or '.join(known)}", param="task")
 
     def opening(self, language: str, task: str, times: bool) -> list[int]:
-        """The tokens that a text begins with."""
+        """The control tokens at the start of a transcript."""
         tokens = [self.start]
         if self.languages:
             tokens += [self.languages[language], self.tasks[task]]
         return tokens if times else [*tokens, self.times - 1]
 
     def rules(self, times: bool) -> TranscriptionRequest:
-        """By what rules a text is written, with times or without."""
+        """The logits rules of a transcript, with or without timestamps."""
         return TranscriptionRequest(
             banned=self.never,
             first=self.never_first,
@@ -109,7 +107,7 @@ class Controls:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A JSON object in a file; empty where there is no such file."""
+    """The JSON object in a file; empty if the file does not exist."""
     if not file.is_file():
         return {}
     try:
@@ -124,5 +122,5 @@ def read_config(file: Path) -> dict[str, Any]:
 def required(tokenizer: Tokenizer, token: str) -> int:
     found = tokenizer.id(token)
     if found is None:
-        raise TokenizerError(f"the tokenizer has no {token}: it is not one of Whisper's")
+        raise TokenizerError(f"the tokenizer has no {token}; it is not a Whisper tokenizer")
     return found

@@ -1,4 +1,4 @@
-"""The languages that Whisper was trained on, and other names that people give them."""
+"""The languages of Whisper: codes, English names and further names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ lb luxembourgish my myanmar bo tibetan tl tagalog mg malagasy as assamese tt tat
 ln lingala ha hausa ba bashkir jw javanese su sundanese yue cantonese
 """.split()
 NAMES = {code: name.replace("_", " ") for code, name in zip(TABLE[::2], TABLE[1::2], strict=True)}
-"""Codes, as Whisper's tokens have them, and English names."""
+"""English names by code; the codes are those of Whisper's tokens."""
 
 OTHERS = {
     "burmese": "my",
@@ -43,5 +43,5 @@ def code_of(language: str) -> str:
 
 
 def name_of(code: str) -> str:
-    """The English name of a code; a code that nobody named is its own."""
+    """The English name of a code, or the code if it has none."""
     return NAMES.get(code, code)

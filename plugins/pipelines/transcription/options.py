@@ -1,4 +1,4 @@
-"""What a caller may say about a transcription."""
+"""The options of a transcription."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ostro.errors import RequestError, nearest
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to transcribe.
+    """The options of a transcription.
 
-    language: a code or a name (None: as heard); task: "transcribe", or "translate" into English;
-    prompt: text to follow in style, put before every window, or before the first where `follow`
-    puts what was written so far before the next. temperatures: tried in turn where a text
-    compresses better than `repetitive` or is less probable, per token, than `improbable` (a log
-    probability); a window is skipped where that is so and no speech is likelier than `silent`. None
-    asks for no such check. times: write times, without which a sound is one window.
+    language: a code or a name (None: detect); task: "transcribe", or "translate" into English;
+    prompt: text before every window that sets the style; with `follow`, before the first window
+    only, and the transcript so far precedes the others. temperatures: tried in order while the
+    compression ratio of a text exceeds `repetitive` or its mean log probability is below
+    `improbable`; a window is skipped if its log probability is that low and the probability of no
+    speech exceeds `silent`. None disables a check. times: generate timestamps; without them, audio
+    is one window.
     """
 
     language: str | None = None
@@ -36,7 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, given: Mapping[str, Any]) -> Options:
         """Options from keywords; a single `temperature` other than 0 stands for `temperatures`.
 
-        Raises RequestError naming one that is unknown, mistyped or out of range.
+        Raises RequestError for options that are unknown, mistyped or out of range.
         """
         values = {n: value for n, value in given.items() if value is not None or n in CHECKS}
         if temperature := values.pop("temperature", 0):
@@ -44,7 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         for name in values:
             if name not in cls.__struct_fields__:
                 near = nearest(name, cls.__struct_fields__)
-                raise RequestError(f"no option {name!r:.40} of transcriptions{near}", param=name)
+                raise RequestError(f"unknown transcription option {name!r:.40}{near}", param=name)
         try:
             options = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
@@ -55,4 +56,4 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHECKS = ("repetitive", "improbable", "silent")
-"""Options that None switches off; of all others it means the default."""
+"""Options that None disables; for all others None selects the default."""

@@ -1,4 +1,4 @@
-"""The transcription pipeline: sound goes to the engine window by window, and text comes back."""
+"""The transcription pipeline: runs the engine on audio window by window."""
 
 from __future__ import annotations
 
@@ -19,74 +19,78 @@ from ostro.plugins.pipelines.transcription.task import AudioModel, Transcription
 from ostro.plugins.pipelines.transcription.transcript import Segment, Transcript
 from ostro.plugins.pipelines.transcription.window import STEPS
 
-SHORTEST = 0.1
-"""Seconds of the shortest sound."""
+MIN_SECONDS = 0.1
+"""The shortest audio in seconds."""
 
 
 class Transcription:
-    """Writes down what is said in sounds, with an engine."""
+    """Transcribes audio with one model."""
 
     def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
-        """Raises Unsupported where the model takes no audio."""
+        """Raises Unsupported if the model does not accept audio."""
         if model.architecture.inputs is None:
-            raise Unsupported(f"{model.name} takes no audio")
+            raise Unsupported(f"{model.name} does not accept audio")
         self.model, self.engine = model, engine
-        self.hearing: AudioModel = resolve(model.architecture.inputs)(model.raw_config, model.path)
+        self.audio_model: AudioModel = resolve(model.architecture.inputs)(
+            model.raw_config, model.path
+        )
         self.controls = Controls.read(model.require_tokenizer(), model.path)
 
     async def transcribe(
         self, audio: Any, *, adapters: Sequence[AdapterRef] = (), **options: Any
     ) -> Transcript:
-        """What is said in a sound: a file, the bytes of one, or samples float32 [n] at 16 kHz.
+        """Transcribe audio: a path, the bytes of a file, or samples float32 [n] at 16 kHz.
 
-        `options` are those of `Options`. Raises RequestError for what is no sound, or for an option
-        that is wrong, AdapterError for `adapters` that cannot be had.
+        `options` are the fields of `Options`. Raises RequestError for invalid audio or options,
+        AdapterError for unknown `adapters`.
         """
-        work = self.work(options, adapters)
-        spectrum = await asyncio.to_thread(self.listen, audio)
-        segments = [segment async for segment in work.segments(spectrum)]
+        task = self.new_task(options, adapters)
+        spectrum = await asyncio.to_thread(self.compute_spectrum, audio)
+        segments = [segment async for segment in task.segments(spectrum)]
         return Transcript(
             text="".join(segment.text for segment in segments).strip(),
-            language=work.language,
+            language=task.language,
             duration=spectrum.shape[1] / (2 * STEPS),
             segments=segments,
-            task=work.options.task,
-            generations=work.generations,
+            task=task.options.task,
+            generations=task.generations,
         )
 
-    async def stream(self, audio: Any, work: TranscriptionTask) -> AsyncGenerator[Segment, None]:
-        """The segments of a sound, each window's as soon as it is written; see `transcribe`."""
-        spectrum = await asyncio.to_thread(self.listen, audio)
-        async with aclosing(work.segments(spectrum)) as segments:
+    async def stream(self, audio: Any, task: TranscriptionTask) -> AsyncGenerator[Segment, None]:
+        """The segments of audio, as soon as each window is transcribed; see `transcribe`."""
+        spectrum = await asyncio.to_thread(self.compute_spectrum, audio)
+        async with aclosing(task.segments(spectrum)) as segments:
             async for segment in segments:
                 yield segment
 
-    def work(
+    def new_task(
         self, options: dict[str, Any], adapters: Sequence[AdapterRef] = ()
     ) -> TranscriptionTask:
-        """What is to be done with a sound. Raises RequestError for an option that is wrong."""
-        asked = Options.of(options)
+        """A task with these options. Raises RequestError for invalid options."""
+        resolved = Options.of(options)
         return TranscriptionTask(
-            self.model, self.engine, self.hearing, self.controls, asked, tuple(adapters)
+            self.model, self.engine, self.audio_model, self.controls, resolved, tuple(adapters)
         )
 
-    def listen(self, audio: Any) -> Samples:
-        """The spectrum of a sound."""
-        rate = self.hearing.rate
+    def compute_spectrum(self, audio: Any) -> Samples:
+        """The spectrogram of audio."""
+        rate = self.audio_model.rate
         if isinstance(audio, str | Path):
             try:
                 audio = Path(audio).read_bytes()
             except OSError as error:
                 raise UsageError(f"{audio}: {error.strerror}") from None
         if isinstance(audio, bytes | bytearray | memoryview):
-            assert self.model.media_worker is not None, "a model that hears has inputs"
-            audio = self.model.media_worker.listen(bytes(audio), rate)
+            assert self.model.media_worker is not None, (
+                "architectures of the task transcribe have inputs"
+            )
+            audio = self.model.media_worker.compute_spectrum(bytes(audio), rate)
         samples = np.asarray(audio, np.float32)
         if samples.ndim != 1 or not np.isfinite(samples).all():
-            raise RequestError("samples are float32 [n], one channel, all of them numbers")
-        if len(samples) < SHORTEST * rate:
+            raise RequestError("expected samples float32 [n], one channel, all finite")
+        if len(samples) < MIN_SECONDS * rate:
             raise RequestError(
-                f"the sound is {len(samples) / rate:.3f} s long; {SHORTEST} s are the least",
+                f"the audio has {len(samples) / rate:.3f} s; expected at least {MIN_SECONDS} s",
                 param="file",
             )
-        return self.hearing.spectrum(samples)
+        return self.audio_model.spectrum(samples)

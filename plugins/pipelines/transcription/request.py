@@ -1,4 +1,4 @@
-"""What the pipeline asks of its logits processor: plain data on its way to the engine."""
+"""The parameters of the transcription logits processor, as sent to the engine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 
 
 class TranscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tokens may follow.
+    """The tokens that may follow.
 
-    banned: never; first: not as the first one; only: nothing else, where it names any; timestamps:
-    the id of the time 0, from which on all ids are times (None: no times); latest: the last time,
-    counted from there, that may come first (None: any); end: the id that ends a text, below which
-    ids are words.
+    banned: never allowed; first: not allowed as the first token; only: if not empty, the only
+    allowed tokens; timestamps: the id of the timestamp 0, all ids from it on are timestamps (None:
+    no timestamps); latest: the last timestamp that may come first, relative to that id (None: any);
+    end: the id of the end; ids below it are text.
     """
 
     banned: Sequence[int] = ()

@@ -1,7 +1,7 @@
-"""Whisper's rules of writing: what is never said, and times in pairs that never go back.
+"""Whisper's logits rules: suppressed tokens, and timestamps in increasing pairs.
 
-As transformers' WhisperTimeStampLogitsProcessor and SuppressTokens processors have it. All of it
-happens on the device: a row's state follows from the tokens it draws.
+The rules are those of transformers' WhisperTimeStampLogitsProcessor and SuppressTokens processors.
+The state of a row is on the device and is updated from sampled tokens, without a host sync.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NONE = -1
 
 
 class Rules:
-    """One row of every table per row of the sampler.
+    """Tables with one row per row of the sampler.
 
-    never, never_first [rows, V]: what may not be drawn; start [rows]: the id of the time 0, V where
-    there are no times; latest: the last id that may come first. Of what a row has said: whether it
-    is `empty`, whether its last token and the one before were times (both count as times before
-    they exist), and the last `time`, NONE before the first.
+    never, never_first [rows, V]: suppressed tokens; start [rows]: the id of the timestamp 0, or V
+    without timestamps; latest: the last id that may come first. The state of a row's output:
+    whether it is `empty`, whether the `last` token and the one `before` are timestamps (true while
+    they do not exist), and the last `time`, NONE before the first.
     """
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class Rules:
 
     @staticmethod
     def check(parameter: Any, vocab: int) -> None:
-        """Raise RequestError unless these are rules of a vocabulary of so many tokens."""
+        """Raise RequestError for malformed parameters and for ids outside the vocabulary."""
         try:
             rules = msgspec.convert(parameter, TranscriptionRequest)
         except msgspec.ValidationError as error:
@@ -65,30 +65,31 @@ class Rules:
         moved: Sequence[tuple[int, int]],
     ) -> None:
         for each in added:
-            self.place(each.row, msgspec.convert(each.parameter, TranscriptionRequest), each.output)
+            parameter = msgspec.convert(each.parameter, TranscriptionRequest)
+            self.set_rules(each.row, parameter, each.output)
 
-    def place(self, row: int, asked: TranscriptionRequest, said: Sequence[int]) -> None:
-        """Write down the rules of a row, and what follows from what it has said."""
-        start = self.vocab if asked.timestamps is None else asked.timestamps
-        without = [] if asked.timestamps is None else [start - 1]  # <|notimestamps|>
-        self.never[row] = bool(asked.only)
-        self.never[row].index_fill_(0, self.send(asked.only), False)
-        self.never[row].index_fill_(0, self.send([*asked.banned, *without]), True)
+    def set_rules(self, row: int, request: TranscriptionRequest, output: Sequence[int]) -> None:
+        """Set the rules of a row, and its state from the tokens of its `output`."""
+        start = self.vocab if request.timestamps is None else request.timestamps
+        without = [] if request.timestamps is None else [start - 1]  # <|notimestamps|>
+        self.never[row] = bool(request.only)
+        self.never[row].index_fill_(0, self.to_device(request.only), False)
+        self.never[row].index_fill_(0, self.to_device([*request.banned, *without]), True)
         self.never_first[row] = False
-        self.never_first[row].index_fill_(0, self.send(asked.first), True)
-        times = [token for token in said if token >= start]
-        self.start[row], self.end[row] = start, asked.end
-        self.latest[row] = self.vocab if asked.latest is None else start + asked.latest
-        self.fresh[row], self.empty[row] = True, not said
-        self.last[row] = bool(said) and said[-1] >= start
-        self.before[row] = len(said) < 2 or said[-2] >= start
+        self.never_first[row].index_fill_(0, self.to_device(request.first), True)
+        times = [token for token in output if token >= start]
+        self.start[row], self.end[row] = start, request.end
+        self.latest[row] = self.vocab if request.latest is None else start + request.latest
+        self.fresh[row], self.empty[row] = True, not output
+        self.last[row] = bool(output) and output[-1] >= start
+        self.before[row] = len(output) < 2 or output[-2] >= start
         self.time[row] = times[-1] if times else NONE
 
-    def send(self, ids: Sequence[int]) -> Tensor:
+    def to_device(self, ids: Sequence[int]) -> Tensor:
         return to_device(ids, torch.int64, self.device)
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: Tensor) -> Tensor:
-        self.hear(rows, last_ids)
+        self.record_tokens(rows, last_ids)
         empty, last, before = (x[rows, None] for x in (self.empty, self.last, self.before))
         start, time = self.start[rows, None], self.time[rows, None]
         timed, is_time = start < self.vocab, self.ids >= start
@@ -98,13 +99,16 @@ class Rules:
         hidden |= is_time & (self.ids < torch.where(last & ~before, time, time + 1))
         hidden |= empty & timed & (~is_time | (self.ids > self.latest[rows, None]))
         logits = logits.masked_fill(hidden, BAN)
-        shares = logits.log_softmax(-1)
-        at_any_time = shares.masked_fill(~is_time, BAN).logsumexp(-1, keepdim=True)
-        best_word = shares.masked_fill(is_time, BAN).amax(-1, keepdim=True)
+        logprobs = logits.log_softmax(-1)
+        at_any_time = logprobs.masked_fill(~is_time, BAN).logsumexp(-1, keepdim=True)
+        best_word = logprobs.masked_fill(is_time, BAN).amax(-1, keepdim=True)
         return logits.masked_fill((at_any_time > best_word) & ~is_time, BAN)
 
-    def hear(self, rows: Tensor, tokens: Tensor) -> None:
-        """Take note of what rows have drawn; fresh ones have been told."""
+    def record_tokens(self, rows: Tensor, tokens: Tensor) -> None:
+        """Update the state of rows with their last tokens.
+
+        Fresh rows are skipped: `set_rules` has counted their last token.
+        """
         fresh, is_time = self.fresh[rows], tokens >= self.start[rows]
         before = self.empty[rows] | self.last[rows]
         time = torch.where(is_time, tokens, self.time[rows])

@@ -1,8 +1,8 @@
-"""One sound on its way to text.
+"""The transcription of one audio input.
 
 The long-form algorithm of Radford et al. 2022, section 4.5, as transformers' WhisperGenerationMixin
-has it: a window begins where the last complete segment of the one before ended, and is written
-again at a higher temperature where the text repeats itself or seems improbable.
+has it: a window begins at the end of the last complete segment of the previous one, and is decoded
+again at a higher temperature if the text is repetitive or improbable.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
 from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
 from ostro.plugins.pipelines.transcription.transcript import Segment
-from ostro.plugins.pipelines.transcription.window import STEPS, Piece, Written, carried, cut
+from ostro.plugins.pipelines.transcription.window import (
+    STEPS,
+    TokenSegment,
+    WindowResult,
+    cut,
+    prompt_tokens,
+)
 
-SURE = 100.0
-"""A bias by which a token is drawn whose probability is asked for."""
-CALM = 0.5
-"""From this temperature on, a text is no guide to the next window."""
+FORCING_BIAS = 100.0
+"""The logit bias that forces a token, in order to get its probability."""
+MAX_PROMPT_TEMPERATURE = 0.5
+"""Text that was sampled at this temperature or above does not precede the next window."""
 MAX_PROMPT = 16384
-"""Characters of a prompt that are tokenized, from its end."""
+"""The number of characters at the end of a prompt that are tokenized."""
 
 
 class AudioModel(Protocol):
-    """What an architecture's inputs make of sound."""
+    """The audio methods of an architecture's Inputs."""
 
     rate: int
     frames: int
@@ -45,65 +51,66 @@ class AudioModel(Protocol):
 
 
 class TranscriptionTask:
-    """One sound under way. `language` is known once it has been heard or where it was asked for;
-    `generations` are those of the adapters that it is written with so far, None where none were
-    asked for.
+    """The transcription of one audio input.
+
+    `language` is empty until it is detected, unless the options name it. `generations` are those of
+    the adapters in use so far, None for a request without adapters.
     """
 
     def __init__(
         self,
         model: ServedModel,
         engine: AsyncEngine,
-        hearing: AudioModel,
+        audio_model: AudioModel,
         controls: Controls,
         options: Options,
         adapters: tuple[AdapterRef, ...] = (),
     ) -> None:
-        """Raises RequestError where the options ask for what the model does not know."""
+        """Raises RequestError for options that the model does not support."""
         self.model, self.engine = model, engine
-        self.hearing, self.controls = hearing, controls
+        self.audio_model, self.controls = audio_model, controls
         self.options, self.times, self.adapters = options, options.times, adapters
         self.generations: list[str] | None = [] if adapters else None
-        asked = options.language or ("" if controls.languages else "en")
-        self.language = controls.language(asked) if asked else ""
+        language = options.language or ("" if controls.languages else "en")
+        self.language = controls.language(language) if language else ""
         controls.check_task(options.task)
-        self.guide = self.guide_of(options.prompt)
+        self.prompt = self.encode_prompt(options.prompt)
 
-    def guide_of(self, prompt: str | None) -> list[int]:
+    def encode_prompt(self, prompt: str | None) -> list[int]:
         """The tokens of a prompt."""
         if not prompt or not prompt.strip():
             return []
         if self.controls.earlier is None:
-            raise Unsupported("this model takes no prompt", param="prompt")
-        # Only the last tokens of a prompt are used, fewer than half a context.
+            raise Unsupported("this model does not accept a prompt", param="prompt")
+        # only the last tokens are used, less than half a context
         end = prompt.strip()[-MAX_PROMPT:]
         return self.model.require_tokenizer().encode(" " + end, special=False)
 
     async def segments(self, spectrum: Samples) -> AsyncGenerator[Segment, None]:
-        """The segments of a spectrum, in order; one of several windows is cut by times."""
-        seek, said, follow = 0, [self.guide], self.options.follow
-        total, width, count = spectrum.shape[1], self.hearing.frames, 0
+        """The segments of a spectrogram, in order; audio of several windows needs timestamps."""
+        seek, previous, follow = 0, [self.prompt], self.options.follow
+        total, width, count = spectrum.shape[1], self.audio_model.frames, 0
         self.times = self.options.times or total > width
         while seek < total:
-            item = await asyncio.to_thread(self.hearing.window, spectrum, seek)
+            item = await asyncio.to_thread(self.audio_model.window, spectrum, seek)
             frames = min(width, total - seek)
             if not self.language:
-                self.language = await self.hear_language(item)
-            written = await self.write(item, said if follow else said[:1])
-            follow = self.options.follow and written.temperature < CALM
-            if self.is_silent(written):
+                self.language = await self.detect_language(item)
+            result = await self.transcribe_window(item, previous if follow else previous[:1])
+            follow = self.options.follow and result.temperature < MAX_PROMPT_TEMPERATURE
+            if self.is_silent(result):
                 seek += frames
                 continue
-            pieces, done = [Piece(0, frames // 2, written.tokens)], frames
+            pieces, done = [TokenSegment(0, frames // 2, result.tokens)], frames
             if self.times:
-                pieces, done = cut(written.tokens, self.controls.times, frames)
+                pieces, done = cut(result.tokens, self.controls.times, frames)
             for piece in pieces:
-                yield self.segment(count, seek, piece, written)
+                yield self.segment(count, seek, piece, result)
                 count += 1
-            said += [piece.tokens for piece in pieces]
+            previous += [piece.tokens for piece in pieces]
             seek += done
 
-    def segment(self, id: int, seek: int, piece: Piece, written: Written) -> Segment:
+    def segment(self, id: int, seek: int, piece: TokenSegment, result: WindowResult) -> Segment:
         offset = seek / (2 * STEPS)
         return Segment(
             id=id,
@@ -112,69 +119,72 @@ class TranscriptionTask:
             end=round(offset + piece.end / STEPS, 3),
             text=self.text(piece.tokens),
             tokens=piece.tokens,
-            temperature=written.temperature,
-            avg_logprob=written.logprob,
-            compression_ratio=written.ratio,
-            no_speech_prob=written.silence,
+            temperature=result.temperature,
+            avg_logprob=result.logprob,
+            compression_ratio=result.ratio,
+            no_speech_prob=result.silence,
         )
 
     def text(self, tokens: Sequence[int]) -> str:
-        words = [token for token in tokens if token < self.controls.end]
-        return self.model.require_tokenizer().decode(words)
+        text_ids = [token for token in tokens if token < self.controls.end]
+        return self.model.require_tokenizer().decode(text_ids)
 
-    async def write(self, item: Item, said: Sequence[Sequence[int]]) -> Written:
-        """Write down a window, again and again while the text looks wrong."""
+    async def transcribe_window(
+        self, item: Item, previous: Sequence[Sequence[int]]
+    ) -> WindowResult:
+        """Transcribe a window, with rising temperature while the text needs a fallback."""
         opening = self.controls.opening(self.language, self.options.task, self.times)
-        most = self.model.context // 2 - 1
-        before = carried(said, self.controls.times, most) if any(said) else []
+        limit = self.model.context // 2 - 1
+        before = prompt_tokens(previous, self.controls.times, limit) if any(previous) else []
         if before and self.controls.earlier is not None:
             before.insert(0, self.controls.earlier)
-        silence = await self.probability(item, [*before, self.controls.start])
+        silence = await self.silence_probability(item, [*before, self.controls.start])
         for temperature in self.options.temperatures:
-            written = await self.draw(item, [*before, *opening], temperature, silence)
-            if self.is_silent(written) or not self.looks_wrong(written):
+            result = await self.decode_window(item, [*before, *opening], temperature, silence)
+            if self.is_silent(result) or not self.needs_fallback(result):
                 break
-        return written
+        return result
 
-    def looks_wrong(self, written: Written) -> bool:
-        most, least = self.options.repetitive, self.options.improbable
-        return (most is not None and written.ratio > most) or (
-            least is not None and written.logprob < least
-        )
+    def needs_fallback(self, result: WindowResult) -> bool:
+        """Whether a text is repetitive or improbable."""
+        max_ratio, min_logprob = self.options.repetitive, self.options.improbable
+        if max_ratio is not None and result.ratio > max_ratio:
+            return True
+        return min_logprob is not None and result.logprob < min_logprob
 
-    def is_silent(self, written: Written) -> bool:
-        """Whether nobody speaks: no speech is likely, and what was written is not."""
-        most, least = self.options.silent, self.options.improbable
-        if most is None or written.silence <= most:
+    def is_silent(self, result: WindowResult) -> bool:
+        """Whether a window has no speech: its probability is high, and the text is improbable."""
+        max_silence, min_logprob = self.options.silent, self.options.improbable
+        if max_silence is None or result.silence <= max_silence:
             return False
-        return least is None or written.logprob < least
+        return min_logprob is None or result.logprob < min_logprob
 
-    async def hear_language(self, item: Item) -> str:
-        """The language that is likeliest after the beginning of a text."""
+    async def detect_language(self, item: Item) -> str:
+        """The most probable language token after the start token."""
         languages = {id: code for code, id in self.controls.languages.items()}
         rules = TranscriptionRequest(only=tuple(languages))
         tokens, _ = await self.generate(item, [self.controls.start], rules, max_tokens=1)
         return languages[tokens[0]]
 
-    async def probability(self, item: Item, tokens: list[int]) -> float:
-        """How likely no speech is after these tokens."""
+    async def silence_probability(self, item: Item, tokens: list[int]) -> float:
+        """The probability of the no-speech token after these tokens."""
         silence = self.controls.silence
         drawn, logprobs = await self.generate(
-            item, tokens, TranscriptionRequest(), max_tokens=1, logit_bias={silence: SURE}
+            item, tokens, TranscriptionRequest(), max_tokens=1, logit_bias={silence: FORCING_BIAS}
         )
         return math.exp(logprobs[0]) if drawn == [silence] else 0.0
 
-    async def draw(
+    async def decode_window(
         self, item: Item, tokens: list[int], temperature: float, silence: float
-    ) -> Written:
-        """Write down a window, once."""
+    ) -> WindowResult:
+        """Decode a window at one temperature."""
         rules = self.controls.rules(self.times)
         drawn, logprobs = await self.generate(
             item, tokens, rules, temperature=temperature, seed=self.options.seed
         )
         if drawn[-1] == self.controls.end:
             drawn = drawn[:-1]
-        return Written(
+        return WindowResult(
             tokens=drawn,
             text=self.text(drawn).strip(),
             logprob=sum(logprobs) / len(logprobs),
@@ -185,9 +195,10 @@ class TranscriptionTask:
     async def generate(
         self, item: Item, tokens: list[int], rules: TranscriptionRequest, **sampling: Any
     ) -> tuple[list[int], list[float]]:
-        """What the engine draws after these tokens, with log probabilities; the end counts too.
+        """The tokens that the engine generates, with log probabilities, including the end.
 
-        The engine does not tell how likely the end was: it goes on behind it, and is left there.
+        The engine reports no log probability of a stop token. It ignores the end token instead, and
+        closing the stream stops the request after it.
         """
         request = TokenRequest(
             id=token_hex(12),
@@ -205,7 +216,7 @@ class TranscriptionTask:
         drawn, logprobs = list[int](), list[float]()
         async with aclosing(self.engine.generate(request)) as outputs:
             async for output in outputs:
-                self.note(output.generations)
+                self.record_generations(output.generations)
                 for token, entry in zip(output.tokens, output.logprobs or (), strict=True):
                     drawn.append(token)
                     logprobs.append(entry.logprob)
@@ -213,7 +224,7 @@ class TranscriptionTask:
                         return drawn, logprobs
         return drawn, logprobs
 
-    def note(self, generations: Sequence[str]) -> None:
-        """Take in which adapters the engine has written something with."""
+    def record_generations(self, generations: Sequence[str]) -> None:
+        """Add the generations of the adapters of an output."""
         if self.generations is not None:
             self.generations += [g for g in generations if g not in self.generations]

@@ -1,4 +1,4 @@
-"""Transcripts: what was said when, and the forms in which they are told."""
+"""Transcripts and their output formats: text, JSON, SRT, VTT."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ostro.plugins.pipelines.transcription.languages import name_of
 class Segment(msgspec.Struct, kw_only=True):
     """A stretch of speech, `start` and `end` in seconds.
 
-    `seek` is where its window began, in hundredths of a second; `avg_logprob` (per token),
-    `compression_ratio` and `no_speech_prob` are those of its window, drawn with `temperature`.
+    `seek` is the start of its window in hundredths of a second; `avg_logprob` (per token),
+    `compression_ratio` and `no_speech_prob` are those of its window, sampled with `temperature`.
     """
 
     id: int
@@ -31,9 +31,9 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class Transcript(msgspec.Struct, kw_only=True):
-    """What was said in a sound of `duration` seconds. `language` is a code ("en").
+    """The transcript of `duration` seconds of audio. `language` is a code ("en").
 
-    `generations` are those of the adapters that it was made with; None where none were asked for.
+    `generations` are those of the adapters in use, None for a request without adapters.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Transcript(msgspec.Struct, kw_only=True):
         """The transcript as one of FORMATS. Raises RequestError for another."""
         if form not in FORMATS:
             raise RequestError(
-                f"response_format {form!r:.40} is none of {', '.join(FORMATS)}",
+                f"unknown response_format {form!r:.40}; expected one of {', '.join(FORMATS)}",
                 param="response_format",
             )
         return FORMATS[form](self)
@@ -62,23 +62,23 @@ def as_json(transcript: Transcript) -> str:
 
 
 def as_verbose_json(transcript: Transcript) -> str:
-    """As OpenAI's API has it: the language by its name, everything of each segment."""
-    whole = msgspec.to_builtins(transcript)
-    del whole["generations"]
-    whole |= {"language": name_of(transcript.language), **adapters(transcript)}
-    return json.dumps(whole, ensure_ascii=False)
+    """The verbose JSON of OpenAI's API: the name of the language, and all fields of segments."""
+    fields = msgspec.to_builtins(transcript)
+    del fields["generations"]
+    fields |= {"language": name_of(transcript.language), **adapters(transcript)}
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def adapters(transcript: Transcript) -> dict[str, list[str]]:
-    """What JSON says of adapters."""
-    told = transcript.generations
-    return {} if told is None else {"adapter_generations": told}
+    """The JSON fields on adapters."""
+    generations = transcript.generations
+    return {} if generations is None else {"adapter_generations": generations}
 
 
 def as_srt(transcript: Transcript) -> str:
     cues = (
         f"{i}\n{clock(s.start, ',')} --> {clock(s.end, ',')}\n{cue_text(s)}\n"
-        for i, s in enumerate(spoken(transcript), 1)
+        for i, s in enumerate(with_speech(transcript), 1)
     )
     return "\n".join(cues)
 
@@ -86,7 +86,7 @@ def as_srt(transcript: Transcript) -> str:
 def as_vtt(transcript: Transcript) -> str:
     cues = (
         f"{clock(s.start, '.')} --> {clock(s.end, '.')}\n{cue_text(s)}\n"
-        for s in spoken(transcript)
+        for s in with_speech(transcript)
     )
     return "\n".join(("WEBVTT\n", *cues))
 
@@ -100,19 +100,19 @@ FORMATS: Mapping[str, Callable[[Transcript], str]] = {
 }
 
 
-def spoken(transcript: Transcript) -> list[Segment]:
-    """The segments in which something is said."""
+def with_speech(transcript: Transcript) -> list[Segment]:
+    """The segments with text."""
     return [segment for segment in transcript.segments if segment.text.strip()]
 
 
 def cue_text(segment: Segment) -> str:
-    """A segment's text as subtitles can hold it: one line, no arrow of their own."""
+    """A segment's text for subtitles: one line, without the arrow of cue timings."""
     return " ".join(segment.text.split()).replace("-->", "->")
 
 
 def clock(seconds: float, point: str) -> str:
     """Seconds as 01:02:03.456."""
-    whole = max(0, round(seconds * 1000))
-    minutes, rest = divmod(whole, 60_000)
+    millis = max(0, round(seconds * 1000))
+    minutes, rest = divmod(millis, 60_000)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02}:{minutes:02}:{rest // 1000:02}{point}{rest % 1000:03}"

@@ -1,4 +1,4 @@
-"""The pipelines of models that read whole inputs: vectors, rankings, labels."""
+"""The pooling pipelines: embeddings, reranking, classification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of texts, scores of pairs of texts, and labels, all of whole inputs."""
+"""Pooling requests: embeddings of texts, scores of pairs of texts, label probabilities."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Rows = NDArray[np.float32]
 T = TypeVar("T")
 
 
-class Read(NamedTuple, Generic[T]):
-    """An answer, how many tokens were read for it, and the generations of the adapters that they
-    were read with; None where none were asked for.
+class PoolingResult(NamedTuple, Generic[T]):
+    """A result, its number of input tokens, and the generations of the adapters in use, None for a
+    request without adapters.
     """
 
     answer: T
@@ -33,14 +33,14 @@ class Read(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True)
 class Ranked:
-    """A document's place in the given list, and its score: higher is better."""
+    """The index of a document in the request, and its score; higher is better."""
 
     index: int
     score: float
 
 
 class Vectors:
-    """Embeds, ranks and classifies with one model. Tokenizes outside of the event loop."""
+    """Embeds, reranks and classifies with one model. Tokenizes outside of the event loop."""
 
     def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
         self.model, self.engine, self.name = model, engine, model.name
@@ -52,12 +52,12 @@ class Vectors:
         prompt: str | None = None,
         dimensions: int | None = None,
         adapters: Sequence[AdapterRef] = (),
-    ) -> Read[Rows]:
+    ) -> PoolingResult[Rows]:
         """One vector per text, or per list of token ids: [n, d] float32.
 
-        `prompt` names one of the model's prompts, put before every text; `dimensions` keeps the
-        first so many and makes the length 1 again (Matryoshka). Raises RequestError, and
-        AdapterError for `adapters` that cannot be had.
+        `prompt` names one of the model's prompts, which precedes every text; `dimensions` truncates
+        vectors and normalises them again (Matryoshka). Raises RequestError, and AdapterError for
+        unknown `adapters`.
         """
         before = self.prompt(prompt)
         size = sum(map(len, inputs)) + len(before) * len(inputs)
@@ -70,20 +70,22 @@ class Vectors:
 
     async def rerank(
         self, query: str, documents: Sequence[str], *, adapters: Sequence[AdapterRef] = ()
-    ) -> Read[list[Ranked]]:
-        """The documents by how well they answer the query, the best first."""
+    ) -> PoolingResult[list[Ranked]]:
+        """The documents in descending order of relevance to the query."""
         read = await self.scores([(query, document) for document in documents], adapters)
         scores = read.answer
         if scores.shape[1] != 1:
-            raise Unsupported(f"{self.name} gives {scores.shape[1]} scores per pair, not one")
+            raise Unsupported(
+                f"{self.name} has {scores.shape[1]} labels; reranking needs a model with one"
+            )
         shares = 1 / (1 + np.exp(-scores[:, 0].astype(np.float64)))
         ranked = [Ranked(i, score) for i, score in enumerate(shares.tolist())]
         ranked.sort(key=lambda item: -item.score)
-        return Read(ranked, read.tokens, read.generations)
+        return PoolingResult(ranked, read.tokens, read.generations)
 
     async def classify(
         self, inputs: Sequence[str], *, adapters: Sequence[AdapterRef] = ()
-    ) -> Read[list[dict[str, float]]]:
+    ) -> PoolingResult[list[dict[str, float]]]:
         """The probability of every label, by text."""
         read = await self.scores([(text, None) for text in inputs], adapters)
         scores = read.answer
@@ -92,12 +94,12 @@ class Vectors:
         wide = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float64)
         several = len(labels) > 1
         shares = wide / wide.sum(1, keepdims=True) if several else 1 / (1 + np.exp(-scores))
-        said = [dict(zip(labels, row, strict=True)) for row in shares.tolist()]
-        return Read(said, read.tokens, read.generations)
+        probabilities = [dict(zip(labels, row, strict=True)) for row in shares.tolist()]
+        return PoolingResult(probabilities, read.tokens, read.generations)
 
     async def scores(
         self, pairs: Sequence[tuple[str, str | None]], adapters: Sequence[AdapterRef] = ()
-    ) -> Read[Rows]:
+    ) -> PoolingResult[Rows]:
         """Raw scores [n, labels] of texts, or of pairs of texts."""
         size = sum(len(first) + len(second or "") for first, second in pairs)
         pieces = await EXECUTOR.run(size, partial(self.encode_pairs, pairs))
@@ -112,11 +114,12 @@ class Vectors:
         )
         return await self.read(request)
 
-    async def read(self, request: PoolingRequest) -> Read[Rows]:
-        """Have a request read. Raises RequestError for what cannot run."""
+    async def read(self, request: PoolingRequest) -> PoolingResult[Rows]:
+        """Run a request on the engine. Raises RequestError for an invalid request."""
         last = await self.engine.result(request)
-        told = list(last.generations) if request.adapters else None
-        return Read(last.arrays["rows"].numpy(), sum(map(len, request.inputs)), told)
+        generations = list(last.generations) if request.adapters else None
+        tokens = sum(map(len, request.inputs))
+        return PoolingResult(last.arrays["rows"].numpy(), tokens, generations)
 
     def encode(self, inputs: Sequence[str | list[int]], before: str) -> list[list[int]]:
         """Token ids of each input. Raises ContextLengthExceeded."""
@@ -141,9 +144,7 @@ class Vectors:
 
     @cached_property
     def prompts(self) -> dict[str, str]:
-        """Texts that may go before an input, by name, as the model's folder has them; "" is the
-        name of the one that goes before where none is asked for.
-        """
+        """The prompts of the model's folder by name; "" is the default prompt."""
         file = self.model.path / "config_sentence_transformers.json"
         if not file.is_file():
             return {}
@@ -161,14 +162,14 @@ class Vectors:
         if name not in self.prompts:
             known = ", ".join(filter(None, self.prompts)) or "none"
             raise RequestError(
-                f"{self.name} has no prompt {name!r}; there are {known}", param="prompt"
+                f"{self.name} has no prompt {name!r}; expected one of {known}", param="prompt"
             )
         return self.prompts[name]
 
 
 @contextmanager
 def named(i: int) -> Iterator[None]:
-    """Name the input in the error for one that exceeds the context."""
+    """Add the index of the input to a ContextLengthExceeded."""
     try:
         yield
     except ContextLengthExceeded as error:
@@ -176,7 +177,7 @@ def named(i: int) -> Iterator[None]:
 
 
 def shorten(rows: Rows, dimensions: int | None) -> Rows:
-    """The first dimensions of vectors, of length 1 again. Raises RequestError."""
+    """Truncate vectors to `dimensions` and normalise them. Raises RequestError."""
     if dimensions is None:
         return rows
     if not 1 <= dimensions <= rows.shape[1]:

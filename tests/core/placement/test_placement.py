@@ -24,7 +24,7 @@ from ostro.core.placement.transfers import unguarded
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.step import Features, Step
-from ostro.plugins.conformance.adapters import adapter_of, mixed, opened
+from ostro.plugins.conformance.adapters import adapter_of, engine_with, mixture_of
 from ostro.plugins.conformance.decoder import RAGGED
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, greedy, subject
 from ostro.plugins.conformance.second_device import CPU, SECOND, SimulatedDevice
@@ -85,11 +85,11 @@ def test_adapters_are_on_the_devices_of_their_modules(
     }
     said = []
     for placement in (None, rules):
-        with opened(tiny, tiny.load(placement=placement), weights) as engine:
-            mixture = mixed(engine, a=0.5, b=0.7)
+        with engine_with(tiny, tiny.load(placement=placement), weights) as engine:
+            mixture = mixture_of(engine, a=0.5, b=0.7)
             said.append(tiny.answer(engine, mixture=mixture))
             texts = [tiny.prompt[:n] for n in (7, 16, 33)]
-            said.append(greedy(engine, texts, 8, [mixture, EMPTY, mixed(engine, b=1.0)]))
+            said.append(greedy(engine, texts, 8, [mixture, EMPTY, mixture_of(engine, b=1.0)]))
     assert deviation(said[2], said[0]) <= BAR
     assert said[3] == said[1]
 

@@ -9,7 +9,12 @@ import pytest
 from ostro.core.errors import RequestError
 from ostro.plugins.pipelines.transcription.languages import NAMES, code_of, name_of
 from ostro.plugins.pipelines.transcription.transcript import Segment, Transcript, clock
-from ostro.plugins.pipelines.transcription.window import Piece, Written, carried, cut
+from ostro.plugins.pipelines.transcription.window import (
+    TokenSegment,
+    WindowResult,
+    cut,
+    prompt_tokens,
+)
 
 
 def segment(id: int, start: float, end: float, text: str) -> Segment:
@@ -87,41 +92,41 @@ T = 100
 @pytest.mark.parametrize(
     ("tokens", "pieces", "done"),
     [
-        ([1, 2], [Piece(0, 40, [1, 2])], 80),
-        ([T, 1, T + 9], [Piece(0, 9, [T, 1, T + 9])], 80),
-        ([T + 3, 1], [Piece(0, 3, [T + 3, 1])], 80),
-        ([T, 1], [Piece(0, 40, [T, 1])], 80),
-        ([T, 1, T + 9, T + 9], [Piece(0, 9, [T, 1, T + 9, T + 9])], 18),
-        ([T, 1, T + 9, T + 11, 2], [Piece(0, 9, [T, 1, T + 9, T + 11])], 18),
+        ([1, 2], [TokenSegment(0, 40, [1, 2])], 80),
+        ([T, 1, T + 9], [TokenSegment(0, 9, [T, 1, T + 9])], 80),
+        ([T + 3, 1], [TokenSegment(0, 3, [T + 3, 1])], 80),
+        ([T, 1], [TokenSegment(0, 40, [T, 1])], 80),
+        ([T, 1, T + 9, T + 9], [TokenSegment(0, 9, [T, 1, T + 9, T + 9])], 18),
+        ([T, 1, T + 9, T + 11, 2], [TokenSegment(0, 9, [T, 1, T + 9, T + 11])], 18),
         (
             [T, 1, T + 9, T + 11, 2, T + 20],
-            [Piece(0, 9, [T, 1, T + 9]), Piece(11, 20, [T + 11, 2, T + 20])],
+            [TokenSegment(0, 9, [T, 1, T + 9]), TokenSegment(11, 20, [T + 11, 2, T + 20])],
             80,
         ),
         (
             [T, 1, T + 9, T + 11, 2, T + 20, T + 20, 3],
-            [Piece(0, 9, [T, 1, T + 9]), Piece(11, 20, [T + 11, 2, T + 20, T + 20])],
+            [TokenSegment(0, 9, [T, 1, T + 9]), TokenSegment(11, 20, [T + 11, 2, T + 20, T + 20])],
             40,
         ),
-        ([], [Piece(0, 40, [])], 80),
+        ([], [TokenSegment(0, 40, [])], 80),
     ],
     ids=str,
 )
 def test_windows_are_cut_at_pairs_of_times(
-    tokens: list[int], pieces: list[Piece], done: int
+    tokens: list[int], pieces: list[TokenSegment], done: int
 ) -> None:
     assert cut(tokens, T, 80) == (pieces, done)
 
 
 def test_earlier_text_leaves_out_the_second_of_two_times() -> None:
     said = [[7, 8], [T, 1, T + 9], [T + 9, 2, T + 20, T + 20]]
-    assert carried(said, T, 99) == [7, 8, T, 1, T + 9, T + 9, 2, T + 20]
-    assert carried(said, T, 3) == [T + 9, 2, T + 20]
+    assert prompt_tokens(said, T, 99) == [7, 8, T, 1, T + 9, T + 9, 2, T + 20]
+    assert prompt_tokens(said, T, 3) == [T + 9, 2, T + 20]
 
 
 def test_repetitions_compress() -> None:
     def ratio(text: str) -> float:
-        return Written(tokens=[], text=text, logprob=0, temperature=0, silence=0).ratio
+        return WindowResult(tokens=[], text=text, logprob=0, temperature=0, silence=0).ratio
 
     assert ratio("") == 0
     assert ratio("so it goes. " * 30) > 2.4 > ratio("the quick brown fox jumps over a lazy dog")

@@ -60,11 +60,13 @@ class Pair:
     def __init__(self, folder: Path, seed: int, **shape: Any) -> None:
         self.theirs = make_whisper(folder, seed, **shape)
         self.ours = open_tiny(folder)
-        self.listen = self.ours.pipeline("transcribe").listen
+        self.compute_spectrum = self.ours.pipeline("transcribe").compute_spectrum
 
     def compare(self, samples: Any, how: dict[str, Any], **options: Any) -> Transcript:
         """Ours is theirs, segment by segment."""
-        expected = reference_segments(self.theirs, self.listen(samples), temperature=0.0, **how)
+        expected = reference_segments(
+            self.theirs, self.compute_spectrum(samples), temperature=0.0, **how
+        )
         found: Transcript = self.ours.transcribe(samples, **{**PLAIN, **options})
         ours = [(each.start, each.end, each.tokens) for each in found.segments]
         assert ours == [(round(e["start"], 3), round(e["end"], 3), e["tokens"]) for e in expected]
@@ -90,7 +92,7 @@ def tiny(tmp_path_factory: Any) -> Iterator[LocalModel]:
 def test_a_long_sound_gives_the_segments_of_the_reference(pair: Pair) -> None:
     found = pair.compare(sound(4.3), {"task": "transcribe"})
     assert len({each.seek for each in found.segments}) >= 4
-    spectrum = torch.from_numpy(pair.listen(sound(4.3)))[None]
+    spectrum = torch.from_numpy(pair.compute_spectrum(sound(4.3)))[None]
     heard = pair.theirs.detect_language(spectrum, num_segment_frames=100)
     assert heard.tolist() == [IDS[found.language]]
     times = [token for each in found.segments for token in each.tokens if token >= TIMES]
@@ -151,7 +153,7 @@ def test_windows_without_speech_are_skipped(pair: Pair, follow: bool) -> None:
 def test_without_times_a_sound_is_one_text(tmp_path: Path) -> None:
     pair = Pair(tmp_path, 2, suppress_tokens=list(range(TIMES, TIMES + 51)))
     samples = sound(1, 6)
-    features = torch.from_numpy(pair.listen(samples))[None]
+    features = torch.from_numpy(pair.compute_spectrum(samples))[None]
     expected = pair.theirs.generate(features, task="transcribe", language="en")[0].tolist()
     found = pair.ours.transcribe(samples, language="en", times=False, **PLAIN)
     assert [each.tokens for each in found.segments] == [[t for t in expected if t != END]]
@@ -179,7 +181,7 @@ def test_segments_come_as_they_are_written(tiny: LocalModel) -> None:
     pipeline = tiny.pipeline("transcribe")
 
     async def first() -> Any:
-        segments = pipeline.stream(sound(4), pipeline.work(PLAIN))
+        segments = pipeline.stream(sound(4), pipeline.new_task(PLAIN))
         try:
             return await anext(segments)
         finally:
