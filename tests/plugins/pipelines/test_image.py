@@ -108,7 +108,7 @@ def test_a_picture_to_start_from(model: LocalModel, expected: list[np.ndarray]) 
         ({"steps": 0}, "steps=0 is not within"),
         ({"n": 11}, "n=11 is not within"),
         ({"seed": -1}, "seed=-1"),
-        ({"colour": "red"}, "no option colour"),
+        ({"colour": "red"}, "unknown option colour"),
         ({"width": 100_000}, "width"),
     ],
 )
