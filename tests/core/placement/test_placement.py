@@ -222,8 +222,8 @@ def test_the_estimate_leaves_room_for_the_cache(
         ("model.norm = cpu:1", "model.norm, which holds no weights"),
         ("model.layers.[x] = cpu:1", "no set of numbers"),
         ("model.layers.[0-99999999] = cpu:1", "no set of numbers"),
-        ("model.layers.0 = cpu:2", "torch sees no such device"),
-        ("model.layers.0 = gpu", "write cpu, cuda or cuda:1"),
+        ("model.layers.0 = cpu:2", "not found by torch"),
+        ("model.layers.0 = gpu", "expected cpu, cuda or cuda:1"),
         ("model.layers.0 = ", "is no rule"),
         ("no-such-file.toml", "there is no such file"),
         ("auto:many", "is no size"),
@@ -255,13 +255,13 @@ def test_levels_are_added_at_home(plugins: PluginManager, device: SimulatedDevic
 
         def hidden(**settings: str) -> Tensor:
             runner = tiny.engine(**settings).runner  # type: ignore[arg-type]
-            plain = runner.step
+            plain = runner.build_step
 
             def seeing(chunks: Sequence[Chunk]) -> tuple[Step, list[slice]]:
                 step, spans = plain(chunks)
                 return replace(step, features=Features(values, torch.arange(2, 11), levels)), spans
 
-            runner.step = seeing  # type: ignore[method-assign]
+            runner.build_step = seeing  # type: ignore[method-assign]
             return runner.hidden([tiny.prompt])[0]
 
         assert values.shape[1] == tiny.engine().runner.hidden([tiny.prompt])[0].shape[1]
