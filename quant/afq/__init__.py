@@ -1,4 +1,4 @@
-"""AFQ: MLX's affine formats, codes of 2 to 8 bits with a scale and a bias for each group."""
+"""AFQ: MLX's affine formats, codes of 2 to 8 bits with one scale and bias per group."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,13 +10,13 @@ UQFF = frozenset(
     {"weight", *(f"weight.{part}" for part in ("format", "scales", "biases", "bits", "group_size"))}
 )
 GROUP = 64
-"""Columns that share a scale where a float weight is quantized."""
+"""Columns per scale when a float weight is quantized."""
 
 SENSITIVE = {2: "afq6", 3: "afq6", 4: "afq6", 6: "afq8", 8: "afq8"}
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """The tensors of MLX, and of mistral.rs in UQFF files; the shapes give the number of bits."""
+    """The tensors of MLX, and of mistral.rs in UQFF files; the shapes determine the bits."""
     return tensors.keys() in (MLX, UQFF) and tensors["weight"].format == "U32"
 
 

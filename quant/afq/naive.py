@@ -1,7 +1,7 @@
-"""MLX's affine format in plain torch: the byte layout, and the reference.
+"""MLX's affine format in plain torch: the byte layout and the reference implementation.
 
-A row of k weights is k / g groups; w = code * scale + bias, scale and bias of its group. The codes
-of a row, b bits each, follow each other without a gap in little-endian words, lowest bits first:
+A row of k weights is k / g groups; w = code * scale + bias, with the scale and bias of its group.
+The codes of a row, b bits each, are packed without gaps in little-endian words, lowest bits first:
 code j begins at bit b j of the row, so that codes of 3, 5 and 6 bits cross word boundaries.
 
     weight    uint32 [..., k b / 32]
@@ -19,7 +19,7 @@ from torch import Tensor
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 SMALLEST = 1e-7
-RUN = 2**16  # groups quantized at a time, so that a large weight is never whole in floats
+RUN = 2**16  # groups quantized at a time: bounds the memory of float32 temporaries
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -39,9 +39,9 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def dequantize(words: Tensor, scales: Tensor, biases: Tensor, bits: int) -> Tensor:
-    """-> float32 [..., k]: as MLX computes where scales are float32.
+    """-> float32 [..., k], equal to MLX for float32 scales.
 
-    float16 scales are widened first; MLX computes in float16 there and rounds in between.
+    float16 scales are widened to float32 first; MLX computes in float16 and rounds in between.
     """
     codes = unpack(words, bits).float().unflatten(-1, (scales.shape[-1], -1))
     return (codes * scales.float()[..., None] + biases.float()[..., None]).flatten(-2)
@@ -50,17 +50,17 @@ def dequantize(words: Tensor, scales: Tensor, biases: Tensor, bits: int) -> Tens
 def quantize(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """weight [..., k] -> codes uint8 [..., k], scales and biases [..., k / group] in its dtype.
 
-    The end of a group's range that is farther from 0 becomes the bias, and the step is changed a
-    little so that 0 is a code, as in MLX. Codes are computed with the scales as stored: for a
-    float16 weight MLX takes the scales before rounding, which at 8 bits costs a quarter more error.
+    As in MLX, the end of a group's range with the larger magnitude becomes the bias, and the step
+    is adjusted so that 0 is a code. Codes are computed with the rounded scales. For a float16
+    weight, MLX uses the scales before rounding, which increases the error at 8 bits by a quarter.
     """
     groups = weight.reshape(-1, group).split(RUN)
     codes, *scales = (
         torch.cat(parts)
-        for parts in zip(*(quantize_groups(some, 2**bits - 1) for some in groups), strict=True)
+        for parts in zip(*(quantize_groups(part, 2**bits - 1) for part in groups), strict=True)
     )
     shape = (*weight.shape[:-1], -1)
-    scale, bias = (each.view(shape) for each in scales)
+    scale, bias = (values.view(shape) for values in scales)
     return codes.view(weight.shape), scale, bias
 
 
@@ -68,9 +68,9 @@ def quantize_groups(weight: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]
     """Groups [m, g] -> codes 0..steps uint8 [m, g], scales and biases [m]."""
     groups = weight.float()
     low, high = groups.aminmax(dim=-1)
-    below = low.abs() > high.abs()
+    low_is_edge = low.abs() > high.abs()
     step = ((high - low) / steps).clamp_min(SMALLEST)
-    scale, edge = torch.where(below, step, -step), torch.where(below, low, high)
+    scale, edge = torch.where(low_is_edge, step, -step), torch.where(low_is_edge, low, high)
     zero = (edge / scale).round()
     scale = torch.where(zero == 0, scale, edge / zero).to(weight.dtype)
     bias = torch.where(zero == 0, 0, edge).to(weight.dtype)

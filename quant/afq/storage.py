@@ -1,4 +1,4 @@
-"""Afq: a weight in MLX's affine format, in planes."""
+"""Afq: the storage of weights in MLX's affine format."""
 
 from __future__ import annotations
 
@@ -12,50 +12,49 @@ from ostro.quant.afq import GROUP, naive
 from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 UQFF_FORMAT = 4
-"""The number of this format in a UQFF file."""
+"""The id of this format in UQFF files."""
 
 AGAIN = "the file does not match the model's config; download or convert it again"
 
 
 class Afq(Packed):
-    """A weight [n, k], or [experts, n, k], of the layout that `naive` describes, in planes.
+    """A weight [n, k], or [experts, n, k]; `naive` documents the layout of its tensors.
 
-    `uqff` is set where it was read from a UQFF file; `save` then returns the tensors of UQFF.
+    `uqff` is True if it was read from a UQFF file; `save` then returns the tensors of UQFF.
     """
 
     uqff = False
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From "weight", "scales" and "biases", in UQFF "weight.scales" and "weight.biases".
+        """Read "weight", "scales" and "biases", in UQFF "weight.scales" and "weight.biases".
 
-        The shapes give the number of bits and the size of a group. The metadata of a UQFF file must
-        match.
+        The shapes determine the bits and the group size; the metadata of a UQFF file must match.
         """
-        front = "weight." if "weight.format" in stored.tensors else ""
-        bits, group = sizes(stored, front)
-        if front and (metadata := read_metadata(stored)) != [UQFF_FORMAT, bits, group]:
+        prefix = "weight." if "weight.format" in stored.tensors else ""
+        bits, group = sizes(stored, prefix)
+        if prefix and (metadata := read_metadata(stored)) != [UQFF_FORMAT, bits, group]:
             raise stored.fault(
-                f"has the shape of format {UQFF_FORMAT}, {bits} bits and groups of {group}, the "
-                f"metadata of the file is {metadata}; download it again",
+                f"has the shape of format {UQFF_FORMAT}, {bits} bits and groups of {group}, but "
+                f"the metadata of the file is {metadata}; download it again",
                 "weight",
             )
-        names = ("weight", f"{front}scales", f"{front}biases")
+        names = ("weight", f"{prefix}scales", f"{prefix}biases")
         words, scales, biases = (stored.tensors[name].to(stored.device) for name in names)
-        made = cls.of_codes(naive.unpack(words, bits), scales, biases, bits, stored.dtype)
-        made.uqff = bool(front)
+        made = cls.from_codes(naive.unpack(words, bits), scales, biases, bits, stored.dtype)
+        made.uqff = bool(prefix)
         return made
 
     @classmethod
     def quantize(
         cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
     ) -> Self:
-        """A float weight [..., n, k] as "afq2" to "afq8", in groups of 64; k must be of groups."""
+        """Quantize a float weight [..., n, k] to "afq2" ... "afq8"; k must be a multiple of 64."""
         bits = int(format.removeprefix("afq"))
-        return cls.of_codes(*naive.quantize(weight, bits, GROUP), bits, dtype)
+        return cls.from_codes(*naive.quantize(weight, bits, GROUP), bits, dtype)
 
     @classmethod
-    def of_codes(
+    def from_codes(
         cls, codes: Tensor, scales: Tensor, biases: Tensor, bits: int, dtype: torch.dtype
     ) -> Self:
         """codes uint8 [..., k], scales and biases floats [..., k / group]."""
@@ -78,10 +77,10 @@ class Afq(Packed):
         }
 
 
-def sizes(stored: Stored, front: str) -> tuple[int, int]:
+def sizes(stored: Stored, prefix: str) -> tuple[int, int]:
     """Bits of a code and columns of a group, from the shapes."""
     words, scales, biases = (
-        stored.tensors[name].shape for name in ("weight", f"{front}scales", f"{front}biases")
+        stored.tensors[name].shape for name in ("weight", f"{prefix}scales", f"{prefix}biases")
     )
     k = stored.shape[-1]
     if len(words) != len(stored.shape) or scales != biases or scales[:-1] != words[:-1]:
@@ -90,19 +89,19 @@ def sizes(stored: Stored, front: str) -> tuple[int, int]:
             f"{list(biases)}; {AGAIN}",
             "weight",
         )
-    bits, over = divmod(words[-1] * 32, k)
-    if over or bits not in naive.BITS:
+    bits, remainder = divmod(words[-1] * 32, k)
+    if remainder or bits not in naive.BITS:
         raise stored.fault(
             f"has {words[-1]} words per row, {words[-1] * 32 / k:g} bits for each of {k} weights, "
             f"expected one of {', '.join(map(str, naive.BITS))}; {AGAIN}",
             "weight",
         )
-    group, over = divmod(k, scales[-1] or k + 1)
-    if over or group not in naive.GROUPS:
+    group, remainder = divmod(k, scales[-1] or k + 1)
+    if remainder or group not in naive.GROUPS:
         raise stored.fault(
             f"has {scales[-1]} scales for {k} weights, expected groups of "
             f"{', '.join(map(str, naive.GROUPS))}; {AGAIN}",
-            f"{front}scales",
+            f"{prefix}scales",
         )
     return bits, group
 

@@ -1,4 +1,4 @@
-"""AWQ: codes of 4 bits with a scale and a zero for each group (Lin et al., 2024), as AutoAWQ's."""
+"""AWQ: AutoAWQ's codes of 4 bits with one scale and zero per group (Lin et al., 2024)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from ostro import Quantizer, TensorInfo, hookimpl
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """All quantized weights of an AWQ model, whatever its version."""
+    """All quantized weights of an AWQ model; `read` rejects unsupported versions."""
     return settings.get("quant_method") == "awq" and "qweight" in tensors
 
 

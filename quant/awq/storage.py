@@ -1,4 +1,4 @@
-"""Awq: an AWQ weight in planes."""
+"""Awq: the storage of AWQ weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ AGAIN = "the file does not match its config; download the model or quantize it a
 
 
 class Awq(Packed):
-    """A weight [n, k], or [experts, n, k], of groups along its rows: see `naive`."""
+    """A weight [n, k], or [experts, n, k], with groups along its rows; see `naive`."""
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From "qweight", "qzeros" and "scales"; the shapes give the size of a group."""
+        """Read "qweight", "qzeros" and "scales"; the shapes determine the group size."""
         check(stored)
         qweight, qzeros, scales = (stored.tensors[name].to(stored.device) for name in NAMES)
         codes, zeros = naive.unpack(qweight).t(), naive.unpack(qzeros).t()
@@ -34,7 +34,7 @@ class Awq(Packed):
                 tuple(codes.shape),
                 {"codes": codes, "scales": scales, "zeros": zeros},
                 naive.dequantize_rows,
-                f"{codes.shape[-1]} columns are no multiple of {CELL}",
+                f"{codes.shape[-1]} columns are not a multiple of {CELL}",
             )
         planes = Planes(codes=pack_codes(codes, 4), scale=scales, zero=zeros.contiguous())
         return cls("AWQ4", planes, stored.dtype)
@@ -51,7 +51,7 @@ def tensors(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
 
 
 def check(stored: Stored) -> None:
-    """Raise the fault of another version of AWQ, and of tensors that do not match."""
+    """Raise CheckpointError for other versions of AWQ and for inconsistent tensors."""
     settings, found = stored.settings, stored.tensors
     version = first(settings, "version", "checkpoint_format", "format")
     if str(version or "gemm").lower() != "gemm":
@@ -60,7 +60,7 @@ def check(stored: Stored) -> None:
             "version 'gemm', or the float model"
         )
     if missing := [name for name in NAMES if name not in found]:
-        raise stored.fault(f"lacks {' and '.join(missing)}; download the model again")
+        raise stored.fault(f"is missing {' and '.join(missing)}; download the model again")
     if extra := found.keys() - {*NAMES}:
         raise stored.fault(
             f"comes with {', '.join(sorted(extra))}, which are not part of AWQ; use another file "
@@ -106,5 +106,5 @@ def check_shapes(stored: Stored) -> None:
 
 
 def first(settings: Mapping[str, Any], *names: str) -> Any:
-    """The value of the first of several names that a config has."""
+    """The first value that is not None among several names in a config."""
     return next((settings[name] for name in names if settings.get(name) is not None), None)

@@ -1,4 +1,4 @@
-"""bitsandbytes: NF4 and FP4 of four bits (Dettmers et al., 2023), and LLM.int8() (2022)."""
+"""bitsandbytes: NF4 and FP4 with four bits (Dettmers et al., 2023), and LLM.int8() (2022)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,13 +13,13 @@ FORMAT = "weight_format"
 
 
 def claims_four_bits(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """The tensors that bitsandbytes saves of a Params4bit; absmax is float or quantized itself."""
+    """The tensors that bitsandbytes saves for a Params4bit, with float or nested absmax."""
     states = [name for name in tensors if name in (f"{STATE}nf4", f"{STATE}fp4")]
     return len(states) == 1 and tensors.keys() - states in (PLAIN, NESTED)
 
 
 def claims_int8(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """The tensors that bitsandbytes saves of an Int8Params."""
+    """The tensors that bitsandbytes saves for an Int8Params."""
     return tensors.keys() - {FORMAT} == INT8 and tensors["weight"].format == "I8"
 
 

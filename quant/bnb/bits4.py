@@ -1,4 +1,4 @@
-"""Bits4: an NF4 or FP4 weight in planes."""
+"""Bits4: the storage of NF4 and FP4 weights of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AGAIN = "the file is damaged; download or convert it again"
 
 @dataclass(frozen=True)
 class FourBitTensors:
-    """The tensors of a weight: bytes of two codes, 16 values, and a scale for each block."""
+    """The tensors of a weight: packed codes, a table of 16 values, and one scale per block."""
 
     kind: str
     packed: Tensor
@@ -35,20 +35,20 @@ class FourBitTensors:
 class Bits4(Packed):
     """A weight [n, k], or [experts, n, k]; its quant_map is the table of its planes.
 
-    Groups are the largest that divide rows and blocks. `beside` are the other tensors as they were
-    read; `save` returns them unchanged. For fused or stacked weights it returns a float absmax for
-    each group instead.
+    The group size is the greatest common divisor of the row length and the block size.
+    `other_tensors` are the tensors besides the codes; `save` returns them unchanged. For fused or
+    stacked weights, `save` returns a float absmax per group instead.
     """
 
-    beside: Mapping[str, Tensor]
+    other_tensors: Mapping[str, Tensor]
     stored_as: torch.dtype = torch.uint8
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From "weight", "weight.absmax", "weight.quant_map" and the quant_state in JSON."""
+        """Read "weight", "weight.absmax", "weight.quant_map" and the JSON quant_state."""
         tensors = read_tensors(stored)
         n, k = stored.shape
-        beside = {name: t for name, t in stored.tensors.items() if name != "weight"}
+        other_tensors = {name: t for name, t in stored.tensors.items() if name != "weight"}
         if k % CELL:
             return Dequantized(
                 stored,
@@ -60,7 +60,7 @@ class Bits4(Packed):
                     "absmax": tensors.absmax,
                 },
                 partial(naive.dequantize_rows, shape=(n, k), block=tensors.block),
-                f"{k} columns are no multiple of {CELL}",
+                f"{k} columns are not a multiple of {CELL}",
             )
         codes = naive.unpack(tensors.packed, 0, n * k).view(n, k)
         first = torch.arange(0, n * k, gcd(k, tensors.block), device=tensors.absmax.device)
@@ -70,22 +70,22 @@ class Bits4(Packed):
             table=tensors.quant_map,
         )
         made = cls(tensors.kind.upper(), planes, stored.dtype)
-        made.beside, made.stored_as = beside, stored.tensors["weight"].dtype
+        made.other_tensors, made.stored_as = other_tensors, stored.tensors["weight"].dtype
         return made
 
     def of(self, planes: Planes) -> Self:
         made = super().of(planes)
-        made.beside = {}
+        made.other_tensors = {}
         return made
 
     def save(self) -> dict[str, Tensor]:
         codes = unpack_codes(self.planes.codes).flatten()
         weight = naive.pack(codes).view(self.stored_as)[:, None]
-        return {"weight": weight, **(self.beside or self.plain())}
+        return {"weight": weight, **(self.other_tensors or self.merged_tensors())}
 
-    def plain(self) -> dict[str, Tensor]:
+    def merged_tensors(self) -> dict[str, Tensor]:
         """The tensors that `save` adds to the codes of fused or stacked weights."""
-        assert self.planes.table is not None, "codes of four bits have a map"
+        assert self.planes.table is not None, "four-bit formats have a table"
         kind = self.format.lower()
         state = {"quant_type": kind, "blocksize": self.planes.group, "shape": list(self.shape)}
         text = json.dumps(state | {"dtype": str(self.dtype).removeprefix("torch.")})
@@ -97,7 +97,7 @@ class Bits4(Packed):
 
 
 def read_tensors(stored: Stored) -> FourBitTensors:
-    """The tensors of a weight. Raises the fault of tensors that do not match."""
+    """Read and validate the tensors of a weight. Raises CheckpointError if they do not match."""
     (name,) = (name for name in stored.tensors if name.startswith(STATE))
     state = read_state(stored, name)
     block, count = read_size(stored, name, state, "blocksize"), prod(stored.shape)
@@ -124,7 +124,7 @@ def read_tensors(stored: Stored) -> FourBitTensors:
 
 
 def nested_absmax(stored: Stored, name: str, state: Mapping[str, Any], blocks: int) -> Tensor:
-    """The scales of blocks, which are quantized themselves."""
+    """Dequantize nested block scales, float32 [blocks]."""
     absmax = stored.tensors["weight.absmax"].to(stored.device)
     if absmax.dtype != torch.uint8 or tuple(absmax.shape) != (blocks,):
         raise stored.fault(
@@ -142,7 +142,7 @@ def nested_absmax(stored: Stored, name: str, state: Mapping[str, Any], blocks: i
 
 
 def floats(stored: Stored, name: str, count: int) -> Tensor:
-    """A tensor of `count` floats, as float32."""
+    """A tensor of `count` finite floats, as float32. Raises CheckpointError for other tensors."""
     tensor = stored.tensors[name].to(stored.device)
     if tuple(tensor.shape) != (count,) or not tensor.is_floating_point():
         raise stored.fault(
@@ -156,7 +156,7 @@ def floats(stored: Stored, name: str, count: int) -> Tensor:
 
 
 def read_state(stored: Stored, name: str) -> Mapping[str, Any]:
-    """The quant_state: a JSON object in a tensor of bytes."""
+    """Parse the quant_state, a JSON object in a uint8 tensor."""
     raw = stored.tensors[name]
     try:
         state = json.loads(bytes(raw.tolist())) if raw.dtype == torch.uint8 else None

@@ -1,4 +1,4 @@
-"""Bits8: an LLM.int8() weight in planes."""
+"""Bits8: the storage of LLM.int8() weights of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ostro.nn import Dequantized
 from ostro.quant.bnb import FORMAT, naive
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
-MIDDLE = 128
-"""The offset that turns int8 into codes."""
+OFFSET = 128
+"""Added to int8 to get codes; codes ^ OFFSET has the same bits."""
 
 AGAIN = "the file is damaged; download or convert it again"
 
@@ -21,21 +21,21 @@ AGAIN = "the file is damaged; download or convert it again"
 class Bits8(Packed):
     """A weight [n, k], or [experts, n, k], with one scale per row, SCB / 127.
 
-    bitsandbytes multiplies by SCB and by 1 / 127 in turn; its float32 values may differ by two
-    units in the last place. Outliers, which LLM.int8() computes in float16, need no treatment of
-    their own here. `beside` are the other tensors as they were read.
+    bitsandbytes multiplies by SCB and 1 / 127 separately; its float32 values may differ by two
+    units in the last place. LLM.int8() handles outliers of activations separately because it
+    quantizes whole rows; the kernels here do not. `other_tensors` are all tensors but the codes.
     """
 
-    beside: dict[str, Tensor]
+    other_tensors: dict[str, Tensor]
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From "weight" int8 and "SCB"; a "weight_format" must be 0, row-major."""
+        """Read "weight" int8 and "SCB"; "weight_format" must be 0 (row-major) if present."""
         q, scb = (stored.tensors[name].to(stored.device) for name in ("weight", "SCB"))
         n, k = q.shape if q.dim() == 2 else (0, 0)
         if tuple(scb.shape) != (n,) or scb.dtype != torch.float32:
             raise stored.fault(
-                f"has shape {list(scb.shape)} and type {scb.dtype}, expected a float32 for each "
+                f"has shape {list(scb.shape)} and type {scb.dtype}, expected one float32 per "
                 f"row of {list(q.shape)} weights; {AGAIN}",
                 "SCB",
             )
@@ -43,7 +43,7 @@ class Bits8(Packed):
             raise stored.fault(f"contains NaN or Inf; {AGAIN}", "SCB")
         if FORMAT in stored.tensors and bool(stored.tensors[FORMAT].any()):
             raise stored.fault(
-                "marks rows as tiled for a GPU, which current versions of bitsandbytes do not read "
+                "states a tiled GPU layout, which current versions of bitsandbytes do not support "
                 "either; save the model again with a current version",
                 FORMAT,
             )
@@ -54,20 +54,20 @@ class Bits8(Packed):
                 (n, k),
                 {"q": q, "scb": scb},
                 lambda rows, q, scb: naive.dequantize_int8(q[rows], scb[rows]),
-                f"{k} columns are no multiple of {CELL}",
+                f"{k} columns are not a multiple of {CELL}",
             )
-        codes = pack_codes(q.contiguous().view(torch.uint8) ^ MIDDLE, 8)
+        codes = pack_codes(q.contiguous().view(torch.uint8) ^ OFFSET, 8)
         scale = (scb * naive.STEP)[:, None]
-        made = cls("INT8", Planes(codes=codes, scale=scale, zero=MIDDLE), stored.dtype)
-        made.beside = {name: t for name, t in stored.tensors.items() if name != "weight"}
+        made = cls("INT8", Planes(codes=codes, scale=scale, zero=OFFSET), stored.dtype)
+        made.other_tensors = {name: t for name, t in stored.tensors.items() if name != "weight"}
         return made
 
     def of(self, planes: Planes) -> Self:
         made = super().of(planes)
-        made.beside = {}
+        made.other_tensors = {}
         return made
 
     def save(self) -> dict[str, Tensor]:
-        weight = (unpack_codes(self.planes.codes) ^ MIDDLE).view(torch.int8)
+        weight = (unpack_codes(self.planes.codes) ^ OFFSET).view(torch.int8)
         scb = self.planes.scale[..., 0] / naive.STEP
-        return {"weight": weight, **(self.beside or {"SCB": scb})}
+        return {"weight": weight, **(self.other_tensors or {"SCB": scb})}

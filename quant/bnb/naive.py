@@ -1,12 +1,12 @@
-"""bitsandbytes' formats in plain torch: the byte layouts, and the reference.
+"""bitsandbytes' formats in plain torch: the byte layouts and the reference implementation.
 
-Four bits: the weights [n, k], end to end, are blocks of so many, the last perhaps cut short, and
-w = quant_map[code] * absmax of its block. A byte holds two codes, the first in its high half.
-absmax is float32, or nested: bytes a in blocks of their own, and then
+Four bits: the flattened weight [n, k] is split into blocks, of which the last may be shorter;
+w = quant_map[code] * absmax, with the absmax of the block. A byte holds two codes, the first in its
+high half. absmax is float32, or nested: uint8 codes a in blocks of their own, with
 
     absmax = nested_quant_map[a] * nested_absmax + nested_offset
 
-Eight bits: int8 [n, k] and SCB float32 [n], the largest magnitude of each row; w = q * SCB / 127.
+Eight bits: int8 [n, k] and SCB float32 [n], the largest magnitude per row; w = q * SCB / 127.
 Sources: bitsandbytes.functional, QuantState and int8_vectorwise_dequant.
 """
 
@@ -20,14 +20,14 @@ STEP = 7.874015718698502e-3
 
 
 def unpack(packed: Tensor, start: int, stop: int) -> Tensor:
-    """The codes start..stop of packed uint8 [bytes], as uint8 [stop - start]."""
-    some = packed[start // 2 : (stop + 1) // 2]
-    codes = torch.stack((some >> 4, some & 15), -1).flatten()
+    """Unpack the codes start..stop of packed uint8 [bytes]: uint8 [stop - start]."""
+    octets = packed[start // 2 : (stop + 1) // 2]
+    codes = torch.stack((octets >> 4, octets & 15), -1).flatten()
     return codes[start % 2 :][: stop - start]
 
 
 def pack(codes: Tensor) -> Tensor:
-    """codes uint8 [m] -> uint8 [m / 2], rounded up."""
+    """codes uint8 [m] -> uint8 [ceil(m / 2)]."""
     if len(codes) % 2:
         codes = torch.cat((codes, codes.new_zeros(1)))
     return codes[::2] << 4 | codes[1::2]
@@ -36,17 +36,17 @@ def pack(codes: Tensor) -> Tensor:
 def unnest(
     absmax: Tensor, nested_map: Tensor, nested_absmax: Tensor, block: int, offset: float
 ) -> Tensor:
-    """absmax uint8 [m] in blocks of `block` -> float32 [m]."""
-    each = torch.arange(len(absmax), device=absmax.device) // block
-    return nested_map[absmax.int()] * nested_absmax[each] + offset
+    """Dequantize nested absmax uint8 [m] in blocks of `block`: float32 [m]."""
+    block_of = torch.arange(len(absmax), device=absmax.device) // block
+    return nested_map[absmax.int()] * nested_absmax[block_of] + offset
 
 
 def dequantize(
     packed: Tensor, quant_map: Tensor, absmax: Tensor, block: int, start: int, stop: int
 ) -> Tensor:
-    """The weights start..stop, end to end: float32 [stop - start]."""
-    each = torch.arange(start, stop, device=packed.device) // block
-    return quant_map[unpack(packed, start, stop).int()] * absmax[each]
+    """The weights start..stop of the flattened weight: float32 [stop - start]."""
+    block_of = torch.arange(start, stop, device=packed.device) // block
+    return quant_map[unpack(packed, start, stop).int()] * absmax[block_of]
 
 
 def dequantize_rows(
@@ -58,7 +58,7 @@ def dequantize_rows(
     shape: tuple[int, int],
     block: int,
 ) -> Tensor:
-    """Rows of the weight of that shape, float32 [rows, k]."""
+    """Rows of a weight of that shape, float32 [rows, k]."""
     n, k = shape
     first, last, _ = rows.indices(n)
     flat = dequantize(packed, quant_map, absmax, block, first * k, max(first, last) * k)

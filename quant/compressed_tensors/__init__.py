@@ -1,4 +1,4 @@
-"""compressed-tensors: low-bit integers and floats, as llm-compressor writes them for vLLM."""
+"""compressed-tensors: low-bit integers and floats, the format of llm-compressor and vLLM."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ METHOD = "compressed-tensors"
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """All weights of such a model that are not one plain tensor."""
+    """All weights of a compressed-tensors model, except plain float tensors."""
     return settings.get("quant_method") == METHOD and tensors.keys() != {"weight"}
 
 

@@ -1,4 +1,4 @@
-"""The fields of a compressed-tensors config that the tensors do not imply."""
+"""Read the fields of a compressed-tensors config that cannot be derived from the tensors."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 OFFLINE = ("weight_input", "weight_output")
-"""Transforms that are already part of the weights."""
+"""Transforms that are already applied to the weights."""
 
 
-def named(settings: Mapping[str, Any]) -> str:
-    """The format that a config names; of a sparse model, that of its sparsity."""
+def format_name(settings: Mapping[str, Any]) -> str:
+    """The format in a config; for a sparse model, the format of its sparsity config."""
     sparse = nested(settings, "sparsity_config").get("format")
     return str(settings.get("format") if sparse in (None, "dense") else sparse)
 
 
 def weights(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The schemes of weights; groups that name a preset have none."""
+    """The quantization schemes of weights; groups that name a preset have none."""
     for group in nested(settings, "config_groups").values():
         if isinstance(group, Mapping):
             yield nested(group, "weights")
@@ -39,20 +39,20 @@ def blocks(settings: Mapping[str, Any]) -> list[tuple[int, int]]:
     return found
 
 
-def online(settings: Mapping[str, Any]) -> set[str]:
-    """The places where the model transforms activations at run time."""
+def online_transforms(settings: Mapping[str, Any]) -> set[str]:
+    """The locations at which the model transforms activations at run time."""
     groups = nested(nested(settings, "transform_config"), "config_groups").values()
-    places = [
+    locations = [
         str(each.get("location"))
         for group in groups
         if isinstance(group, Mapping)
         for each in group.get("apply") or ()
         if isinstance(each, Mapping)
     ]
-    return {*places} - {*OFFLINE}
+    return {*locations} - {*OFFLINE}
 
 
 def nested(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object in a config, empty where there is none."""
+    """An object in a config; empty if it is missing."""
     found = settings.get(name)
     return found if isinstance(found, Mapping) else {}

@@ -1,8 +1,8 @@
-"""compressed-tensors in plain torch: the byte layouts, and the reference.
+"""compressed-tensors in plain torch: the byte layouts and the reference implementation.
 
-w = (q - zero) * scale, for a weight [n, k]. Of scale and zero there is one for the tensor [1], for
-each row [n, 1], for groups of a row [n, groups], or for blocks of rows and columns, of which the
-last rows may be fewer.
+w = (q - zero) * scale, for a weight [n, k]. There is one scale and zero per tensor [1], per row
+[n, 1], per group of a row [n, groups], or per block of rows and columns; the last block may have
+fewer rows.
 
     pack-quantized   weight_packed int32 [n, ceil(k b / 32)], of b bits from 1 to 8;
                      weight_zero_point int32 [ceil(n b / 32), groups], packed along n;
@@ -13,11 +13,11 @@ last rows may be fewer.
       quantized      weight_scale float8_e4m3fn [n, k / 16]; weight_global_scale float32 [1],
                      by which scales are divided
 
-Packed integers follow each other without a gap, the first in the lowest bits, each plus half of its
-range. Without a zero that is 0. "naive-quantized" is as one of the next two.
+Integers are packed without gaps, the first in the lowest bits, each plus half of its range; a
+missing zero is 0. "naive-quantized" equals int-quantized or float-quantized.
 
-Source: compressed-tensors 0.20.0, which computes in the scale's type, and NVFP4's weights in
-float32 rounded to bfloat16; g_idx is of versions before.
+Source: compressed-tensors 0.20.0, which computes in the scale's dtype, and NVFP4 weights in float32
+rounded to bfloat16; g_idx exists in older versions only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
-    """words int32 [..., ceil(count b / 32)] -> codes uint8 [..., count], as they are stored."""
+    """words int32 [..., ceil(count b / 32)] -> stored codes uint8 [..., count]."""
     octets = words.contiguous().view(torch.uint8)
     octets = pad(octets, (0, ceil(count / 8) * bits - octets.shape[-1])).unflatten(-1, (-1, bits))
     run = sum((octets[..., i].long() << 8 * i for i in range(1, bits)), octets[..., 0].long())
@@ -61,32 +61,30 @@ def pack_halves(codes: Tensor) -> Tensor:
 
 
 def unsigned(q: Tensor) -> Tensor:
-    """int8 -> uint8, each plus 128."""
+    """int8 -> uint8, plus 128."""
     return q.contiguous().view(torch.uint8) ^ 128
 
 
 def signed(codes: Tensor) -> Tensor:
-    """uint8 -> int8, each less 128."""
+    """uint8 -> int8, minus 128."""
     return (codes ^ 128).view(torch.int8)
 
 
 def table_of_fp4() -> Tensor:
-    """The numbers of the 16 codes of E2M1, float32."""
+    """The values of the 16 codes of E2M1, float32."""
     numbers = torch.tensor(E2M1)
     return torch.cat([numbers, -numbers])
 
 
 def table_of_fp8() -> Tensor:
-    """The numbers of the 256 codes of E4M3, float32; 0 for NaN."""
+    """The values of the 256 codes of E4M3, float32; 0 for NaN."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0)
 
 
-def spread(scale: Tensor, high: int, wide: int, group: int, n: int, k: int) -> Tensor:
-    """Scales of blocks [rows of blocks, columns of them] of `high` x `wide` weights -> those of
-    groups of each row, [n, k / group].
-    """
-    row = torch.arange(n, device=scale.device) // high
-    column = torch.arange(0, k, group, device=scale.device) // wide
+def expand(scale: Tensor, rows: int, columns: int, group: int, n: int, k: int) -> Tensor:
+    """Expand scales of blocks of `rows` x `columns` weights to groups, [n, k / group]."""
+    row = torch.arange(n, device=scale.device) // rows
+    column = torch.arange(0, k, group, device=scale.device) // columns
     return scale[row][:, column]
 
 
@@ -101,8 +99,8 @@ def dequantize(
     value = codes.float() if table is None else table[codes.int()]
     value = value.unflatten(-1, (scale.shape[-1], -1))
     value = value - (zero.float()[..., None] if isinstance(zero, Tensor) else zero)
-    times = scale.float() if d is None else scale.float() * d
-    return (value * times[..., None]).flatten(-2)
+    factor = scale.float() if d is None else scale.float() * d
+    return (value * factor[..., None]).flatten(-2)
 
 
 def dequantize_rows(
@@ -113,7 +111,7 @@ def dequantize_rows(
     table: Tensor | None = None,
     d: Tensor | None = None,
 ) -> Tensor:
-    """`dequantize` of some rows, float32 [rows, k]."""
+    """`dequantize` a slice of rows: float32 [rows, k]."""
     zero = zero[rows] if isinstance(zero, Tensor) else zero
     d = None if d is None else d[rows]
     return dequantize(codes[rows], scale[rows], zero, table, d)

@@ -1,4 +1,4 @@
-"""Compressed: a weight of compressed-tensors in planes."""
+"""Compressed: the storage of compressed-tensors weights."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_
 class Compressed(Packed):
     """A weight [n, k], or [experts, n, k], of one of the kinds that `naive` describes.
 
-    `beside` are the other tensors as they were read; `save` returns them unchanged, but not for
-    fused or stacked weights. The columns of scattered groups are reordered so that groups are
-    contiguous; `groups` is the group of each column, where the file has it. NVFP4's global scale is
-    multiplied as its reciprocal: one more rounding in float32.
+    `other_tensors` are the tensors besides the codes; `save` returns them unchanged, except for
+    fused or stacked weights. If groups are scattered, columns are permuted so that groups are
+    contiguous; `groups` is the group of each column, if the file has it. NVFP4's global scale is
+    applied as its reciprocal, with one more rounding in float32.
     """
 
     kind: str
-    beside: Mapping[str, Tensor]
+    other_tensors: Mapping[str, Tensor]
     groups: Tensor | None
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From the tensors of a pack-, int-, float- or nvfp4-pack-quantized linear.
+        """Read the tensors of a pack-, int-, float- or nvfp4-pack-quantized linear.
 
-        Activation scales are not applied: kernels take x as it is, or quantize every 32 neighbours
-        with a scale of their own.
+        Activation scales are not applied: kernels keep x in its dtype or quantize it dynamically.
         """
         weight = checkpoint.read(stored)
-        beside = {s: t for s, t in stored.tensors.items() if s not in ("weight", "weight_packed")}
+        other_tensors = {
+            s: t for s, t in stored.tensors.items() if s not in ("weight", "weight_packed")
+        }
         if weight.codes.shape[-1] % CELL:
             return dequantized(stored, weight)
         order = None if weight.groups is None else weight.groups.argsort(stable=True)
@@ -53,33 +54,36 @@ class Compressed(Packed):
             d=None if weight.d is None else weight.d.contiguous(),
         )
         made = cls(weight.format, planes, stored.dtype, order=order)
-        made.kind, made.beside, made.groups = weight.kind, beside, weight.groups
+        made.kind, made.other_tensors, made.groups = weight.kind, other_tensors, weight.groups
         return made
 
     def of(self, planes: Planes) -> Self:
         made = super().of(planes)
-        made.beside = {}
+        made.other_tensors = {}
         return made
 
     def save(self) -> dict[str, Tensor]:
         codes = unpack_codes(self.planes.codes)
         if self.order is not None:
             codes = codes[..., self.order.argsort()]
-        return {**main(self.kind, codes, self.planes.bits), **(self.beside or self.others())}
+        return {
+            **codes_tensor(self.kind, codes, self.planes.bits),
+            **(self.other_tensors or self.merged_tensors()),
+        }
 
-    def others(self) -> dict[str, Tensor]:
-        """The other tensors of a fused or stacked weight."""
+    def merged_tensors(self) -> dict[str, Tensor]:
+        """The tensors that `save` adds to the codes of a fused or stacked weight."""
         planes = self.planes
         if self.kind == "nvfp4":
             raise errors.Unsupported(
-                "fused or stacked NVFP4 weights have no global scale to save; save them as they "
-                "were read"
+                "fused or stacked NVFP4 weights have no common global scale; save the weights "
+                "before they are fused"
             )
         found = {SCALE: planes.scale}
         if isinstance(planes.zero, Tensor):
             int8 = self.kind == "int8"
-            points = planes.zero if int8 else naive.pack(planes.zero.mT, planes.bits).mT
-            found[ZERO] = naive.signed(points) if int8 else points.contiguous()
+            zeros = planes.zero if int8 else naive.pack(planes.zero.mT, planes.bits).mT
+            found[ZERO] = naive.signed(zeros) if int8 else zeros.contiguous()
         if self.kind == "packed":
             found[SHAPE] = torch.tensor(self.shape)
         if self.groups is not None:
@@ -88,12 +92,12 @@ class Compressed(Packed):
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
         chosen = super().finalize(target, embedding=embedding)
-        unused = " and ".join(sorted(UNUSED & self.beside.keys()))
+        unused = " and ".join(sorted(UNUSED & self.other_tensors.keys()))
         return f"{chosen}; {unused} not applied" if unused else chosen
 
 
 def dequantized(stored: Stored, weight: Weight) -> Dequantized:
-    """A weight that does not fit planes."""
+    """The storage of a weight whose rows are not whole cells."""
     if weight.groups is not None:
         column = weight.groups.long()
         zero = weight.zero[:, column] if isinstance(weight.zero, Tensor) else weight.zero
@@ -103,12 +107,12 @@ def dequantized(stored: Stored, weight: Weight) -> Dequantized:
     constant = 0 if isinstance(weight.zero, Tensor) else weight.zero
     rows_of = partial(naive.dequantize_rows, zero=constant)
     shape = tuple(weight.codes.shape)
-    reason = f"{shape[-1]} columns are no multiple of {CELL}"
+    reason = f"{shape[-1]} columns are not a multiple of {CELL}"
     return Dequantized(stored, weight.format, shape, tensors, rows_of, reason)
 
 
-def main(kind: str, codes: Tensor, bits: int) -> dict[str, Tensor]:
-    """The tensor of a file that holds the codes, uint8 [..., k]."""
+def codes_tensor(kind: str, codes: Tensor, bits: int) -> dict[str, Tensor]:
+    """The tensor of a file with the codes uint8 [..., k]."""
     match kind:
         case "packed":
             return {"weight_packed": naive.pack(codes, bits)}

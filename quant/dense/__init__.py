@@ -1,4 +1,4 @@
-"""Plain floats: weights as they are, packed once for the device's matmul."""
+"""Dense: unquantized float weights, packed once for the device's matmul."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

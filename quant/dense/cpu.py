@@ -1,10 +1,10 @@
-"""Dense matmul on CPU: one copy of the weight, and the stock torch op that reads it fastest.
+"""Dense matmul on CPU: one copy of the weight, multiplied by the fastest torch op for its layout.
 
-A packed weight is an ordinary tensor in one of two layouts. *Plain*, the weight itself [n, k],
-where the CPU has AMX tiles: oneDNN then reads its rows at memory speed if it is the left operand of
-a narrow product. *Blocked* (`Tensor.is_mkldnn`), oneDNN's own order, on every other CPU, where a
-plain weight would be reordered again at each call. Measured on two cores, bf16, all 113 matmuls of
-a 0.6B decoder, milliseconds by rows of x:
+A packed weight is a tensor in one of two layouts. *Plain* is the weight itself [n, k], on CPUs with
+AMX tiles: oneDNN reads its rows at memory bandwidth if it is the left operand of a narrow matmul.
+*Blocked* (`Tensor.is_mkldnn`) is oneDNN's own order, on all other CPUs, where oneDNN would reorder
+a plain weight at each call. Measured on two cores, bf16, all 113 matmuls of a 0.6B decoder,
+milliseconds by rows of x:
 
     rows                           1      8     32     64    512 (without the head)
     AMX     F.linear              70     76     86    123    219
@@ -15,7 +15,7 @@ a 0.6B decoder, milliseconds by rows of x:
             blocked               63     88    220
 
 float32 on the AMX machine: F.linear 82 ms for one row and 1.0 TFLOP/s for many, within 20 % of
-blocked; from 8 to 64 rows the narrow product takes 170 ms where F.linear takes 230 to 270.
+blocked; from 8 to 64 rows the narrow matmul takes 170 ms, F.linear 230 to 270.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ def packable(dtype: torch.dtype) -> bool:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Lay a weight [n, k] out for `matmul`: the same tensor (plain), or a copy of it."""
+    """Convert a weight [n, k] to the layout of `matmul`: the same tensor (plain), or a copy."""
     if torch.cpu._is_amx_tile_supported():
         weight = weight.contiguous()
-        # A tensor mapped from a file is rarely aligned to cache lines, which costs 15 to 20 %.
+        # A tensor mapped from a file is rarely aligned to cache lines: 15 to 20 % slower.
         return weight.clone() if weight.data_ptr() % LINE else weight
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The weight [n, k] bit for bit; the very same memory where the layout is plain."""
+    """The weight [n, k], bit-identical; a plain weight is returned without a copy."""
     return packed.to_dense() if packed.is_mkldnn else packed
 
 
 @cache
 def blocked() -> Callable[..., Tensor]:
-    """The op for blocked weights, looked up once: resolving its overload takes time."""
+    """The op for blocked weights, cached because resolving its overload is slow."""
     found: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
     return found
 
 
 def matmul(x: Tensor, packed: Tensor) -> Tensor:
-    """x [..., k] times a packed weight [n, k], of one dtype -> [..., n]; float32 accumulation."""
+    """x [..., k], packed weight [n, k] of the same dtype -> [..., n]; float32 accumulation."""
     if x.ndim != 2:
         return matmul(x.reshape(-1, x.shape[-1]), packed).view(*x.shape[:-1], packed.shape[0])
     if packed.is_mkldnn:

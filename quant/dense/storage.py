@@ -19,7 +19,7 @@ TILE = 32  # rows of every matmul of a deterministic target, whatever the batch
 
 
 class Dense(Storage):
-    """A float weight, on CPU laid out by `cpu.pack`."""
+    """A float weight; on CPU in the layout of `cpu.pack`."""
 
     format = "dense"
 
@@ -34,14 +34,14 @@ class Dense(Storage):
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From a checkpoint's "weight", cast to the dtype the model computes in."""
+        """Read "weight" and cast it to the model's compute dtype."""
         return cls(stored.tensors["weight"].to(device=stored.device, dtype=stored.dtype))
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         return self.plain().flatten(0, -2)[start:stop]
 
     def plain(self) -> Tensor:
-        """The weight in torch's own layout."""
+        """The weight in the strided layout of torch."""
         return cpu.unpack(self.weight)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Dense(Storage):
             return f"grouped by {choice.kernel.name} ({choice.reason})"
         if target.deterministic:
             self.multiply = matmul_deterministic
-            return f"each row alone in a tile of {TILE}"
+            return f"row by row in tiles of {TILE}"
         if self.device.type != "cpu":
             return "cuBLAS"
         if len(self.shape) != 2 or not cpu.packable(self.dtype):
@@ -95,14 +95,14 @@ class Dense(Storage):
         plain = self.plain()
         self.weight, self.multiply = cpu.pack(plain), cpu.matmul
         if embedding and self.weight.is_mkldnn:
-            self.table = plain  # single rows cannot be read from oneDNN's blocks
+            self.table = plain  # oneDNN's blocked layout cannot be indexed by row
         return "oneDNN blocks" if self.weight.is_mkldnn else "plain rows, AMX"
 
 
 def matmul_deterministic(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., k], weight [n, k] -> [..., n]: every row is multiplied alone in a tile of one size.
+    """x [..., k], weight [n, k] -> [..., n], batch-invariant: one row at a time in a padded tile.
 
-    The sum over k then has one order, whatever else is in the batch.
+    A matmul of fixed size sums over k in a fixed order, whatever the other rows of the batch are.
     """
     flat = x.reshape(-1, x.shape[-1])
     tile = x.new_zeros(TILE, x.shape[-1])

@@ -1,4 +1,4 @@
-"""F8Q8: 32 integers of eight bits and a scale that is a float of eight bits, as in mistral.rs."""
+"""F8Q8: mistral.rs's blocks of 32 int8 with one float8 scale."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ UQFF = frozenset({"weight", "weight.format", "weight.num_blocks", "weight.shape"
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """The tensors that mistral.rs writes to UQFF files; no other container has them."""
+    """The tensors in UQFF files of mistral.rs; no other container has them."""
     return tensors.keys() == UQFF and tensors["weight"].format == "U8"
 
 

@@ -1,4 +1,4 @@
-"""F8Q8: a weight in planes."""
+"""F8Q8: the storage of F8Q8 weights."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ostro.quant.f8q8.naive import BLOCK, NBYTES
 from ostro.quant.planes.storage import Packed, Planes, pack_codes, unpack_codes
 
 UQFF_FORMAT = 5
-"""The number of this format in a UQFF file."""
+"""The id of this format in UQFF files."""
 
-MIDDLE = 128
-"""The offset that turns int8 into codes."""
+OFFSET = 128
+"""Added to int8 to get codes; codes ^ OFFSET has the same bits."""
 
 AGAIN = "the file is damaged; download it again"
 
 
 class F8Q8(Packed):
-    """A weight [n, k], or [experts, n, k], of groups of 32 with scales of float32, d / 416."""
+    """A weight [n, k], or [experts, n, k], in groups of 32 with float32 scales d / 416."""
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From the flat "weight" of a UQFF file and its metadata."""
-        shape = checked(stored)
+        """Read the flat "weight" of a UQFF file and its metadata."""
+        shape = check_metadata(stored)
         blocks = stored.tensors["weight"].to(stored.device).view(-1, NBYTES)
         if not bool(naive.split(blocks)[1].isfinite().all()):
             raise stored.fault(f"has scales that are NaN or Inf; {AGAIN}", "weight")
@@ -41,32 +41,32 @@ class F8Q8(Packed):
                 shape,
                 {"blocks": blocks},
                 partial(naive.dequantize_rows, shape=shape),
-                f"{shape[-1]} columns are no multiple of {BLOCK}",
+                f"{shape[-1]} columns are not a multiple of {BLOCK}",
             )
         q, scale = naive.split(blocks.view(*shape[:-1], -1, NBYTES))
-        return cls.of_integers(q, scale, stored.dtype)
+        return cls.from_integers(q, scale, stored.dtype)
 
     @classmethod
     def quantize(
         cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
     ) -> Self:
-        """A float weight [..., n, k] as "f8q8"; k must be a multiple of 32."""
-        return cls.of_integers(*naive.quantize(weight.unflatten(-1, (-1, BLOCK))), dtype)
+        """Quantize a float weight [..., n, k] to "f8q8"; k must be a multiple of 32."""
+        return cls.from_integers(*naive.quantize(weight.unflatten(-1, (-1, BLOCK))), dtype)
 
     @classmethod
-    def of_integers(cls, q: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
+    def from_integers(cls, q: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
         """q int8 [..., k / 32, 32], scale float32 [..., k / 32]."""
-        codes = (q.flatten(-2).view(torch.uint8)) ^ MIDDLE
-        return cls("F8Q8", Planes(codes=pack_codes(codes, 8), scale=scale, zero=MIDDLE), dtype)
+        codes = (q.flatten(-2).view(torch.uint8)) ^ OFFSET
+        return cls("F8Q8", Planes(codes=pack_codes(codes, 8), scale=scale, zero=OFFSET), dtype)
 
     def save(self) -> dict[str, Tensor]:
-        codes = unpack_codes(self.planes.codes) ^ MIDDLE
+        codes = unpack_codes(self.planes.codes) ^ OFFSET
         q = codes.view(torch.int8).unflatten(-1, (-1, BLOCK))
         return tensors(naive.join(q, self.planes.scale), self.shape)
 
 
 def tensors(blocks: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """The tensors of a UQFF file of blocks [..., 33]."""
+    """The tensors of a UQFF file for blocks [..., 33]."""
     flat = blocks.reshape(-1)
     return {
         "weight": flat,
@@ -76,14 +76,14 @@ def tensors(blocks: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
     }
 
 
-def checked(stored: Stored) -> tuple[int, ...]:
-    """The shape of the weight. Raises the fault of metadata that do not match."""
+def check_metadata(stored: Stored) -> tuple[int, ...]:
+    """The shape of the weight. Raises CheckpointError if the metadata does not match."""
     format, blocks = (stored.number(f"weight.{name}") for name in ("format", "num_blocks"))
     shape = stored.tensors["weight.shape"].flatten().tolist()
-    nbytes, wanted = stored.tensors["weight"].numel(), ceil(prod(stored.shape) / BLOCK)
+    nbytes, expected = stored.tensors["weight"].numel(), ceil(prod(stored.shape) / BLOCK)
     if format != UQFF_FORMAT:
         raise stored.fault(
-            f"comes with the tensors of F8Q8, but its format is {format}; {AGAIN}", "weight"
+            f"has the tensors of F8Q8, but its format is {format}; {AGAIN}", "weight"
         )
     if shape != [*stored.shape]:
         raise stored.fault(
@@ -91,9 +91,9 @@ def checked(stored: Stored) -> tuple[int, ...]:
             "another model, or damaged",
             "weight.shape",
         )
-    if blocks != wanted or nbytes != wanted * NBYTES:
+    if blocks != expected or nbytes != expected * NBYTES:
         raise stored.fault(
-            f"has {nbytes} bytes and num_blocks={blocks}, expected {wanted} blocks of {NBYTES} "
+            f"has {nbytes} bytes and num_blocks={blocks}, expected {expected} blocks of {NBYTES} "
             f"bytes for {shape} weights; {AGAIN}",
             "weight",
         )

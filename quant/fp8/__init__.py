@@ -1,4 +1,4 @@
-"""FP8: floats of eight bits with a scale for the tensor, for each row, or for each block."""
+"""FP8: float8 weights with one scale per tensor, per row, or per block."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from ostro import Format, Quantizer, TensorInfo, hookimpl
 
 FORMATS = frozenset({"F8_E4M3", "F8_E5M2"})
 SCALES = frozenset({"weight_scale", "weight_scale_inv"})
-"""Two names for the factor of stored values."""
+"""Names of the scale tensor; values are multiplied by it in both cases."""
 
 UNUSED = frozenset({"input_scale", "activation_scale", "k_scale", "v_scale"})
-"""Scales of activations, which stay floats here."""
+"""Scales of activations, which are not quantized to FP8 here."""
 
 UQFF = frozenset(
     {"weight", *(f"weight.{part}" for part in ("format", "dtype", "quant_scale"))}
@@ -19,7 +19,7 @@ UQFF = frozenset(
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """Floats of eight bits with one scale tensor, but for those of compressed-tensors."""
+    """Float8 weights with one scale tensor, except those of compressed-tensors."""
     if "weight" not in tensors or tensors["weight"].format not in FORMATS:
         return False
     if settings.get("quant_method") == "compressed-tensors":

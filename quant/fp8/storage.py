@@ -1,4 +1,4 @@
-"""Fp8: a weight of floats of eight bits, in planes."""
+"""Fp8: the storage of float8 weights."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ from ostro.quant.fp8 import SCALES, UNUSED, UQFF, naive
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
 UQFF_FORMAT = 3
-"""The number of this format in a UQFF file."""
+"""The id of this format in UQFF files."""
 
 TYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 AGAIN = "the file is damaged or does not match its config; download or convert it again"
 
 
 class Fp8(Packed):
-    """A weight [n, k], or [experts, n, k]: codes with a table of 256 numbers, scales per group.
+    """A weight [n, k], or [experts, n, k]: codes with a table of 256 values, and scales per group.
 
-    `beside` are the other tensors as they were read; `save` returns them unchanged, but not for
+    `other_tensors` are the tensors besides the codes; `save` returns them unchanged, except for
     fused or stacked weights. `unused` names the activation scales among them.
     """
 
-    beside: Mapping[str, Tensor]
+    other_tensors: Mapping[str, Tensor]
     unused = ""
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From "weight" and "weight_scale" or "weight_scale_inv", or a UQFF file's tensors.
+        """Read "weight" and "weight_scale" or "weight_scale_inv", or the tensors of a UQFF file.
 
-        Activation scales are not applied: kernels take x as it is, or quantize every 32 neighbours
-        with a scale of their own. Without a "weight_block_size" in the config, blocks divide the
-        weight evenly.
+        Activation scales are not applied: kernels keep x in its dtype or quantize it dynamically.
+        Without "weight_block_size" in the config, blocks divide the weight evenly.
         """
         format = stored.infos["weight"].format
         q = stored.tensors["weight"].to(stored.device)
-        scale = spread_of(stored)
-        if not naive.finite(q):
+        scale = read_scales(stored)
+        if not naive.is_finite(q):
             raise stored.fault(f"contains NaN or Inf; {AGAIN}", "weight")
-        beside = {name: t for name, t in stored.tensors.items() if name != "weight"}
+        other_tensors = {name: t for name, t in stored.tensors.items() if name != "weight"}
         if q.shape[-1] % CELL:
             return Dequantized(
                 stored,
@@ -52,52 +51,56 @@ class Fp8(Packed):
                 tuple(q.shape),
                 {"q": q, "scale": scale},
                 lambda rows, q, scale: naive.dequantize(q[rows], scale[rows]),
-                f"{q.shape[-1]} columns are no multiple of {CELL}",
+                f"{q.shape[-1]} columns are not a multiple of {CELL}",
             )
-        made = cls.of_numbers(format, q, scale, stored.dtype)
-        made.beside, made.unused = beside, " and ".join(sorted(UNUSED & beside.keys()))
+        made = cls.from_float8(format, q, scale, stored.dtype)
+        made.other_tensors, made.unused = (
+            other_tensors,
+            " and ".join(sorted(UNUSED & other_tensors.keys())),
+        )
         return made
 
     @classmethod
     def quantize(
         cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
     ) -> Self:
-        """A float weight [..., n, k] as "fp8": one scale per matrix; k must be a multiple of 32."""
+        """Quantize a float weight [..., n, k] to "fp8", one scale per matrix.
+
+        k must be a multiple of 32.
+        """
         q, scale = naive.quantize(weight)
-        made = cls.of_numbers("F8_E4M3", q, scale.expand(*q.shape[:-1], 1), dtype)
-        made.beside = {"weight_scale": scale.reshape(())} if weight.dim() == 2 else {}
+        made = cls.from_float8("F8_E4M3", q, scale.expand(*q.shape[:-1], 1), dtype)
+        made.other_tensors = {"weight_scale": scale.reshape(())} if weight.dim() == 2 else {}
         return made
 
     @classmethod
-    def of_numbers(cls, format: str, q: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
-        """q of a float8 type [..., k], scale floats [..., k / group]."""
+    def from_float8(cls, format: str, q: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
+        """q of a float8 dtype [..., k], scale floats [..., k / group]."""
         codes = pack_codes(q.contiguous().view(torch.uint8), 8)
         table = naive.table(q.dtype).to(q.device)
         made = cls(format, Planes(codes=codes, scale=scale.contiguous(), table=table), dtype)
-        made.beside = {}
+        made.other_tensors = {}
         return made
 
     def of(self, planes: Planes) -> Self:
         made = super().of(planes)
-        made.beside = {}
+        made.other_tensors = {}
         return made
 
     def save(self) -> dict[str, Tensor]:
         weight = unpack_codes(self.planes.codes).view(TYPES[self.format])
-        return {"weight": weight, **(self.beside or {"weight_scale": self.planes.scale})}
+        return {"weight": weight, **(self.other_tensors or {"weight_scale": self.planes.scale})}
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
         chosen = super().finalize(target, embedding=embedding)
         return f"{chosen}; {self.unused} not applied" if self.unused else chosen
 
 
-def spread_of(stored: Stored) -> Tensor:
+def read_scales(stored: Stored) -> Tensor:
     """The scale of every group of every row, [n, k / group]."""
     uqff = stored.tensors.keys() == UQFF
     if uqff and (format := stored.number("weight.format")) != UQFF_FORMAT:
-        raise stored.fault(
-            f"comes with the tensors of FP8, but its format is {format}; {AGAIN}", "weight"
-        )
+        raise stored.fault(f"has the tensors of FP8, but its format is {format}; {AGAIN}", "weight")
     name = "weight.dequant_w_scale" if uqff else next(iter(SCALES & stored.tensors.keys()))
     scale, shape = stored.tensors[name].to(stored.device), stored.tensors["weight"].shape
     if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -109,15 +112,15 @@ def spread_of(stored: Stored) -> Tensor:
     if found is None:
         blocks = f"blocks of {list(size)}" if size else "whole blocks"
         raise stored.fault(
-            f"has shape {list(scale.shape)}, expected one scale, one for each row, or one for each "
-            f"of {blocks} of {list(shape)} weights; {AGAIN}",
+            f"has shape {list(scale.shape)}, expected one scale per tensor, per row, or per block "
+            f"({blocks}) of {list(shape)} weights; {AGAIN}",
             name,
         )
-    return found.spread(*shape)
+    return found.expand(*shape)
 
 
 def block_size(stored: Stored) -> tuple[int, int] | None:
-    """Rows and columns of a block in the config, or None."""
+    """The `weight_block_size` of the config, rows and columns, or None."""
     size: Any = stored.settings.get("weight_block_size")
     if size is None:
         return None

@@ -1,4 +1,4 @@
-"""GPTQ: codes of 2 to 8 bits with a scale and a zero for each group (Frantar et al., 2023)."""
+"""GPTQ: codes of 2 to 8 bits with one scale and zero per group (Frantar et al., 2023)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from ostro import Quantizer, TensorInfo, hookimpl
 NEEDED = ("qweight", "qzeros", "scales")
 INDEX = "g_idx"
 MARLIN = "B"
-"""The name of a Marlin weight in AutoGPTQ checkpoints, which are not supported."""
+"""The name of a Marlin weight in AutoGPTQ checkpoints, a format that is not supported."""
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
-    """All quantized weights of a GPTQ model; without a config, by the names of the tensors."""
+    """All quantized weights of a GPTQ model; without a config, weights with all its tensors."""
     method = settings.get("quant_method")
     if method is None:
         return {*NEEDED, INDEX} <= tensors.keys()

@@ -1,4 +1,4 @@
-"""Reading a GPTQ weight: its tensors, and the groups of its columns."""
+"""Read and validate the tensors of a GPTQ weight, and the groups of its columns."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ AGAIN = "the file does not match its config; download the model or quantize it a
 
 
 @dataclass(frozen=True)
-class Form:
-    """The form of a weight in a file: the bits of a code, whether zeros are stored less one, the
-    group of each column, integers [k], and whether the file has them.
+class StoredFormat:
+    """The format of a weight in a file.
+
+    bits             bits of a code
+    zeros_minus_one  whether the stored zeros are decremented by one
+    groups           the group of each column, integers [k]
+    indexed          whether the file contains `groups` as g_idx
     """
 
     bits: int
-    less_one: bool
+    zeros_minus_one: bool
     groups: Tensor
     indexed: bool
 
@@ -36,14 +40,17 @@ class Form:
         zeros = zeros.mT.contiguous()
         found = {
             "qweight": naive.pack(codes, self.bits).mT.contiguous(),
-            "qzeros": naive.pack_zeros(zeros, self.bits, less_one=self.less_one),
+            "qzeros": naive.pack_zeros(zeros, self.bits, zeros_minus_one=self.zeros_minus_one),
             "scales": scales.mT.contiguous(),
         }
         return found | {INDEX: self.groups} if self.indexed else found
 
 
-def read(stored: Stored) -> tuple[Tensor, Tensor, Tensor, Form]:
-    """Codes uint8 [n, k], scales floats and zeros uint8 [n, groups], and the form."""
+def read(stored: Stored) -> tuple[Tensor, Tensor, Tensor, StoredFormat]:
+    """Codes uint8 [n, k], scales floats and zeros uint8 [n, groups], and the stored format.
+
+    Raises CheckpointError for unsupported formats and inconsistent tensors.
+    """
     version = version_of(stored)
     (n, k), bits = stored.shape, bits_of(stored)
     qweight, qzeros, scales = (stored.tensors[name].to(stored.device) for name in NEEDED)
@@ -51,21 +58,23 @@ def read(stored: Stored) -> tuple[Tensor, Tensor, Tensor, Form]:
         raise stored.fault(
             f"has shape {list(scales.shape)}, expected floats [groups, {n}]; {AGAIN}", "scales"
         )
-    wanted = (len(scales), ceil(n * bits / 32))
-    if tuple(qzeros.shape) != wanted or qzeros.dtype != torch.int32:
+    expected = (len(scales), ceil(n * bits / 32))
+    if tuple(qzeros.shape) != expected or qzeros.dtype != torch.int32:
         raise stored.fault(
             f"has shape {list(qzeros.shape)} and type {qzeros.dtype}, expected int32 "
-            f"{list(wanted)} for {len(scales)} groups of {bits} bits; {AGAIN}",
+            f"{list(expected)} for {len(scales)} groups of {bits} bits; {AGAIN}",
             "qzeros",
         )
-    form = Form(bits, version == V1, groups_of(stored, len(scales)), INDEX in stored.tensors)
+    stored_format = StoredFormat(
+        bits, version == V1, groups_of(stored, len(scales)), INDEX in stored.tensors
+    )
     codes = naive.unpack(qweight.t(), bits, k)
-    zeros = naive.unpack_zeros(qzeros, bits, n, less_one=form.less_one)
-    return codes, scales.t(), zeros.t(), form
+    zeros = naive.unpack_zeros(qzeros, bits, n, zeros_minus_one=stored_format.zeros_minus_one)
+    return codes, scales.t(), zeros.t(), stored_format
 
 
 def version_of(stored: Stored) -> str:
-    """The version of the format. Raises the fault of other formats."""
+    """The version of the format. Raises CheckpointError for unsupported versions and tensors."""
     settings, found = stored.settings, stored.tensors.keys()
     version = str(settings.get("checkpoint_format") or settings.get("format") or V1).lower()
     if settings.get("is_marlin_format") or MARLIN in found:
@@ -76,26 +85,26 @@ def version_of(stored: Stored) -> str:
             f"format {V1!r} or {V2!r}, or the float model"
         )
     if missing := [name for name in NEEDED if name not in found]:
-        raise stored.fault(f"lacks {' and '.join(missing)}; download the model again")
+        raise stored.fault(f"is missing {' and '.join(missing)}; download the model again")
     if extra := found - {*NEEDED, INDEX, "bias"}:
         raise stored.fault(
-            f"comes with {', '.join(sorted(extra))}, which are not part of GPTQ; use another file "
-            "of the model, or the float model"
+            f"has extra tensors {', '.join(sorted(extra))}, which are not part of GPTQ; use "
+            "another file of the model, or the float model"
         )
     if "bias" in found and bool(stored.tensors["bias"].any()):
         raise stored.fault(
-            "is a bias, which this architecture does not have here; the file is of another model",
+            "is a bias, which the architecture does not have here; the file is of another model",
             "bias",
         )
     return version
 
 
 def bits_of(stored: Stored) -> int:
-    """Bits of a code, from the shape; a config without rules for single layers must match."""
+    """Bits of a code, from the shape; the config must match, unless it has per-layer rules."""
     qweight, (n, k) = stored.tensors["qweight"], stored.shape
     rows = qweight.shape[0]
-    bits, over = divmod(rows * 32, k)
-    if over or bits not in naive.BITS or tuple(qweight.shape) != (rows, n):
+    bits, remainder = divmod(rows * 32, k)
+    if remainder or bits not in naive.BITS or tuple(qweight.shape) != (rows, n):
         raise stored.fault(
             f"has shape {list(qweight.shape)}, expected [{k} b / 32, {n}] for weights {[n, k]} of "
             f"b bits, b one of {', '.join(map(str, naive.BITS))}; {AGAIN}",
@@ -120,8 +129,8 @@ def groups_of(stored: Stored, groups: int) -> Tensor:
     k, settings = stored.shape[-1], stored.settings
     if INDEX in stored.tensors:
         found = stored.tensors[INDEX].to(stored.device)
-        whole = found.shape == (k,) and not found.is_floating_point()
-        if not whole or int(found.min()) < 0 or int(found.max()) >= groups:
+        is_valid = found.shape == (k,) and not found.is_floating_point()
+        if not is_valid or int(found.min()) < 0 or int(found.max()) >= groups:
             raise stored.fault(
                 f"has shape {list(found.shape)} and type {found.dtype}, expected integers [{k}] in "
                 f"0..{groups - 1}; {AGAIN}",
@@ -131,12 +140,14 @@ def groups_of(stored: Stored, groups: int) -> Tensor:
             raise stored.fault(f"leaves {empty} of {groups} groups empty; {AGAIN}", INDEX)
         return found
     if settings.get("desc_act"):
-        raise stored.fault(f"lacks {INDEX}, but config.json has desc_act; download the model again")
+        raise stored.fault(
+            f"is missing {INDEX}, but config.json has desc_act; download the model again"
+        )
     return torch.arange(k, device=stored.device) // size_of(stored, groups)
 
 
 def size_of(stored: Stored, groups: int) -> int:
-    """The columns of a group where there is no index. -1 in the config means all columns."""
+    """The columns of a group of a file without g_idx; -1 in the config means all columns."""
     k, configured = stored.shape[-1], stored.settings.get("group_size")
     if groups and (configured is None or stored.settings.get("dynamic")) and k % groups == 0:
         return k // groups
@@ -150,9 +161,11 @@ def size_of(stored: Stored, groups: int) -> int:
     return size
 
 
-def arrange(groups: Tensor) -> tuple[Tensor | None, Tensor]:
-    """The order of columns that makes groups contiguous, int64 [k], or None where they already are;
-    and the group of each run of columns, int64 [runs], runs being of one size.
+def contiguous_order(groups: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The column order that makes groups contiguous, and the group of each run of columns.
+
+    The order is int64 [k], or None if groups are contiguous. Runs have equal size, so that groups
+    of different sizes consist of several runs; the groups of runs are int64 [runs].
     """
     order = groups.argsort(stable=True)
     run = gcd(*groups.bincount().tolist())
@@ -160,6 +173,6 @@ def arrange(groups: Tensor) -> tuple[Tensor | None, Tensor]:
     return None if ordered.equal(groups) else order, ordered[::run].long()
 
 
-def beside(stored: Stored) -> Mapping[str, Tensor]:
-    """Tensors that `save` returns unchanged: zero biases, which early files have everywhere."""
+def other_tensors(stored: Stored) -> Mapping[str, Tensor]:
+    """Tensors that `save` returns unchanged: the zero biases of early files."""
     return {name: stored.tensors[name] for name in ("bias",) if name in stored.tensors}

@@ -1,4 +1,4 @@
-"""Gptq: a GPTQ weight in planes."""
+"""Gptq: the storage of GPTQ weights."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ from torch import Tensor
 from ostro import Storage, Stored
 from ostro.nn import Dequantized
 from ostro.quant.gptq import checkpoint, naive
-from ostro.quant.gptq.checkpoint import Form
+from ostro.quant.gptq.checkpoint import StoredFormat
 from ostro.quant.planes.storage import CELL, Packed, Planes, pack_codes, unpack_codes
 
 
 class Gptq(Packed):
-    """A weight [n, k], or [experts, n, k]. The columns of scattered groups, as act-order leaves
-    them, are reordered so that groups are contiguous; `form` is the form in the file.
+    """A weight [n, k], or [experts, n, k]; `stored_format` is its format in the file.
+
+    If groups are scattered (act-order), columns are permuted so that groups are contiguous.
     """
 
-    form: Form
-    beside: Mapping[str, Tensor]
+    stored_format: StoredFormat
+    other_tensors: Mapping[str, Tensor]
 
     @classmethod
     def read(cls, stored: Stored) -> Storage:
-        """From "qweight", "qzeros", "scales" and, mostly, "g_idx": see `naive`."""
-        codes, scales, zeros, form = checkpoint.read(stored)
-        beside = checkpoint.beside(stored)
+        """Read "qweight", "qzeros", "scales" and optionally "g_idx"; see `naive`."""
+        codes, scales, zeros, stored_format = checkpoint.read(stored)
+        other_tensors = checkpoint.other_tensors(stored)
         if codes.shape[-1] % CELL:
             return Dequantized(
                 stored,
-                form.format,
+                stored_format.format,
                 tuple(codes.shape),
-                {"codes": codes, "scales": scales, "zeros": zeros, "groups": form.groups},
+                {"codes": codes, "scales": scales, "zeros": zeros, "groups": stored_format.groups},
                 naive.dequantize_rows,
-                f"{codes.shape[-1]} columns are no multiple of {CELL}",
+                f"{codes.shape[-1]} columns are not a multiple of {CELL}",
             )
-        order, runs = checkpoint.arrange(form.groups)
+        order, runs = checkpoint.contiguous_order(stored_format.groups)
         planes = Planes(
-            codes=pack_codes(codes if order is None else codes[:, order], form.bits),
+            codes=pack_codes(codes if order is None else codes[:, order], stored_format.bits),
             scale=scales[:, runs].contiguous(),
             zero=zeros[:, runs].contiguous(),
         )
-        made = cls(form.format, planes, stored.dtype, order=order)
-        made.form, made.beside = form, beside
+        made = cls(stored_format.format, planes, stored.dtype, order=order)
+        made.stored_format, made.other_tensors = stored_format, other_tensors
         return made
 
     def of(self, planes: Planes) -> Self:
         made = super().of(planes)
-        made.beside = {}
+        made.other_tensors = {}
         return made
 
     def save(self) -> dict[str, Tensor]:
@@ -57,7 +58,7 @@ class Gptq(Packed):
         codes = unpack_codes(planes.codes)
         if order is not None:
             codes = codes[..., order.argsort()]
-        _, runs = checkpoint.arrange(self.form.groups)
+        _, runs = checkpoint.contiguous_order(self.stored_format.groups)
         first = runs.diff(prepend=runs.new_tensor([-1])) > 0
-        found = self.form.tensors(codes, planes.scale[..., first], planes.zero[..., first])
-        return {**found, **self.beside}
+        found = self.stored_format.tensors(codes, planes.scale[..., first], planes.zero[..., first])
+        return {**found, **self.other_tensors}

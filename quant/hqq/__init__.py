@@ -11,7 +11,7 @@ HQQ = NEEDED | {
     *("offload_meta", "encoded_state_dict", "stores_quant_config"),
     *("channel_wise", "optimize", "round_zero"),
 }
-"""All tensors that the hqq package saves of a layer."""
+"""All tensors that the hqq package saves for a layer."""
 
 UQFF = frozenset(
     {"weight", *(f"weight.{part}" for part in ("format", "scales", "zeros", "shape", "bits"))}
@@ -19,7 +19,7 @@ UQFF = frozenset(
     | {f"weight.{part}" for part in ("round_zeros", "channel_wise")}
 )
 GROUP = 64
-"""Columns that share a scale where a float weight is quantized."""
+"""Columns per scale when a float weight is quantized."""
 
 SENSITIVE = {1: "hqq6", 2: "hqq6", 3: "hqq6", 4: None, 5: None, 6: None, 8: None}
 

@@ -1,11 +1,11 @@
-"""HQQ in plain torch: the byte layouts, and the reference.
+"""HQQ in plain torch: the byte layouts and the reference implementation.
 
-A weight [n, k] of groups of g is seen as a matrix, row-major: [n k / g, g] where groups run along
-rows (axis 1), [g, n k / g] where they run across rows (axis 0). w = (code - zero) * scale, and a
-row of that matrix, or on axis 0 a column, shares both.
+A weight [n, k] with groups of g is viewed as a row-major matrix: [n k / g, g] for groups along rows
+(axis 1), [g, n k / g] for groups across rows (axis 0). w = (code - zero) * scale; each row of the
+matrix (axis 1) or each column (axis 0) shares one scale and zero.
 
-Codes are packed along the columns of the matrix. Of c codes to a word, word i of a column holds the
-codes i, i + r, i + 2 r, ... of r words in all, the first in the highest of c b bits:
+Codes are packed along the columns of the matrix. With c codes per word and r words per column, word
+i of a column holds the codes i, i + r, i + 2 r, ..., the first in the highest of the c b bits:
 
     "8bit_u8"   1 code of 8 bits in uint8; also used for codes of 5 and 6 bits
     "4bit_u8"   2 of 4 bits in uint8
@@ -27,7 +27,7 @@ from torch import Tensor
 
 class Packing(NamedTuple):
     bits: int
-    many: int
+    per_word: int
     word: torch.dtype
 
 
@@ -43,11 +43,11 @@ PACKING = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8"} | {
     2: "2bit_u8",
     1: "1bit_u8",
 }
-"""By the bits of a code."""
+"""The name of the packing, by bits of a code."""
 
 
 class Layout(NamedTuple):
-    """The layout of the codes of a weight `shape` [n, k] in words, as above."""
+    """The layout of a weight of `shape` [n, k], as the module describes."""
 
     shape: tuple[int, int]
     bits: int
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
     def words(self) -> tuple[int, int]:
         """The shape of the words."""
         rows, columns = self.matrix
-        return ceil(rows / self.packing.many), columns
+        return ceil(rows / self.packing.per_word), columns
 
     @property
     def scales(self) -> tuple[int, int]:
@@ -74,20 +74,20 @@ class Layout(NamedTuple):
 
 
 def unpack(words: Tensor, layout: Layout) -> Tensor:
-    """words [r, columns] -> the codes of the matrix, uint8 [rows, columns]."""
-    bits, many, _ = layout.packing
-    turns = [(words >> bits * (many - 1 - i)) & ((1 << bits) - 1) for i in range(many)]
+    """words [r, columns] -> codes of the matrix, uint8 [rows, columns]."""
+    bits, per_word, _ = layout.packing
+    turns = [(words >> bits * (per_word - 1 - i)) & ((1 << bits) - 1) for i in range(per_word)]
     return torch.cat(turns).to(torch.uint8)[: layout.matrix[0]]
 
 
 def pack(codes: Tensor, layout: Layout) -> Tensor:
-    """The codes of the matrix, uint8 [rows, columns] -> words; padding is 0."""
-    bits, many, word = layout.packing
-    padded = codes.new_zeros(layout.words[0] * many, codes.shape[1])
+    """codes of the matrix, uint8 [rows, columns] -> words; padding is 0."""
+    bits, per_word, word = layout.packing
+    padded = codes.new_zeros(layout.words[0] * per_word, codes.shape[1])
     padded[: len(codes)] = codes
     words = torch.zeros(layout.words, dtype=word, device=codes.device)
-    for i, turn in enumerate(padded.chunk(many)):
-        words |= turn.to(word) << bits * (many - 1 - i)
+    for i, turn in enumerate(padded.chunk(per_word)):
+        words |= turn.to(word) << bits * (per_word - 1 - i)
     return words
 
 
@@ -99,16 +99,16 @@ def dequantize_rows(
     layout: Layout,
 ) -> Tensor:
     """Rows of the weight, float32 [rows, k]; hqq computes in float16 and rounds in between."""
-    (n, k), (bits, many, _) = layout.shape, layout.packing
+    (n, k), (bits, per_word, _) = layout.shape, layout.packing
     first, last, _ = rows.indices(n)
-    # A row of the weight is part of one row of the matrix, or its codes are gathered one by one.
-    whole = not layout.axis and n % layout.group == 0
-    unit = k if whole else 1
+    # A row of the weight is contiguous in the matrix, or its codes must be gathered one by one.
+    has_whole_rows = not layout.axis and n % layout.group == 0
+    unit = k if has_whole_rows else 1
     at = torch.arange(first * k, max(last, first) * k, unit, device=words.device)
     row, column = at // layout.matrix[1], at % layout.matrix[1] // unit
-    turn, place = row // len(words), row % len(words)
-    shift = (bits * (many - 1 - turn)).to(words.dtype)[:, None]
-    codes = words.unflatten(1, (-1, unit))[place, column] >> shift & (1 << bits) - 1
+    turn, word = row // len(words), row % len(words)
+    shift = (bits * (per_word - 1 - turn)).to(words.dtype)[:, None]
+    codes = words.unflatten(1, (-1, unit))[word, column] >> shift & (1 << bits) - 1
     if layout.axis:
         scales = (scale[row], zero[row])
     else:

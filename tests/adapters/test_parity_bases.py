@@ -110,7 +110,7 @@ def pack_gptq(weight: Tensor) -> dict[str, Tensor]:
     codes = (parts / scales.float()[..., None] + zeros[..., None]).round().clamp(0, top)
     return {
         "qweight": gptq.pack(codes.flatten(1).to(torch.uint8), 4).t().contiguous(),
-        "qzeros": gptq.pack_zeros(zeros.t().to(torch.uint8), 4, less_one=True),
+        "qzeros": gptq.pack_zeros(zeros.t().to(torch.uint8), 4, zeros_minus_one=True),
         "scales": scales.t().contiguous(),
         "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // 64,
     }

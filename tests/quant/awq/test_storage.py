@@ -116,7 +116,7 @@ def test_odd_rows_are_dequantized() -> None:
     held, x = random(16, 40, 40), torch.randn(3, 40)
     storage, dense = read(held, 16, 40), plain(held)
     assert isinstance(storage, Dequantized) and storage.dequantize().equal(dense)
-    assert "40 columns are no multiple of 32" in storage.finalize(target_of(storage))
+    assert "40 columns are not a multiple of 32" in storage.finalize(target_of(storage))
     torch.testing.assert_close(storage.matmul(x), x @ dense.t())
     assert storage.dequantize(2, 5).equal(dense[2:5]) and same(storage.save(), held)
     assert storage.nbytes == 16 * 40 + 16 * 3
@@ -169,5 +169,5 @@ def test_other_versions_and_inconsistent_configs_are_rejected(
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"w\.qweight lacks qzeros and scales"):
+    with pytest.raises(CheckpointError, match=r"w\.qweight is missing qzeros and scales"):
         read({"qweight": GOLDEN["qweight"]})

@@ -180,6 +180,6 @@ def test_inconsistent_tensors_are_rejected(suffix: str, wrong: Tensor, says: str
 
 def test_ragged_rows_are_refused_where_each_must_be_reproducible() -> None:
     storage = read(held("nf4.64.5x50.float32"), (5, 50))
-    assert "50 columns are no multiple of 32" in storage.finalize(target_of(storage))
+    assert "50 columns are not a multiple of 32" in storage.finalize(target_of(storage))
     with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))

@@ -102,8 +102,8 @@ def test_it_is_fused_and_stacked() -> None:
         ("SCB", torch.zeros(5), r"w\.SCB has shape \[5\]"),
         ("SCB", torch.zeros(6).half(), "float16, expected"),
         ("SCB", torch.full((6,), torch.nan), "contains NaN or Inf"),
-        ("weight_format", torch.tensor(2, dtype=torch.uint8), "tiled for a GPU"),
-        ("weight", torch.zeros(6, dtype=torch.int8), r"expected a float32 for each row of \[6\]"),
+        ("weight_format", torch.tensor(2, dtype=torch.uint8), "tiled GPU layout"),
+        ("weight", torch.zeros(6, dtype=torch.int8), r"expected one float32 per row of \[6\]"),
     ],
 )
 def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -> None:
@@ -114,6 +114,6 @@ def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -
 
 def test_ragged_rows_are_refused_where_each_must_be_reproducible() -> None:
     storage = read(held(50))
-    assert "50 columns are no multiple of 32" in storage.finalize(target_of(storage))
+    assert "50 columns are not a multiple of 32" in storage.finalize(target_of(storage))
     with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))

@@ -124,7 +124,7 @@ def test_every_verb_says_what_the_plain_weight_says(case: str) -> None:
     rows = stacked.grouped(x, torch.tensor([0, 0, 1, 1, 1]))
     torch.testing.assert_close(rows, x @ dense.t(), rtol=1e-4, atol=1e-3)
     if case == "nvfp4":
-        with pytest.raises(Unsupported, match="no global scale to save"):
+        with pytest.raises(Unsupported, match="no common global scale"):
             fused.save()
     else:
         assert read(fused.save(), 2 * N, scheme={}).dequantize().equal(fused.dequantize())
@@ -202,7 +202,7 @@ def test_odd_rows_are_dequantized(case: str) -> None:
         expected = codes * held["weight_scale"][:, index.long()]
     storage, x = read(held, N, k, scheme={}), torch.randn(3, k)
     assert isinstance(storage, Dequantized) and storage.dequantize().equal(expected)
-    assert "48 columns are no multiple of 32" in storage.finalize(target_of(storage))
+    assert "48 columns are not a multiple of 32" in storage.finalize(target_of(storage))
     torch.testing.assert_close(storage.matmul(x), x @ expected.t())
     assert storage.dequantize(2, 5).equal(expected[2:5]) and same(storage.save(), held)
     assert storage.nbytes >= N * k
@@ -228,20 +228,20 @@ LIES = [
         "packed.4.group",
         "weight_packed",
         torch.zeros(N, 8).half(),
-        r"has type torch\.float16 and is of",
+        r"has type torch\.float16 and belongs to",
     ),
     ("packed.4.group", "weight_shape", torch.tensor([N, 32]), r"is \[16, 32\], but the model"),
     (
         "packed.4.group",
         "weight_scale",
         torch.zeros(N, 3),
-        r"has shape \[16, 3\], expected one number",
+        r"has shape \[16, 3\], expected one value",
     ),
     (
         "packed.4.group",
         "weight_scale",
         torch.zeros(N, 0),
-        r"has shape \[16, 0\], expected one number",
+        r"has shape \[16, 0\], expected one value",
     ),
     (
         "packed.4.group",
@@ -250,9 +250,9 @@ LIES = [
         "has type torch.int32, or contains NaN",
     ),
     ("packed.4.group", "weight_scale", NAN.expand(N, 2), "or contains NaN or Inf"),
-    ("packed.4.group", "weight_g_idx", torch.arange(K).int() // 24, "does not name 2 groups"),
-    ("packed.4.group", "weight_g_idx", torch.arange(K).int() // 16, "does not name 2 groups"),
-    ("packed.4.group", "weight_g_idx", torch.zeros(K).int(), "does not name 2 groups"),
+    ("packed.4.group", "weight_g_idx", torch.arange(K).int() // 24, "does not contain 2 groups"),
+    ("packed.4.group", "weight_g_idx", torch.arange(K).int() // 16, "does not contain 2 groups"),
+    ("packed.4.group", "weight_g_idx", torch.zeros(K).int(), "does not contain 2 groups"),
     ("packed.4.group", "weight_g_idx", torch.zeros(K), r"expected integers \[64\]"),
     ("packed.4.group", "weight_g_idx", torch.zeros(3).int(), r"expected integers \[64\]"),
     (
@@ -268,7 +268,7 @@ LIES = [
         r"has type torch\.float32, exp",
     ),
     ("int.8.channel", "weight", torch.zeros(N, 32).to(torch.int8), r"expected \[16, 64\]"),
-    ("int.8.channel", "weight_zero_point", torch.zeros(8, 1).to(torch.int8), "expected one number"),
+    ("int.8.channel", "weight_zero_point", torch.zeros(8, 1).to(torch.int8), "expected one value"),
     ("float.8.block", "weight_scale", torch.zeros(3, 2), r"block \[\(12, 32\)\] of \[16, 64\]"),
     ("float.8.tensor", "weight_zero_point", torch.ones(1), "zero points other than 0 for floats"),
     ("nvfp4", "weight_packed", torch.zeros(N, 16, dtype=torch.uint8), r"expected \[16, 64 / 2\]"),
@@ -276,7 +276,7 @@ LIES = [
     ("nvfp4", "weight_global_scale", torch.zeros(1), "expected a positive number"),
     ("nvfp4", "weight_global_scale", torch.ones(2), "expected one finite number"),
     ("nvfp4", "weight_global_scale", torch.tensor([torch.inf]), "expected one finite number"),
-    ("int.8.channel", "bitmask", torch.zeros(1), "comes with bitmask and is of"),
+    ("int.8.channel", "bitmask", torch.zeros(1), "comes with bitmask and belongs to"),
     ("int.8.channel", "weight_packed", torch.zeros(1), "of format 'None'"),
 ]
 
@@ -302,7 +302,7 @@ def test_what_is_no_number_is_refused(case: str, suffix: str) -> None:
 def test_what_is_missing_is_named() -> None:
     held = tensors("int.8.channel")
     del held["weight_scale"]
-    with pytest.raises(CheckpointError, match="lacks weight_scale"):
+    with pytest.raises(CheckpointError, match="is missing weight_scale"):
         read(held)
 
 
@@ -325,7 +325,7 @@ HADAMARD = {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "i
         (
             {"weight_packed": torch.zeros(1).int(), "scale_packed": torch.zeros(1)},
             {"format": "marlin-24"},
-            "scale_packed and is of .* 'marlin-24'",
+            "scale_packed and belongs to .* 'marlin-24'",
         ),
         (
             {"weight_packed": torch.zeros(1).byte(), "weight_scale": torch.zeros(1).byte()},
@@ -335,7 +335,7 @@ HADAMARD = {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "i
         (
             {"weight": torch.zeros(1), "weight_scale": torch.zeros(1)},
             {"format": "dense"},
-            r"has type torch\.float32 and is of .* 'dense'",
+            r"has type torch\.float32 and belongs to .* 'dense'",
         ),
         (
             tensors("int.8.channel"),

@@ -112,7 +112,7 @@ def test_float_weights_are_quantized() -> None:
 @pytest.mark.parametrize(
     ("suffix", "wrong", "says"),
     [
-        ("format", torch.tensor(4), r"w\.weight comes with the tensors of F8Q8, .* format is 4"),
+        ("format", torch.tensor(4), r"w\.weight has the tensors of F8Q8, .* format is 4"),
         ("num_blocks", torch.tensor(17), "num_blocks=17"),
         ("num_blocks", torch.zeros(0), r"num_blocks is \[\], expected one finite number"),
         ("shape", torch.tensor(N), r"w\.weight\.shape is \[24\], but"),
@@ -130,6 +130,6 @@ def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -
 
 def test_ragged_rows_are_refused_where_each_must_be_reproducible() -> None:
     storage = read(tensors(k=50), k=50)
-    assert "50 columns are no multiple of 32" in storage.finalize(target_of(storage))
+    assert "50 columns are not a multiple of 32" in storage.finalize(target_of(storage))
     with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))

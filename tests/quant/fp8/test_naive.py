@@ -25,7 +25,7 @@ def test_scales_spread_as_in_transformers(shape: tuple[int, ...], dtype: torch.d
     q, scale = numbers(N, K, dtype), torch.rand(shape, generator=torch.Generator().manual_seed(0))
     found = naive.blocks(scale, N, K, None)
     assert found is not None
-    ours = naive.dequantize(q, found.spread(N, K))
+    ours = naive.dequantize(q, found.expand(N, K))
     theirs = Fp8Dequantize(None)._dequantize_one(
         q, scale.reshape(shape if len(shape) > 1 else (1, 1))
     )
@@ -36,10 +36,10 @@ def test_the_last_blocks_may_be_cut_short() -> None:
     scale = torch.arange(1.0, 7).view(3, 2)
     found = naive.blocks(scale, 300, 160, (128, 128))
     assert found is not None
-    spread = found.spread(300, 160)
-    assert spread.shape == (300, 5)
-    assert spread[:128].equal(torch.tensor([1.0, 1, 1, 1, 2]).expand(128, 5))
-    assert spread[299].equal(torch.tensor([5.0, 5, 5, 5, 6]))
+    expanded = found.expand(300, 160)
+    assert expanded.shape == (300, 5)
+    assert expanded[:128].equal(torch.tensor([1.0, 1, 1, 1, 2]).expand(128, 5))
+    assert expanded[299].equal(torch.tensor([5.0, 5, 5, 5, 6]))
 
 
 @pytest.mark.parametrize("shape", [(2,), (300, 2), (3, 3), (2, 2), (0, 2), (3, 2, 1)], ids=str)
@@ -54,7 +54,7 @@ def test_every_code_has_its_number(dtype: torch.dtype) -> None:
     good = numbers.isfinite()
     assert table[good].equal(numbers[good]) and table[~good].eq(0).all()
     for code in range(256):
-        assert naive.finite(codes[code : code + 1].view(dtype)) == bool(good[code])
+        assert naive.is_finite(codes[code : code + 1].view(dtype)) == bool(good[code])
 
 
 def test_the_largest_weight_becomes_the_largest_number() -> None:
@@ -62,6 +62,6 @@ def test_the_largest_weight_becomes_the_largest_number() -> None:
     weight[1] = 0
     q, scale = naive.quantize(weight)
     again = q.float() * scale
-    assert q.float().abs().amax((-2, -1)).tolist() == [naive.MOST, 0, naive.MOST]
+    assert q.float().abs().amax((-2, -1)).tolist() == [naive.MAX, 0, naive.MAX]
     assert again[1].eq(0).all() and scale.shape == (3, 1, 1)
     assert ((again - weight).abs() <= weight.abs() / 16 + scale / 512).all()

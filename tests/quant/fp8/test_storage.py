@@ -193,6 +193,6 @@ def test_sizes_of_blocks_that_are_none_are_refused(size: Any) -> None:
 
 def test_ragged_rows_are_refused_where_each_must_be_reproducible() -> None:
     storage = read(tensors((), k=150))
-    assert "150 columns are no multiple of 32" in storage.finalize(target_of(storage))
+    assert "150 columns are not a multiple of 32" in storage.finalize(target_of(storage))
     with pytest.raises(Unsupported, match="remove --deterministic"):
         storage.finalize(target_of(storage, deterministic=True))

@@ -32,7 +32,7 @@ def packed(weight: Tensor, bits: int, act: bool) -> tuple[dict[str, Tensor], Ten
     codes = (weight / scales.float()[:, group] + zeros[:, group]).round().clamp(0, top)
     found = {
         "qweight": naive.pack(codes.to(torch.uint8), bits).t().contiguous(),
-        "qzeros": naive.pack_zeros(zeros.t().to(torch.uint8), bits, less_one=True),
+        "qzeros": naive.pack_zeros(zeros.t().to(torch.uint8), bits, zeros_minus_one=True),
         "scales": scales.t().contiguous(),
         "g_idx": groups,
     }

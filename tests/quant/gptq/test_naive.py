@@ -20,7 +20,7 @@ WORD = 2**32 - 1
 def test_it_reads_what_gptqmodel_reads(case: str) -> None:
     bits, format, _ = case.split(".")
     q, z, s, g = (GOLDEN[f"{case}.{name}"] for name in ("qweight", "qzeros", "scales", "g_idx"))
-    ours = naive.dequantize(q, z, s, g, int(bits), less_one=format == "gptq")
+    ours = naive.dequantize(q, z, s, g, int(bits), zeros_minus_one=format == "gptq")
     assert ours.equal(GOLDEN[f"{case}.dequantized"])
 
 
@@ -64,8 +64,8 @@ def test_codes_come_back(bits: int, count: int) -> None:
 def test_zeros_of_version_1_wrap_around(bits: int) -> None:
     zeros = torch.randint(0, 2**bits, (4, 64), dtype=torch.uint8)
     zeros[0], zeros[1, ::2] = 0, 0
-    words = naive.pack_zeros(zeros, bits, less_one=True)
-    assert naive.unpack_zeros(words, bits, 64, less_one=True).equal(zeros)
+    words = naive.pack_zeros(zeros, bits, zeros_minus_one=True)
+    assert naive.unpack_zeros(words, bits, 64, zeros_minus_one=True).equal(zeros)
     if bits == 3:
         assert naive.unpack(words, bits, 64).equal(zeros - 1 & 7)
         return

@@ -37,7 +37,7 @@ def tensors(
     order = torch.randperm(k, generator=torch.Generator().manual_seed(0))
     return {
         "qweight": naive.pack(codes, bits).t().contiguous(),
-        "qzeros": naive.pack_zeros(zeros, bits, less_one=True),
+        "qzeros": naive.pack_zeros(zeros, bits, zeros_minus_one=True),
         "scales": torch.rand(zeros.shape, generator=generator).half(),
         "g_idx": groups[order] if act else groups,
     }
@@ -71,7 +71,7 @@ def read(tensors: dict[str, Tensor], n: int = N, k: int = K, **settings: Any) ->
 
 def plain(tensors: dict[str, Tensor], bits: int) -> Tensor:
     q, z, s, g = (tensors[name] for name in ("qweight", "qzeros", "scales", "g_idx"))
-    return naive.dequantize(q, z, s, g, bits, less_one=True)
+    return naive.dequantize(q, z, s, g, bits, zeros_minus_one=True)
 
 
 def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
@@ -173,7 +173,7 @@ def test_odd_rows_are_dequantized() -> None:
     held, x = tensors(4, 12, 40), torch.randn(3, 40)
     storage, dense = read(held, 12, 40), plain(held, 4)
     assert isinstance(storage, Dequantized) and storage.dequantize().equal(dense)
-    assert "40 columns are no multiple of 32" in storage.finalize(target_of(storage))
+    assert "40 columns are not a multiple of 32" in storage.finalize(target_of(storage))
     torch.testing.assert_close(storage.matmul(x), x @ dense.t())
     assert storage.dequantize(2, 5).equal(dense[2:5]) and same(storage.save(), held)
     assert storage.nbytes == 12 * 40 + 2 * 12 * 3 + 40 * 4
@@ -208,7 +208,7 @@ LIES = [
     ("g_idx", torch.zeros(K - 1).int(), r"has shape \[127\]"),
     ("g_idx", torch.zeros(K).int(), "leaves 3 of 4 groups empty"),
     ("g_idx", torch.zeros(K), r"and type torch\.float32, expected integers"),
-    ("workspace", torch.zeros(4).int(), "comes with workspace, which are not part of GPTQ"),
+    ("workspace", torch.zeros(4).int(), "has extra tensors workspace, which are not part of GPTQ"),
 ]
 
 
@@ -227,7 +227,7 @@ def test_malformed_tensors_are_rejected(suffix: str, wrong: Tensor, says: str) -
         ({"group_size": 0}, "4 groups for 128 columns, config.json has group_size=0"),
         ({"group_size": 64}, "has group_size=64"),
         ({"group_size": "32"}, "has group_size='32'"),
-        ({"desc_act": True}, "lacks g_idx, but config.json has desc_act"),
+        ({"desc_act": True}, "is missing g_idx, but config.json has desc_act"),
         ({"checkpoint_format": "marlin"}, "format 'marlin', which is not supported"),
         ({"is_marlin_format": True}, "format 'marlin'"),
         ({"format": "gptq_p"}, "format 'gptq_p'"),
@@ -244,7 +244,7 @@ def test_inconsistent_configs_are_rejected(settings: dict[str, Any], says: str) 
 def test_what_is_missing_is_named() -> None:
     held = tensors()
     del held["qzeros"]
-    with pytest.raises(CheckpointError, match="lacks qzeros"):
+    with pytest.raises(CheckpointError, match="is missing qzeros"):
         read(held)
     with pytest.raises(CheckpointError, match="format 'marlin'"):
         read({"B": held["qweight"], "s": held["scales"]})

@@ -17,16 +17,16 @@ def across(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """A weight in groups of 64 across its rows, each from its least to its largest: as hqq saves
     it, and its values.
     """
-    lies = checkpoint.form(4, 64).of(*weight.shape)
-    lies = replace(lies, layout=lies.layout._replace(axis=0))
-    groups = weight.reshape(lies.layout.matrix)
+    layout = checkpoint.hqq_layout(4, 64).with_shape(*weight.shape)
+    layout = replace(layout, layout=layout.layout._replace(axis=0))
+    groups = weight.reshape(layout.layout.matrix)
     scale = (groups.amax(0, keepdim=True) - groups.amin(0, keepdim=True)) / 15
     zero = -groups.amin(0, keepdim=True) / scale
     codes = (groups / scale + zero).round().clamp(0, 15).to(torch.uint8)
-    words = naive.pack(codes, lies.layout)
-    beside = {**lies.beside, "axis": torch.tensor(0)}
-    saved = replace(lies, beside=beside).tensors(words, scale, zero)
-    return saved, naive.dequantize_rows(slice(None), words, scale, zero, lies.layout)
+    words = naive.pack(codes, layout.layout)
+    metadata = {**layout.metadata, "axis": torch.tensor(0)}
+    saved = replace(layout, metadata=metadata).tensors(words, scale, zero)
+    return saved, naive.dequantize_rows(slice(None), words, scale, zero, layout.layout)
 
 
 def saved(name: str, weight: Tensor, axis: int) -> tuple[dict[str, Tensor], Tensor]:

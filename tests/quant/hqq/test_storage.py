@@ -178,7 +178,7 @@ LIES = [
     ("W_q", torch.zeros(3, 64, dtype=torch.uint8), "has 192 bytes, expected .* of 4 bits"),
     ("zero", torch.zeros(7, 1), r"w\.zero has shape \[7, 1\]"),
     ("scale", torch.zeros(8, 1, dtype=torch.int32), r"w\.scale has shape .* floats \[8, 1\]"),
-    ("quant_zero", torch.tensor(1), "zeros as quantized"),
+    ("quant_zero", torch.tensor(1), "quantized scales or zeros"),
     ("channel_wise", torch.tensor(0), "one scale for the whole weight"),
 ]
 
