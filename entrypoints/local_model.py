@@ -87,7 +87,7 @@ class LocalModel:
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.lock, self.model = threading.Lock(), model
         try:
-            self.model = model.ready(engine.first.facts)
+            self.model = model.ready(engine.first.info)
             self.pipelines = make_pipelines(self.model, LocalClient(self.local), plugins)
         except BaseException:
             self.close()

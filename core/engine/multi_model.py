@@ -1,4 +1,4 @@
-"""One device loop over all that is loaded: tokens, vectors and jobs of one model or several."""
+"""The engine of one or several models: routes requests to their engines and steps these in turn."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SubEngine = Engine | PoolingEngine | JobEngine
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One loaded model: its engines by kind of work, None for work that it does not do."""
+    """One loaded model and its engines by kind of work; None for work that it does not support."""
 
     tokens: Engine | None = None
     reader: PoolingEngine | None = None
@@ -49,8 +49,8 @@ class ModelEntry:
     loaded: LoadedModel | None = None
 
     @property
-    def facts(self) -> ModelInfo:
-        """What a client is told of it."""
+    def info(self) -> ModelInfo:
+        """The description of the model for clients."""
         if self.tokens is not None:
             ids = sorted(self.tokens.eos_ids)
             return ModelInfo(context=self.tokens.context, vocab=self.tokens.vocab, eos_ids=ids)
@@ -60,6 +60,7 @@ class ModelEntry:
 
     @property
     def parts(self) -> Iterator[SubEngine]:
+        """The engines of the model."""
         for part in (self.tokens, self.reader, self.jobs):
             if part is not None:
                 yield part
@@ -76,10 +77,13 @@ class WaitingRequest:
 
 
 class MultiModelEngine:
-    """Routes requests to models and gives each part that has work a turn in every pass."""
+    """Routes requests to models, and steps each engine (`parts`) that has work in every pass.
+
+    `waiting` are the requests whose adapters are being read; `unsent` are messages for `events`.
+    """
 
     def __init__(self, entries: Mapping[str, ModelEntry]) -> None:
-        """The first entry also answers for the name `DEFAULT`."""
+        """The first entry is also the model `DEFAULT`."""
         self.entries = dict(entries)
         self.parts: list[SubEngine] = [part for t in entries.values() for part in t.parts]
         self.registries = [t.registry for t in entries.values() if t.registry is not None]
@@ -92,12 +96,13 @@ class MultiModelEngine:
 
     @property
     def first(self) -> ModelEntry:
+        """The default model."""
         return next(iter(self.entries.values()))
 
     @property
-    def facts(self) -> dict[str, ModelInfo]:
-        """What a client is told of each model."""
-        return {name: entry.facts for name, entry in self.entries.items()}
+    def infos(self) -> dict[str, ModelInfo]:
+        """The descriptions of all models for clients, by name."""
+        return {name: entry.info for name, entry in self.entries.items()}
 
     @property
     def busy(self) -> bool:
@@ -123,13 +128,13 @@ class MultiModelEngine:
         entry = self.first if model == DEFAULT else self.entries.get(model)
         if entry is None:
             known = ", ".join(self.entries)
-            raise NotFound(f"there is no model {model!r:.100}; there are {known}")
+            raise NotFound(f"there is no model {model!r:.100}; loaded are {known}")
         return entry
 
     def requantize(self, message: Requantize, report: ProgressCallback) -> list[str]:
-        """Bring a model's weights to other formats while nothing runs; see `Requantize`.
+        """Convert a model's weights to other formats while no request runs; see `Requantize`.
 
-        Raises NotFound or UsageError before anything has changed.
+        Returns the lines of `--explain`. Raises NotFound or UsageError before a weight has changed.
         """
         entry = self.entry(message.model)
         assert entry.requantize is not None, f"{message.model = } was not loaded here"
@@ -141,7 +146,7 @@ class MultiModelEngine:
         """
         entry = self.entry(request.model)
         if request.adapters and entry.registry is None:
-            raise AdapterNotFound(f"{request.model} takes no adapters", param="adapters")
+            raise AdapterNotFound(f"{request.model} supports no adapters", param="adapters")
         if entry.registry is None or entry.registry.ensure_read(request.id, request.adapters):
             self.dispatch(entry, request)
         else:
@@ -172,7 +177,7 @@ class MultiModelEngine:
             self.unsent.append(Failed.of(result.error, result.id))
 
     def dispatch(self, entry: ModelEntry, request: Request) -> None:
-        """Submit a request, whose adapters are read, to the part of a model that does it."""
+        """Submit a request, whose adapters have been read, to the engine of its kind."""
         mixture = EMPTY
         if entry.registry is not None and request.adapters:
             tokens = request.tokens if isinstance(request, TokenRequest) else ()
@@ -184,13 +189,13 @@ class MultiModelEngine:
         elif isinstance(request, JobRequest) and entry.jobs is not None:
             entry.jobs.submit(request, mixture)
         else:
-            raise Unsupported(f"{request.model} does no {type(request).__name__}")
+            raise Unsupported(f"{request.model} does not support {type(request).__name__}")
 
     def adapt(self, message: AdapterCommand) -> None:
-        """Do what a message says; the answer is among the events. Raises AdapterError."""
+        """Execute a command; its result is among the events, now or later. Raises AdapterError."""
         registry = self.entry(message.model).registry
         if registry is None:
-            raise AdapterNotFound(f"{message.model} takes no adapters")
+            raise AdapterNotFound(f"{message.model} supports no adapters")
 
         if message.do == "load":
             registry.load(
@@ -217,7 +222,7 @@ class MultiModelEngine:
         self.answer(registry, ReadResult(message.id))
 
     def events(self) -> list[FromEngine]:
-        """What has come up beside outputs since this was last asked."""
+        """Return and clear the pending messages: results of commands, and failures."""
         events, self.unsent = self.unsent, []
         return events
 
@@ -251,7 +256,7 @@ class MultiModelEngine:
         return outputs
 
     def step(self) -> list[Output]:
-        """One pass: a step of every part that has something to do.
+        """One pass: handle ended reads, then run a step of every engine that has work.
 
         If all that is under way waits for adapters, block until a read ends.
         """
@@ -265,7 +270,7 @@ class MultiModelEngine:
         return [output for part in self.parts if part.busy for output in part.step()]
 
     def stats(self) -> Stats:
-        """The counters of all models, added up."""
+        """The sums of the counters of all models."""
         counting = [entry.tokens or entry.reader for entry in self.entries.values()]
         every = [part.stats() for part in counting if part is not None]
         if len(every) == 1:
@@ -274,6 +279,6 @@ class MultiModelEngine:
         return Stats(**{name: sum(getattr(stats, name) for stats in every) for name in names})
 
     def close(self) -> None:
-        """Drop everything."""
+        """Abort all requests, and stop reading adapters."""
         for part in (*self.parts, *self.registries):
             part.close()

@@ -1,4 +1,4 @@
-"""The engine as asynchronous code sees it: requests go in, outputs come out, wherever it runs."""
+"""Asynchronous clients of an engine: their base class, and one for an engine in a thread."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from ostro.core.ipc.messages import (
     Requantize,
     Requantized,
     ToEngine,
-    carry,
-    drop,
+    free_arrays,
+    map_arrays,
 )
 from ostro.core.ipc.streams import JobStream, OutputStream, TokenStream
 from ostro.core.media import Array
 
 Out = TypeVar("Out", TokenOutput, JobOutput)
-PULSE = 5.0
-"""Seconds from one sign of life of an engine to the question for the next."""
+HEARTBEAT = 5.0
+"""Seconds between a reply of the engine and the next heartbeat."""
 PATIENCE = 120.0
 """Seconds that one pass of an engine's loop may take: a slow CPU needs long for many rows."""
 
 
 class AsyncEngine(ABC):
-    """An engine behind messages. All methods belong to one event loop.
+    """A client that exchanges messages with an engine. All methods belong to one event loop.
 
-    `info` is None until the engine is ready, `progress` tells how far loading has come, and `fault`
-    why the engine is gone. No more than `limit` requests may be under way, waiting ones included.
-    An engine that owes a sign of life for longer than `patience` seconds is `hung`.
+    `info` is None until the engine is ready, `progress` is that of loading, and `fault` is the
+    error that ended the engine. At most `limit` requests may be under way, waiting ones included.
+    An engine that leaves a heartbeat unanswered for more than `patience` seconds is `hung`.
     """
 
     def __init__(self) -> None:
@@ -69,26 +69,28 @@ class AsyncEngine(ABC):
         self.limit = 1024
         self.patience = PATIENCE
         self._streams: dict[str, OutputStream[Any]] = {}
-        self._asked: deque[asyncio.Future[Stats]] = deque()
-        self._changes: dict[str, asyncio.Future[Any]] = {}
+        # In the order of the questions: the engine answers them in this order, without ids.
+        self._stats_futures: deque[asyncio.Future[Stats]] = deque()
+        self._commands: dict[str, asyncio.Future[Any]] = {}
         self._numbers = count()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._settled = asyncio.Event()
+        self._started = asyncio.Event()  # ready, or failed to start
         self._gone = asyncio.Event()
-        self._watching: asyncio.Future[None] | None = None
-        self._owed: float | None = None
+        self._heartbeat: asyncio.Future[None] | None = None
+        self._unanswered_since: float | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be taken now."""
-        up = self.info is not None and self.fault is None
-        return up and not self.draining and not self.hung
+        """Whether the engine accepts requests now."""
+        is_up = self.info is not None and self.fault is None
+        return is_up and not self.draining and not self.hung
 
     @property
     def silence(self) -> float:
-        """Seconds for which the engine has owed a sign of life."""
-        return 0.0 if self._owed is None else time.monotonic() - self._owed
+        """Seconds for which the engine has not answered a heartbeat."""
+        since = self._unanswered_since
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def hung(self) -> bool:
@@ -97,19 +99,20 @@ class AsyncEngine(ABC):
 
     @property
     def requests(self) -> int:
-        """How many requests are under way."""
+        """The number of requests under way."""
         return len(self._streams)
 
     @abstractmethod
     async def start(self) -> Ready:
-        """Start the engine and wait until it is ready. Raises what kept it from that."""
+        """Start the engine and wait until it is ready. Raises the error if it fails to start."""
 
     @abstractmethod
-    def _send(self, message: ToEngine) -> None: ...
+    def _send(self, message: ToEngine) -> None:
+        """Pass a message to the engine without blocking."""
 
-    def _lend(self, request: Request) -> Request:
-        """The request with its arrays where the engine can read them."""
-        return carry(request, Array.read)
+    def _share(self, request: Request) -> Request:
+        """The request with its arrays in memory that the engine can read."""
+        return map_arrays(request, Array.read)
 
     @abstractmethod
     async def close(self) -> None:
@@ -118,25 +121,26 @@ class AsyncEngine(ABC):
     async def generate(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
         """The outputs of a request until each of its choices has finished.
 
-        Closing the generator early aborts the request. Raises RequestError where the engine refuses
-        it, Overloaded before it is ready and while it drains, EngineDied when it is gone.
+        Closing the generator early aborts the request. Raises RequestError if the engine refuses
+        it, Overloaded before the engine is ready and while it drains, EngineDied if it has ended.
         """
-        outputs = self._outputs(request, TokenStream(), request.sampling.n)
-        async with aclosing(outputs) as mine:
-            async for output in mine:
+        # Closed explicitly: a generator that is only dropped is closed at some later time, and its
+        # request would run until then.
+        async with aclosing(self._outputs(request, TokenStream(), request.sampling.n)) as outputs:
+            async for output in outputs:
                 yield output
 
     async def work(self, request: PoolingRequest | JobRequest) -> AsyncGenerator[JobOutput, None]:
-        """How far a reading or a job has come, until its last output, which has the result.
+        """The progress of a pooling request or a job; the last output has the result.
 
-        As `generate`: closing early aborts, and the same errors are raised.
+        Closing the generator early aborts the request. Raises as `generate`.
         """
-        async with aclosing(self._outputs(request, JobStream(), 1)) as mine:
-            async for output in mine:
+        async with aclosing(self._outputs(request, JobStream(), 1)) as outputs:
+            async for output in outputs:
                 yield output
 
     async def result(self, request: PoolingRequest | JobRequest) -> JobOutput:
-        """The last output of a reading or a job: its arrays, and of which adapters they are."""
+        """The last output of a pooling request or a job: its arrays and adapter generations."""
         last = JobOutput(id=request.id)
         async with aclosing(self.work(request)) as outputs:
             async for output in outputs:
@@ -146,14 +150,15 @@ class AsyncEngine(ABC):
     async def _outputs(
         self, request: Request, stream: OutputStream[Out], left: int
     ) -> AsyncGenerator[Out, None]:
-        """The outputs of a request until `left` of them have ended it."""
+        """The outputs of a request until `left` of its choices have finished."""
         try:
             self.admit()
             if request.id in self._streams:
                 raise RequestError(f"a request with id {request.id!r} is under way", param="id")
-            request = self._lend(request)
+            request = self._share(request)
         except BaseException:
-            drop(request)
+            # Shared memory outlives both processes unless it is unlinked.
+            free_arrays(request)
             raise
         self._streams[request.id] = stream
         self._idle.clear()
@@ -165,7 +170,7 @@ class AsyncEngine(ABC):
                 left -= output.finish is not None
                 yield output
         finally:
-            drop(request)
+            free_arrays(request)
             del self._streams[request.id]
             if left and self.fault is None:
                 self._send(Abort(request.id))
@@ -173,7 +178,7 @@ class AsyncEngine(ABC):
                 self._idle.set()
 
     def check(self) -> None:
-        """Raise EngineDied when the engine is gone, Overloaded when it takes no request now."""
+        """Raise EngineDied if the engine has ended, Overloaded if it accepts no requests now."""
         if self.fault is not None:
             raise EngineDied(str(self.fault))
         if self.draining:
@@ -181,18 +186,18 @@ class AsyncEngine(ABC):
         if self.info is None:
             raise Overloaded("the model is still loading; see /ready")
         if self.hung:
-            raise Overloaded(f"the engine has given no sign of life for {self.silence:.0f} s")
+            raise Overloaded(f"the engine has not responded for {self.silence:.0f} s")
 
     def admit(self) -> None:
-        """Raise what one more request would be refused with now."""
+        """Raise as `check`, and Overloaded if `limit` requests are under way."""
         self.check()
         if len(self._streams) >= self.limit:
             raise Overloaded(f"{self.limit} requests are under way; try again later")
 
     def abort(self, id: str, index: int | None = None) -> None:
-        """Drop a request; whoever iterates it sees Overloaded. Unknown ids are ignored.
+        """Abort a request: its generator raises Overloaded. Unknown ids are ignored.
 
-        With an index only that choice is dropped; its last output says so.
+        With an index only that choice is aborted: its last output has finish reason "abort".
         """
         if stream := self._streams.get(id):
             if index is None:
@@ -201,67 +206,66 @@ class AsyncEngine(ABC):
                 self._send(Abort(id, index))
 
     def abort_all(self, error: OstroError) -> None:
-        """Drop every request; whoever iterates one sees the error."""
+        """Abort all requests: their generators raise the error."""
         for stream in self._streams.values():
             stream.fail(error)
 
     async def stats(self) -> Stats:
         """The engine's counters, taken between two passes of its loop."""
         self.check()
-        return await self._ask()
+        return await self._get_stats()
 
     async def requantize(
         self, quant: str | None = None, *, topology: str | None = None, model: str = DEFAULT
     ) -> list[str]:
-        """Bring a model's weights to other formats, once all requests before this one are done.
+        """Convert a model's weights to other formats once all earlier requests are done.
 
-        `quant` and `topology` as in `Settings`; neither gives back the checkpoint's own. Returns
-        what was chosen, a line each. Raises UsageError for formats that are not known, NotFound.
+        `quant` and `topology` as in `Settings`; without both, the checkpoint's own formats. Returns
+        the lines of `--explain`. Raises UsageError for unknown formats, NotFound for the model.
         """
-        id = f"change {next(self._numbers)}"
-        told: list[str] = await self._change(
-            Requantize(id=id, model=model, quant=quant, topology=topology)
-        )
-        return told
+        id = f"command {next(self._numbers)}"
+        message = Requantize(id=id, model=model, quant=quant, topology=topology)
+        explain: list[str] = await self._command(message)
+        return explain
 
     async def adapt(
-        self, do: Literal["load", "unload", "read", "register", "list"], **what: Any
+        self, do: Literal["load", "unload", "read", "register", "list"], **fields: Any
     ) -> list[AdapterInfo]:
-        """Load, unload or register an adapter, have one read that is registered, or do nothing;
-        returns all adapters afterwards. `what` are fields of `AdapterCommand`. Raises the
-        AdapterError of a command that fails.
-        """
-        id = f"change {next(self._numbers)}"
-        told: list[AdapterInfo] = await self._change(AdapterCommand(id=id, do=do, **what))
-        return told
+        """Load, unload, register or read an adapter, or list all; returns all adapters afterwards.
 
-    async def _change(self, message: Requantize | AdapterCommand) -> Any:
-        """Have something changed, and wait until it is."""
+        `fields` are those of `AdapterCommand`. Raises the AdapterError of a command that fails.
+        """
+        id = f"command {next(self._numbers)}"
+        adapters: list[AdapterInfo] = await self._command(AdapterCommand(id=id, do=do, **fields))
+        return adapters
+
+    async def _command(self, message: Requantize | AdapterCommand) -> Any:
+        """Send a command and wait for its result."""
         self.check()
-        changed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._changes[message.id] = changed
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._commands[message.id] = result
         self._send(message)
         try:
-            return await changed
+            return await result
         finally:
-            del self._changes[message.id]
+            del self._commands[message.id]
 
-    def _ask(self) -> asyncio.Future[Stats]:
-        asked: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._asked.append(asked)
+    def _get_stats(self) -> asyncio.Future[Stats]:
+        found: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._stats_futures.append(found)
         self._send(GetStats())
-        return asked
+        return found
 
-    async def _watch(self) -> None:
-        """Ask for a sign of life, again and again; the engine answers between two passes."""
+    async def _send_heartbeats(self) -> None:
+        """Ask for counters forever: the engine answers between two passes of its loop."""
         while True:
-            self._owed = time.monotonic()
-            await self._ask()
-            self._owed = None
-            await asyncio.sleep(PULSE)
+            self._unanswered_since = time.monotonic()
+            await self._get_stats()
+            self._unanswered_since = None
+            await asyncio.sleep(HEARTBEAT)
 
     async def drain(self, seconds: float) -> bool:
-        """Take no more requests and wait for those under way; say whether all have finished."""
+        """Accept no more requests and wait for those under way; return whether all finished."""
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
@@ -270,66 +274,70 @@ class AsyncEngine(ABC):
         return True
 
     async def wait_gone(self) -> None:
-        """Return when the engine has ended, for whatever reason."""
+        """Wait until the engine has ended, for any reason."""
         await self._gone.wait()
 
     def _deliver(self, message: FromEngine) -> None:
+        """Pass a message from the engine to the request or command that waits for it."""
+        # Futures may be cancelled and streams gone by now: their messages are dropped.
         if isinstance(message, Outputs):
             for output in message.outputs:
                 if stream := self._streams.get(output.id):
                     stream.put(output)
         elif isinstance(message, Requantized | AdapterResult):
-            if (changed := self._changes.get(message.id)) and not changed.done():
-                changed.set_result(
+            if (result := self._commands.get(message.id)) and not result.done():
+                result.set_result(
                     message.explain if isinstance(message, Requantized) else message.adapters
                 )
-        elif isinstance(message, Failed) and message.id in self._changes:
-            if not (changed := self._changes[message.id]).done():
-                changed.set_exception(message.error())
+        elif isinstance(message, Failed) and message.id in self._commands:
+            if not (result := self._commands[message.id]).done():
+                result.set_exception(message.error())
         elif isinstance(message, Failed) and message.id is not None:
             if stream := self._streams.get(message.id):
                 stream.fail(message.error())
         elif isinstance(message, Failed):
             self._lose(message.error())
         elif isinstance(message, Stats):
-            if self._asked and not (asked := self._asked.popleft()).done():
-                asked.set_result(message)
+            if self._stats_futures and not (found := self._stats_futures.popleft()).done():
+                found.set_result(message)
         elif isinstance(message, Progress):
             self.progress = message
-            if self._owed is not None:  # a sign of life
-                self._owed = time.monotonic()
+            # Requantizing takes longer than `patience`; its progress shows that nothing hangs.
+            if self._unanswered_since is not None:
+                self._unanswered_since = time.monotonic()
         else:
             self.info = message
-            self._settled.set()
+            self._started.set()
 
     def _lose(self, error: OstroError) -> None:
-        """The engine is gone: everything that waits for it fails."""
+        """Record that the engine has ended, and fail all that waits for it."""
+        # The first error is the cause; later ones, such as a closed socket, follow from it.
         self.fault = self.fault or error
-        if self._watching is not None:
-            self._watching.cancel()
-        self._owed = None
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        self._unanswered_since = None
         fault = EngineDied(str(self.fault))
         for stream in self._streams.values():
             stream.fail(fault)
-        waiting: list[asyncio.Future[Any]] = [*self._asked, *self._changes.values()]
-        for asked in waiting:
-            if not asked.done():
-                asked.set_exception(fault)
-        self._asked.clear()
-        self._settled.set()
+        futures: list[asyncio.Future[Any]] = [*self._stats_futures, *self._commands.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(fault)
+        self._stats_futures.clear()
+        self._started.set()
         self._gone.set()
 
     async def _wait_ready(self) -> Ready:
-        await self._settled.wait()
+        await self._started.wait()
         if self.fault is not None:
             raise self.fault
         assert self.info is not None
-        self._watching = asyncio.ensure_future(self._watch())
+        self._heartbeat = asyncio.ensure_future(self._send_heartbeats())
         return self.info
 
 
 def check_output(output: TokenOutput | JobOutput) -> None:
-    """Raise the error with which the engine ended a request."""
+    """Raise the error if the engine ended a request with one."""
     if output.finish == "error":
         message = output.error or "the engine failed on this request"
         param = output.param if isinstance(output, JobOutput) else None
@@ -356,7 +364,7 @@ class QueueInbox:
 
 
 class ThreadEngine(AsyncEngine):
-    """An engine in a thread of this process. `build` makes it there, warmed up."""
+    """An engine in a thread of this process; `build` returns it, warmed up, in that thread."""
 
     def __init__(self, build: Callable[[loop.ProgressCallback], loop.DrivenEngine]) -> None:
         super().__init__()
@@ -381,13 +389,14 @@ class ThreadEngine(AsyncEngine):
     def _run(self) -> None:
         try:
             engine = self._build(lambda *steps: self._post(Progress(*steps)))
-            self._post(Ready(models=engine.facts))
+            self._post(Ready(models=engine.infos))
             loop.drive(engine, self._inbox, self._post)
+        # An error that ends the loop has no request: the client loses the engine.
         except Exception as error:
             self._post(Failed.of(error))
 
     def _post(self, message: FromEngine) -> None:
         try:
             self._loop.call_soon_threadsafe(self._deliver, message)
-        except RuntimeError:  # the event loop has ended before the engine
+        except RuntimeError:  # the event loop was closed before the engine
             self._inbox.put(Close())

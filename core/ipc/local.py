@@ -1,6 +1,6 @@
-"""An engine in this process, stepped by whoever reads its outputs: no thread, no messages copied.
+"""Clients of an engine in this process without a thread: reading outputs steps the engine.
 
-`LocalEngine` is the synchronous way, `LocalClient` the same engine for asynchronous pipelines.
+`LocalEngine` is synchronous; `LocalClient` is the same engine behind `AsyncEngine`, for pipelines.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Received = deque[Output | AdapterResult | Failed]
 
 
 class LocalEngine:
-    """Requests and changes to an engine, for one thread at a time.
+    """Requests and commands to an engine, for one thread at a time.
 
     Several `generate` may be in progress at once: a step for one of them advances all, and their
-    outputs wait in `received` by request id. Messages for other ids go to `deliver`.
+    outputs are queued in `received` by request id. Messages with other ids are passed to `deliver`.
     """
 
     def __init__(self, engine: DrivenEngine) -> None:
@@ -47,11 +47,11 @@ class LocalEngine:
     def generate(self, request: TokenRequest) -> Generator[TokenOutput]:
         """The outputs of a request, until each of its choices has finished.
 
-        Closing the generator early aborts the request. Raises what the engine refuses or fails it
-        with, and `fault` once the engine is closed.
+        Closing the generator early aborts the request. Raises the error with which the engine
+        refuses or fails it, and `fault` once the engine is closed.
         """
         received = self.received[request.id] = deque()
-        left = request.sampling.n
+        left = request.sampling.n  # choices that have not finished
         try:
             self.engine.submit(request)
             while left:
@@ -69,19 +69,20 @@ class LocalEngine:
         self, do: Literal["load", "unload", "read", "register", "list"], **fields: Any
     ) -> list[AdapterInfo]:
         """See `AsyncEngine.adapt`."""
-        id = f"local change {next(self.numbers)}"
+        # Other ids than those of `LocalClient`, which uses the same engine.
+        id = f"local command {next(self.numbers)}"
         received = self.received[id] = deque()
         try:
             self.engine.adapt(AdapterCommand(id=id, do=do, **fields))
             self.dispatch_events()
-            adapted = self.next(received)
+            result = self.next(received)
         finally:
             del self.received[id]
-        assert isinstance(adapted, AdapterResult)
-        return adapted.adapters
+        assert isinstance(result, AdapterResult)
+        return result.adapters
 
     def next(self, received: Received) -> Output | AdapterResult:
-        """Step the engine until there is a message. Raises the error of one that failed."""
+        """Step the engine until there is a message. Raises the error if it is a failure."""
         while not received:
             if self.fault is None and not self.engine.busy:
                 raise Overloaded("the request was aborted")
@@ -100,7 +101,7 @@ class LocalEngine:
         self.dispatch_events()
 
     def dispatch_output(self, output: Output) -> None:
-        """Pass an output to the request that waits for it."""
+        """Queue an output for its request."""
         received = self.received.get(output.id)
         if received is None:
             self.deliver(Outputs([output]))
@@ -108,12 +109,12 @@ class LocalEngine:
             received.append(output)
 
     def dispatch_events(self) -> None:
-        """Pass on what has come up beside outputs: answers to changes, and failures."""
+        """Pass on the engine's messages beside outputs: results of commands, and failures."""
         for message in self.engine.events():
             self.dispatch(message)
 
     def dispatch(self, message: FromEngine) -> None:
-        """Pass a message to the request or change that waits for it."""
+        """Pass a message to the request or command that waits for it."""
         if isinstance(message, Outputs):
             for output in message.outputs:
                 self.dispatch_output(output)
@@ -131,14 +132,15 @@ class LocalEngine:
 class LocalClient(AsyncEngine):
     """A `LocalEngine` behind the interface that pipelines use.
 
-    The event loop steps the engine while requests of its own are in progress.
+    A task of the event loop steps the engine while requests or commands of this client are under
+    way.
     """
 
     def __init__(self, local: LocalEngine) -> None:
         super().__init__()
         self.local = local
         local.deliver = self._deliver
-        self.info = Ready(models=local.engine.facts)
+        self.info = Ready(models=local.engine.infos)
         self._changed = asyncio.Event()
         self._stepping: asyncio.Future[None] | None = None
 
@@ -158,6 +160,7 @@ class LocalClient(AsyncEngine):
             self._stepping = asyncio.ensure_future(self._step())
 
     async def _step(self) -> None:
+        """Step the engine until no request or command of this client is under way."""
         engine, running = self.local.engine, asyncio.get_running_loop()
         changed = self._changed = asyncio.Event()
 
@@ -167,11 +170,11 @@ class LocalClient(AsyncEngine):
 
         engine.set_wake(wake)
         try:
-            while engine.busy and (self._streams or self._changes) and self.fault is None:
+            while engine.busy and (self._streams or self._commands) and self.fault is None:
                 changed.clear()
                 if engine.runnable:
                     self.local.step()
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # let the readers of the outputs run
                 else:  # a step would block the event loop until an adapter has been read
                     await changed.wait()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Drives an engine: takes messages in, runs passes, sends outputs; one thread owns it all."""
+"""The loop that drives an engine in one thread: receive messages, run a step, send outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 Send = Callable[[FromEngine], None]
 ProgressCallback = Callable[[str, int, int], None]
-"""Told how far loading has come: what, done, total."""
+"""Called with the progress of loading: what is loaded, units done, units in total."""
 
 
 class Inbox(Protocol):
@@ -45,14 +45,15 @@ class Inbox(Protocol):
 
 
 class DrivenEngine(Protocol):
-    """An engine as its driver sees it.
+    """The interface of an engine that the loop drives.
 
     `busy`: requests are under way. `runnable`: `step` can go on with one of them now; otherwise all
-    of them wait for adapters, and `step` would block until one has been read.
+    of them wait for adapters, and `step` would block until one has been read. `events` returns and
+    clears the messages beside outputs: results of commands, and failures.
     """
 
     @property
-    def facts(self) -> dict[str, ModelInfo]: ...
+    def infos(self) -> dict[str, ModelInfo]: ...
 
     @property
     def busy(self) -> bool: ...
@@ -99,12 +100,14 @@ def drive(engine: DrivenEngine, inbox: Inbox, send: Send) -> None:
 
 
 def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
-    """Do what one message asks; a request that the engine refuses fails alone. What takes time
-    is answered later, among the engine's events.
+    """Handle one message. An error of a request or command fails it alone.
+
+    Commands that take time are answered later, among the engine's events.
     """
     if isinstance(message, TokenRequest | PoolingRequest | JobRequest):
         try:
             engine.submit(message)
+        # Whatever it is: the request has not begun, so other requests are unaffected.
         except Exception as error:
             log_unknown(error)
             send(Failed.of(error, message.id))
@@ -112,6 +115,7 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
         if outputs := engine.abort(message.id, message.index):
             send(Outputs(list(outputs)))
     elif isinstance(message, GetStats):
+        # A copy: in one process the engine goes on counting in its own.
         send(replace(engine.stats()))
     elif isinstance(message, AdapterCommand):
         try:
@@ -124,22 +128,24 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
 
 
 def log_unknown(error: Exception) -> None:
-    """Log an error that no OstroError says: its traceback does not leave this process."""
+    """Log an error that is no OstroError: the client does not receive its traceback."""
     if not isinstance(error, OstroError):
-        log.error("a request is refused with an error", exc_info=error)
+        log.error("a request failed with an unexpected error", exc_info=error)
 
 
 def requantize(engine: DrivenEngine, message: Requantize, send: Send) -> None:
-    """Finish what is under way, then do what was asked.
+    """Finish all requests, then convert the weights.
 
-    What is refused before a weight has changed fails alone; any other error ends the engine.
+    A refused command fails alone; any other error ends the engine, whose weights may be half
+    converted.
     """
+    # Running sequences have caches of the old weights.
     while engine.busy:
         if outputs := engine.step():
             send(Outputs(list(outputs)))
     try:
-        told = engine.requantize(message, lambda *news: send(Progress(*news)))
+        explain = engine.requantize(message, lambda *values: send(Progress(*values)))
     except (UsageError, NotFound) as error:
         send(Failed.of(error, message.id))
     else:
-        send(Requantized(message.id, told))
+        send(Requantized(message.id, explain))

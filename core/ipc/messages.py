@@ -1,7 +1,7 @@
-"""What passes between an engine and its client, and how it lies on a socket.
+"""Messages between an engine and its client, and their encoding on a socket.
 
-On a socket a message is its length (4 bytes, little endian) and then MessagePack. Nothing but plain
-data crosses: no pickles, no code, no tensors.
+On a socket a message is its length (4 bytes, little endian), then MessagePack. Messages are plain
+data: no pickles, no code, no tensors.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ M = TypeVar("M")
 
 LENGTH = 4
 LIMIT = 1 << 30
-"""Bytes of one message; a longer one is a broken peer."""
+"""Most bytes of one message: a longer one shows that the peer is broken."""
 
 
 class ModelSpec(msgspec.Struct):
-    """A model to load: `eos_ids` are its tokenizer's, which the engine process does not load."""
+    """A model to load. `eos_ids` are its tokenizer's: the engine process loads no tokenizer."""
 
     settings: Settings
     eos_ids: list[int] = []
 
 
 class StartEngine(msgspec.Struct, kw_only=True, tag=True):
-    """The first message to an engine process: what to load, and the registry it must find too."""
+    """The first message to an engine process: the models to load, and the plugin registry of the
+    client, which its own must equal.
+    """
 
     models: list[ModelSpec]
     plugin_paths: list[str]
@@ -49,7 +51,7 @@ class StartEngine(msgspec.Struct, kw_only=True, tag=True):
 
 
 class Progress(msgspec.Struct, tag=True):
-    """How far loading has come: `done` of `total` in units of `what` (0 of 0 where unknown)."""
+    """Progress of loading: `done` of `total` units of `what` (0 of 0 if unknown)."""
 
     what: str
     done: int = 0
@@ -57,7 +59,9 @@ class Progress(msgspec.Struct, tag=True):
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """What an engine knows of a model, in tokens; all 0 for one that has none."""
+    """Context length and vocabulary size of a model, and its end tokens; 0 for models without
+    tokens.
+    """
 
     context: int = 0
     vocab: int = 0
@@ -65,7 +69,9 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
 
 class Ready(msgspec.Struct, kw_only=True, tag=True):
-    """The engine has drawn its first token. `models` by name, the default one first."""
+    """The engine is loaded and warmed up. `models` are by name, the default one first; `explain`
+    are the lines of `--explain`, `digest` is that of the plugins.
+    """
 
     models: dict[str, ModelInfo]
     explain: list[str] = []
@@ -77,7 +83,7 @@ class Ready(msgspec.Struct, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, kw_only=True, tag=True):
-    """An error on its way to where it is raised; `id` is the request it belongs to, if any."""
+    """An error of the engine, which the client raises; `id` is its request or command, if any."""
 
     kind: str
     message: str
@@ -86,7 +92,7 @@ class Failed(msgspec.Struct, kw_only=True, tag=True):
 
     @classmethod
     def of(cls, error: BaseException, id: str | None = None) -> Failed:
-        """Describe an error; a kind that is not ours keeps its name in the message."""
+        """Describe an error; one that is no OstroError has its type's name in the message."""
         if isinstance(error, OstroError):
             kind, message, param = type(error).__name__, str(error), error.param
         else:
@@ -94,7 +100,8 @@ class Failed(msgspec.Struct, kw_only=True, tag=True):
         return cls(kind=kind, message=message, param=param, id=id)
 
     def error(self) -> OstroError:
-        """The same error on this side."""
+        """The error to raise."""
+        # An unknown error of a request concerns only the request; any other ended the engine.
         unknown = EngineDied if self.id is None else OstroError
         kind = getattr(errors, self.kind, None) if self.kind else unknown
         if not (isinstance(kind, type) and issubclass(kind, OstroError)):
@@ -103,20 +110,20 @@ class Failed(msgspec.Struct, kw_only=True, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    """Drop a request, or the choice `index` of it, and free what it holds."""
+    """Abort a request, or the choice `index` of it."""
 
     id: str
     index: int | None = None
 
 
 class GetStats(msgspec.Struct, tag=True):
-    """Ask for `Stats`."""
+    """Request `Stats`."""
 
 
 class Requantize(msgspec.Struct, kw_only=True, tag=True):
-    """Bring a model's weights to other formats, once all that was asked before is done.
+    """Convert a model's weights to other formats once all earlier requests are done.
 
-    `quant` and `topology` as in `Settings`; neither is the checkpoint's own.
+    `quant` and `topology` as in `Settings`; without both, the checkpoint's own formats.
     """
 
     id: str
@@ -126,15 +133,16 @@ class Requantize(msgspec.Struct, kw_only=True, tag=True):
 
 
 class Requantized(msgspec.Struct, tag=True):
-    """The weights are in the formats that `id` asked for: what was chosen, a line each."""
+    """The result of the command `id`: the lines of `--explain` for the new formats."""
 
     id: str
     explain: list[str]
 
 
 class AdapterCommand(msgspec.Struct, kw_only=True, tag=True):
-    """Load, unload or read an adapter of a model, register one that is read when it is first asked
-    for, or tell of all; see `core.adapters.registry`.
+    """Load, unload, register or read an adapter of a model, or list all adapters.
+
+    A registered adapter is read when it is first requested; see `core.adapters.registry`.
     """
 
     id: str
@@ -148,11 +156,11 @@ class AdapterCommand(msgspec.Struct, kw_only=True, tag=True):
 
 
 class AdapterInfo(msgspec.Struct, kw_only=True):
-    """What is known of an adapter by its name; what is below `loaded` only once it is read.
+    """A registered adapter; the fields below `loaded` are set once it has been read.
 
-    `requests` have asked for it by this name, `running` ones are under way with its generation.
-    `effect` is how much it changes what the model says, where that could be tried; `norms` are of
-    what it adds to each weight, which only Python is told.
+    `requests` counts the requests by this name, `running` the sequences that use its generation.
+    `resident`: it is on the device. `effect` is how much it changes the model's outputs, None if
+    unknown. `norms` are the norms of its changes by weight, for Python only: they are many.
     """
 
     name: str
@@ -175,18 +183,18 @@ class AdapterInfo(msgspec.Struct, kw_only=True):
 
 
 class AdapterResult(msgspec.Struct, tag=True):
-    """What `id` asked for is done; the adapters of the model as they are now."""
+    """The result of the command `id`: all adapters of the model."""
 
     id: str
     adapters: list[AdapterInfo]
 
 
 class Close(msgspec.Struct, tag=True):
-    """Drop everything and end."""
+    """Abort all requests and end the engine."""
 
 
 class Outputs(msgspec.Struct, tag=True):
-    """What one pass of the loop has produced."""
+    """The outputs of one pass of the engine's loop."""
 
     outputs: list[Output]
 
@@ -199,55 +207,62 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
-    """A message as it is written to a socket."""
+    """The bytes of a message on a socket."""
     body = _encoder.encode(message)
     return len(body).to_bytes(LENGTH, "little") + body
 
 
-def carry(message: M, change: Callable[[Array], Array]) -> M:
-    """The message with its arrays changed: shared before it crosses, read after."""
+def map_arrays(message: M, change: Callable[[Array], Array]) -> M:
+    """The message with `change` applied to its arrays: `Array.share` before it is sent to another
+    process, `Array.read` after it was received.
+    """
     if isinstance(message, TokenRequest) and message.items:
-        items = [replace(i, arrays=changed(i.arrays, change)) for i in message.items]
+        items = [replace(i, arrays=mapped(i.arrays, change)) for i in message.items]
         positions = None if message.positions is None else change(message.positions)
         return replace(message, items=items, positions=positions)
     if isinstance(message, JobRequest):
-        return replace(message, arrays=changed(message.arrays, change))
+        return replace(message, arrays=mapped(message.arrays, change))
     if isinstance(message, Outputs):
         for output in message.outputs:
             if isinstance(output, JobOutput):
-                output.arrays = changed(output.arrays, change)
+                output.arrays = mapped(output.arrays, change)
     return message
 
 
-def drop(message: ToEngine) -> None:
-    """Remove what a message's arrays have left in shared memory: nobody will read it now."""
+def free_arrays(message: ToEngine) -> None:
+    """Free the shared memory of a message's arrays that no process has read."""
 
-    def remove(array: Array) -> Array:
+    def free(array: Array) -> Array:
         array.drop()
         return array
 
-    carry(message, remove)
+    map_arrays(message, free)
 
 
-def changed(arrays: dict[str, Array], change: Callable[[Array], Array]) -> dict[str, Array]:
+def mapped(arrays: dict[str, Array], change: Callable[[Array], Array]) -> dict[str, Array]:
     return {name: change(array) for name, array in arrays.items()}
 
 
 class Frames:
-    """Cuts the bytes of a socket into the bodies of messages."""
+    """Splits the bytes of a socket into the bodies of messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes in and give the bodies that are complete. Raises EngineDied for nonsense."""
+        """Add bytes and return the bodies that are complete.
+
+        Raises EngineDied for a message longer than `LIMIT`.
+        """
         buffer = self._buffer
         buffer += data
         bodies, start = [], 0
         while len(buffer) - start >= LENGTH:
             size = int.from_bytes(buffer[start : start + LENGTH], "little")
             if size > LIMIT:
-                raise EngineDied(f"a message between the processes claims {size} bytes")
+                raise EngineDied(
+                    f"a message between the processes has {size} bytes, the limit is {LIMIT}"
+                )
             end = start + LENGTH + size
             if len(buffer) < end:
                 break

@@ -1,8 +1,8 @@
-"""The engine in a process of its own: the child that runs it, and the client that started it.
+"""An engine in a child process: the client that starts the child, and the child's main program.
 
-The two share a socket pair and nothing else. The child is started afresh, never forked, finds the
-same plugins or refuses to start, and ends when the socket does. `python -m` runs this module as the
-child.
+Both communicate over a socket pair. The child is a new interpreter, not a fork; it refuses to start
+unless it finds the same plugins, and ends when the socket is closed. `python -m` runs this module
+as the child.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from ostro.core.ipc.messages import (
     Ready,
     StartEngine,
     ToEngine,
-    carry,
     frame,
     from_engine,
+    map_arrays,
     to_engine,
 )
 from ostro.core.media import Array
@@ -48,11 +48,12 @@ from ostro.core.records import Import, Settings, resolve
 
 log = logging.getLogger(__name__)
 ENGINE: Import = "ostro.core.engine.start:open_engine"
-"""What a child runs unless told otherwise: `open_engine(models, plugins, report)` gives an engine
-that has drawn its first tokens, and the choices made for it, for people."""
+"""The default engine of a child: `open_engine(models, plugins, report)` returns an engine that is
+warmed up, and the lines of `--explain`."""
 BUFFER = 1 << 20
+"""Bytes of socket buffers and of one read: a prompt with media is one message."""
 PATIENCE = 10.0
-"""Seconds a child gets to end by itself."""
+"""Seconds that a child has to end by itself before it is killed."""
 
 
 # The client
@@ -69,7 +70,9 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
         registry: Mapping[str, str] | None = None,
         engine: Import = ENGINE,
     ) -> None:
-        """`registry` is what this process' plugin manager found; None does not compare."""
+        """`registry` is that of this process's plugin manager, which the child compares with its
+        own; None skips the comparison.
+        """
         super().__init__()
         self.settings, self.plugin_paths, self.engine = settings, plugin_paths, engine
         self.registry = registry
@@ -86,11 +89,12 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
         return await self.load([ModelSpec(self.settings)])
 
     def spawn(self) -> None:
-        """Start the child, which imports its engine and waits to be told what to load."""
+        """Start the child, which imports its engine and waits for the models to load."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         argv = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), self.engine]
+        # -P: the child must not import from the current directory what this process did not.
         paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
         try:
             self._child = subprocess.Popen(
@@ -100,23 +104,24 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
                 env={**os.environ, "PYTHONPATH": paths},
             )
         finally:
+            # While this process holds the child's end, it would not notice the child's death.
             theirs.close()
         self._socket, self._transport = ours, None
 
     async def load(self, models: Sequence[ModelSpec]) -> Ready:
-        """Tell the spawned child what to load and wait until it is ready."""
+        """Send the spawned child the models to load and wait until it is ready."""
         self.info, self.fault, self._frames = None, None, Frames()
         self.progress = Progress("starting")
-        self._settled.clear()
+        self._started.clear()
         self._gone.clear()
         running = asyncio.get_running_loop()
         self._transport, _ = await running.create_unix_connection(lambda: self, sock=self._socket)
-        hello = StartEngine(
+        start = StartEngine(
             models=list(models),
             plugin_paths=list(self.plugin_paths),
             registry=dict(self.registry or {}),
         )
-        self._send(hello)
+        self._send(start)
         return await self._wait_ready()
 
     async def close(self) -> None:
@@ -125,15 +130,17 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._send(Close())
         self._lose(EngineDied("the engine is closed"))
+        # A child that is still loading does not read messages: it is killed at once.
         if self.info is not None:
             with suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(self._child.wait, PATIENCE)
         self.kill()
 
     def kill(self, reason: str = "the server stopped the engine process") -> None:
-        """End the child at once; requests under way fail with EngineDied(reason)."""
+        """Kill the child; requests under way fail with EngineDied(reason)."""
         if self._child is None:
             return
+        # Before the signal: the lost connection would give a less precise reason.
         self.fault = self.fault or EngineDied(reason)
         self._child.kill()
         self._child.wait()
@@ -146,19 +153,20 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
 
-    def _lend(self, request: Request) -> Request:
-        return carry(request, Array.share)
+    def _share(self, request: Request) -> Request:
+        return map_arrays(request, Array.share)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop with bytes from the child."""
         for body in self._frames.feed(data):
-            self._deliver(carry(from_engine.decode(body), Array.read))
+            self._deliver(map_arrays(from_engine.decode(body), Array.read))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop when the child's end is closed."""
-        self._lose(EngineDied(f"the engine process is gone{self._cause()}"))
+        self._lose(EngineDied(f"the engine process has ended{self._cause()}"))
 
     def _cause(self) -> str:
+        """The child's exit code or signal, for the message of an error; empty if it still runs."""
         assert self._child is not None
         try:
             code = self._child.wait(1)
@@ -188,8 +196,8 @@ class EngineConnection:
             os.set_blocking(each, False)
 
     def send(self, message: FromEngine) -> None:
-        """Write a message, waiting for room."""
-        self._socket.sendall(frame(carry(message, Array.share)))
+        """Write a message; blocks while the socket's buffer is full."""
+        self._socket.sendall(frame(map_arrays(message, Array.share)))
 
     def wake(self) -> None:
         """End the wait of `receive`, or that of its next call. May be called in any thread."""
@@ -216,8 +224,8 @@ class EngineConnection:
             for body in self._frames.feed(data):
                 message = to_engine.decode(body)
                 try:
-                    messages.append(carry(message, Array.read))
-                except OstroError as error:  # its client has left and taken its arrays along
+                    messages.append(map_arrays(message, Array.read))
+                except OstroError as error:  # its client aborted and has freed the arrays
                     assert isinstance(message, TokenRequest | JobRequest)
                     self.send(Failed.of(error, message.id))
 
@@ -230,52 +238,55 @@ class EngineConnection:
             return False
 
     def watch(self) -> None:
-        """End this process soon after its parent has gone, whatever it is busy with."""
+        """Run in a thread: end this process soon after its parent, even during a long step."""
         poll = select.poll()
         poll.register(self._socket, getattr(select, "POLLRDHUP", select.POLLHUP))
         poll.poll()
+        # The loop sees the closed socket, too: it has this time to end in order.
         time.sleep(PATIENCE / 5)
         os._exit(1)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the child: descriptor of its socket, import string of its engine."""
+    """Run the child; `argv` has the descriptor of its socket and its engine's import string."""
+    # A terminal sends Ctrl-C to both processes: the parent decides when the child ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     end = socket.socket(fileno=int(argv[0]))
     end.set_inheritable(False)
-    link = EngineConnection(end)
-    threading.Thread(target=link.watch, name="ostro-parent", daemon=True).start()
+    connection = EngineConnection(end)
+    threading.Thread(target=connection.watch, name="ostro-parent", daemon=True).start()
     try:
-        opener = resolve(argv[1])
-        hello = link.receive(True)[0]
-        if not isinstance(hello, StartEngine):
+        open_engine = resolve(argv[1])
+        start = connection.receive(wait=True)[0]
+        if not isinstance(start, StartEngine):
             return 0
-        loop.drive(load(opener, hello, link), link, link.send)
+        loop.drive(load(open_engine, start, connection), connection, connection.send)
     except (BrokenPipeError, ConnectionResetError):
         return 1
     except BaseException as error:
         failed = Failed.of(error)
         if not failed.kind:
             traceback.print_exc()
-        link.send(failed)
+        connection.send(failed)
         return 1
     return 0
 
 
-def load(opener: Any, hello: StartEngine, link: EngineConnection) -> loop.DrivenEngine:
-    """Load the plugins and the model, and say so."""
+def load(open_engine: Any, start: StartEngine, connection: EngineConnection) -> loop.DrivenEngine:
+    """Load the plugins and the models, and send `Ready`."""
     plugins = PluginManager()
-    plugins.load(hello.models[0].settings, hello.plugin_paths)
-    if hello.registry:
-        plugins.compare(hello.registry)
-    report = lambda *news: link.send(Progress(*news))  # noqa: E731
-    engine, explain = opener(hello.models, plugins, report)
+    plugins.load(start.models[0].settings, start.plugin_paths)
+    if start.registry:
+        plugins.compare(start.registry)
+    report = lambda *values: connection.send(Progress(*values))  # noqa: E731
+    opened, explain = open_engine(start.models, plugins, report)
+    engine: loop.DrivenEngine = opened
+    # What exists now lives as long as the process: later collections need not visit it.
     gc.collect()
     gc.freeze()
-    link.send(Ready(models=engine.facts, explain=explain, digest=plugins.digest()))
-    steps: loop.DrivenEngine = engine
-    return steps
+    connection.send(Ready(models=engine.infos, explain=explain, digest=plugins.digest()))
+    return engine
 
 
 if __name__ == "__main__":

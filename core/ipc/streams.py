@@ -1,4 +1,4 @@
-"""Outputs of one request between the engine's client and whoever reads them."""
+"""Streams: buffers of the outputs of one request between the client and its reader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ostro.core.errors import OstroError, Overloaded
 
 Out = TypeVar("Out", TokenOutput, JobOutput)
 BUFFER = 1 << 17
-"""Tokens and logprobs that may wait for the reader of one request."""
+"""Most tokens and logprobs in the buffer of one request: a reader that stalls fills it."""
 
 
 class OutputStream(ABC, Generic[Out]):
-    """Outputs of one request that nobody has read yet."""
+    """The outputs of one request that have not been read."""
 
     def __init__(self) -> None:
         self._error: OstroError | None = None
@@ -23,11 +23,11 @@ class OutputStream(ABC, Generic[Out]):
 
     @abstractmethod
     def put(self, output: Out) -> None:
-        """Add an output behind the others."""
+        """Append an output."""
 
     @abstractmethod
     def take(self) -> tuple[Out, bool]:
-        """The next output, and whether more are waiting."""
+        """Remove the next output; return it, and whether there are more."""
 
     def fail(self, error: OstroError) -> None:
         """End the stream with an error."""
@@ -35,8 +35,9 @@ class OutputStream(ABC, Generic[Out]):
         self._change.set()
 
     async def get(self) -> Out:
-        """The next output. Raises what the stream has failed with."""
+        """Wait for the next output. Raises the error of a stream that has failed."""
         await self._change.wait()
+        # Before outputs that are left: a reader of an aborted request needs none of them.
         if self._error is not None:
             raise self._error
         output, more = self.take()
@@ -46,8 +47,10 @@ class OutputStream(ABC, Generic[Out]):
 
 
 class TokenStream(OutputStream[TokenOutput]):
-    """Outputs merged per choice: a slow reader gets fewer and larger ones. One that lets more than
-    `BUFFER` pile up loses its request."""
+    """Outputs of tokens, merged per choice: a slow reader gets fewer and larger ones.
+
+    The request of a reader that lets more than `BUFFER` accumulate fails with Overloaded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +60,7 @@ class TokenStream(OutputStream[TokenOutput]):
     def put(self, output: TokenOutput) -> None:
         self._size += size(output)
         if self._size > BUFFER:
-            self.fail(Overloaded("the answer is not being read; its request was dropped"))
+            self.fail(Overloaded("the client does not read the response; the request was aborted"))
             return
         if known := self._waiting.get(output.index):
             merge(known, output)
@@ -73,7 +76,7 @@ class TokenStream(OutputStream[TokenOutput]):
 
 
 class JobStream(OutputStream[JobOutput]):
-    """The last output alone: whoever reads slowly misses what is past."""
+    """The latest output of a job: each one replaces the one before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,17 +92,17 @@ class JobStream(OutputStream[JobOutput]):
 
 
 def size(output: TokenOutput) -> int:
-    """Roughly how many numbers an output holds."""
-    told = [*(output.logprobs or ()), *(output.prompt_logprobs or ())]
-    return 1 + len(output.tokens) + sum(1 + len(entry.top) for entry in told if entry)
+    """The approximate number of tokens and logprobs in an output."""
+    logprobs = [*(output.logprobs or ()), *(output.prompt_logprobs or ())]
+    return 1 + len(output.tokens) + sum(1 + len(entry.top) for entry in logprobs if entry)
 
 
-def merge(first: TokenOutput, then: TokenOutput) -> None:
-    """Append an output to an earlier one of the same choice."""
-    first.tokens = first.tokens + then.tokens
-    if then.logprobs is not None:
-        first.logprobs = (first.logprobs or []) + then.logprobs
-    first.prompt_logprobs = first.prompt_logprobs or then.prompt_logprobs
-    first.prompt_tokens = first.prompt_tokens or then.prompt_tokens
-    first.cached = first.cached or then.cached
-    first.finish, first.stopped_by, first.error = then.finish, then.stopped_by, then.error
+def merge(first: TokenOutput, later: TokenOutput) -> None:
+    """Append an output to an earlier one of the same choice, in place."""
+    first.tokens = first.tokens + later.tokens
+    if later.logprobs is not None:
+        first.logprobs = (first.logprobs or []) + later.logprobs
+    first.prompt_logprobs = first.prompt_logprobs or later.prompt_logprobs
+    first.prompt_tokens = first.prompt_tokens or later.prompt_tokens
+    first.cached = first.cached or later.cached
+    first.finish, first.stopped_by, first.error = later.finish, later.stopped_by, later.error

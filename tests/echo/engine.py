@@ -56,7 +56,7 @@ class EchoEngine:
         self.counters = Stats()
 
     @property
-    def facts(self) -> dict[str, ModelInfo]:
+    def infos(self) -> dict[str, ModelInfo]:
         ids = sorted(self.eos_ids)
         return {self.name: ModelInfo(context=self.context, vocab=self.vocab, eos_ids=ids)}
 

@@ -219,7 +219,7 @@ def test_the_default_name_is_that_of_the_first_model(made: ThreeModels) -> None:
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones(made: ThreeModels) -> None:
-    with pytest.raises(NotFound, match="there is no model 'nope'; there are chat, draw, other"):
+    with pytest.raises(NotFound, match="there is no model 'nope'; loaded are chat, draw, other"):
         made.engine.submit(tokens("a", "nope"))
     with pytest.raises(NotFound):
         made.engine.requantize(Requantize(id="q", model="nope"), lambda *_: None)
@@ -237,7 +237,9 @@ def test_an_unknown_model_is_refused_with_the_known_ones(made: ThreeModels) -> N
     ],
 )
 def test_a_task_that_a_model_does_not_do_is_refused(made: ThreeModels, request_: Request) -> None:
-    with pytest.raises(Unsupported, match=f"{request_.model} does no {type(request_).__name__}"):
+    with pytest.raises(
+        Unsupported, match=f"{request_.model} does not support {type(request_).__name__}"
+    ):
         made.engine.submit(request_)
 
 
@@ -249,11 +251,11 @@ def test_a_request_that_its_engine_refuses_raises(made: ThreeModels) -> None:
 
 def test_facts_are_those_of_tokens_then_of_vectors(made: ThreeModels) -> None:
     only = MultiModelEngine({"vectors": ModelEntry(reader=made.vectors)})
-    chat, draw = made.engine.facts["chat"], made.engine.facts["draw"]
+    chat, draw = made.engine.infos["chat"], made.engine.infos["draw"]
     assert (chat.context, chat.vocab, chat.eos_ids) == (10, 20, [1, 3])
     assert (draw.context, draw.vocab, draw.eos_ids) == (0, 0, [])
-    assert (only.facts["vectors"].context, only.facts["vectors"].eos_ids) == (10, [])
-    assert list(made.engine.facts) == ["chat", "draw", "other"]
+    assert (only.infos["vectors"].context, only.infos["vectors"].eos_ids) == (10, [])
+    assert list(made.engine.infos) == ["chat", "draw", "other"]
 
 
 # Turns
@@ -335,9 +337,9 @@ def test_a_pooling_request_may_have_adapters(made: ThreeModels) -> None:
 
 
 def test_adapters_of_a_model_that_takes_none_are_refused(made: ThreeModels) -> None:
-    with pytest.raises(AdapterNotFound, match="other takes no adapters"):
+    with pytest.raises(AdapterNotFound, match="other supports no adapters"):
         made.engine.submit(tokens("a", "other", adapter="x"))
-    with pytest.raises(AdapterNotFound, match="other takes no adapters"):
+    with pytest.raises(AdapterNotFound, match="other supports no adapters"):
         made.engine.adapt(AdapterCommand(id="q", do="list", model="other"))
     with pytest.raises(AdapterNotFound, match="no adapter z"):
         made.engine.submit(tokens("a", adapter="z"))

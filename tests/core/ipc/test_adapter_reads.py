@@ -40,7 +40,7 @@ def make_local() -> AsyncEngine:
 def test_a_driver_sleeps_until_a_read_ends(
     make: Callable[[], AsyncEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PULSE", 60.0)  # no other message wakes the driver
+    monkeypatch.setattr(client, "HEARTBEAT", 60.0)  # no other message wakes the driver
 
     async def main() -> None:
         engine = make()

@@ -73,8 +73,8 @@ class FakeEngine(AsyncEngine):
         if not isinstance(message, GetStats):
             self.sent.append(message)
 
-    def _lend(self, request: Request) -> Request:
-        return request if self.shares else super()._lend(request)
+    def _share(self, request: Request) -> Request:
+        return request if self.shares else super()._share(request)
 
     def deliver(self, *messages: FromEngine | TokenOutput | JobOutput) -> None:
         """Messages from the engine; outputs each in one of their own."""
@@ -317,7 +317,7 @@ def test_a_reader_that_is_too_slow_loses_its_request(monkeypatch: pytest.MonkeyP
         await settle()
         for _ in range(60):
             engine.deliver(tokens("a", 1))
-        with pytest.raises(Overloaded, match="not being read"):
+        with pytest.raises(Overloaded, match="does not read the response"):
             await reader.task
         assert engine.sent[1:] == [Abort("a")]
         patient = Reader(engine, ask("b"))
@@ -392,12 +392,12 @@ def test_a_hung_engine_rejects_requests_until_it_responds(monkeypatch: pytest.Mo
 
     async def test(engine: FakeEngine) -> None:
         engine.patience = 30.0
-        await settle()  # the engine was asked for a sign of life
+        await settle()  # the engine was sent a heartbeat
         now[0] += 29
         assert engine.ready and engine.silence == 29
         now[0] += 2
         assert engine.hung and not engine.ready
-        with pytest.raises(Overloaded, match="no sign of life for 31 s"):
+        with pytest.raises(Overloaded, match="has not responded for 31 s"):
             await Reader(engine, ask()).task
         engine.deliver(Progress(what="capturing"))
         assert engine.ready and engine.silence == 0
@@ -485,7 +485,7 @@ def test_start_raises_the_load_error() -> None:
 def test_stats_requests_are_answered_in_order() -> None:
     async def test(engine: FakeEngine) -> None:
         await settle()
-        engine.deliver(Stats())  # the first sign of life
+        engine.deliver(Stats())  # the reply to the first heartbeat
         asked = [asyncio.ensure_future(engine.stats()) for _ in range(3)]
         await settle()
         asked[1].cancel()

@@ -226,7 +226,7 @@ def test_engine_bug(start: Any) -> None:
 
 def test_a_hung_engine(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow steps are no reason to worry; a step that does not end is, until it does."""
-    monkeypatch.setattr(client, "PULSE", 0.05)
+    monkeypatch.setattr(client, "HEARTBEAT", 0.05)
     server, release = start(), threading.Event()
     engine, echo = server.service.engine, server.echo
     engine.patience = 1.0

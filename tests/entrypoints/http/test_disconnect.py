@@ -127,7 +127,7 @@ def test_stream_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         held = TokenStream()
         for _ in range(60):
             held.put(output([1]))
-        with pytest.raises(Overloaded, match="not being read"):
+        with pytest.raises(Overloaded, match="does not read the response"):
             await held.get()
         read = TokenStream()
         for _ in range(300):
