@@ -215,6 +215,7 @@ WINDOWS = {"vision_config": {"patch_size": 28, "window_size": 112}}
 LEVELS = {"vision_config": {"deepstack_visual_indexes": [0, 2]}}
 FAR = {"relative_attention_max_distance": 128}
 UNKNOWN = "not supported"
+NO_ROPE = {"use_sliding_window": False, "no_rope_layer_interval": 4, "num_hidden_layers": 5}
 
 CASES = {
     "llama": Case("llama"),
@@ -231,6 +232,9 @@ CASES = {
     "qwen3 next": Case("qwen3_next", DENSE, change=guess),
     "qwen3 next, no mtp": Case("qwen3_next", DENSE, options=("--no-mtp",)),
     "qwen3 next, fused": Case("qwen3_next", DENSE, change=guess, options=("--fuse-gate-up-exps",)),
+    "smollm3": Case("smollm3", NO_ROPE),
+    "granite": Case("granite"),
+    "gemma": Case("gemma", {"rms_norm_eps": 1e-6, "intermediate_size": 256}, "pieces"),
     "gemma2": Case("gemma2", SCALED, "pieces"),
     "gemma3": Case("gemma3", SCALED, "pieces"),
     "embeddinggemma": Case("embeddinggemma", SCALED, "pieces", {"sliding_window": 14}),

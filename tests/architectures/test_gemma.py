@@ -1,0 +1,7 @@
+"""Gemma against transformers."""
+
+from ostro.plugins.conformance.architecture import ArchitectureTests
+
+
+class TestGemma(ArchitectureTests):
+    name = "gemma"

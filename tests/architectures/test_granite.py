@@ -1,0 +1,7 @@
+"""Granite against transformers."""
+
+from ostro.plugins.conformance.architecture import ArchitectureTests
+
+
+class TestGranite(ArchitectureTests):
+    name = "granite"
