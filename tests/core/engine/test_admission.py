@@ -1,4 +1,4 @@
-"""What an engine takes in and what it refuses, before anything is planned: without a model."""
+"""Admission: which requests an engine accepts and refuses. Without a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def submit(
     positions: Sequence[int] | None = None,
     **rules: Any,
 ) -> list[int]:
-    """Submit a request; gives the limit of each choice."""
+    """Submit a request; return the limit of each choice."""
     given = None if positions is None else Array.of(np.array([positions], np.int32))
     request = TokenRequest(
         id="a",
@@ -52,18 +52,18 @@ def submit(
     return [sequence.limit for sequence in engine.scheduler.waiting]
 
 
-def test_a_reply_without_a_limit_may_fill_the_context() -> None:
+def test_an_output_without_a_limit_may_fill_the_context() -> None:
     assert submit(engine(context=40), range(30)) == [10]
     assert submit(engine(context=40), range(30), max_tokens=7, n=2) == [7, 7]
     assert submit(engine(context=40), range(30), max_tokens=70) == [10]
 
 
-def test_positions_that_run_ahead_of_the_tokens_shorten_the_reply() -> None:
+def test_positions_beyond_the_tokens_shorten_the_output() -> None:
     assert submit(engine(context=40), range(3), positions=[0, 5, 33]) == [6]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "more", "said"),
+    ("tokens", "more", "message"),
     [
         ([], {}, "the prompt is empty"),
         ([1, VOCAB], {}, "token id 100 is not within 0..99"),
@@ -76,11 +76,11 @@ def test_positions_that_run_ahead_of_the_tokens_shorten_the_reply() -> None:
         (range(8), {"items": [view("a", 9)]}, "rows of image are not within the prompt"),
     ],
 )
-def test_a_request_that_can_never_run_is_refused_and_leaves_nothing(
-    tokens: Sequence[int], more: dict[str, Any], said: str
+def test_a_request_that_can_never_run_is_refused_without_effect(
+    tokens: Sequence[int], more: dict[str, Any], message: str
 ) -> None:
     made = engine(pages(64), cross(4))
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         submit(made, tokens, **more)
     assert not made.busy and not made.scheduler.waiting
 
@@ -109,8 +109,8 @@ def test_the_same_id_is_refused_while_it_runs() -> None:
     submit(made, range(3))
 
 
-def test_an_xlora_request_is_held_to_half_of_a_small_cache() -> None:
-    """It takes two blocks where others take one: a longer one would wait for ever."""
+def test_an_xlora_request_may_use_half_of_a_small_cache() -> None:
+    """It needs twice the blocks of others: a longer one would wait forever."""
     small = engine(pages(10), context=40)
     with pytest.raises(ContextLengthExceeded, match="X-LoRA"):
         submit(small, range(20), mixture=xlora("x"))
@@ -120,7 +120,7 @@ def test_an_xlora_request_is_held_to_half_of_a_small_cache() -> None:
     assert submit(engine(pages(22), context=40), range(15), mixture=xlora("x")) == [25]
 
 
-def test_the_longest_sequence_is_what_the_smallest_pool_holds() -> None:
+def test_the_smallest_pool_limits_the_longest_sequence() -> None:
     blocks = BlockManager([pages(10), pages(6, window=6)], BLOCK)
     assert blocks.max_length(100, rows=4) == 40, "a window of 6 tokens needs 5 blocks at most"
     assert blocks.max_length(100, rows=16) == 24
@@ -129,7 +129,7 @@ def test_the_longest_sequence_is_what_the_smallest_pool_holds() -> None:
 
 
 def test_cached_features_depend_on_the_adapters() -> None:
-    """An activated adapter that begins behind an image leaves its features as they are."""
+    """An activated adapter that begins after an image does not change its features."""
     items = [image("a", 2, 4), view("b", 9)]
     [first, second] = rekey_media(items, lora("x", encodes=True))
     assert first.key != items[0].key and second.key != items[1].key

@@ -1,4 +1,4 @@
-"""Tapes repeat what was recorded, over inputs in place, and refuse decisions by numbers."""
+"""CPU graphs: replays equal eager calls, and calls that read numbers are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.engine import cpu_graph as tape
+from ostro.core.engine import cpu_graph
 from ostro.core.engine.cpu_graph import NotCapturable, record
 from ostro.core.ops.rms_norm.native import rms_norm
 from ostro.quant.planes.planes import Planes, pack_codes
@@ -49,8 +49,8 @@ def test_a_launch_repeats_the_call(name: str) -> None:
     before = again.clone()
     x.copy_(torch.randn(3, 32))
     if name != "a view alone":
-        assert again.equal(before), "nothing is computed before it is asked for"
-    torch.empty(1 << 16).fill_(torch.nan)  # memory that is kept is nobody else's
+        assert again.equal(before), "a capture changes nothing before the replay"
+    torch.empty(1 << 16).fill_(torch.nan)  # the allocator must not reuse retained memory
     assert launch().equal(call(x))
 
 
@@ -70,17 +70,17 @@ READING: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", READING)
 @torch.inference_mode()
-def test_what_looks_at_numbers_is_refused(name: str) -> None:
+def test_calls_that_read_numbers_are_refused(name: str) -> None:
     x = torch.rand(3, 32) + 0.5
     with pytest.raises(NotCapturable, match="numbers"):
         record(lambda: READING[name](x))
     torch.ones(3).add_(1)
-    assert record(lambda: x + 1)().equal(x + 1), "the next call is recorded as if nothing had been"
+    assert record(lambda: x + 1)().equal(x + 1), "a refused call leaves no state"
 
 
 @torch.inference_mode()
-def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "MAX_BYTES", 1 << 20)
+def test_calls_that_need_too_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_graph, "MAX_BYTES", 1 << 20)
     x = torch.rand(3, 1 << 15)
     assert record(lambda: (x + 1) * 2)().equal((x + 1) * 2)
     large = torch.rand(3, 1 << 18)

@@ -1,4 +1,4 @@
-"""Decode buckets: inputs in fixed places, idle rows, poison, and which bucket runs a step."""
+"""Decode buckets: fixed input addresses, idle rows, poison, and the choice of a bucket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def runner(replay: bool = False, captured: int = 4, room: Room | None = None) ->
 
 
 def decode(row: int, tokens: list[int], *blocks: int, unread: bool = False) -> Chunk:
-    """The newest row of a sequence; `unread` is a last token that only the device knows."""
+    """The newest row of a sequence; with `unread`, its token is on the device only."""
     request = TokenRequest(id=str(row), tokens=tokens)
     sequence = TokenSequence(
         request, 0, arrival=0, seed=0, root=b"", limit=9, tokens=list(tokens), prompt=1
@@ -59,7 +59,7 @@ def test_rows_that_a_step_does_not_fill_are_idle() -> None:
     assert batch.host.blocks == [[11, 3], [7], [], []]
 
 
-def test_a_smaller_step_leaves_nothing_of_the_one_before() -> None:
+def test_a_smaller_step_has_no_inputs_of_the_previous_one() -> None:
     bucket = DecodeBucket(runner(), 4)
     bucket.load([decode(i, [9] * 5, 8 + i, 12 + i) for i in range(4)])
     bucket.load([decode(1, [3], 2)])
@@ -69,7 +69,7 @@ def test_a_smaller_step_leaves_nothing_of_the_one_before() -> None:
     assert not bucket.positions.any()
 
 
-def test_a_token_that_is_not_read_yet_is_taken_from_its_row_of_the_sampler() -> None:
+def test_a_pending_token_comes_from_its_sampler_row() -> None:
     made = runner()
     made.sampler.last = torch.tensor([50, 51, 52, 53])
     bucket = DecodeBucket(made, 4)
@@ -80,7 +80,7 @@ def test_a_token_that_is_not_read_yet_is_taken_from_its_row_of_the_sampler() -> 
 
 
 def test_inputs_keep_their_addresses() -> None:
-    """A graph reads them where they were when it was captured."""
+    """A graph reads them at the addresses of its capture."""
     bucket = DecodeBucket(runner(), 4)
     before = [(tensor.data_ptr(), tensor.shape) for tensor in tensors_of(bucket)]
     bucket.load([decode(1, [3], 2)])
@@ -99,7 +99,7 @@ def test_replay_poisons_all_inputs_after_a_step() -> None:
     assert not any((tensor == POISON).any() for tensor in tensors_of(bucket))
 
 
-def test_a_model_that_cannot_be_captured_has_no_buckets_outside_of_replay() -> None:
+def test_a_model_that_cannot_be_captured_has_buckets_in_replay_mode_only() -> None:
     """This one reads numbers on the host."""
     assert not runner(replay=False).buckets and sorted(runner(replay=True).buckets) == [1, 2, 4]
 
@@ -121,19 +121,19 @@ def test_a_bucket_of_mixed_steps_has_rows_of_the_mixture_table() -> None:
     ("captured", "sizes"),
     [(0, []), (1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (40, [1, 2, 4, 8, 16, 32, 64])],
 )
-def test_buckets_double_up_to_the_first_that_holds_all_rows(
+def test_bucket_sizes_double_up_to_the_first_that_fits_all_rows(
     captured: int, sizes: list[int]
 ) -> None:
     assert runner_of(SumModel(), captured=captured).sizes == sizes
 
 
-def test_the_smallest_bucket_that_holds_the_rows_runs_a_decode_step() -> None:
+def test_the_smallest_bucket_that_fits_runs_a_decode_step() -> None:
     made = runner(replay=True, captured=4)
     chunks = [decode(i, [3], 2 + i) for i in range(4)]
     found = [made.bucket(StepPlan(chunks[:n])) for n in (1, 2, 3, 4)]
     assert [bucket.size for bucket in found if bucket] == [1, 2, 4, 4]
-    many = [decode(0, [3], 2)] * 5
-    assert made.bucket(StepPlan(many)) is None
+    chunks = [decode(0, [3], 2)] * 5
+    assert made.bucket(StepPlan(chunks)) is None
 
 
 def test_a_step_with_a_prompt_or_prompt_logprobs_runs_in_no_bucket() -> None:
@@ -149,7 +149,7 @@ def test_a_step_with_a_prompt_or_prompt_logprobs_runs_in_no_bucket() -> None:
     assert made.bucket(StepPlan([row])) is None
 
 
-def test_mixed_buckets_are_made_with_the_first_mixed_step_and_again_after_a_change() -> None:
+def test_mixed_buckets_are_captured_at_the_first_mixed_step_and_after_a_change() -> None:
     room = Room(2)
     made = runner(replay=True, room=room)
     row = decode(0, [3], 2)

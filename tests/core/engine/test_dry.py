@@ -1,4 +1,4 @@
-"""DRY penalties: equal to their definition, and cheap beside many repetitions."""
+"""DRY penalties: equal to their definition, and cheap with many repetitions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sequence_of(tokens: Sequence[int], rules: Sampling, row: int = 0) -> TokenSe
 
 
 def added(sampler: Sampler, sequence: TokenSequence) -> dict[int, float]:
-    """What the sampler adds to each logit of a row whose logits are all 0."""
+    """The additions of the sampler to each logit of a row of zeros."""
     rules, rows = [sequence.request.sampling], torch.tensor([sequence.row])
     bent = sampler.apply_penalties(torch.zeros(1, VOCAB), [sequence], rules, rows)[0]
     return {i: value for i, value in enumerate(bent.tolist()) if value}
@@ -108,7 +108,7 @@ def test_4000_equal_tokens_cost_little_per_step() -> None:
     assert min(seconds) < 0.01
 
 
-def test_biases_are_sent_when_a_row_is_placed_and_not_in_every_step(
+def test_biases_are_sent_when_a_row_is_added_and_not_in_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = list[int]()
@@ -146,7 +146,7 @@ def test_biases_penalties_and_bans_of_one_token_add_up() -> None:
     assert added(sampler, sequence) == {7: 1.0, 9: 1.0, 2: 50.0}
 
 
-def test_a_row_takes_the_rules_of_its_next_sequence() -> None:
+def test_a_reused_row_gets_the_rules_of_its_next_sequence() -> None:
     sampler = sampler_of()
     rules = Sampling(logit_bias={7: 3.0}, dry=Dry(multiplier=2.0), min_tokens=4)
     sampler.add(sequence_of([5, 6, 5, 6], rules))

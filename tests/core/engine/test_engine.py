@@ -1,4 +1,4 @@
-"""The loop: batching, prefix cache, preemption, priority, abort, in both of its forms."""
+"""The engine: batching, prefix cache, preemption, priority and abort, in both loops."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def ask(id: str, tokens: Sequence[int], rules: Sampling = GREEDY, **fields: obje
 
 
 def answers(outputs: Sequence[TokenOutput]) -> dict[tuple[str, int], list[int]]:
-    said: dict[tuple[str, int], list[int]] = {}
+    generated: dict[tuple[str, int], list[int]] = {}
     for output in outputs:
-        said.setdefault((output.id, output.index), []).extend(output.tokens)
-    return said
+        generated.setdefault((output.id, output.index), []).extend(output.tokens)
+    return generated
 
 
 def run(engine: Engine, *requests: TokenRequest) -> dict[tuple[str, int], list[int]]:
@@ -39,19 +39,19 @@ def test_a_repeated_prompt_hits_the_prefix_cache(llama: Subject, engine_of: Buil
     first = run(engine, ask("a", llama.prompt))
     engine.submit(ask("b", llama.prompt))
     outputs = engine.drain()
-    assert outputs[0].cached == 48, "three of the four blocks of 60 tokens are whole"
+    assert outputs[0].cached == 48, "three of the four blocks of 60 tokens are full"
     assert answers(outputs)["b", 0] == first["a", 0]
 
 
-def test_an_answer_is_found_by_the_next_turn(llama: Subject, engine_of: Build) -> None:
+def test_the_next_turn_reuses_the_generated_tokens(llama: Subject, engine_of: Build) -> None:
     engine = engine_of(llama)
-    said = run(engine, ask("a", llama.prompt))["a", 0]
-    engine.submit(ask("b", [*llama.prompt, *said, 5]))
+    generated = run(engine, ask("a", llama.prompt))["a", 0]
+    engine.submit(ask("b", [*llama.prompt, *generated, 5]))
     assert engine.drain()[0].cached == 64
 
 
 @pytest.mark.parametrize("second", [{"salt": "other"}, {"cache": False}])
-def test_tenants_and_private_requests_share_nothing(
+def test_salts_and_uncached_requests_share_nothing(
     llama: Subject, engine_of: Build, second: dict[str, object]
 ) -> None:
     engine = engine_of(llama)
@@ -61,7 +61,7 @@ def test_tenants_and_private_requests_share_nothing(
     assert engine.drain()[0].cached == 0
 
 
-def test_without_prefix_cache_nothing_is_found(llama: Subject, engine_of: Build) -> None:
+def test_without_prefix_cache_nothing_is_reused(llama: Subject, engine_of: Build) -> None:
     engine = engine_of(llama)
     engine.prefix_cache = False
     run(engine, ask("a", llama.prompt))
@@ -69,7 +69,7 @@ def test_without_prefix_cache_nothing_is_found(llama: Subject, engine_of: Build)
     assert engine.drain()[0].cached == 0
 
 
-def test_a_crowded_pool_preempts_and_says_the_same(llama: Subject, engine_of: Build) -> None:
+def test_preemption_does_not_change_outputs(llama: Subject, engine_of: Build) -> None:
     prompts = [llama.prompt[i : i + 30] for i in range(6)]
     wanted = greedy(engine_of(llama), prompts, 40)
     crowded = engine_of(llama, blocks=11)
@@ -78,7 +78,7 @@ def test_a_crowded_pool_preempts_and_says_the_same(llama: Subject, engine_of: Bu
     assert crowded.stats().blocks_used == 0
 
 
-def test_the_oldest_idle_blocks_make_room(llama: Subject, engine_of: Build) -> None:
+def test_the_least_recently_used_blocks_are_evicted(llama: Subject, engine_of: Build) -> None:
     engine = engine_of(llama, blocks=8)
     for i in range(5):
         run(engine, ask(str(i), llama.prompt[i : i + 40]))
@@ -87,7 +87,7 @@ def test_the_oldest_idle_blocks_make_room(llama: Subject, engine_of: Build) -> N
     assert engine.stats().blocks_used == 0
 
 
-def test_abort_frees_every_block_at_once(llama: Subject, engine_of: Build) -> None:
+def test_abort_releases_every_block_at_once(llama: Subject, engine_of: Build) -> None:
     engine = engine_of(llama, rows=20)
     for id in "abc":
         engine.submit(ask(id, llama.prompt))
@@ -111,16 +111,19 @@ def test_abort_of_one_choice_leaves_the_others(llama: Subject, engine_of: Build)
     engine = engine_of(llama)
     engine.submit(ask("a", llama.prompt, rules))
     outputs = [output for _ in range(6) for output in engine.step()]
-    held = engine.stats().blocks_used
+    used = engine.stats().blocks_used
     dropped = engine.abort("a", 1)
     assert [(o.id, o.index, o.finish) for o in dropped] == [("a", 1, "abort")]
-    assert engine.stats().running == 2 and engine.stats().blocks_used < held
+    assert engine.stats().running == 2 and engine.stats().blocks_used < used
     assert engine.abort("a", 1) == [], "it has ended already"
     outputs += engine.drain()
-    said = answers(outputs)
-    assert said["a", 0] == wanted["a", 0] and said["a", 2] == wanted["a", 2]
-    assert 0 < len(said["a", 1]) < 8 and said["a", 1] == wanted["a", 1][: len(said["a", 1])]
-    assert engine.stats().generated_tokens == sum(map(len, said.values()))
+    generated = answers(outputs)
+    assert generated["a", 0] == wanted["a", 0] and generated["a", 2] == wanted["a", 2]
+    assert (
+        0 < len(generated["a", 1]) < 8
+        and generated["a", 1] == wanted["a", 1][: len(generated["a", 1])]
+    )
+    assert engine.stats().generated_tokens == sum(map(len, generated.values()))
     assert engine.stats().blocks_used == 0 and not engine.live
 
 
@@ -133,7 +136,7 @@ def test_priority_goes_first_and_preempts(llama: Subject, engine_of: Build) -> N
     assert finished == ["soon", "late"]
 
 
-def test_a_window_gives_blocks_back(mistral: Subject, engine_of: Build) -> None:
+def test_a_window_releases_blocks(mistral: Subject, engine_of: Build) -> None:
     engine = engine_of(mistral, rows=16)
     engine.submit(ask("a", mistral.prompt, Sampling(temperature=0, max_tokens=60, ignore_eos=True)))
     most = 0
@@ -146,12 +149,12 @@ def test_a_window_gives_blocks_back(mistral: Subject, engine_of: Build) -> None:
 def test_choices_share_the_prompt_and_differ(llama: Subject, engine_of: Build) -> None:
     rules = Sampling(n=4, seed=7, max_tokens=8, ignore_eos=True)
     engine = engine_of(llama)
-    said = run(engine, ask("a", llama.prompt, rules))
-    assert len({tuple(tokens) for tokens in said.values()}) == 4
-    assert run(engine_of(llama), ask("a", llama.prompt, rules)) == said
+    generated = run(engine, ask("a", llama.prompt, rules))
+    assert len({tuple(tokens) for tokens in generated.values()}) == 4
+    assert run(engine_of(llama), ask("a", llama.prompt, rules)) == generated
 
 
-def test_a_seed_says_the_same_in_any_company(llama: Subject, engine_of: Build) -> None:
+def test_a_seed_does_not_depend_on_the_batch(llama: Subject, engine_of: Build) -> None:
     rules = Sampling(temperature=0.9, top_p=0.95, top_k=40, seed=3, max_tokens=20, ignore_eos=True)
     alone = run(engine_of(llama), ask("a", llama.prompt, rules))["a", 0]
     others = [
@@ -170,21 +173,21 @@ def test_logprobs_are_those_of_the_reference(llama: Subject, engine_of: Build) -
     engine.submit(ask("a", llama.prompt, rules))
     outputs = engine.drain()
     tokens = [*llama.prompt, *answers(outputs)["a", 0]]
-    truth = llama.run_reference(tokens).log_softmax(-1)
+    reference = llama.run_reference(tokens).log_softmax(-1)
     prompt = next(o.prompt_logprobs for o in outputs if o.prompt_logprobs)
-    said = [o.logprobs[0] for o in outputs if o.logprobs]
-    assert prompt[0] is None and len(prompt) == len(llama.prompt) and len(said) == 5
-    for at, entry in enumerate([*prompt[1:], *said]):
+    generated = [o.logprobs[0] for o in outputs if o.logprobs]
+    assert prompt[0] is None and len(prompt) == len(llama.prompt) and len(generated) == 5
+    for at, entry in enumerate([*prompt[1:], *generated]):
         assert entry is not None and entry.token == tokens[at + 1]
-        assert entry.logprob == pytest.approx(float(truth[at, entry.token]), abs=1e-4)
-        best = truth[at].topk(len(entry.top))
+        assert entry.logprob == pytest.approx(float(reference[at, entry.token]), abs=1e-4)
+        best = reference[at].topk(len(entry.top))
         assert [id for id, _ in entry.top] == best.indices.tolist()
         torch.testing.assert_close(
             torch.tensor([p for _, p in entry.top]), best.values, atol=1e-4, rtol=0
         )
 
 
-def test_a_text_ends_where_it_should(llama: Subject, engine_of: Build) -> None:
+def test_stop_ids_and_max_tokens_end_a_text(llama: Subject, engine_of: Build) -> None:
     free = greedy(engine_of(llama), [llama.prompt], 16)[0]
     stop = free[5]
     first = free.index(stop)
@@ -204,31 +207,31 @@ def test_a_text_ends_where_it_should(llama: Subject, engine_of: Build) -> None:
 
 def test_eos_ends_unless_ignored(llama: Subject, engine_of: Build) -> None:
     free = greedy(engine_of(llama), [llama.prompt], 8)[0]
-    for rules, said in (
+    for rules, generated in (
         (Sampling(temperature=0, max_tokens=8), []),
         (Sampling(temperature=0, max_tokens=8, ignore_eos=True), free),
     ):
         engine = engine_of(llama)
         engine.eos_ids = engine.runner.sampler.eos = frozenset({free[0]})
-        assert run(engine, ask("a", llama.prompt, rules)).get(("a", 0), []) == said
+        assert run(engine, ask("a", llama.prompt, rules)).get(("a", 0), []) == generated
 
 
-def test_biases_and_penalties_reach_the_draw(llama: Subject, engine_of: Build) -> None:
+def test_biases_and_penalties_change_the_draw(llama: Subject, engine_of: Build) -> None:
     free = greedy(engine_of(llama), [llama.prompt], 16)[0]
     banned = Sampling(temperature=0, max_tokens=16, ignore_eos=True, logit_bias={free[0]: -100.0})
     assert free[0] not in run(engine_of(llama), ask("a", llama.prompt, banned))["a", 0]
     forced = Sampling(temperature=0, max_tokens=4, ignore_eos=True, logit_bias={99: 100.0})
     assert run(engine_of(llama), ask("a", llama.prompt, forced))["a", 0] == [99] * 4
     never = Sampling(temperature=0, max_tokens=30, ignore_eos=True, presence_penalty=100.0)
-    said = run(engine_of(llama), ask("a", llama.prompt, never))["a", 0]
-    assert len(set(said)) == 30
+    generated = run(engine_of(llama), ask("a", llama.prompt, never))["a", 0]
+    assert len(set(generated)) == 30
     dry = Dry(multiplier=100.0, allowed_length=1, base=2.0)
     forced = Sampling(
         temperature=0, max_tokens=8, ignore_eos=True, logit_bias={99: 50.0, 98: 49.0}, dry=dry
     )
-    said = run(engine_of(llama), ask("a", llama.prompt, forced))["a", 0]
-    pairs = list(pairwise(said))
-    assert len(set(pairs)) == len(pairs), "no pair is said twice"
+    generated = run(engine_of(llama), ask("a", llama.prompt, forced))["a", 0]
+    pairs = list(pairwise(generated))
+    assert len(set(pairs)) == len(pairs), "no pair is generated twice"
 
 
 def test_penalties_survive_preemption(llama: Subject, engine_of: Build) -> None:
@@ -253,7 +256,7 @@ def test_penalties_survive_preemption(llama: Subject, engine_of: Build) -> None:
         ([1], Sampling(max_tokens=0), RequestError),
     ],
 )
-def test_bad_requests_leave_the_engine_as_it_was(
+def test_invalid_requests_do_not_change_the_engine(
     llama: Subject, engine_of: Build, tokens: list[int], rules: Sampling, error: type[Exception]
 ) -> None:
     engine = engine_of(llama)
@@ -263,12 +266,12 @@ def test_bad_requests_leave_the_engine_as_it_was(
     assert len(run(engine, ask("good", llama.prompt))["good", 0]) == 16
 
 
-def test_a_context_holds_prompt_and_reply_together(llama: Subject, engine_of: Build) -> None:
+def test_a_context_contains_prompt_and_output(llama: Subject, engine_of: Build) -> None:
     engine = engine_of(llama)
-    for prompt, asked, said in ((240, 16, 16), (255, 1, 1), (250, 50, 6), (255, None, 1)):
-        engine.submit(ask("a", [5] * prompt, Sampling(max_tokens=asked, ignore_eos=True)))
+    for prompt, max_tokens, count in ((240, 16, 16), (255, 1, 1), (250, 50, 6), (255, None, 1)):
+        engine.submit(ask("a", [5] * prompt, Sampling(max_tokens=max_tokens, ignore_eos=True)))
         outputs = engine.drain()
-        assert len(answers(outputs)["a", 0]) == said and outputs[-1].finish == "length"
+        assert len(answers(outputs)["a", 0]) == count and outputs[-1].finish == "length"
     scored = Sampling(max_tokens=0, prompt_logprobs=0)
     engine.submit(ask("a", [5] * 256, scored))
     assert len(engine.drain()[0].prompt_logprobs or ()) == 256

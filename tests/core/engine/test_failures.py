@@ -1,4 +1,4 @@
-"""What raises in a step ends the requests concerned: the others, and the engine, go on."""
+"""Errors in a step end the requests that caused them; others and the engine go on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LONG = 60
 
 @pytest.fixture(scope="module")
 def faulty(llama: Subject) -> Subject:
-    """The tiny llama, beside a plugin whose logits processor raises when it is told to."""
+    """The tiny llama, with a plugin whose logits processor raises as a request demands."""
     plugins = PluginManager()
     plugins.load(Settings(), [FAULTY])
     return replace(llama, plugins=plugins)
@@ -54,8 +54,8 @@ def ask(id: str, tokens: list[int], count: int = LONG, **rules: Any) -> TokenReq
     return TokenRequest(id=id, tokens=tokens, sampling=sampling)
 
 
-def processed(id: str, tokens: list[int], asked: str, count: int = LONG) -> TokenRequest:
-    return ask(id, tokens, count, processors={"faulty": asked})
+def processed(id: str, tokens: list[int], fault: str, count: int = LONG) -> TokenRequest:
+    return ask(id, tokens, count, processors={"faulty": fault})
 
 
 def run(engine: Engine, *requests: TokenRequest) -> dict[str, list[TokenOutput]]:
@@ -85,7 +85,7 @@ def error_of(outputs: list[TokenOutput]) -> str:
 
 
 def idle(engine: Engine) -> None:
-    """Nothing is left of any request."""
+    """Assert that no request has left anything behind."""
     scheduler = engine.scheduler
     assert not engine.busy and not engine.live
     assert not scheduler.running and not scheduler.waiting
@@ -97,7 +97,7 @@ def idle(engine: Engine) -> None:
 
 
 class Fault:
-    """Replaces a method; its call `at` raises, counted from 0, and the others are as before."""
+    """Replaces a method: call number `at` (from 0) raises, all others work as before."""
 
     def __init__(self, owner: Any, name: str, error: Exception, *at: int) -> None:
         self.real, self.error, self.at, self.calls = getattr(owner, name), error, at or (0,), 0
@@ -131,7 +131,7 @@ def test_a_processor_that_raises_in_check_refuses_its_request(
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("fault", "message"),
     [
         ("apply", "ValueError: no such value in apply of the logits processor 'faulty'"),
         ("third apply", "ValueError: no third value in apply of the logits processor 'faulty'"),
@@ -140,17 +140,17 @@ def test_a_processor_that_raises_in_check_refuses_its_request(
     ],
 )
 def test_a_processor_that_raises_ends_its_request_alone(
-    faulty: Subject, engine_of: Build, asked: str, said: str
+    faulty: Subject, engine_of: Build, fault: str, message: str
 ) -> None:
     engine, prompts = engine_of(faulty), [faulty.prompt[:n] for n in (20, 25)]
     wanted = greedy(engine, prompts, LONG)
-    found = run(engine, ask("good", prompts[0]), processed("bad", prompts[1], asked))
+    found = run(engine, ask("good", prompts[0]), processed("bad", prompts[1], fault))
     error = error_of(found["bad"])
-    assert said in error and "plugin faulty" in error
+    assert message in error and "plugin faulty" in error
     assert tokens_of(found["good"]) == wanted[0]
     count = len(tokens_of(found["bad"]))
     assert tokens_of(found["bad"]) == wanted[1][:count]
-    assert count in ((1, 2) if asked == "third apply" else (0,)), "a token may still be unread"
+    assert count in ((1, 2) if fault == "third apply" else (0,)), "a token may still be unread"
     idle(engine)
     assert tokens_of(run(engine, processed("b", prompts[1], "nothing"))["b"]) == wanted[1]
 
@@ -166,8 +166,8 @@ def test_a_processor_error_in_update_ends_one_request_only(
     idle(engine)
 
 
-def test_a_processor_that_raises_in_apply_is_made_anew(faulty: Subject, engine_of: Build) -> None:
-    """What it held of its other rows cannot be trusted: their requests end as well."""
+def test_a_processor_is_created_again_after_it_raised(faulty: Subject, engine_of: Build) -> None:
+    """Its state of the other rows may be invalid: their requests end as well."""
     engine, prompt = engine_of(faulty), faulty.prompt[:20]
     found = run(
         engine,
@@ -197,7 +197,7 @@ def test_all_choices_of_a_request_end_with_it(faulty: Subject, engine_of: Build)
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (RuntimeError("boom"), "could not compute this request: RuntimeError: boom"),
         (torch.OutOfMemoryError("no room"), "ran out of memory .*no room.*--memory"),
@@ -205,24 +205,24 @@ def test_all_choices_of_a_request_end_with_it(faulty: Subject, engine_of: Build)
     ],
 )
 def test_a_step_that_raises_ends_its_requests_alone(
-    llama: Subject, engine_of: Build, error: Exception, said: str
+    llama: Subject, engine_of: Build, error: Exception, message: str
 ) -> None:
-    """The first step has all rows of "bad" alone; "good" is behind it in the queue."""
+    """The first step has only rows of "bad"; "good" waits in the queue."""
     engine, prompts = engine_of(llama, rows=32), [llama.prompt[:40], llama.prompt[5:45]]
     wanted = greedy(engine_of(llama), prompts, LONG)
     Fault(engine.runner.model, "hidden", error)
     found = run(engine, ask("bad", prompts[0]), ask("good", prompts[1]))
-    with pytest.raises(OstroError, match=said):
+    with pytest.raises(OstroError, match=message):
         raise OstroError(error_of(found["bad"]))
     assert tokens_of(found["good"]) == wanted[1]
     idle(engine)
     again = run(engine, ask("bad", prompts[0]))["bad"]
-    assert again[0].cached == 0, "no block that was written by halves can be found"
+    assert again[0].cached == 0, "a partly written block is never reused"
     assert tokens_of(again) == wanted[0]
 
 
-def test_a_step_behind_one_that_is_still_unread_may_raise(llama: Subject) -> None:
-    """Of "running" a token is under way when the step with the prompt of "bad" raises."""
+def test_a_step_may_raise_while_another_is_in_flight(llama: Subject) -> None:
+    """A token of "running" is in flight when the step with the prompt of "bad" raises."""
     engine, prompts = llama.engine(replay=True, rows=24), [llama.prompt[:20], llama.prompt[5:45]]
     engine.runner.capture()
     wanted = greedy(llama.engine(), prompts, LONG)
@@ -240,7 +240,7 @@ def test_a_step_behind_one_that_is_still_unread_may_raise(llama: Subject) -> Non
     assert tokens_of(run(engine, ask("again", prompts[0]))["again"]) == wanted[0]
 
 
-def test_one_step_after_the_other_may_raise(llama: Subject, engine_of: Build) -> None:
+def test_consecutive_steps_may_raise(llama: Subject, engine_of: Build) -> None:
     engine, prompts = engine_of(llama, rows=16), [llama.prompt[i : i + 30] for i in range(6)]
     wanted = greedy(engine_of(llama), prompts, 8)
     Fault(engine.runner.model, "hidden", RuntimeError("boom"), 0, 1, 2, 3)
@@ -251,9 +251,7 @@ def test_one_step_after_the_other_may_raise(llama: Subject, engine_of: Build) ->
     idle(engine)
 
 
-def test_a_prefix_that_was_shared_survives_a_step_that_raises(
-    llama: Subject, engine_of: Build
-) -> None:
+def test_a_shared_prefix_survives_a_step_that_raises(llama: Subject, engine_of: Build) -> None:
     engine, prompt = engine_of(llama), llama.prompt
     wanted = tokens_of(run(engine, ask("a", prompt, 8))["a"])
     Fault(engine.runner.model, "hidden", RuntimeError("boom"))
@@ -266,7 +264,7 @@ def test_a_prefix_that_was_shared_survives_a_step_that_raises(
 def test_a_sequence_started_in_a_failed_step_keeps_its_sampling(
     llama: Subject, engine_of: Build
 ) -> None:
-    """One row a step, which "first" takes: "next" has none in the step that raises."""
+    """One row per step, which "first" gets: "next" has none in the step that raises."""
     engine, prompt = engine_of(llama, max_seqs=2, rows=1), llama.prompt[:6]
     banned = greedy(engine_of(llama), [prompt], 1)[0][0]
     rules = {"logit_bias": {banned: -100.0}}
@@ -300,7 +298,7 @@ def test_a_sequence_started_in_a_step_without_rows_keeps_its_sampling(
     idle(engine)
 
 
-def test_what_is_drawn_may_be_lost_on_its_way_to_the_host(llama: Subject, engine_of: Build) -> None:
+def test_a_failed_copy_of_tokens_ends_their_requests(llama: Subject, engine_of: Build) -> None:
     engine, prompts = engine_of(llama, rows=20), [llama.prompt[:20], llama.prompt[5:25]]
     wanted = greedy(engine_of(llama), prompts, 8)
     engine.submit(ask("bad", prompts[0], 8))
@@ -332,7 +330,7 @@ def test_prompt_logprobs_that_do_not_fit_end_their_request_alone(
 
 
 def test_an_error_of_the_scheduler_ends_the_engine(llama: Subject) -> None:
-    """Which blocks and rows are free is not known any more."""
+    """It is unknown then which blocks and rows are free."""
     engine = llama.engine()
     Fault(engine.scheduler, "mark_launched", KeyError("bookkeeping"))
     engine.submit(ask("a", llama.prompt))
@@ -341,7 +339,7 @@ def test_an_error_of_the_scheduler_ends_the_engine(llama: Subject) -> None:
 
 
 def test_a_step_that_cannot_be_captured_leaves_no_outdated_capture(llama: Subject) -> None:
-    """The second adapter brings tables to other modules; capturing anew runs out of memory."""
+    """The second adapter adds tables to other modules; the next capture runs out of memory."""
     engine, prompt = llama.engine(replay=True), llama.prompt[:20]
     engine.runner.capture()
     registry = engine.registry
@@ -365,7 +363,7 @@ def test_a_step_that_cannot_be_captured_leaves_no_outdated_capture(llama: Subjec
 # Adapters
 
 
-@pytest.mark.parametrize("where", ["delta", "mixture table"])
+@pytest.mark.parametrize("where", ["fill", "write"])
 def test_an_adapter_that_cannot_be_brought_to_the_device_ends_its_request_alone(
     llama: Subject, engine_of: Build, where: str
 ) -> None:
@@ -385,8 +383,8 @@ def test_an_adapter_that_cannot_be_brought_to_the_device_ends_its_request_alone(
     assert "loading adapters to the device" in error_of(found["bad"])
     assert tokens_of(found["good"]) == base
     idle(engine)
-    kept = [page for each in adapter_pool.adapters.values() for page in each.pages]
-    assert sorted([*adapter_pool.free_pages, *kept]) == free
+    used = [page for each in adapter_pool.adapters.values() for page in each.pages]
+    assert sorted([*adapter_pool.free_pages, *used]) == free
     engine.submit(ask("again", prompt, 8), mixture())
     assert tokens_of(outputs_of(engine)["again"]) == changed
     engine.close()
@@ -409,7 +407,7 @@ def test_an_adapter_that_raises_leaves_the_queue(llama: Subject, engine_of: Buil
     engine.close()
 
 
-# Readings and jobs
+# Pooling and jobs
 
 
 @pytest.fixture
@@ -428,7 +426,7 @@ def results(part: PoolingEngine | JobEngine) -> dict[str, JobOutput]:
     return found
 
 
-def test_a_reading_that_raises_ends_its_requests_alone(
+def test_a_pooling_step_that_raises_ends_its_requests_alone(
     llama: Subject, reader: PoolingEngine
 ) -> None:
     inputs = {"bad": llama.prompt[:30], "good": llama.prompt[5:35]}
@@ -444,7 +442,7 @@ def test_a_reading_that_raises_ends_its_requests_alone(
     assert results(reader)["bad"].finish == "stop"
 
 
-def test_a_reading_of_several_steps_ends_as_one(llama: Subject, reader: PoolingEngine) -> None:
+def test_a_pooling_request_of_many_steps_ends_once(llama: Subject, reader: PoolingEngine) -> None:
     Fault(reader.runner.model, "hidden", RuntimeError("boom"), 1)
     reader.submit(PoolingRequest(id="bad", inputs=[llama.prompt[:30]] * 3))
     assert results(reader)["bad"].finish == "error"
@@ -462,7 +460,7 @@ def test_a_batch_that_has_no_room_in_the_cache_ends_its_requests_alone(llama: Su
 
 
 class Worker:
-    """Counts to three; raises where the request says so."""
+    """Counts to three; raises if the request demands it."""
 
     def work(self, request: JobRequest, step: Any) -> Iterator[Slice]:
         if request.values.get("raise") == "at once":
@@ -492,27 +490,27 @@ def test_failures_of_one_sub_engine_leave_the_others_running(llama: Subject) -> 
     reader = PoolingEngine(
         engine.runner, MEAN, vocab=engine.vocab, context=engine.context, max_rows=40
     )
-    house = MultiModelEngine(
+    multi = MultiModelEngine(
         {"m": ModelEntry(tokens=engine, reader=reader, jobs=JobEngine(Worker()))}
     )
     wanted = greedy(engine, [llama.prompt[:20]], LONG)[0]
-    house.submit(ask("good", llama.prompt[:20]))
-    house.submit(JobRequest(id="job", values={"raise": 2}))
+    multi.submit(ask("good", llama.prompt[:20]))
+    multi.submit(JobRequest(id="job", values={"raise": 2}))
     Fault(reader, "read", RuntimeError("boom"))
-    house.submit(PoolingRequest(id="reading", inputs=[[5, 6]]))
+    multi.submit(PoolingRequest(id="pooling", inputs=[[5, 6]]))
     outputs = list[Output]()
-    while house.busy:
-        outputs += house.step()
+    while multi.busy:
+        outputs += multi.step()
     ends = {output.id: output.finish for output in outputs if output.finish}
-    assert ends == {"good": "length", "job": "error", "reading": "error"}
-    said = [o for o in outputs if isinstance(o, TokenOutput)]
-    assert tokens_of(said) == wanted
+    assert ends == {"good": "length", "job": "error", "pooling": "error"}
+    tokens = [output for output in outputs if isinstance(output, TokenOutput)]
+    assert tokens_of(tokens) == wanted
 
 
 # In a process of its own
 
 
-def test_an_engine_process_outlives_what_its_plugins_raise(tmp_path: Path) -> None:
+def test_an_engine_process_survives_errors_of_plugins(tmp_path: Path) -> None:
     make_model(tmp_path)
     settings = Settings(reference=str(tmp_path), threads=1)
 
@@ -524,9 +522,9 @@ def test_an_engine_process_outlives_what_its_plugins_raise(tmp_path: Path) -> No
         prompt = [5, 6, 7, 8]
         alone = await tokens(engine, ask("alone", prompt, 900))
         good = asyncio.ensure_future(tokens(engine, ask("good", prompt, 900)))
-        for number, (asked, error) in enumerate((("check", "KeyError"), ("apply", "ValueError"))):
+        for number, (fault, error) in enumerate((("check", "KeyError"), ("apply", "ValueError"))):
             with pytest.raises(OstroError, match=f"{error}.*plugin faulty"):
-                await tokens(engine, processed(f"bad {number}", prompt, asked))
+                await tokens(engine, processed(f"bad {number}", prompt, fault))
         assert not good.done()
         assert await good == alone and len(alone) == 900
         assert (await engine.stats()).blocks_used == 0

@@ -39,8 +39,8 @@ layer = loaded.model.model.layers[1]
 if bug == "rows":
     layer.input_layernorm.forward = first_row(layer.input_layernorm.forward)
 if bug == "queries":
-    place = layer.self_attn.rotate_and_write
-    layer.self_attn.rotate_and_write = lambda *arguments: place(*arguments)[:1]
+    rotate_and_write = layer.self_attn.rotate_and_write
+    layer.self_attn.rotate_and_write = lambda *arguments: rotate_and_write(*arguments)[:1]
 if bug == "width":
     layer.mlp.forward = one_column_less(layer.mlp.forward)
 if bug == "type":

@@ -1,4 +1,4 @@
-"""Where graphs are captured: per device one stream and one pool. CUDA itself is played here."""
+"""Graphs: one stream and one memory pool per device. CUDA is replaced by a stand-in."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 class Cuda:
-    """Notes what is asked of CUDA, each with the device and the stream that are current."""
+    """A stand-in for CUDA that records its calls with the current device and stream."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.said: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.now: torch.device = FIRST
-        self.lane: Any = None
+        self.active: Any = None
         self.pools = 0
         for name in ("device", "stream", "graph", "graph_pool_handle"):
             patch.setattr(torch.cuda, name, getattr(self, name))
@@ -29,7 +29,7 @@ class Cuda:
         patch.setattr(torch.cuda, "current_stream", lambda: Stream(self, f"main of {self.now}"))
 
     def note(self, *what: Any) -> None:
-        self.said.append((*what, self.now.index, self.lane and self.lane.name))
+        self.calls.append((*what, self.now.index, self.active and self.active.name))
 
     def graph_pool_handle(self) -> int:
         self.pools += 1
@@ -43,9 +43,9 @@ class Cuda:
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        before, self.lane = self.lane, stream
+        before, self.active = self.active, stream
         yield
-        self.lane = before
+        self.active = before
 
     @contextmanager
     def graph(self, graph: Graph, pool: int, stream: Stream) -> Iterator[None]:
@@ -82,7 +82,7 @@ def test_a_graph_is_captured_and_launched_on_its_own_device(
         return next(outs)
 
     launch, side = graphs.capture(call, SECOND), "side of cuda:1"
-    assert cuda.said == [
+    assert cuda.calls == [
         (f"{side} waits for main of cuda:1", 1, None),
         ("call", 1, side),
         (f"main of cuda:1 waits for {side}", 1, None),
@@ -90,9 +90,9 @@ def test_a_graph_is_captured_and_launched_on_its_own_device(
         ("call", 1, side),
         ("end", 1, side),
     ]
-    cuda.said.clear()
-    assert [launch(), launch()] == [1, 1], "what was made while it was captured"
-    assert cuda.said == [("launch", 1, None)] * 2
+    cuda.calls.clear()
+    assert [launch(), launch()] == [1, 1], "a replay returns the tensors of the capture"
+    assert cuda.calls == [("launch", 1, None)] * 2
 
 
 def test_graphs_of_one_device_share_its_stream_and_its_pool(
@@ -101,11 +101,11 @@ def test_graphs_of_one_device_share_its_stream_and_its_pool(
     cuda, graphs = Cuda(monkeypatch), Graphs()
     for device in (FIRST, SECOND, FIRST):
         graphs.capture(int, device)
-    begun = [said[1:] for said in cuda.said if said[0] == "begin"]
+    begun = [call[1:] for call in cuda.calls if call[0] == "begin"]
     assert begun == [(1, 0, "side of cuda:0"), (2, 1, "side of cuda:1"), (1, 0, "side of cuda:0")]
 
 
-def test_on_the_cpu_what_can_be_recorded_is() -> None:
+def test_the_cpu_records_what_can_be_captured() -> None:
     graphs, x = Graphs(), torch.ones(3)
     launch = graphs.capture(lambda: x + 1, torch.device("cpu"))
     x.fill_(5)

@@ -1,4 +1,4 @@
-"""Keys and values in int8 and fp8: how far answers move, and that nothing else does."""
+"""Keys and values in int8 and fp8: the error of logits, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MIXED = ("mistral", "gemma2", "gpt_oss", "qwen3", "qwen3_next", "mllama")
 """Windows; soft-caps; sinks; a fused way into the pages; states, and media, beside the pages."""
 
 
-def off(ours: Tensor, truth: Tensor) -> float:
-    return float((ours - truth).pow(2).mean().sqrt() / truth.std())
+def off(ours: Tensor, reference: Tensor) -> float:
+    return float((ours - reference).pow(2).mean().sqrt() / reference.std())
 
 
 def reading(engine: Engine, change: Change) -> Engine:
-    """The engine, whose attention finds caches as `change` makes them of its own."""
+    """The engine with `change` applied to the caches that its attention reads."""
 
     def changed(attend: Any, q: Tensor, k: Any, v: Any, *rest: Any, **given: Any) -> Any:
         return attend(q, *change(k, v), *rest, **given)
@@ -46,19 +46,19 @@ def reading(engine: Engine, change: Change) -> Engine:
 
 
 def rounded(cache: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `dtype` can say of float pages."""
+    """Float pages rounded to `dtype`."""
     return widen(*narrow(cache, dtype))
 
 
 @TYPES
 @pytest.mark.parametrize("name", ["llama", *MIXED])
 def test_only_the_rounding_differs(plugins: PluginManager, name: str, type: str) -> None:
-    """Whatever else a family does, with media where it takes them, in chunks of a prompt."""
+    """For all features of a family, with media if it supports them, in chunks of a prompt."""
     with subject(plugins, name) as tiny:
         ours = tiny.engine(kv_dtype=type)
-        truth = reading(tiny.engine(), lambda *kv: [rounded(x, QUANTIZED_KV[type]) for x in kv])
+        reference = reading(tiny.engine(), lambda *kv: [rounded(x, QUANTIZED_KV[type]) for x in kv])
         for example in tiny.examples:
-            want = tiny.answer(truth, example)
+            want = tiny.answer(reference, example)
             for rows in (512, 16):
                 assert off(tiny.answer(ours, example, rows), want) < 1e-3
 
@@ -71,7 +71,7 @@ def mild(plugins: PluginManager) -> Any:
 
 
 @TYPES
-def test_answers_move_little(mild: Subject, type: str) -> None:
+def test_logits_change_little(mild: Subject, type: str) -> None:
     floats = mild.answer(mild.engine())
     assert 0 < off(mild.answer(mild.engine(kv_dtype=type)), floats) < BOUNDS[type]
 
@@ -94,7 +94,7 @@ CHANGES: dict[str, Change] = {
 
 @TYPES
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_wrong_scales_show(mild: Subject, type: str, change: Change) -> None:
+def test_wrong_scales_are_detected(mild: Subject, type: str, change: Change) -> None:
     engine = reading(mild.engine(kv_dtype=type), change)
     assert off(mild.answer(engine), mild.answer(mild.engine())) > 3 * BOUNDS[type]
 
@@ -102,16 +102,16 @@ def test_wrong_scales_show(mild: Subject, type: str, change: Change) -> None:
 @TYPES
 def test_deterministic_logits_do_not_depend_on_the_batch(llama: Subject, type: str) -> None:
     prompts = [llama.prompt[:n] for n in (1, 7, 17, 33, 50)]
-    asked = {"deterministic": True, "kv_dtype": type}
-    runner = llama.engine(llama.load(**asked), **asked).runner
+    options = {"deterministic": True, "kv_dtype": type}
+    runner = llama.engine(llama.load(**options), **options).runner
     for prompt in prompts:
-        whole = runner.logits(prompt)
-        assert torch.equal(whole, runner.logits(prompt, 3))
-        assert torch.equal(whole, runner.logits(llama.prompt)[: len(prompt)])
+        full = runner.logits(prompt)
+        assert torch.equal(full, runner.logits(prompt, 3))
+        assert torch.equal(full, runner.logits(llama.prompt)[: len(prompt)])
 
 
 @TYPES
-def test_company_chunks_and_a_crowded_pool_change_nothing(
+def test_batches_chunks_and_preemption_change_nothing(
     llama: Subject, engine_of: Build, type: str
 ) -> None:
     """In the eager loop and in the captured one, whose answers are those of the eager one."""
@@ -126,16 +126,16 @@ def test_company_chunks_and_a_crowded_pool_change_nothing(
 
 
 @TYPES
-def test_blocks_are_found_again_and_copied_with_their_scales(
+def test_blocks_are_reused_and_copied_with_their_scales(
     llama: Subject, engine_of: Build, type: str
 ) -> None:
     def ask(id: str, **rules: Any) -> dict[int, list[int]]:
         sampling = Sampling(temperature=1.0, max_tokens=12, ignore_eos=True, **rules)
         engine.submit(TokenRequest(id=id, tokens=llama.prompt, sampling=sampling))
-        said: dict[int, list[int]] = {}
+        generated: dict[int, list[int]] = {}
         for output in engine.drain():
-            said.setdefault(output.index, []).extend(output.tokens)
-        return said
+            generated.setdefault(output.index, []).extend(output.tokens)
+        return generated
 
     engine = engine_of(llama, kv_dtype=type)
     forked = ask("forked", n=2, seed=7)
@@ -147,28 +147,31 @@ def test_blocks_are_found_again_and_copied_with_their_scales(
     assert [forked[0], forked[1]] == [again[0], again[1]] == alone and alone[0] != alone[1]
 
 
-def test_a_window_gives_blocks_back(mistral: Subject, engine_of: Build) -> None:
+def test_a_window_releases_blocks(mistral: Subject, engine_of: Build) -> None:
     engine = engine_of(mistral, rows=16, kv_dtype="int8")
     sampling = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
     engine.submit(TokenRequest(id="a", tokens=mistral.prompt, sampling=sampling))
-    most, said = 0, list[int]()
+    most, generated = 0, list[int]()
     while engine.busy:
-        said += [token for output in engine.step() for token in output.tokens]
+        generated += [token for output in engine.step() for token in output.tokens]
         most = max(most, engine.stats().blocks_used)
     assert most <= 3
     roomy = mistral.engine(rows=512, kv_dtype="int8")
-    assert said == greedy(roomy, [mistral.prompt], 60)[0]
+    assert generated == greedy(roomy, [mistral.prompt], 60)[0]
 
 
-def test_what_is_no_key_or_value_of_a_head_stays_in_floats(plugins: PluginManager) -> None:
+def test_caches_without_heads_stay_in_floats(plugins: PluginManager) -> None:
     for name, other in (("qwen3_next", "recurrent"), ("mllama", "cross")):
         with subject(plugins, name) as tiny:
             loaded = tiny.load(kv_dtype="int8")
             kinds = [group.kind for group in tiny.engine(loaded, kv_dtype="int8").blocks.groups]
-            said = "\n".join(loaded.explain)
+            explanation = "\n".join(loaded.explain)
         for kind in kinds:
             assert kind.dtype == (torch.int8 if kind.spec.kind == "paged" else torch.float32)
-        assert "cache paged: int8" in said and f"cache {other}: floats, not quantized" in said
+        assert (
+            "cache paged: int8" in explanation
+            and f"cache {other}: floats, not quantized" in explanation
+        )
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "mamba2"])
@@ -183,6 +186,6 @@ def test_other_types_are_refused(llama: Subject, type: str) -> None:
         llama.engine(kv_dtype=type)
 
 
-def test_what_was_cached_in_another_type_is_another_prefix(llama: Subject) -> None:
+def test_blocks_of_another_dtype_are_not_reused(llama: Subject) -> None:
     names = {llama.engine(kv_dtype=type).identity for type in ("auto", "float16", *QUANTIZED_KV)}
     assert len(names) == 4

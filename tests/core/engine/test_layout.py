@@ -43,7 +43,7 @@ def seen(batch: AttentionMetadata) -> list[list[int]]:
     return found
 
 
-def test_prompt_chunks_and_decode_rows_lie_one_after_the_other() -> None:
+def test_prompt_chunks_and_decode_rows_are_consecutive() -> None:
     prompt, decode = sequence_of(20, 5, 2, 7), sequence_of(3, 4)
     batch = pages_of(Chunk(prompt, 6, 4, False), Chunk(decode, 3, 1, True))
     assert batch.starts.tolist() == [0, 4, 5] and batch.lengths.tolist() == [10, 4]
@@ -58,7 +58,7 @@ def test_integers_have_the_types_that_kernels_read() -> None:
     assert types == [torch.int32, torch.int32, torch.int32, torch.int64]
 
 
-def test_lists_on_the_host_repeat_the_tensors() -> None:
+def test_host_lists_equal_the_tensors() -> None:
     items = [image("a", 2, 4, atomic=True)]
     chunks = [
         Chunk(sequence_of(9, 5, 2, 7, items=items), 0, 9, True),
@@ -72,12 +72,12 @@ def test_lists_on_the_host_repeat_the_tensors() -> None:
     assert batch.host.blocks == [[5, 2, 7]] * 3 + [[4]]
 
 
-def test_lists_on_the_host_are_made_for_the_cpu_alone() -> None:
+def test_host_lists_exist_for_the_cpu_only() -> None:
     chunk = Chunk(sequence_of(3, 4), 0, 3, True)
     assert paged_metadata(pages(8), 0, [chunk], BLOCK, torch.device("meta")).host is None
 
 
-def test_blocks_that_a_window_gave_back_are_never_seen_and_become_block_0() -> None:
+def test_blocks_that_a_window_released_become_block_0_and_are_not_read() -> None:
     batch = pages_of(Chunk(sequence_of(20, -1, -1, 3, 6, first=2), 12, 3, False))
     assert batch.table.tolist() == [[0, 0, 3, 6]]
     assert batch.slots.tolist() == [24, 25, 26]
@@ -96,7 +96,7 @@ def test_an_inline_medium_that_is_not_atomic_is_causal() -> None:
     assert batch.full is None and batch.starts.tolist() == [0, 12]
 
 
-def test_rows_behind_the_prompt_are_one_segment() -> None:
+def test_rows_after_the_prompt_are_one_segment() -> None:
     items = [image("a", 0, 4, atomic=True)]
     batch = pages_of(Chunk(sequence_of(4, 1, 2, items=items), 4, 3, True))
     assert batch.starts.tolist() == [0, 3] and batch.full is None
@@ -129,9 +129,9 @@ def test_every_row_sees_its_own_past_and_is_written_to_its_own_slot(seed: int) -
     batch = pages_of(*chunks)
     rows = [(chunk.sequence, chunk.start + i) for chunk in chunks for i in range(chunk.count)]
     for (sequence, at), slot, slots in zip(rows, batch.slots.tolist(), seen(batch), strict=True):
-        mine = [b * BLOCK + i for b in sequence.tables[0].blocks for i in range(BLOCK)]
+        own = [b * BLOCK + i for b in sequence.tables[0].blocks for i in range(BLOCK)]
         end = next((b for a, b in sequence.atoms if a <= at < b), at + 1)
-        assert slot == mine[at] and slots == mine[:end]
+        assert slot == own[at] and slots == own[:end]
     assert batch.max_length == max(batch.lengths) and batch.max_queries == max(batch.starts.diff())
 
 
@@ -146,7 +146,7 @@ def viewed(prompt: int, *items: Item) -> TokenSequence:
     return sequence
 
 
-def test_rows_see_the_medium_that_begins_last_before_them() -> None:
+def test_rows_attend_to_the_last_medium_before_them() -> None:
     sequence = viewed(12, view("a", 3, length=8), view("b", 7, length=5))
     batch = cross_metadata(0, [Chunk(sequence, 0, 12, True)], CPU)
     assert batch.starts.tolist() == [0, 3, 7, 12]
@@ -169,7 +169,7 @@ def test_rows_see_the_medium_that_begins_last_before_them() -> None:
         (12, 1, [0, 1], [5]),
     ],
 )
-def test_a_chunk_is_cut_where_another_medium_begins(
+def test_a_chunk_is_split_where_another_medium_begins(
     start: int, count: int, starts: list[int], lengths: list[int]
 ) -> None:
     sequence = viewed(12, view("a", 3, length=8), view("b", 7, length=5))
@@ -177,13 +177,13 @@ def test_a_chunk_is_cut_where_another_medium_begins(
     assert (batch.starts.tolist(), batch.lengths.tolist()) == (starts, lengths)
 
 
-def test_two_media_at_one_token_leave_the_second_to_be_seen() -> None:
+def test_of_two_media_at_one_token_the_second_counts() -> None:
     sequence = viewed(12, view("a", 3, length=8), view("b", 3, length=5))
     batch = cross_metadata(0, [Chunk(sequence, 0, 12, True)], CPU)
     assert batch.lengths.tolist() == [0, 5]
 
 
-def test_requests_without_media_see_nothing_in_a_cross_cache() -> None:
+def test_requests_without_media_attend_to_nothing_in_a_cross_cache() -> None:
     with_medium, without = viewed(6, view("a", 0, length=8)), viewed(4)
     chunks = [Chunk(without, 0, 4, True), Chunk(with_medium, 6, 1, True)]
     batch = cross_metadata(0, chunks, CPU)

@@ -1,4 +1,4 @@
-"""The loop over prompts with media: keys, features by content, atoms, cross blocks, and no room."""
+"""The engine with media: block keys, cached features, atoms, cross blocks, and full pools."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 Build = Callable[..., Engine]
 BLOCK = 16
 PAD, ROWS = 1, 16
-"""The token that stands for a row of an inline image, and how many rows it has."""
+"""The placeholder token of a row of an inline image, and the rows of an image."""
 MARK, LENGTH = 128, 20
-"""The token from which on an image is looked at, and the rows of one of two tiles."""
+"""The first token that attends to an image, and the rows of one of two tiles."""
 WORDS = list(range(20, 120))
 
 
 @pytest.fixture(scope="module")
 def inline(plugins: PluginManager) -> Iterator[Subject]:
-    """Images take the place of tokens."""
+    """A model with inline images, which replace placeholder tokens."""
     with subject(plugins, "llava") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def cross(plugins: PluginManager) -> Iterator[Subject]:
-    """Layers look at images."""
+    """A model with cross attention to images."""
     with subject(plugins, "mllama") as made:
         yield made
 
@@ -46,7 +46,7 @@ def noise(seed: int, *shape: int) -> np.ndarray[Any, Any]:
 
 
 def picture(seed: int, start: int, *, atomic: bool = False, cost: int = ROWS) -> Item:
-    """An image whose rows stand from `start` on."""
+    """An inline image whose rows begin at token `start`."""
     pixels = noise(seed, 3, 24, 24)
     return Item(
         kind="image",
@@ -59,7 +59,7 @@ def picture(seed: int, start: int, *, atomic: bool = False, cost: int = ROWS) ->
 
 
 def view(seed: int, since: int) -> Item:
-    """An image of two tiles that is looked at from token `since` on."""
+    """An image of two tiles that tokens from `since` on attend to."""
     pixels, ratio = noise(seed, 2, 3, 12, 12), np.array([2])
     return Item(
         kind="image",
@@ -74,7 +74,7 @@ def view(seed: int, since: int) -> Item:
 def inline_request(
     id: str, *seeds: int, before: int = 9, after: int = 9, count: int = 8, **more: Any
 ) -> TokenRequest:
-    """Words, and images with words behind each."""
+    """A text with images in between."""
     tokens, items = WORDS[:before], list[Item]()
     for seed in seeds:
         items.append(picture(seed, len(tokens), **more))
@@ -98,14 +98,14 @@ def request(id: str, tokens: list[int], items: list[Item], count: int = 8) -> To
 def run(engine: Engine, *requests: TokenRequest) -> dict[str, list[int]]:
     for each in requests:
         engine.submit(each)
-    said: dict[str, list[int]] = {each.id: [] for each in requests}
+    generated: dict[str, list[int]] = {each.id: [] for each in requests}
     for output in engine.drain():
-        said[output.id] += output.tokens
-    return said
+        generated[output.id] += output.tokens
+    return generated
 
 
 def plans(engine: Engine) -> list[StepPlan]:
-    """The plans that are launched from now on."""
+    """The plans that the engine launches from now on."""
     launched, found = engine.runner.run, list[StepPlan]()
 
     def note(plan: StepPlan) -> Any:
@@ -118,18 +118,18 @@ def plans(engine: Engine) -> list[StepPlan]:
 
 
 def encoded(found: list[StepPlan]) -> list[int]:
-    """How many media each step encoded that encoded any."""
+    """The number of media in each step with encoder work."""
     counts = [len(plan.encodes) + len(plan.encoder_blocks) for plan in found]
     return [count for count in counts if count]
 
 
-def test_keys_know_the_media_that_a_block_holds_rows_of(inline: Subject) -> None:
+def test_block_keys_contain_the_media_with_rows_in_the_block(inline: Subject) -> None:
     engine = inline.engine()
 
     def chain(*items: Item, salt: str = "") -> list[bytes]:
         tokens = [*WORDS[:9], *[PAD] * 32, *WORDS[9:40]]
-        asked = replace(request("x", tokens, list(items)), salt=salt)
-        engine.submit(asked)
+        altered = replace(request("x", tokens, list(items)), salt=salt)
+        engine.submit(altered)
         [sequence] = engine.live["x"]
         [found] = sequence.chains(BLOCK, len(tokens))
         engine.abort("x")
@@ -138,12 +138,12 @@ def test_keys_know_the_media_that_a_block_holds_rows_of(inline: Subject) -> None
     early, late = chain(picture(1, 9)), chain(picture(1, 25))
     assert chain(picture(1, 9)) == early
     assert not {*early} & {*chain(picture(2, 9))}, "another image in the first block"
-    assert not {*early} & {*chain(picture(1, 9), salt="tenant")}
+    assert not {*early} & {*chain(picture(1, 9), salt="other")}
     assert late[:1] == chain()[:1] and not {*late[1:]} & {*chain()[1:]}
     assert not {*late[1:]} & {*chain(picture(2, 25))[1:]}
 
 
-def test_a_medium_that_is_looked_at_is_in_the_key_of_the_token_that_does_first(
+def test_block_keys_contain_a_cross_medium_at_its_first_token(
     cross: Subject, engine_of: Build
 ) -> None:
     engine = engine_of(cross)
@@ -160,18 +160,18 @@ def test_an_image_twice_in_a_prompt_and_in_a_batch_is_encoded_once(
 ) -> None:
     engine = engine_of(inline)
     found = plans(engine)
-    asked = [inline_request("a", 1, 1), inline_request("b", 1, 2), inline_request("c", 2)]
-    said = run(engine, *asked)
+    requests = [inline_request("a", 1, 1), inline_request("b", 1, 2), inline_request("c", 2)]
+    generated = run(engine, *requests)
     assert encoded(found) == [2] and len(engine.runner.features.entries) == 2
-    for each in asked:
-        assert said[each.id] == run(engine_of(inline), each)[each.id]
+    for each in requests:
+        assert generated[each.id] == run(engine_of(inline), each)[each.id]
 
 
 @pytest.mark.parametrize("kind", ["inline", "cross"])
-def test_a_medium_that_the_encoder_raises_on_ends_its_request_alone(
+def test_an_encoder_error_ends_the_request_of_its_medium_alone(
     kind: str, request: pytest.FixtureRequest, engine_of: Build
 ) -> None:
-    """All media of a step are encoded in one batch; the others of that batch are none the worse."""
+    """All media of a step are one batch; the others of that batch are encoded all the same."""
     engine = engine_of(request.getfixturevalue(kind))
     if kind == "inline":
         ask, odd = inline_request, {"pixels": Array.of(noise(3, 3, 25, 25))}
@@ -185,7 +185,7 @@ def test_a_medium_that_the_encoder_raises_on_ends_its_request_alone(
     found = plans(engine)
     for each in (good[0], bad, good[1]):
         engine.submit(each)
-    said: dict[str, list[int]] = {"a": [], "b": []}
+    generated: dict[str, list[int]] = {"a": [], "b": []}
     errors = list[str]()
     while engine.busy:
         for output in engine.step():
@@ -193,9 +193,9 @@ def test_a_medium_that_the_encoder_raises_on_ends_its_request_alone(
                 assert output.id == "bad" and output.finish == "error"
                 errors.append(output.error)
             else:
-                said[output.id] += output.tokens
-    assert encoded(found)[0] == 2, "what cannot be encoded has left the plan"
-    assert [said["a"], said["b"]] == wanted
+                generated[output.id] += output.tokens
+    assert encoded(found)[0] == 2, "media that cannot be encoded are not in the plan"
+    assert [generated["a"], generated["b"]] == wanted
     [error] = errors
     if kind == "inline":
         assert error == "an image of 25 x 25 pixels, where this tower takes 24 x 24; resize it"
@@ -208,7 +208,7 @@ def test_a_medium_that_the_encoder_raises_on_ends_its_request_alone(
     assert run(engine, good[0])["a"] == wanted[0]
 
 
-def test_features_are_given_up_and_made_again(inline: Subject, engine_of: Build) -> None:
+def test_features_are_evicted_and_computed_again(inline: Subject, engine_of: Build) -> None:
     engine = engine_of(inline)
     store, each = engine.runner.features, ROWS * 64 * 4
     store.limit = 2 * each
@@ -225,32 +225,32 @@ def test_features_are_given_up_and_made_again(inline: Subject, engine_of: Build)
     assert not store.entries and not store.nbytes
 
 
-def test_one_step_encodes_no_more_than_it_computes_rows(inline: Subject, engine_of: Build) -> None:
-    """But one medium at least, however much it costs."""
+def test_the_rows_of_a_step_bound_its_encoder_work(inline: Subject, engine_of: Build) -> None:
+    """But at least one medium is encoded, whatever its cost."""
     engine = engine_of(inline, rows=64)
     found = plans(engine)
     costly = inline_request("x", 1, 2, 3, cost=40)
-    said = run(engine, costly)
+    generated = run(engine, costly)
     assert encoded(found) == [1, 1, 1] and max(plan.rows for plan in found) <= 64
-    assert said == run(engine_of(inline), costly)
+    assert generated == run(engine_of(inline), costly)
     engine = engine_of(inline, rows=64)
-    assert run(engine, inline_request("x", 1, 2, 3, cost=1000)) == said
+    assert run(engine, inline_request("x", 1, 2, 3, cost=1000)) == generated
 
 
 @pytest.mark.parametrize("rows", [1, 7, 15, 16, 17, 25, 40])
 def test_no_step_begins_or_ends_within_an_atom(
     inline: Subject, engine_of: Build, rows: int
 ) -> None:
-    """Whatever else runs beside: another prompt with atoms, and one that draws."""
-    asked = [
+    """Also in a batch with another prompt with atoms, and with a decode."""
+    requests = [
         inline_request("text", before=30, count=20),
         inline_request("a", 1, 2, atomic=True),
         inline_request("b", 3, before=3, atomic=True),
     ]
-    alone = {each.id: run(engine_of(inline), each)[each.id] for each in asked}
+    alone = {each.id: run(engine_of(inline), each)[each.id] for each in requests}
     engine = engine_of(inline, rows=rows)
     found = plans(engine)
-    assert run(engine, *asked) == alone
+    assert run(engine, *requests) == alone
     for plan in found:
         for chunk in plan.chunks:
             for edge in (chunk.start, chunk.start + chunk.count):
@@ -259,8 +259,8 @@ def test_no_step_begins_or_ends_within_an_atom(
     assert engine.stats().blocks_used == 0
 
 
-def test_rows_of_an_atom_see_each_other(inline: Subject) -> None:
-    """And what stands behind them sees other rows than without."""
+def test_rows_of_an_atom_attend_to_each_other(inline: Subject) -> None:
+    """And tokens after them get other hidden states than without."""
     tokens = inline_request("x", 1).tokens
     runner = inline.engine().runner
     causal = runner.logits(tokens, items=[picture(1, 9)])
@@ -270,18 +270,18 @@ def test_rows_of_an_atom_see_each_other(inline: Subject) -> None:
     assert deviation(both[25:], causal[25:]) > 10 * BAR
 
 
-def test_a_hit_does_not_resume_within_an_atom(inline: Subject, engine_of: Build) -> None:
+def test_a_prefix_hit_does_not_end_within_an_atom(inline: Subject, engine_of: Build) -> None:
     """The image's rows are 9..25; the first block ends within."""
     engine = engine_of(inline)
     run(engine, inline_request("a", 1, before=9, after=3, atomic=True))
-    asked = inline_request("b", 1, before=9, after=20, atomic=True)
-    said = run(engine, asked)
+    second = inline_request("b", 1, before=9, after=20, atomic=True)
+    generated = run(engine, second)
     assert engine.stats().cached_tokens == 0
-    assert said == run(engine_of(inline), asked)
+    assert generated == run(engine_of(inline), second)
     longer = inline_request("c", 1, before=9, after=40, atomic=True)
-    said = run(engine, longer)
+    generated = run(engine, longer)
     assert engine.stats().cached_tokens == 32
-    assert said == run(engine_of(inline), longer)
+    assert generated == run(engine_of(inline), longer)
 
 
 def pool(engine: Engine) -> Any:
@@ -312,37 +312,37 @@ def test_cross_blocks_are_written_once_and_shared(cross: Subject, engine_of: Bui
     run(engine, *[cross_request(str(i), i, before=3) for i in range(2, 40)])
     found.clear()
     run(engine, cross_request("d", 1, before=2))
-    assert encoded(found) == [1], "they went when others needed the room"
+    assert encoded(found) == [1], "they were evicted for others"
 
 
 def test_a_batch_of_sequences_with_and_without_media(cross: Subject, engine_of: Build) -> None:
-    asked = [
+    requests = [
         cross_request("one", 1),
         request("none", WORDS[:30], []),
         cross_request("two", 2, 3),
         cross_request("same", 1, 1, before=2),
     ]
     engine = engine_of(cross, rows=24)
-    said = run(engine, *asked)
-    for each in asked:
-        assert said[each.id] == run(engine_of(cross), each)[each.id]
+    generated = run(engine, *requests)
+    for each in requests:
+        assert generated[each.id] == run(engine_of(cross), each)[each.id]
     assert engine.stats().blocks_used == 0
 
 
 def test_a_request_without_room_for_a_medium_waits(cross: Subject, engine_of: Build) -> None:
-    """Room for the media of two, and three that ask."""
-    asked = [cross_request(str(i), i, before=3 + i) for i in range(1, 4)]
+    """Three requests, and room for the media of two."""
+    requests = [cross_request(str(i), i, before=3 + i) for i in range(1, 4)]
     engine = engine_of(cross, blocks=6)
-    held = [engine.blocks.acquire(view(90, 0))]
-    for each in asked:
+    taken = [engine.blocks.acquire(view(90, 0))]
+    for each in requests:
         engine.submit(each)
     outputs = [output for _ in range(3) for output in engine.step()]
     assert len(engine.scheduler.running) == 2 and len(engine.scheduler.waiting) == 1
-    said: dict[str, list[int]] = {each.id: [] for each in asked}
+    generated: dict[str, list[int]] = {each.id: [] for each in requests}
     for output in [*outputs, *engine.drain()]:
-        said[output.id] += output.tokens
-    assert said == {each.id: run(engine_of(cross), each)[each.id] for each in asked}
-    for memory in held:
+        generated[output.id] += output.tokens
+    assert generated == {each.id: run(engine_of(cross), each)[each.id] for each in requests}
+    for memory in taken:
         assert isinstance(memory, EncoderBlocks)
         engine.blocks.release_encoder(memory)
     assert pool(engine).used == 0
@@ -371,10 +371,10 @@ def test_media_that_never_fit_are_refused(cross: Subject, engine_of: Build) -> N
     assert pool(engine).used == 0
 
 
-def test_what_looks_at_images_is_the_same_when_preempted(cross: Subject, engine_of: Build) -> None:
-    asked = [cross_request(str(i), i, before=10 + i, count=40) for i in range(1, 5)]
+def test_preemption_does_not_change_outputs_with_images(cross: Subject, engine_of: Build) -> None:
+    requests = [cross_request(str(i), i, before=10 + i, count=40) for i in range(1, 5)]
     engine = engine_of(cross, blocks=8)
-    assert run(engine, *asked) == run(engine_of(cross), *asked)
+    assert run(engine, *requests) == run(engine_of(cross), *requests)
     assert engine.stats().preemptions > 0 and engine.stats().blocks_used == 0
 
 

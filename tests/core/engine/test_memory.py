@@ -1,4 +1,4 @@
-"""The memory planner: sizes as people write them, and blocks that never exceed what there is."""
+"""The memory planner: parsed sizes, and blocks that never exceed the memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Kind(CacheKind):
         return blocks * self.size
 
     def allocate(self, blocks: int) -> None:
-        """Nothing is kept."""
+        """Allocates nothing."""
 
     def view(self, layer: int, batch: object) -> None:
         """Nothing is shown."""
@@ -58,13 +58,13 @@ def test_sizes_are_parsed(text: str, size: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "lots", "GB", "6 parsecs", "6XB", "-6GB", "0", "nan", "inf", "1e30GB", "6G6B"]
 )
-def test_what_is_no_size_is_quoted(text: str) -> None:
+def test_invalid_sizes_are_quoted(text: str) -> None:
     with pytest.raises(UsageError, match="size") as error:
         parse_size(text)
     assert repr(text) in str(error.value)
 
 
-def test_a_budget_is_a_size_a_share_or_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_is_a_size_a_share_or_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: 8 * 10**9)
     assert budget(Settings(memory="3GB"), CPU) == 3 * 10**9
     assert budget(Settings(memory="0.5"), CPU) == 4 * 10**9
@@ -76,14 +76,14 @@ def test_a_budget_is_a_size_a_share_or_a_quarter(monkeypatch: pytest.MonkeyPatch
         budget(Settings(memory="9GB"), CPU)
 
 
-def test_free_memory_is_what_the_system_says() -> None:
+def test_free_memory_is_that_of_the_system() -> None:
     with open("/proc/meminfo") as lines:
         total = int(dict(line.split(":") for line in lines)["MemTotal"].split()[0]) * 1024
     assert 0 < free_bytes(CPU) < total
     assert 0 <= cached_bytes() < total
 
 
-def test_all_get_what_they_can_use_where_there_is_room() -> None:
+def test_all_groups_get_their_maximum_if_it_fits() -> None:
     [blocks] = plan_blocks([Kind(100)], 10**6, 160, ROWS, 4)
     assert blocks == 4 * (160 // BLOCK + 1)
 
@@ -103,7 +103,7 @@ def test_one_sequence_must_fit() -> None:
 
 
 @pytest.mark.parametrize("size", [999, 1_000_000, 5 * 10**9])
-def test_a_refusal_gives_figures_that_differ(size: int) -> None:
+def test_an_error_shows_sizes_that_differ(size: int) -> None:
     kind = Kind(size // 11 + 1)
     with pytest.raises(InsufficientMemory) as error:
         plan_blocks([kind], size // 3, 160, ROWS, 1)

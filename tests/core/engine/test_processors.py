@@ -1,4 +1,4 @@
-"""Logits processors: who is asked when, in eager steps and in the loop that reads a step late."""
+"""Logits processors: their calls and their rows, in both loops."""
 
 from __future__ import annotations
 
@@ -50,11 +50,13 @@ def engine_of(tiny: Subject, *, replay: bool = False, seqs: int = 4, blocks: int
     return engine
 
 
-def run(engine: Engine, asked: list[tuple[list[int], dict[str, int]]], n: int) -> list[list[int]]:
-    for i, (prompt, processors) in enumerate(asked):
+def run(
+    engine: Engine, requests: list[tuple[list[int], dict[str, int]]], n: int
+) -> list[list[int]]:
+    for i, (prompt, processors) in enumerate(requests):
         rules = Sampling(temperature=0, max_tokens=n, ignore_eos=True, processors=processors)
         engine.submit(TokenRequest(id=str(i), tokens=prompt, sampling=rules))
-    answers: dict[str, list[int]] = {str(i): [] for i in range(len(asked))}
+    answers: dict[str, list[int]] = {str(i): [] for i in range(len(requests))}
     for output in engine.drain():
         answers[output.id] += output.tokens
     return list(answers.values())
@@ -74,11 +76,11 @@ def expected(tiny: Subject, prompt: list[int], n: int, banned: int | None) -> li
 
 @pytest.mark.parametrize("replay", [False, True])
 def test_processors_get_the_sampled_tokens(tiny: Subject, replay: bool) -> None:
-    """On the device and on the host; a row that asks for nothing stays as it is."""
+    """On the device and on the host; a row without processors is unchanged."""
     prompts = [tiny.prompt[:n] for n in (9, 17, 30)]
     engine = engine_of(tiny, replay=replay)
-    asked = [{"no_repeat": FIRST}, {"host_no_repeat": 0}, {}]
-    answers = run(engine, list(zip(prompts, asked, strict=True)), 12)
+    parameters = [{"no_repeat": FIRST}, {"host_no_repeat": 0}, {}]
+    answers = run(engine, list(zip(prompts, parameters, strict=True)), 12)
     assert answers == [
         expected(tiny, prompts[0], 12, FIRST),
         expected(tiny, prompts[1], 12, prompts[1][-1]),
@@ -87,30 +89,30 @@ def test_processors_get_the_sampled_tokens(tiny: Subject, replay: bool) -> None:
 
 
 def test_a_host_processor_waits_and_others_do_not(tiny: Subject) -> None:
-    """Read a step late, a row that needs its ids on the host draws in every other step."""
-    engine, said = engine_of(tiny, replay=True), {"waits": 0, "free": 0}
+    """If steps are read one pass late, a row that needs host ids draws in every other step."""
+    engine, counts = engine_of(tiny, replay=True), {"waits": 0, "free": 0}
     for id, processors in (("waits", {"host_no_repeat": FIRST}), ("free", {"no_repeat": FIRST})):
         rules = Sampling(temperature=0, max_tokens=10, ignore_eos=True, processors=processors)
         engine.submit(TokenRequest(id=id, tokens=tiny.prompt[:9], sampling=rules))
-    while said["free"] < 10:
+    while counts["free"] < 10:
         for output in engine.step():
-            said[output.id] += len(output.tokens)
-    assert 4 <= said["waits"] <= 6
+            counts[output.id] += len(output.tokens)
+    assert 4 <= counts["waits"] <= 6
 
 
-def test_the_order_is_that_of_the_records(tiny: Subject) -> None:
+def test_processors_run_in_the_order_of_their_records(tiny: Subject) -> None:
     prompt = tiny.prompt[:9]
     plain = expected(tiny, prompt, 1, None)
     for names, first in (({"early", "late"}, plain), ({"late", "later"}, [5]), ({"early"}, [5])):
-        asked = dict.fromkeys(names, 1)
-        assert run(engine_of(tiny), [(prompt, asked)], 1) == [first], names
+        parameters = dict.fromkeys(names, 1)
+        assert run(engine_of(tiny), [(prompt, parameters)], 1) == [first], names
 
 
-def test_a_row_that_changes_hands_is_given_up(tiny: Subject) -> None:
+def test_a_reused_row_is_removed_first(tiny: Subject) -> None:
     engine = engine_of(tiny, seqs=1)
-    prompt, asked = tiny.prompt[:9], {"no_repeat": FIRST}
-    alone = run(engine, [(prompt, asked)], 6)
-    assert run(engine, [(prompt, {}), (prompt, asked)], 6)[1:] == alone
+    prompt, parameters = tiny.prompt[:9], {"no_repeat": FIRST}
+    alone = run(engine, [(prompt, parameters)], 6)
+    assert run(engine, [(prompt, {}), (prompt, parameters)], 6)[1:] == alone
     assert LOG == [("added", 0, ()), ("removed", 0, ()), ("added", 0, ())]
 
 
@@ -118,7 +120,7 @@ def test_a_preempted_sequence_is_added_with_its_output(tiny: Subject) -> None:
     prompts = [tiny.prompt[:n] for n in (20, 21, 22)]
     engine = engine_of(tiny, blocks=8)
     answers = run(engine, [(prompt, {"no_repeat": FIRST}) for prompt in prompts], 30)
-    assert engine.stats().preemptions and any(said for what, _, said in LOG if what == "added")
+    assert engine.stats().preemptions and any(output for what, _, output in LOG if what == "added")
     assert answers == [expected(tiny, prompt, 30, FIRST) for prompt in prompts]
 
 
@@ -131,7 +133,7 @@ def test_unknown_processors_and_tokens_are_rejected(tiny: Subject) -> None:
     assert not engine.busy
 
 
-def test_log_probabilities_are_those_of_what_is_let_through(tiny: Subject) -> None:
+def test_logprobs_are_computed_after_processors(tiny: Subject) -> None:
     engine, prompt = engine_of(tiny), tiny.prompt[:9]
     plain = tiny.run_reference(prompt)[-1].clone()
     banned = int(plain.argmax())

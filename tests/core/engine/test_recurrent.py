@@ -1,4 +1,4 @@
-"""The loop over models that remember states: snapshots, preemption, choices, abort."""
+"""The engine with recurrent models: cached states, preemption, choices, abort."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostro.plugins.conformance.parity import Subject, greedy, subject
 Build = Callable[..., Engine]
 BLOCK = 16
 NAMES = ("lfm2", "mamba2", "qwen3_next")
-"""Two models with both kinds of memory, and one of states alone."""
+"""Two hybrid models, and one with states only."""
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -31,73 +31,73 @@ def ask(id: str, tokens: list[int], count: int = 12, **rules: object) -> TokenRe
 def run(engine: Engine, *requests: TokenRequest) -> dict[tuple[str, int], list[int]]:
     for request in requests:
         engine.submit(request)
-    said: dict[tuple[str, int], list[int]] = {}
+    generated: dict[tuple[str, int], list[int]] = {}
     for output in engine.drain():
-        said.setdefault((output.id, output.index), []).extend(output.tokens)
-    return said
+        generated.setdefault((output.id, output.index), []).extend(output.tokens)
+    return generated
 
 
 @pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
 def test_greedy_tokens_match_the_reference(tiny: Subject, engine_of: Build, length: int) -> None:
-    """20 tokens after the prompt, so that decoding passes the end of a block, or two."""
+    """20 tokens after the prompt: decoding crosses one or two block boundaries."""
     prompt = tiny.prompt[:length]
     engine = engine_of(tiny)
-    truth = tiny.reference_tokens(prompt, 20)
-    assert greedy(engine, [prompt], 20) == [truth]
-    assert greedy(engine, [prompt], 20) == [truth], "again, out of the prefix cache"
+    reference = tiny.reference_tokens(prompt, 20)
+    assert greedy(engine, [prompt], 20) == [reference]
+    assert greedy(engine, [prompt], 20) == [reference], "again, with the prefix cache"
     assert engine.stats().blocks_used == 0
 
 
-def test_the_same_beginning_resumes_from_a_snapshot(tiny: Subject, engine_of: Build) -> None:
+def test_a_common_prefix_resumes_from_a_cached_state(tiny: Subject, engine_of: Build) -> None:
     beginning = tiny.prompt[: 3 * BLOCK]
     first, second = [*beginning, *tiny.prompt[:7]], [*beginning, *tiny.prompt[9:20]]
     engine = engine_of(tiny)
     run(engine, ask("first", first))
     assert engine.stats().cached_tokens == 0
-    said = run(engine, ask("second", second))
+    generated = run(engine, ask("second", second))
     assert engine.stats().cached_tokens == len(beginning)
-    assert said["second", 0] == tiny.reference_tokens(second, 12)
+    assert generated["second", 0] == tiny.reference_tokens(second, 12)
 
 
-def test_the_next_turn_resumes_where_the_answer_filled_a_block(
-    tiny: Subject, engine_of: Build
-) -> None:
+def test_the_next_turn_resumes_from_the_last_full_block(tiny: Subject, engine_of: Build) -> None:
     prompt = tiny.prompt[: BLOCK + 3]
     engine = engine_of(tiny)
-    said = run(engine, ask("first", prompt, 3 * BLOCK))["first", 0]
-    turn = [*prompt, *said, 5, 6, 7]
+    generated = run(engine, ask("first", prompt, 3 * BLOCK))["first", 0]
+    turn = [*prompt, *generated, 5, 6, 7]
     answer = run(engine, ask("next", turn))["next", 0]
-    assert engine.stats().cached_tokens == (len(prompt) + len(said) - 1) // BLOCK * BLOCK
+    assert engine.stats().cached_tokens == (len(prompt) + len(generated) - 1) // BLOCK * BLOCK
     assert answer == tiny.reference_tokens(turn, 12)
 
 
-def test_nothing_is_resumed_where_no_snapshot_is(tiny: Subject, engine_of: Build) -> None:
-    """A step of three blocks leaves one snapshot, at its end."""
+def test_a_prefix_without_a_cached_state_is_computed_again(tiny: Subject, engine_of: Build) -> None:
+    """A step of three blocks caches one state, at its end."""
     engine = engine_of(tiny)
     run(engine, ask("first", tiny.prompt))
     shorter = [*tiny.prompt[: 2 * BLOCK], 5, 6, 7]
-    said = run(engine, ask("shorter", shorter))["shorter", 0]
+    generated = run(engine, ask("shorter", shorter))["shorter", 0]
     assert engine.stats().cached_tokens == 0
-    assert said == tiny.reference_tokens(shorter, 12)
+    assert generated == tiny.reference_tokens(shorter, 12)
 
 
-def test_every_chunk_of_a_long_prompt_leaves_a_snapshot(tiny: Subject, engine_of: Build) -> None:
+def test_every_chunk_of_a_long_prompt_caches_a_state(tiny: Subject, engine_of: Build) -> None:
     engine = engine_of(tiny, rows=BLOCK)
     run(engine, ask("first", tiny.prompt))
     shorter = [*tiny.prompt[:BLOCK], 5, 6, 7]
-    said = run(engine, ask("shorter", shorter))["shorter", 0]
+    generated = run(engine, ask("shorter", shorter))["shorter", 0]
     assert engine.stats().cached_tokens == BLOCK
-    assert said == tiny.reference_tokens(shorter, 12)
+    assert generated == tiny.reference_tokens(shorter, 12)
 
 
 @pytest.mark.parametrize("rows", [5, BLOCK, 23])
-def test_chunks_mixed_with_decodes_say_the_same(tiny: Subject, engine_of: Build, rows: int) -> None:
+def test_chunks_with_decodes_match_the_reference(
+    tiny: Subject, engine_of: Build, rows: int
+) -> None:
     prompts = [tiny.prompt[i : i + 41] for i in range(3)]
     alone = [tiny.reference_tokens(prompt, 8) for prompt in prompts]
     assert greedy(engine_of(tiny, rows=rows), prompts, 8) == alone
 
 
-def test_a_crowded_pool_preempts_and_says_the_same(tiny: Subject, engine_of: Build) -> None:
+def test_preemption_does_not_change_outputs(tiny: Subject, engine_of: Build) -> None:
     prompts = [tiny.prompt[i : i + 30] for i in range(6)]
     wanted = greedy(engine_of(tiny), prompts, 40)
     crowded = engine_of(tiny, blocks=8)
@@ -106,18 +106,18 @@ def test_a_crowded_pool_preempts_and_says_the_same(tiny: Subject, engine_of: Bui
     assert crowded.stats().blocks_used == 0
 
 
-def test_choices_go_on_from_one_prompt(tiny: Subject, engine_of: Build) -> None:
+def test_choices_share_one_prompt(tiny: Subject, engine_of: Build) -> None:
     prompt = tiny.prompt[: 2 * BLOCK + 5]
     engine = engine_of(tiny)
-    said = run(engine, ask("a", prompt, n=2, temperature=1.0, seed=7))
+    generated = run(engine, ask("a", prompt, n=2, temperature=1.0, seed=7))
     alone = engine_of(tiny)
     for index in (0, 1):
         other = run(alone, ask(str(index), prompt, temperature=1.0, seed=7 + index))
-        assert said["a", index] == other[str(index), 0]
-    assert said["a", 0] != said["a", 1]
+        assert generated["a", index] == other[str(index), 0]
+    assert generated["a", 0] != generated["a", 1]
 
 
-def test_abort_frees_every_block_at_once(tiny: Subject, engine_of: Build) -> None:
+def test_abort_releases_every_block_at_once(tiny: Subject, engine_of: Build) -> None:
     engine = engine_of(tiny, rows=20)
     for id in "abc":
         engine.submit(ask(id, tiny.prompt))

@@ -1,4 +1,4 @@
-"""Sampling that is out of range is refused by the name of its field; its limits are not."""
+"""Sampling parameters out of range are refused by name; their limits are allowed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOUNDS = [(name, low, high) for name, low, high in RANGES]
 
 
 def rules(name: str, value: object) -> Sampling:
-    """Sampling with one field set, and nothing that would contradict it."""
+    """Sampling with one field set, and others that do not conflict with it."""
     more = {"max_tokens": 2**31} if name == "min_tokens" else {}
     more |= {"temperature": 0} if name == "top_p" else {}
     return Sampling(**{**more, name: value})  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def test_both_ends_of_a_range(name: str, low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "said"),
+    ("sampling", "param", "message"),
     [
         (Sampling(top_p=0), "top_p", "use temperature=0 for greedy"),
         (Sampling(min_tokens=3, max_tokens=2), "min_tokens", "exceeds max_tokens=2"),
@@ -81,14 +81,16 @@ def test_both_ends_of_a_range(name: str, low: float, high: float) -> None:
         (Sampling(dry=Dry(breakers=(-1,))), "dry", "token id -1"),
     ],
 )
-def test_sampling_without_a_range_is_validated(asked: Sampling, param: str, said: str) -> None:
-    with pytest.raises(RequestError, match=said) as error:
-        asked.checked(320)
+def test_sampling_without_a_range_is_validated(
+    sampling: Sampling, param: str, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message) as error:
+        sampling.checked(320)
     assert error.value.param == param and error.value.status == 400
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "sampling",
     [
         Sampling(top_p=0, temperature=0),
         Sampling(min_tokens=2, max_tokens=2),
@@ -98,8 +100,8 @@ def test_sampling_without_a_range_is_validated(asked: Sampling, param: str, said
         Sampling(max_tokens=0),
     ],
 )
-def test_what_is_just_allowed(asked: Sampling) -> None:
-    assert asked.checked(320) is asked
+def test_limits_are_allowed(sampling: Sampling) -> None:
+    assert sampling.checked(320) is sampling
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The runner with a model of sums: from a plan to a step, through the model, to drawn tokens."""
+"""The model runner with a model of sums: steps, logits and drawn tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOPS = pytest.mark.parametrize(
 
 
 def engine(loop: dict[str, Any], blocks: int = 64, **options: Any) -> Engine:
-    """An engine in one of both loops; buckets read a step late, as on CUDA."""
+    """An engine in one of both loops; with buckets it reads a step late, as on CUDA."""
     model, rows = SumModel(), options.pop("rows", 16)
     runner = runner_of(model, sum_pages(blocks), **loop, **options)
     runner.capture()
@@ -48,10 +48,10 @@ def submit(
 
 def drain(engine: Engine) -> dict[str, list[int]]:
     """The tokens of each request."""
-    said: dict[str, list[int]] = {}
+    generated: dict[str, list[int]] = {}
     for output in engine.drain():
-        said.setdefault(output.id, []).extend(output.tokens)
-    return said
+        generated.setdefault(output.id, []).extend(output.tokens)
+    return generated
 
 
 def steps(engine: Engine) -> list[Any]:
@@ -80,7 +80,7 @@ def test_preempted_requests_continue_where_they_stopped(loop: dict[str, Any]) ->
 
 
 @LOOPS
-def test_a_known_prefix_is_read_from_its_slots(loop: dict[str, Any]) -> None:
+def test_a_cached_prefix_is_read_from_its_slots(loop: dict[str, Any]) -> None:
     made = engine(loop)
     submit(made, "first", PROMPTS[2])
     drain(made)
@@ -95,11 +95,11 @@ def test_adapters_apply_to_the_rows_of_their_request(loop: dict[str, Any]) -> No
     mixtures = {"base": (EMPTY, 0), "x": (lora("x"), 1), "y": (lora("y"), 2)}
     for name, (mixture, _) in mixtures.items():
         submit(made, name, PROMPTS[0], mixture=mixture)
-    said = drain(made)
-    assert said == {
+    generated = drain(made)
+    assert generated == {
         name: next_tokens(PROMPTS[0], 8, row=row) for name, (_, row) in mixtures.items()
     }
-    assert said["base"] != said["x"] != said["y"]
+    assert generated["base"] != generated["x"] != generated["y"]
 
 
 def test_a_step_without_adapters_has_no_mixture() -> None:
@@ -129,7 +129,7 @@ def test_logits_are_computed_for_drawing_rows_alone() -> None:
     assert steps(made)[3].wanted is None, "all rows draw"
 
 
-def test_a_step_in_which_nothing_draws_returns_no_tokens() -> None:
+def test_a_step_without_drawing_rows_returns_no_tokens() -> None:
     made = engine({}, rows=8)
     submit(made, "long", PROMPTS[2])
     launched = made.runner.run(made.scheduler.plan())
@@ -149,7 +149,7 @@ def test_steps_give_tokens_positions_and_bounds_of_each_chunk() -> None:
     assert step.positions.tolist() == [[2, *range(11)]] * 2
 
 
-def test_given_positions_go_on_behind_the_prompt() -> None:
+def test_given_positions_continue_after_the_prompt() -> None:
     """Two axes; the largest position of the prompt is 30."""
     made = engine({})
     axes = np.array([[0, 1, 7], [0, 30, 2]], np.int32)
@@ -164,15 +164,15 @@ def test_given_positions_go_on_behind_the_prompt() -> None:
 
 @LOOPS
 def test_prompt_logprobs_are_those_of_each_following_token(loop: dict[str, Any]) -> None:
-    """Of one request among others, over several chunks."""
+    """For one request among others, over several chunks."""
     made = engine(loop, rows=5)
     submit(made, "other", PROMPTS[0])
     rules = Sampling(temperature=0, max_tokens=2, prompt_logprobs=1)
     made.submit(TokenRequest(id="x", tokens=PROMPTS[2], sampling=rules))
     outputs = [output for output in made.drain() if output.id == "x"]
-    told = outputs[0].prompt_logprobs
-    assert told is not None and told[0] is None and len(told) == len(PROMPTS[2])
-    for i, entry in enumerate(told[1:], 1):
+    logprobs = outputs[0].prompt_logprobs
+    assert logprobs is not None and logprobs[0] is None and len(logprobs) == len(PROMPTS[2])
+    for i, entry in enumerate(logprobs[1:], 1):
         [best] = next_tokens(PROMPTS[2][:i], 1)
         assert entry is not None and entry.token == PROMPTS[2][i] and entry.top[0][0] == best
         assert (entry.logprob == entry.top[0][1]) == (best == PROMPTS[2][i])
@@ -191,7 +191,7 @@ def picture(key: str, first: int, *values: float, **more: Any) -> Item:
 @LOOPS
 @pytest.mark.parametrize("rows", [2, 16])
 def test_features_are_added_to_the_rows_of_their_medium(loop: dict[str, Any], rows: int) -> None:
-    """In whatever chunks the rows are computed, and from the store the second time."""
+    """In chunks of any size, and from the store the second time."""
     made = engine(loop, rows=rows)
     items = [picture("a", 2, 10, 20, 30), picture("b", 7, 5)]
     wanted = next_tokens(PROMPTS[0], 8, features={2: 10, 3: 20, 4: 30, 7: 5})
@@ -212,7 +212,7 @@ def test_features_are_added_to_the_chunk_of_their_request() -> None:
 
 @LOOPS
 def test_a_prompt_may_end_within_a_medium(loop: dict[str, Any]) -> None:
-    """All but its last row come out of the prefix cache, and that one draws."""
+    """All rows but the last come from the prefix cache, and that one draws."""
     made, prompt = engine(loop), PROMPTS[2][: 3 * BLOCK + 1]
     items = [picture("a", 10, 10, 20, 30)]
     for id in ("first", "second"):
@@ -221,7 +221,7 @@ def test_a_prompt_may_end_within_a_medium(loop: dict[str, Any]) -> None:
     assert made.stats().cached_tokens == 3 * BLOCK
 
 
-def test_features_beyond_the_limit_are_given_up_after_the_step() -> None:
+def test_features_beyond_the_limit_are_evicted_after_the_step() -> None:
     made = engine({}, features=0)
     for id in ("first", "second"):
         submit(made, id, PROMPTS[0], items=[picture("a", 2, 10)], cache=False)
@@ -240,7 +240,7 @@ def test_media_are_encoded_under_the_adapters_of_their_request() -> None:
     assert model.encoded == [10, 1010]
 
 
-# Calls outside of the loop
+# Calls without the scheduler
 
 
 @pytest.mark.parametrize("rows", [1, 4, 512])
@@ -260,7 +260,7 @@ def test_logits_do_not_cut_an_atomic_span() -> None:
     assert [len(step.tokens) for step in steps(made)] == [2, 5, 4]
 
 
-def test_logits_of_a_prompt_beyond_the_cache_are_refused_and_free_it() -> None:
+def test_logits_of_a_prompt_beyond_the_cache_are_refused_and_release_it() -> None:
     made = engine({}, blocks=2)
     with pytest.raises(RequestError, match="no room in the cache for 11 tokens"):
         made.runner.logits(PROMPTS[0], 4)

@@ -71,7 +71,7 @@ def test_a_request_that_fits_does_not_overtake_one_that_lacks_blocks() -> None:
     assert ids(loop.scheduler.waiting) == ["1", "2"]
 
 
-def test_a_prompt_that_asks_for_no_reply_may_fill_the_pool() -> None:
+def test_a_prompt_without_output_may_fill_the_pool() -> None:
     loop = Loop(pages(2), rows=40)
     loop.add(8, limit=0)
     loop.run()
@@ -109,7 +109,7 @@ def test_a_running_prompt_continues_before_a_waiting_one_is_admitted() -> None:
     assert shape(loop.step()) == [("0", 8, 4), ("1", 0, 4)]
 
 
-def test_decodes_beyond_max_rows_go_by_priority_and_arrival() -> None:
+def test_decodes_beyond_max_rows_are_ordered_by_priority_and_arrival() -> None:
     loop = Loop(rows=2, seqs=4)
     loop.add(1, limit=3, priority=1)
     loop.step()
@@ -155,7 +155,7 @@ def test_a_request_at_its_limit_is_not_scheduled_before_its_last_token_is_read()
 @pytest.mark.parametrize(
     "rules", [{"dry": Dry(multiplier=1.0)}, {"waits": True}], ids=["dry", "host processor"]
 )
-def test_a_rule_that_reads_tokens_on_the_host_waits_for_each(rules: dict[str, object]) -> None:
+def test_a_rule_that_needs_host_tokens_waits_for_each(rules: dict[str, object]) -> None:
     loop = Loop(lag=1)
     loop.add(4, limit=3, **rules)
     loop.add(4, limit=3)
@@ -163,7 +163,7 @@ def test_a_rule_that_reads_tokens_on_the_host_waits_for_each(rules: dict[str, ob
     assert found == [[("0", 0, 4), ("1", 0, 4)], [("1", 4, 1)], [("0", 4, 1), ("1", 5, 1)], []]
 
 
-def test_dry_without_a_multiplier_waits_for_nothing() -> None:
+def test_dry_without_a_multiplier_does_not_wait() -> None:
     loop = Loop(lag=1)
     loop.add(4, limit=3, dry=Dry(multiplier=0.0))
     loop.step()
@@ -173,7 +173,7 @@ def test_dry_without_a_multiplier_waits_for_nothing() -> None:
 # Prefix cache
 
 
-def test_a_prompt_takes_the_blocks_of_its_longest_known_prefix() -> None:
+def test_a_prompt_reuses_the_blocks_of_its_longest_cached_prefix() -> None:
     loop = Loop(rows=100)
     loop.add(range(14), limit=4)
     loop.run()
@@ -182,15 +182,15 @@ def test_a_prompt_takes_the_blocks_of_its_longest_known_prefix() -> None:
     assert other.cached == 8
 
 
-def test_at_least_one_token_of_a_known_prompt_is_computed() -> None:
+def test_at_least_one_token_of_a_cached_prompt_is_computed() -> None:
     loop = Loop(rows=100)
     loop.add(range(8), limit=1)
     loop.run()
     loop.add(range(8), limit=1)
-    assert shape(loop.step()) == [("1", 4, 4)], "the second block is the whole rest"
+    assert shape(loop.step()) == [("1", 4, 4)], "the second block is all of the rest"
 
 
-def test_drawn_tokens_are_found_by_the_next_turn() -> None:
+def test_the_next_turn_reuses_drawn_tokens() -> None:
     loop = Loop(rows=100)
     first = loop.add(5, limit=8)
     loop.run()
@@ -199,7 +199,7 @@ def test_drawn_tokens_are_found_by_the_next_turn() -> None:
 
 
 @pytest.mark.parametrize("other", [{"salt": "b"}, {"cache": False}, {"mixture": lora("x")}])
-def test_other_tenants_private_requests_and_adapters_share_no_prefix(
+def test_salts_uncached_requests_and_adapters_share_no_prefix(
     other: dict[str, object],
 ) -> None:
     loop = Loop(rows=100, room=Room(1))
@@ -212,7 +212,7 @@ def test_other_tenants_private_requests_and_adapters_share_no_prefix(
     assert shape(loop.step()) == [("2", 8, 4)]
 
 
-def test_a_private_request_leaves_nothing_behind() -> None:
+def test_an_uncached_request_publishes_no_block() -> None:
     loop = Loop(rows=100)
     loop.add(range(12), limit=4, cache=False)
     loop.run()
@@ -287,7 +287,7 @@ def test_a_preempted_request_reports_the_cached_tokens_of_its_first_start() -> N
     assert loop.scheduler.preemptions and [s.cached for s in loop.finished] == [0, 0]
 
 
-def test_a_preempted_request_waits_until_its_unread_token_has_come() -> None:
+def test_a_preempted_request_waits_for_its_pending_token() -> None:
     loop = crowded(0, 0, lag=1)
     second = loop.live[1]
     while not loop.scheduler.preemptions:
@@ -321,8 +321,8 @@ def test_a_request_whose_rows_are_planned_is_preempted_by_a_better_one() -> None
     assert ids(loop.finished) == ["1", "0"]
 
 
-def test_a_request_that_is_preempted_in_a_step_leaves_nothing_in_its_plan() -> None:
-    """Not even its media: the adapters under which they would be encoded have left with it."""
+def test_a_request_preempted_while_planning_is_not_in_the_plan() -> None:
+    """Nor are its media: the adapters of their encoder are released with it."""
     room = Room(2)
     loop = Loop(pages(64), cross(8), rows=100, room=room)
     for key in ("x", "y"):
@@ -337,7 +337,7 @@ def test_a_request_that_is_preempted_in_a_step_leaves_nothing_in_its_plan() -> N
     assert plan.mixture_rows == {b"y": 2, b"y seen": 2} and list(room.mixtures) == [2]
 
 
-def test_a_better_priority_takes_the_row_of_the_worst() -> None:
+def test_a_better_priority_preempts_the_worst() -> None:
     loop = Loop(seqs=2)
     loop.add(3, priority=1)
     loop.add(3, priority=2)
@@ -348,7 +348,7 @@ def test_a_better_priority_takes_the_row_of_the_worst() -> None:
     assert ids(loop.scheduler.waiting) == ["1"]
 
 
-def test_the_same_priority_takes_no_row() -> None:
+def test_the_same_priority_preempts_nothing() -> None:
     loop = Loop(seqs=1)
     loop.add(3, priority=1, limit=9)
     loop.step()
@@ -385,7 +385,7 @@ def test_choices_wait_for_the_first_and_share_its_prompt() -> None:
     assert sorted(s.index for s in loop.finished) == [0, 1, 2]
 
 
-def test_choices_go_on_where_the_first_was_aborted_before_it_drew() -> None:
+def test_choices_start_if_the_first_is_aborted_before_it_draws() -> None:
     loop = Loop(rows=4)
     first, *_ = loop.choices(range(10), n=3, limit=2)
     loop.step()
@@ -428,7 +428,7 @@ def test_a_medium_in_two_requests_is_encoded_once() -> None:
     assert not loop.step().encodes
 
 
-def test_features_that_were_given_up_are_encoded_again_where_rows_are_left() -> None:
+def test_evicted_features_are_encoded_again_if_rows_remain() -> None:
     loop = Loop(rows=8, features=0)
     loop.add(16, items=[image("a", 4, 4, (10, 4)), image("b", 0, 2)], limit=2)
     encoded = [sorted(plan.encodes) for plan in loop.run()]
@@ -470,7 +470,7 @@ def test_a_prefix_with_another_image_is_another_prefix() -> None:
         loop.run()
 
 
-def test_a_viewed_medium_is_written_once_and_shared() -> None:
+def test_a_cross_medium_is_written_once_and_shared() -> None:
     loop = Loop(pages(64), cross(4), rows=40)
     loop.add(range(12), items=[view("a", 3)])
     plan = loop.step()
@@ -513,7 +513,7 @@ def test_adapters_are_not_acquired_before_a_row_is_free() -> None:
     assert ids(loop.finished) == ["0", "1"] and not room.used
 
 
-def test_adapters_are_released_where_the_blocks_do_not_suffice() -> None:
+def test_adapters_are_released_if_the_blocks_do_not_suffice() -> None:
     room = Room(4)
     loop = Loop(pages(4), room=room)
     loop.add(8, limit=4)
@@ -540,11 +540,11 @@ def test_adapters_are_released_with_the_row(how: str) -> None:
     assert room.used == 0 and sequence.lease.rows == ()
 
 
-def test_only_requests_without_adapters_pass_one_whose_adapters_have_no_room() -> None:
+def test_only_requests_without_adapters_overtake_one_whose_adapters_do_not_fit() -> None:
     loop = Loop(seqs=8, rows=100, room=Room(1))
     for mixture in (lora("x"), lora("y"), lora("x"), None, lora("z"), None):
         loop.add(3, limit=2, **({"mixture": mixture} if mixture else {}))
-    assert ids(loop.step().started) == ["0", "3", "5"], "not even one whose adapters are there"
+    assert ids(loop.step().started) == ["0", "3", "5"], "not even one with adapters on the device"
     loop.run()
     assert ids(loop.finished) == ["0", "3", "5", "1", "2", "4"]
 
@@ -580,7 +580,7 @@ def test_an_xlora_request_is_computed_in_two_passes() -> None:
 
 
 def test_an_xlora_request_resumes_only_what_both_passes_have() -> None:
-    """The base's own blocks are those of requests without adapters; the mixed ones are lacking."""
+    """Base requests have published blocks of the base pass, none of the other."""
     loop = Loop(rows=100, room=Room(2))
     loop.add(range(10))
     loop.run()
@@ -590,8 +590,8 @@ def test_an_xlora_request_resumes_only_what_both_passes_have() -> None:
     assert second.cached == 0
 
 
-def test_blocks_behind_held_scalings_are_shared_by_no_other_prompt() -> None:
-    """From the third drawn token on scalings depend on where the prompt ended."""
+def test_blocks_after_the_last_scaling_are_not_shared() -> None:
+    """From the third drawn token on, scalings depend on the length of the prompt."""
     loop = Loop(rows=100, room=Room(2))
     first = loop.add(range(9), limit=12, mixture=xlora("x", held_after=3))
     assert first.scaling_end == 12
@@ -600,14 +600,14 @@ def test_blocks_behind_held_scalings_are_shared_by_no_other_prompt() -> None:
     assert shape(loop.step()) == [("1", 12, 9)]
 
 
-def test_rows_behind_held_scalings_are_not_computed_by_the_base() -> None:
+def test_rows_after_the_last_scaling_have_no_base_pass() -> None:
     loop = Loop(rows=100, room=Room(2))
     loop.add(range(9), limit=12, mixture=xlora("x", held_after=3))
     own = [chunk.with_scalings.count for plan in loop.run() for chunk in plan.chunks]
     assert own == [9, 1, 1, 1] + [0] * 8
 
 
-def test_a_step_ends_where_scalings_are_held_from() -> None:
+def test_a_step_ends_at_the_last_scaling() -> None:
     """The state of a recurrent layer by the base alone is written in the block of that token."""
     loop = Loop(pages(64), states(16), seqs=1, rows=100, room=Room(2))
     loop.add(9, limit=12, mixture=xlora("x", held_after=3), priority=1, cache=False)
@@ -622,7 +622,7 @@ def test_a_step_ends_where_scalings_are_held_from() -> None:
 # Cache kinds
 
 
-def test_chunks_end_at_block_boundaries_where_blocks_are_states() -> None:
+def test_chunks_end_at_block_boundaries_if_blocks_are_states() -> None:
     loop = Loop(pages(64), states(16), rows=10)
     loop.add(21, limit=4)
     assert [shape(loop.step()) for _ in range(4)] == [
@@ -633,7 +633,7 @@ def test_chunks_end_at_block_boundaries_where_blocks_are_states() -> None:
     ]
 
 
-def test_a_window_gives_blocks_back_while_it_runs() -> None:
+def test_a_window_releases_blocks_between_steps() -> None:
     loop = Loop(pages(64), pages(6, window=6), rows=8)
     sequence = loop.add(60, limit=20)
     most = 0
@@ -646,7 +646,7 @@ def test_a_window_gives_blocks_back_while_it_runs() -> None:
 # Abort
 
 
-def test_abort_frees_a_running_request_and_forgets_a_waiting_one() -> None:
+def test_abort_removes_running_and_waiting_requests() -> None:
     loop = Loop(seqs=1, room=Room(1))
     running = loop.add(9, mixture=lora("x"))
     waiting = loop.add(9)
@@ -657,10 +657,10 @@ def test_abort_frees_a_running_request_and_forgets_a_waiting_one() -> None:
     pool = loop.blocks.groups[0].pool
     assert not loop.scheduler.running and pool.used == 0 and loop.room and not loop.room.used
     loop.abort(running)
-    assert loop.scheduler.rows == [0], "its row is free once"
+    assert loop.scheduler.rows == [0], "its row is released once"
 
 
-def test_abort_of_a_request_under_way_drops_its_unread_token() -> None:
+def test_abort_of_a_running_request_drops_its_pending_token() -> None:
     loop = Loop(lag=1)
     first, second = loop.add(5), loop.add(5)
     loop.step()
@@ -669,7 +669,7 @@ def test_abort_of_a_request_under_way_drops_its_unread_token() -> None:
     assert len(first.tokens) == 5 and len(second.tokens) == 9
 
 
-# Whatever comes
+# Random requests
 
 
 SETTINGS = {
@@ -683,9 +683,7 @@ SETTINGS = {
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("kinds", SETTINGS)
 @pytest.mark.parametrize("seed", range(12))
-def test_random_requests_all_finish_and_leave_the_pool_whole(
-    seed: int, kinds: str, lag: int
-) -> None:
+def test_random_requests_finish_and_release_all_blocks(seed: int, kinds: str, lag: int) -> None:
     """The loop checks rows, slots, users and adapters in every step."""
     rng = random.Random(seed)
     loop = Loop(
@@ -696,17 +694,17 @@ def test_random_requests_all_finish_and_leave_the_pool_whole(
         room=Room(rng.choice([1, 2, 4])),
         features=rng.choice([0, 2, 100]),
     )
-    aborted, asked = set[Sequence](), list[Sequence]()
+    aborted, added = set[Sequence](), list[Sequence]()
     for _ in range(60):
         if rng.random() < 0.5:
-            asked += random_request(loop, rng, kinds)
+            added += random_request(loop, rng, kinds)
         if loop.live and rng.random() < 0.1:
             sequence = rng.choice(loop.live)
             loop.abort(sequence)
             aborted.add(sequence)
         loop.step()
     loop.run()
-    assert [s.finish for s in asked if s not in aborted] == ["length"] * len(loop.finished)
+    assert [s.finish for s in added if s not in aborted] == ["length"] * len(loop.finished)
     assert all(len(s.tokens) == s.prompt + s.limit for s in loop.finished)
     pools = [group.pool for group in loop.blocks.all]
     assert all(pool.used == 0 and pool.available == pool.size for pool in pools)
@@ -714,7 +712,7 @@ def test_random_requests_all_finish_and_leave_the_pool_whole(
 
 
 def random_request(loop: Loop, rng: random.Random, kinds: str) -> list[Sequence]:
-    """Prompts with a common beginning; media, adapters, choices and priorities now and then."""
+    """A prompt with a common prefix; sometimes with media, adapters, choices and priorities."""
     length = rng.choice([1, 5, BLOCK, 2 * BLOCK, 18, 30])
     prompt = [*range(rng.randrange(length + 1))]
     prompt += [rng.randrange(3) for _ in range(length - len(prompt))]
@@ -734,7 +732,7 @@ def random_request(loop: Loop, rng: random.Random, kinds: str) -> list[Sequence]
         n=rng.choice([1, 1, 1, 3]),
         limit=rng.choice([1, 3, 12]),
         priority=rng.choice([0, 0, 1]),
-        salt=rng.choice(["", "", "tenant"]),
+        salt=rng.choice(["", "", "other"]),
         cache=rng.random() < 0.9,
         items=items,
         waits=rng.random() < 0.1,

@@ -1,4 +1,4 @@
-"""Engines that are ready have computed: embedding models are checked and warmed up as well."""
+"""Starting engines: embedding models are checked and warmed up."""
 
 from __future__ import annotations
 
