@@ -48,6 +48,7 @@ class Config(WindowConfig, llama.Config):
 class Block(llama.Block):
     def attention(self, config: Config, layer: int, rope: nn.Rope, **more: Any) -> nn.Module:
         attention = super().attention(config, layer, rope, **more)
+        assert isinstance(attention, nn.Attention)
         if not config.rotates(layer):
             attention.rope = None
         return attention
