@@ -1,4 +1,4 @@
-"""The device: copies between host and device that do not block, free memory, sizes in bytes.
+"""Host-device copies that do not block, free memory of devices, and sizes in bytes.
 
 A copy from or to pageable memory blocks the host until the device has finished all its work. A copy
 from or to pinned memory does not. All copies of the engine's loop use this module.
@@ -29,7 +29,7 @@ UNITS = {
 
 
 def to_device(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of these numbers on the device; the copy does not block the host."""
+    """Make a tensor on the device from numbers; the copy does not block the host."""
     # PyTorch's caching allocator reuses pinned memory only after the copy's stream has passed it,
     # so the buffer may be dropped here.
     if device.type != "cuda":
@@ -56,13 +56,13 @@ class DeviceToHostCopy:
         """Enqueue the copies behind the work that the current stream has so far."""
         if not tensors or tensors[0].device.type != "cuda":
             return cls(list(tensors))
-        homes = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-        for home, tensor in zip(homes, tensors, strict=True):
-            home.copy_(tensor, non_blocking=True)
+        copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
         # To synchronize the stream would also wait for the next step, which runs by then.
         event = torch.cuda.Event()
         event.record()
-        return cls(homes, event)
+        return cls(copies, event)
 
     def wait(self) -> list[Any]:
         """Block until these copies are complete; later work of the device goes on."""
@@ -79,7 +79,7 @@ def parse_size(text: str) -> float:
         value = float(number) * UNITS[unit]
     except (ValueError, KeyError):
         raise UsageError(
-            f"{text!r} is no size: write 6GB, 512MiB, or a share such as 0.5"
+            f"{text!r} is not a size; write 6GB, 512MiB, or a share such as 0.5"
         ) from None
     if not 0 < value < 2**60:
         raise UsageError(f"{text!r} is not a positive size")
@@ -87,7 +87,7 @@ def parse_size(text: str) -> float:
 
 
 def format_bytes(size: int) -> str:
-    """Bytes in the unit that people would use."""
+    """A size in GB, MB, KB or bytes, for messages."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}"
@@ -95,14 +95,14 @@ def format_bytes(size: int) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free now on a device."""
+    """The free memory of a device, in bytes; for the CPU that of the host."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes()
 
 
 def cached_bytes() -> int:
-    """Page cache that Linux gives back on demand."""
+    """The page cache of Linux, in bytes, which it frees on demand; 0 on other systems."""
     try:
         with open("/proc/meminfo") as lines:
             sizes = dict(line.split(":") for line in lines)

@@ -115,7 +115,7 @@ def load_model(
     cast_biases(model, dtype)
     target = target_of(loaded.device, loaded.dtype, settings)
     finalize(loaded, target, placement)
-    loaded.explain += placement.mark(target)
+    loaded.explain += placement.install_transfers(target)
     return loaded
 
 

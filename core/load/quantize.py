@@ -117,7 +117,7 @@ class QuantizationPlan:
 
     def __post_init__(self) -> None:
         self.named = [
-            (regex(rule.pattern, "--topology"), self.maker(rule.where)) for rule in self.rules
+            (regex(rule.pattern, "--topology"), self.maker(rule.target)) for rule in self.rules
         ]
 
     def check(self, slots: Iterable[Slot]) -> None:

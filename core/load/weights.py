@@ -26,7 +26,7 @@ from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Linear, Slot
 from ostro.core.nn.storage import Storage, Stored
-from ostro.core.placement.offload import send_home
+from ostro.core.placement.offload import move_to_host
 from ostro.core.placement.patterns import ancestors
 from ostro.core.placement.placement import Placement
 from ostro.core.plugins.manager import PluginManager
@@ -102,8 +102,8 @@ class WeightReader:
                 f"{next(iter(infos.values())).file}: {slot.name} has shape {storage.shape}, but "
                 f"the config requires {slot.shape}"
             )
-        if self.placement is not None and self.placement.rests(slot.module):
-            send_home(storage)
+        if self.placement is not None and self.placement.is_offloaded(slot.module):
+            move_to_host(storage)
         return storage
 
     def quantized(self, slot: Slot, stored: Stored) -> Storage | None:

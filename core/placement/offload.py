@@ -26,7 +26,7 @@ HOST = torch.device("cpu")
 
 
 class OffloadUnit(Protocol):
-    """A unit of a placement."""
+    """The fields of `placement.Unit` that offloading uses."""
 
     path: str
     device: torch.device
@@ -34,14 +34,14 @@ class OffloadUnit(Protocol):
 
 @dataclass(eq=False)
 class OffloadedUnit:
-    """The weights of a unit.
+    """The weights of an offloaded unit.
 
-    tensors: those of its storages; resting: their data in host memory; copies: their data on the
+    tensors: those of its storages; host_data: their data in host memory; copies: their data on the
     device, None while the unit is not there; arrived: the event at which the copies are complete.
     """
 
     tensors: Sequence[Tensor]
-    resting: Sequence[Tensor]
+    host_data: Sequence[Tensor]
     copies: Sequence[Tensor] | None = None
     arrived: torch.cuda.Event | None = None
 
@@ -53,77 +53,80 @@ class Offloader:
         self, units: Iterable[tuple[OffloadUnit, Sequence[Module]]], device: torch.device
     ) -> None:
         self.device = device
-        self.guests = {unit: OffloadedUnit(*settled(unit, modules)) for unit, modules in units}
-        self.following = dict(pairwise(self.guests))
+        self.units = {unit: OffloadedUnit(*host_tensors(unit, modules)) for unit, modules in units}
+        self.next_units = dict(pairwise(self.units))
         self.last: OffloadUnit | None = None
-        self.ahead: OffloadUnit | None = None
-        self.left: torch.cuda.Event | None = None
+        self.prefetched: OffloadUnit | None = None
+        self.computed: torch.cuda.Event | None = None  # the end of the unit before
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
-    def visit(self, unit: OffloadUnit) -> Iterator[None]:
+    def loaded(self, unit: OffloadUnit) -> Iterator[None]:
         """Within the context, the unit's weights are on the device."""
-        guest = self.guests[unit]
+        weights = self.units[unit]
         # Learned, not derived: a model may call its layers in another order than it lists them.
         if self.last is not None:
-            self.following[self.last] = unit
+            self.next_units[self.last] = unit
         self.last = unit
-        if self.ahead is not None and self.ahead is not unit:
-            self.guests[self.ahead].copies = None
-        self.ahead = None
-        if guest.copies is None:
-            self.fetch(guest)
-        self.receive(guest)
-        self.look_ahead(unit)
+        # A wrong prefetch is freed: at most two units may be on the device.
+        if self.prefetched is not None and self.prefetched is not unit:
+            self.units[self.prefetched].copies = None
+        self.prefetched = None
+        if weights.copies is None:
+            self.fetch(weights)
+        self.use_copies(weights)
+        self.prefetch_after(unit)
         try:
             yield
         finally:
-            self.dismiss(guest)
+            self.free(weights)
 
-    def fetch(self, guest: OffloadedUnit) -> None:
+    def fetch(self, weights: OffloadedUnit) -> None:
         """Start to copy a unit's weights to the device."""
         if self.stream is None:
-            guest.copies = [tensor.to(self.device) for tensor in guest.resting]
+            weights.copies = [tensor.to(self.device) for tensor in weights.host_data]
             return
         # A second stream, so that copies overlap with the kernels of the unit before. The host
-        # memory is pinned (`send_home`): from pageable memory a copy would block the host.
+        # memory is pinned (`move_to_host`): from pageable memory a copy would block the host.
         with torch.cuda.stream(self.stream):
-            guest.copies = [tensor.to(self.device, non_blocking=True) for tensor in guest.resting]
-            guest.arrived = self.stream.record_event()
+            weights.copies = [
+                tensor.to(self.device, non_blocking=True) for tensor in weights.host_data
+            ]
+            weights.arrived = self.stream.record_event()
 
-    def receive(self, guest: OffloadedUnit) -> None:
+    def use_copies(self, weights: OffloadedUnit) -> None:
         """Use the copies as the weights. The device waits until they are complete, the host not."""
-        assert guest.copies is not None
-        if guest.arrived is not None:
+        assert weights.copies is not None
+        if weights.arrived is not None:
             computing = torch.cuda.current_stream(self.device)
-            computing.wait_event(guest.arrived)
+            computing.wait_event(weights.arrived)
             # The memory belongs to the copying stream. Without this the allocator would give it to
             # the next prefetch while kernels that were launched before still read it.
-            for copy in guest.copies:
+            for copy in weights.copies:
                 copy.record_stream(computing)
-        point(guest.tensors, guest.copies)
+        set_data(weights.tensors, weights.copies)
 
-    def look_ahead(self, unit: OffloadUnit) -> None:
+    def prefetch_after(self, unit: OffloadUnit) -> None:
         """Prefetch the unit that followed this one in the last pass."""
-        following = self.following.get(unit)
-        if following is None or self.guests[following].copies is not None:
+        following = self.next_units.get(unit)
+        if following is None or self.units[following].copies is not None:
             return
         # The host launches ahead of the device. It waits here until the unit before has been
         # computed and its memory is free: otherwise all units would be on the device at once.
-        if self.left is not None:
-            self.left.synchronize()
-        self.fetch(self.guests[following])
-        self.ahead = following
+        if self.computed is not None:
+            self.computed.synchronize()
+        self.fetch(self.units[following])
+        self.prefetched = following
 
-    def dismiss(self, guest: OffloadedUnit) -> None:
+    def free(self, weights: OffloadedUnit) -> None:
         """Use the host data as the weights again and free the copies."""
-        point(guest.tensors, guest.resting)
-        guest.copies = None
+        set_data(weights.tensors, weights.host_data)
+        weights.copies = None
         if self.stream is not None:
-            self.left = torch.cuda.current_stream(self.device).record_event()
+            self.computed = torch.cuda.current_stream(self.device).record_event()
 
 
-def settled(unit: OffloadUnit, modules: Sequence[Module]) -> tuple[list[Tensor], list[Tensor]]:
+def host_tensors(unit: OffloadUnit, modules: Sequence[Module]) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors of a unit's storages and their data in host memory.
 
     Raises Unsupported for a storage with tensors that `tensors` does not find: they would stay on
@@ -131,18 +134,17 @@ def settled(unit: OffloadUnit, modules: Sequence[Module]) -> tuple[list[Tensor],
     """
     found: dict[int, Tensor] = {}
     for module in modules:
-        held = list(tensors(module))
-        found |= {id(tensor): tensor for tensor in held}
-        if sum(tensor.nbytes for tensor in held) < module.nbytes:  # type: ignore[operator]
+        of_module = list(tensors(module))
+        found |= {id(tensor): tensor for tensor in of_module}
+        if sum(tensor.nbytes for tensor in of_module) < module.nbytes:  # type: ignore[operator]
             raise Unsupported(
-                f"{unit.path} cannot rest in host memory: the format of its weights keeps some of "
-                "them out of reach; leave it on the device, or use another format"
+                f"{unit.path} cannot be offloaded: its storage holds tensors that the offloader "
+                "does not find; keep it on the device, or use another weight format"
             )
-    resting = [tensor.data for tensor in found.values()]
-    return list(found.values()), resting
+    return list(found.values()), [tensor.data for tensor in found.values()]
 
 
-def tensors(held: Any) -> Iterator[Tensor]:
+def tensors(owner: Any) -> Iterator[Tensor]:
     """The tensors of a module's storages, or of one storage, each once."""
     seen = set[int]()
 
@@ -158,12 +160,13 @@ def tensors(held: Any) -> Iterator[Tensor]:
             yield from (t for item in value.values() for t in inside(item, stored))
         elif stored or isinstance(value, Storage):
             seen.add(id(value))
-            yield from (t for item in parts(value) for t in inside(item, True))
+            yield from (t for item in field_values(value) for t in inside(item, True))
 
-    yield from (t for item in parts(held) for t in inside(item, isinstance(held, Storage)))
+    # Of a module only what its storages hold: norms and biases stay on the device.
+    yield from (t for item in field_values(owner) for t in inside(item, isinstance(owner, Storage)))
 
 
-def parts(value: Any) -> Iterator[Any]:
+def field_values(value: Any) -> Iterator[Any]:
     """The values of an object's fields."""
     if is_dataclass(value):
         yield from (getattr(value, each.name) for each in fields(value))
@@ -171,19 +174,19 @@ def parts(value: Any) -> Iterator[Any]:
         yield from vars(value).values()
 
 
-def point(tensors: Iterable[Tensor], data: Iterable[Tensor]) -> None:
+def set_data(tensors: Iterable[Tensor], data: Iterable[Tensor]) -> None:
     """Replace the data of tensors, on any device."""
     # The tensors keep their identity: kernels and storages hold references to them.
-    for tensor, theirs in zip(tensors, data, strict=True):
-        tensor.data = theirs
+    for tensor, new in zip(tensors, data, strict=True):
+        tensor.data = new
 
 
-def send_home(held: Any, *, pin: bool = False) -> None:
+def move_to_host(owner: Any, *, pin: bool = False) -> None:
     """Move the tensors of a storage, or of a module's storages, to host memory.
 
     `pin`: to pinned memory, from which a GPU copies without blocking the host.
     """
-    for tensor in tensors(held):
+    for tensor in tensors(owner):
         host = tensor.data.to(HOST)
         tensor.data = host.pin_memory() if pin else host
 
@@ -194,9 +197,9 @@ def on_device(module: Module, device: torch.device) -> Iterator[None]:
     for tensor in tensors(module):
         tensor.data = tensor.data.to(device)
     yield
-    send_home(module, pin=device.type == "cuda")
+    move_to_host(module, pin=device.type == "cuda")
 
 
-def holders(modules: Iterable[Module]) -> list[Module]:
+def with_storages(modules: Iterable[Module]) -> list[Module]:
     """The modules that have storages."""
     return [module for module in modules if isinstance(module, Linear | Embedding | ExpertLinear)]

@@ -1,4 +1,4 @@
-"""Rules about the parts of a model: patterns of their paths, each with a place or a format."""
+"""Pattern rules of --placement and --topology: patterns of module paths with devices or formats."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from ostro.core.errors import UsageError, nearest
 
 PLACEMENT = "--placement"
 
-WORDS: Mapping[str, str] = {PLACEMENT: ", or auto, auto:SIZE, rest"}
-"""What else an option takes."""
+KEYWORDS: Mapping[str, str] = {PLACEMENT: ", or auto, auto:SIZE, rest"}
+"""The other values of an option, for its error message."""
 
-MOST = 10_000
-"""The largest number in a set such as [2-5]."""
+MAX_NUMBER = 10_000
+"""The largest number in a set such as [2-5], which is expanded to a list."""
 
 
 @dataclass(frozen=True)
 class PatternRule:
-    """A pattern of module paths, and where what it matches lies (a device, or "rest"), or in what
-    format.
+    """A pattern of module paths, and the device (or "rest") or the format of the modules.
 
-    `*` is any run of characters, `[2-5,9]` one of these numbers. What lies below a path is meant
-    with it; a pattern that is one name alone means it wherever it stands.
+    `*` matches any characters, `[2-5,9]` one of these numbers. A pattern also matches all modules
+    inside of those it matches; a pattern without dots matches a name at any depth.
     """
 
     pattern: str
-    where: str
+    target: str
 
 
 def read_rules(text: str, option: str = PLACEMENT) -> list[PatternRule]:
-    """Rules from "PATTERN = PLACE, ..." or from a TOML file of such pairs.
+    """Parse the rules of an option: "PATTERN = NAME, ...", or a TOML file of such pairs.
 
-    Raises UsageError for what is neither.
+    Raises UsageError for malformed rules and for a file that cannot be read.
     """
     if "=" not in text:
         return list(table_rules(read_table(Path(text), option), option))
     rules = []
     for item in re.split(r",(?![^\[]*\])", text):
-        pattern, equals, where = (part.strip().strip("\"'") for part in item.partition("="))
-        if not (pattern and equals and where):
-            raise UsageError(f"{option}: {item.strip()!r} is no rule: write PATTERN = NAME")
-        rules.append(PatternRule(pattern, where))
+        pattern, equals, target = (part.strip().strip("\"'") for part in item.partition("="))
+        if not (pattern and equals and target):
+            raise UsageError(f"{option}: {item.strip()!r} is not a rule; write PATTERN = NAME")
+        rules.append(PatternRule(pattern, target))
     return rules
 
 
 def read_table(path: Path, option: str) -> Mapping[str, Any]:
+    """Parse a TOML file. Raises UsageError."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(
             f"{option} {path}: there is no such file; write PATTERN = NAME, or the name of a TOML "
-            f"file{WORDS.get(option, '')}"
+            f"file{KEYWORDS.get(option, '')}"
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{option} {path}: {error}") from None
 
 
 def table_rules(table: Mapping[str, Any], option: str, above: str = "") -> Iterator[PatternRule]:
-    """The rules of a table; keys with dots that are not quoted make tables of their own."""
+    """The rules of a table. TOML splits unquoted keys with dots into nested tables."""
     for key, value in table.items():
         path = f"{above}.{key}" if above else key
         if isinstance(value, dict):
@@ -72,16 +72,16 @@ def table_rules(table: Mapping[str, Any], option: str, above: str = "") -> Itera
         elif isinstance(value, str):
             yield PatternRule(path, value)
         else:
-            raise UsageError(f"{option}: {path} = {value!r:.80} is no name")
+            raise UsageError(f"{option}: {path} = {value!r:.80}: expected a name in quotes")
 
 
 def matches(pattern: str, model: Module, units: Collection[str]) -> list[str]:
-    """The units that a pattern means.
+    """The paths of the units that a pattern matches.
 
-    Raises UsageError where it means none, or a part of one.
+    Raises UsageError if it matches none, or only a part of one.
     """
-    wanted = regex(pattern)
-    hits = {path for path, _ in model.named_modules() if path and wanted.fullmatch(path)}
+    compiled = regex(pattern)
+    hits = {path for path, _ in model.named_modules() if path and compiled.fullmatch(path)}
     tops = [path for path in sorted(hits) if not hits.intersection(ancestors(path))]
     if not tops:
         names = dict.fromkeys([*units, *(path.rpartition(".")[2] for path in units)])
@@ -94,11 +94,11 @@ def matches(pattern: str, model: Module, units: Collection[str]) -> list[str]:
         whole = next((path for path in ancestors(top) if path in units), None)
         if top not in units and whole is not None:
             raise UsageError(
-                f"--placement: {pattern!r} matches {top}, a part of {whole}; a layer is placed "
-                "whole, and its experts (*.experts) alone"
+                f"--placement: {pattern!r} matches {top}, a part of {whole}; only whole layers and "
+                "their experts (*.experts) can be placed"
             )
         if not below:
-            raise UsageError(f"--placement: {pattern!r} matches {top}, which holds no weights")
+            raise UsageError(f"--placement: {pattern!r} matches {top}, which has no weights")
         found += below
     return found
 
@@ -118,6 +118,7 @@ def regex(pattern: str, option: str = PLACEMENT) -> re.Pattern[str]:
 
 
 def piece_regex(piece: str, pattern: str, option: str) -> str:
+    """The regular expression of "*", of a set in brackets, or of literal text."""
     if piece == "*":
         return ".*"
     if not piece.startswith("["):
@@ -125,9 +126,10 @@ def piece_regex(piece: str, pattern: str, option: str) -> str:
     numbers: list[int] = []
     for item in piece[1:-1].split(","):
         first, _, last = (part.strip() for part in item.partition("-"))
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) > MOST:
+        last = last or first
+        if not first.isdecimal() or not last.isdecimal() or int(last) > MAX_NUMBER:
             raise UsageError(
-                f"{option}: {piece} in {pattern!r} is no set of numbers such as [0,4-7]"
+                f"{option}: {piece} in {pattern!r} is not a set of numbers such as [0,4-7]"
             )
-        numbers += range(int(first), int(last or first) + 1)
+        numbers += range(int(first), int(last) + 1)
     return f"(?:{'|'.join(map(str, numbers)) or '(?!)'})"

@@ -1,10 +1,10 @@
-"""Where the parts of a model lie: named by patterns, or filled in from an estimate of memory.
+"""Placement: the device of each part of a model, from patterns or from an estimate of memory.
 
-A model is placed in *units*: the members of its lists of layers (`Model.layers`) whole, the experts
-inside them also alone, and whatever else holds weights. What a model computes between its units,
-and what belongs to none of them (norms, tables), stays on the device that the model is loaded on,
-its *home*. No architecture knows of it: `border` moves activations where they pass from one unit to
-another, `rest` brings weights that rest in host memory, `segment` captures runs of layers.
+A model is placed in *units*: each layer of its lists of layers (`Model.layers`), the experts inside
+a layer also separately, and every other module with weights. Computations between units, and
+modules of none (norms, tables), stay on the *main device*, which the model is loaded on.
+Architectures need no code for it: `transfers` moves activations between units, `offload` copies
+weights from host memory, `segments` captures runs of layers.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from ostro.core.placement.patterns import PatternRule, matches, read_rules
 from ostro.core.placement.segments import LEAST, LayerSegment, LayerSegments
 from ostro.core.placement.transfers import DeviceTransfers
 
-REST, AUTO = "rest", "auto"
+OFFLOAD, AUTO = "rest", "auto"
+"""Values of --placement: weights in host memory, and as many layers on the device as fit."""
 
-LEFT = 0.25
-"""The share of free memory that `auto` leaves for the cache and activations if nothing is said."""
+CACHE_SHARE = 0.25
+"""The share of free memory that `auto` leaves for the cache and activations by default."""
 
 COUNTS = ("", "one layer", "two layers", "three layers")
 
 Devices = Callable[[str], torch.device]
-"""From a name to a device that is there; raises an OstroError for others."""
+"""Returns the device of a name; raises an OstroError if there is none."""
 
 
 @dataclass(eq=False)
 class Unit:
-    """What is placed as one; `layer` is the list that it is of, if any, `onward` the device where
-    what it computes is used.
+    """A part of a model on one device. `layer` is the path of its list of layers, if any; `onward`
+    is the device that uses its results; `offloaded`: its weights are in host memory.
     """
 
     path: str
@@ -50,107 +51,120 @@ class Unit:
     device: torch.device
     onward: torch.device
     layer: str = ""
-    rests: bool = False
+    offloaded: bool = False
 
     @property
-    def whole(self) -> bool:
-        """Whether it is a layer, and not a part of one."""
+    def is_layer(self) -> bool:
+        """Whether it is a layer, not experts inside one."""
         return bool(self.layer) and self.path.rpartition(".")[0] == self.layer
 
 
 class Placement:
-    """The units of a model, and where each of them lies."""
+    """The units of a model and their devices; `owner` is the unit of each module."""
 
-    def __init__(self, model: Model, home: torch.device) -> None:
-        self.model, self.home = model, exact(home)
-        self.units = {unit.path: unit for unit in find_units(model, self.home)}
+    def __init__(self, model: Model, main_device: torch.device) -> None:
+        self.model, self.main_device = model, with_index(main_device)
+        self.units = {unit.path: unit for unit in find_units(model, self.main_device)}
         self.owner: dict[Module, Unit] = {}
         self.transfers: DeviceTransfers | None = None
-        self.own()
+        self.find_owners()
 
-    def own(self) -> None:
-        """Note whose each module is; experts that are a unit are not their layer's."""
+    def find_owners(self) -> None:
+        """Fill `owner`."""
+        # Experts come after their layer, so that their modules are theirs and not the layer's.
         self.owner = {m: unit for unit in self.units.values() for m in unit.module.modules()}
 
     def device(self, module: Module) -> torch.device:
-        """Where a module computes."""
+        """The device on which a module computes."""
         unit = self.owner.get(module)
-        return self.home if unit is None else unit.device
+        return self.main_device if unit is None else unit.device
 
-    def rests(self, module: Module) -> bool:
-        """Whether a module's weights rest in host memory while it does not compute."""
+    def is_offloaded(self, module: Module) -> bool:
+        """Whether a module's weights are in host memory while it does not compute."""
         unit = self.owner.get(module)
-        return unit is not None and unit.rests
+        return unit is not None and unit.offloaded
 
     @property
-    def parted(self) -> bool:
-        """Whether anything happens at the transfers of its units."""
-        return any(unit.rests or unit.device != self.home for unit in self.units.values())
+    def has_transfers(self) -> bool:
+        """Whether activations or weights move between devices during a forward pass."""
+        units = self.units.values()
+        return any(unit.offloaded or unit.device != self.main_device for unit in units)
 
     def on_device(self, module: Module) -> AbstractContextManager[None]:
         """Within the context, an offloaded module's weights are on the device."""
-        return on_device(module, self.home) if self.rests(module) else nullcontext()
+        is_offloaded = self.is_offloaded(module)
+        return on_device(module, self.main_device) if is_offloaded else nullcontext()
 
     def apply(self, rules: list[PatternRule], devices: Devices) -> None:
-        """Place units as patterns say; of several that match a unit the last holds."""
+        """Place units by rules; of several that match a unit, the last one applies.
+
+        Raises UsageError for an invalid rule.
+        """
         for rule in rules:
-            rests = rule.where == REST
-            if rests and self.home == HOST:
+            offloaded = rule.target == OFFLOAD
+            if offloaded and self.main_device == HOST:
                 raise UsageError(
-                    f"--placement: {rule.pattern} cannot rest in host memory and visit the device: "
-                    "the model runs on the CPU; leave it out, or choose another --device"
+                    f"--placement: {rule.pattern} cannot be offloaded: the model runs on the CPU; "
+                    "leave it out, or choose another --device"
                 )
-            device = self.home if rests else exact(devices(rule.where))
+            device = self.main_device if offloaded else with_index(devices(rule.target))
             for path in matches(rule.pattern, self.model, self.units):
-                self.units[path].device, self.units[path].rests = device, rests
+                self.units[path].device, self.units[path].offloaded = device, offloaded
         self.check_tied()
 
-    def rest(self) -> None:
-        """Let all layers rest. Raises UsageError where there are none, or they have no need to."""
-        if self.home == HOST:
+    def offload_layers(self) -> None:
+        """Offload all layers. Raises UsageError if there are none, or the model runs on the CPU."""
+        if self.main_device == HOST:
             raise UsageError(
-                "--offload: layers cannot rest in host memory and visit the device: the model runs "
-                "on the CPU; leave it out, or choose another --device"
+                "--offload: layers cannot be offloaded: the model runs on the CPU; leave it out, "
+                "or choose another --device"
             )
         layers = [unit for unit in self.units.values() if unit.layer]
         if not layers:
-            raise UsageError("--offload: this model names no layers that could visit the device")
+            raise UsageError("--offload: this model has no layers; leave the option out")
         for unit in layers:
-            unit.rests = True
+            unit.offloaded = True
 
     def fit(self, sizes: Mapping[Module, int], room: int) -> None:
-        """Keep at home what fits `room` bytes: first what every step passes, then layer by layer
-        up to the first that does not; the rest goes to the CPU.
+        """Place what fits `room` bytes on the main device, the other units on the CPU.
+
+        Embeddings and heads come first: every step uses them. Then come the layers, up to the first
+        that does not fit: activations cross between the devices once, not at every gap.
         """
         nbytes = dict.fromkeys(self.units.values(), 0)
         for module, unit in self.owner.items():
             nbytes[unit] += sizes.get(module, 0)
-        used, full = 0, False
+        used, is_full = 0, False
         for unit in sorted(nbytes, key=lambda unit: bool(unit.layer)):
-            out = used + nbytes[unit] > room or (full and bool(unit.layer))
-            full = full or (out and bool(unit.layer))
-            used += 0 if out else nbytes[unit]
-            unit.device = HOST if out else self.home
+            on_host = used + nbytes[unit] > room or (is_full and bool(unit.layer))
+            is_full = is_full or (on_host and bool(unit.layer))
+            used += 0 if on_host else nbytes[unit]
+            unit.device = HOST if on_host else self.main_device
+        # A tied head has no weights of its own and needs those of the embedding.
         for head, table in self.tied():
             head.device = table.device
 
     def tied(self) -> Iterator[tuple[Unit, Unit]]:
-        """The units of heads and of the embeddings whose storage they use."""
+        """The units of tied heads, each with the unit of its embedding."""
         for module, unit in self.owner.items():
             for table in module.tied if isinstance(module, Head) else ():
                 if table in self.owner:
                     yield unit, self.owner[table]
 
     def check_tied(self) -> None:
+        """Raise UsageError if a tied head is not on the device of its embedding."""
         for head, table in self.tied():
-            if head.device != table.device or head.rests or table.rests:
+            if head.device != table.device or head.offloaded or table.offloaded:
                 raise UsageError(
-                    f"--placement: {head.path} and {table.path} are one weight; name one device "
-                    "for both"
+                    f"--placement: {head.path} and {table.path} are one weight; place both on one "
+                    "device"
                 )
 
-    def part(self) -> None:
-        """Give every device its own of what units share (tables of angles). Before the weights."""
+    def copy_shared(self) -> None:
+        """Copy modules that units on several devices share (rotary tables), once per device.
+
+        Call it before the weights are read.
+        """
         devices = {unit.module: unit.device for unit in self.units.values()}
         first: dict[Module, torch.device] = {}
         copies: dict[tuple[Module, torch.device], Module] = {}
@@ -165,154 +179,166 @@ class Placement:
                     copies[child, here] = deepcopy(child)
                 setattr(module, name, copies[child, here])
 
-        claim(self.model, self.home)
-        self.own()
+        claim(self.model, self.main_device)
+        self.find_owners()
 
     def move(self) -> None:
-        """Bring parameters and buffers to their devices; storages have been read there."""
-        self.model.to(self.home)
+        """Move parameters and buffers to their devices; storages were read there."""
+        self.model.to(self.main_device)
         for unit in self.units.values():
             unit.module.to(unit.device)
 
-    def mark(self, target: Target) -> list[str]:
-        """Set the transfers, once all is settled; say what lies where."""
-        if not self.parted:
+    def install_transfers(self, target: Target) -> list[str]:
+        """Install the transfers and return the lines of `--explain`; none without transfers.
+
+        Call it when all modules are finalized: their methods are wrapped.
+        """
+        if not self.has_transfers:
             return []
-        for unit, following in pairwise(self.decoding()):
-            unit.onward = following.device if unit.layer == following.layer else self.home
-        self.transfers = DeviceTransfers(self.home, list(self.units.values()), self.owner, target)
-        self.transfers.mark()
+        for unit, following in pairwise(self.decoder_layers()):
+            unit.onward = following.device if unit.layer == following.layer else self.main_device
+        units = list(self.units.values())
+        self.transfers = DeviceTransfers(self.main_device, units, self.owner, target)
+        self.transfers.install()
         return self.describe()
 
-    def decoding(self) -> list[Unit]:
-        """The layers of decoders, of which only the next layer uses what it makes.
+    def decoder_layers(self) -> list[Unit]:
+        """The layers of decoders, whose results only the next layer uses.
 
-        What the layers of towers and encoders make is often collected: it goes home from each.
+        Models often collect the results of the layers of encoders: these return to the main device.
         """
-        lists = {unit.layer for unit in self.units.values() if remembers(unit)}
-        return [unit for unit in self.units.values() if unit.layer in lists and unit.whole]
+        lists = {unit.layer for unit in self.units.values() if has_cache(unit)}
+        return [unit for unit in self.units.values() if unit.layer in lists and unit.is_layer]
 
     def segments(self, replay: bool) -> LayerSegments | None:
-        """The segments of its layers, where anything happens at transfers; once those are set.
+        """The segments of the model's layers, after `install_transfers`; None without transfers.
 
-        `replay` lets the eager call stand in for a graph on devices that capture nothing.
+        With `replay` an eager call replaces the graph on devices that cannot capture.
         """
         if self.transfers is None:
             return None
         found = []
         for (_, device, why), run in groupby(
-            self.decoding(), lambda unit: (unit.layer, unit.device, self.obstacle(unit, replay))
+            self.decoder_layers(),
+            lambda unit: (unit.layer, unit.device, self.capture_obstacle(unit, replay)),
         ):
             units = list(run)
             short = COUNTS[len(units)] if len(units) < LEAST else ""
-            found.append(LayerSegment(runs(units)[0], units, device, why or short))
+            found.append(LayerSegment(format_paths(units)[0], units, device, why or short))
         return LayerSegments(self.transfers, found)
 
-    def obstacle(self, layer: Unit, replay: bool) -> str:
-        """Why steps through a layer are not captured, if they are not."""
+    def capture_obstacle(self, layer: Unit, replay: bool) -> str:
+        """The reason that steps through a layer are not captured; empty if they are."""
         within = [unit for unit in self.units.values() if unit.path.startswith(f"{layer.path}.")]
-        if layer.rests:
-            return "its weights rest in host memory"
-        if any(unit.rests for unit in within):
-            return "its experts rest in host memory"
+        # A graph belongs to one device and reads fixed addresses; offloaded weights get new ones.
+        if layer.offloaded:
+            return "its weights are offloaded"
+        if any(unit.offloaded for unit in within):
+            return "its experts are offloaded"
         if any(unit.device != layer.device for unit in within):
-            return "its experts lie elsewhere"
-        return "" if replay or layer.device.type == "cuda" else "the CPU captures nothing"
+            return "its experts are on another device"
+        return "" if replay or layer.device.type == "cuda" else "the CPU has no graphs"
 
     def describe(self) -> list[str]:
-        """What lies where, a line for each place."""
-        places: dict[str, list[Unit]] = {}
+        """One line of `--explain` per device, and per device that weights are offloaded from."""
+        groups: dict[str, list[Unit]] = {}
         for unit in self.units.values():
-            place = f"in host memory, visiting {unit.device}" if unit.rests else f"{unit.device}"
-            places.setdefault(place, []).append(unit)
+            name = f"offloaded from {unit.device}" if unit.offloaded else f"{unit.device}"
+            groups.setdefault(name, []).append(unit)
         lines = []
-        for place, units in places.items():
-            here = {m for m, unit in self.owner.items() if unit in units}
-            size = sum(m.nbytes for m in here if isinstance(m, Linear | Embedding | ExpertLinear))
-            lines.append(f"placement: {place}: {', '.join(runs(units))} ({format_bytes(size)})")
+        for name, units in groups.items():
+            modules = [module for module, unit in self.owner.items() if unit in units]
+            size = sum(
+                m.nbytes for m in modules if isinstance(m, Linear | Embedding | ExpertLinear)
+            )
+            paths = ", ".join(format_paths(units))
+            lines.append(f"placement: {name}: {paths} ({format_bytes(size)})")
         return lines
 
 
 def choose_placement(
-    asked: str | None,
+    option: str | None,
     model: Model,
-    home: torch.device,
+    main_device: torch.device,
     devices: Devices,
     sizes: Callable[[], Mapping[Module, int]],
     memory: str | None = None,
 ) -> Placement:
-    """Where the parts of a model are to lie, before its weights are read.
+    """The placement of a model, before its weights are read.
 
-    `asked` is None, "rest", "auto", "auto:SIZE", rules ("PATTERN = DEVICE, ..."), or a TOML file of
-    rules; `sizes` weighs the checkpoint; `memory` is the room for the cache that was asked for.
-    Raises UsageError where a rule is malformed, matches nothing or splits a unit.
+    `option` is None, "rest", "auto", "auto:SIZE", rules ("PATTERN = DEVICE, ..."), or a TOML file
+    of rules; `sizes` returns the bytes of each module's weights in the checkpoint; `memory` is the
+    --memory option, the size of the cache. Raises UsageError if a rule is malformed, matches
+    nothing or splits a unit.
     """
-    placement = Placement(model, home)
-    if asked == REST:
-        placement.rest()
-    elif asked is not None and asked.partition(":")[0] == AUTO:
-        placement.fit(sizes(), room(asked.partition(":")[2], home, memory))
-    elif asked is not None:
-        placement.apply(read_rules(asked), devices)
-    placement.part()
+    placement = Placement(model, main_device)
+    if option == OFFLOAD:
+        placement.offload_layers()
+    elif option is not None and option.partition(":")[0] == AUTO:
+        placement.fit(sizes(), weight_room(option.partition(":")[2], main_device, memory))
+    elif option is not None:
+        placement.apply(read_rules(option), devices)
+    placement.copy_shared()
     return placement
 
 
-def room(size: str, home: torch.device, memory: str | None) -> int:
-    """Bytes for weights at home: what was asked for, else what is free but for the cache's share.
+def weight_room(size: str, main_device: torch.device, memory: str | None) -> int:
+    """Bytes for weights on the main device: `size`, or the free memory without that of the cache.
 
-    Raises UsageError for what is no size.
+    Raises UsageError for an invalid size.
     """
     if size:
         return int(parse_size(size))
-    free = free_bytes(home)
-    cache = parse_size(memory) if memory else LEFT
+    free = free_bytes(main_device)
+    cache = parse_size(memory) if memory else CACHE_SHARE
     return int(free * (1 - cache) if cache <= 1 else free - cache)
 
 
-def find_units(model: Model, home: torch.device) -> Iterator[Unit]:
-    """The units of a model, in module order, experts behind their layer."""
+def find_units(model: Model, main_device: torch.device) -> Iterator[Unit]:
+    """The units of a model, in module order, experts after their layer."""
+    main = main_device
 
     def walk(path: str, module: Module) -> Iterator[Unit]:
         if path.rpartition(".")[0] in model.layers:
-            yield Unit(path, module, home, home, path.rpartition(".")[0])
+            yield Unit(path, module, main, main, path.rpartition(".")[0])
             for name, inner in module.named_modules():
                 if isinstance(inner, Experts):
-                    yield Unit(f"{path}.{name}", inner, home, home, path.rpartition(".")[0])
+                    yield Unit(f"{path}.{name}", inner, main, main, path.rpartition(".")[0])
         elif any(f"{name}.".startswith(f"{path}.") for name in model.layers):
             for name, child in module.named_children():
                 yield from walk(f"{path}.{name}", child)
         elif any(isinstance(m, Linear | Embedding | ExpertLinear) for m in module.modules()):
-            yield Unit(path, module, home, home)
+            yield Unit(path, module, main, main)
 
     for name, child in model.named_children():
         yield from walk(name, child)
 
 
-def remembers(unit: Unit) -> bool:
+def has_cache(unit: Unit) -> bool:
+    """Whether a unit contains a layer with a cache."""
     return any(isinstance(module, CachedLayer) for module in unit.module.modules())
 
 
-def exact(device: torch.device) -> torch.device:
-    """The device as tensors name it: "cuda" is the current one."""
+def with_index(device: torch.device) -> torch.device:
+    """The device with its index, as tensors have it: "cuda" is the current one."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
-def runs(units: list[Unit]) -> list[str]:
-    """The paths of units, layers of one list together: model.layers.[0-5,9]."""
+def format_paths(units: list[Unit]) -> list[str]:
+    """The paths of units, those of one list of layers combined: model.layers.[0-5,9]."""
     found: dict[tuple[str, str], list[int]] = {}
     for unit in units:
         index, _, tail = unit.path.removeprefix(f"{unit.layer}.").partition(".")
         key = (f"{unit.layer}.", tail and f".{tail}") if unit.layer else (unit.path, "")
         found.setdefault(key, []).extend([int(index)] if unit.layer else [])
-    return [f"{head}{spans(at)}{tail}" for (head, tail), at in found.items()]
+    return [f"{head}{format_ranges(at)}{tail}" for (head, tail), at in found.items()]
 
 
-def spans(numbers: list[int]) -> str:
-    """Ascending numbers as [0-5,9]; nothing where there are none."""
+def format_ranges(numbers: list[int]) -> str:
+    """Ascending numbers as [0-5,9]; empty if there are none."""
     cuts = [i for i, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
     parts = [numbers[a:b] for a, b in pairwise([0, *cuts, len(numbers)])] if numbers else []
-    said = [str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts]
-    return f"[{','.join(said)}]" if said else ""
+    ranges = [str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts]
+    return f"[{','.join(ranges)}]" if ranges else ""

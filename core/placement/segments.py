@@ -20,8 +20,8 @@ from torch.nn import Module
 
 from ostro.core.placement.transfers import DeviceTransfers, Given, TransferUnit, changed
 
-USED = "what its layers make is used between them"
-ORDER = "its layers are not called once each, in their order"
+USED = "the results of its layers are used between them"
+ORDER = "its layers are not called once each, in order"
 
 LEAST = 4
 """Layers of the smallest segment that is captured: shorter ones save less than a launch costs."""
@@ -124,7 +124,7 @@ class Recording:
 
     `inputs` are in the order of the first layer's arguments. During the recording, `lasting` maps
     the first layer's arguments to inputs, and `passing` the results of the layer before to
-    placeholders; both by id, which `seen` keeps from being reused.
+    placeholders; both by id. `seen` keeps these tensors alive, so that no id is reused.
     """
 
     def __init__(self, transfers: DeviceTransfers, segment: LayerSegment) -> None:
@@ -141,16 +141,16 @@ class Recording:
     def __call__(self, unit: TransferUnit, method: Callable[..., Any], given: Given) -> Any:
         """The result of a layer of the segment, for its caller."""
         if self.launch is None:
-            return self.note(unit, method, given)
+            return self.record(unit, method, given)
         if unit is self.first:
             for here, tensor in zip(self.inputs, leaves(given), strict=True):
                 here.copy_(tensor, non_blocking=here.is_cuda)
             self.out = self.launch()
         if unit is not self.last:
             return self.calls[unit].made
-        return self.transfers.carry(self.out, unit.onward)
+        return self.transfers.move_to(self.out, unit.onward)
 
-    def note(self, unit: TransferUnit, method: Callable[..., Any], given: Given) -> Any:
+    def record(self, unit: TransferUnit, method: Callable[..., Any], given: Given) -> Any:
         """Compute a layer and record its call.
 
         Raises NotSequential if it is not the next one, or gets a tensor that is neither an argument
@@ -158,21 +158,23 @@ class Recording:
         """
         if [*self.calls, unit] != [*self.segment.units[: len(self.calls) + 1]]:
             raise NotSequential(ORDER)
-        stand_in = self.place if unit is self.first else self.find
-        held = changed(given, lambda item, _: self.there(item, stand_in))
-        out = self.transfers.compute(unit, method, self.transfers.carry(given, unit.device))
+        # The captured calls must read inputs and each other's results, not this call's tensors.
+        substitute = self.make_input if unit is self.first else self.find
+        recorded = changed(given, lambda item, _: self.substitute(item, substitute))
+        out = self.transfers.compute(unit, method, self.transfers.move_to(given, unit.device))
         made = changed(out, lambda item, _: torch.empty(0).as_subclass(PlaceholderTensor))
-        self.calls[unit] = Call(unit, method, held, made)
+        self.calls[unit] = Call(unit, method, recorded, made)
         self.seen += leaves(out)
         self.passing = {id(a): b for a, b in zip(leaves(out), leaves(made), strict=True)}
-        return self.transfers.carry(out, unit.onward)
+        return self.transfers.move_to(out, unit.onward)
 
-    def there(self, item: Tensor | Module, stand_in: Callable[[Tensor], Tensor]) -> Any:
+    def substitute(self, item: Tensor | Module, replace: Callable[[Tensor], Tensor]) -> Any:
+        """The replacement of an argument: of a tensor by `replace`, of a module on its device."""
         if isinstance(item, Tensor):
-            return stand_in(item)
+            return replace(item)
         return self.transfers.copy(item, self.segment.device)
 
-    def place(self, tensor: Tensor) -> Tensor:
+    def make_input(self, tensor: Tensor) -> Tensor:
         """Make the input for an argument of the first layer."""
         here = torch.empty_like(tensor, device=self.segment.device)
         here.copy_(tensor)
@@ -211,9 +213,10 @@ def leaves(value: Any) -> list[Tensor]:
     """The tensors of a value that a transfer would move, in order."""
     found: list[Tensor] = []
 
-    def keep(item: Tensor | Module, _: bool) -> Any:
-        found.extend([item] if isinstance(item, Tensor) else [])
+    def collect(item: Tensor | Module, _: bool) -> Any:
+        if isinstance(item, Tensor):
+            found.append(item)
         return item
 
-    changed(value, keep)
+    changed(value, collect)
     return found

@@ -24,12 +24,11 @@ from torch.nn import Module
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ostro.core.ops import Op, Target
-from ostro.core.placement.offload import Offloader, holders
+from ostro.core.placement.offload import Offloader, with_storages
 from ostro.core.step import Step
 
 STAYS = frozenset({"caches", "bounds"})
-"""Fields of a step that do not move: host lists, and caches, which lie beside their layers."""
-
+"""Fields of a step that do not move: host lists, and caches, which are beside their layers."""
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call: those by position, and those by name."""
@@ -45,7 +44,7 @@ class TransferUnit(Protocol):
     module: Module
     device: torch.device
     onward: torch.device
-    rests: bool
+    offloaded: bool
 
 
 class DeviceTransfers:
@@ -53,25 +52,25 @@ class DeviceTransfers:
 
     def __init__(
         self,
-        home: torch.device,
+        main_device: torch.device,
         units: Sequence[TransferUnit],
         owner: Mapping[Module, TransferUnit],
         target: Target,
     ) -> None:
         """`owner` maps each module to its unit; `target` is what its kernels were selected for."""
-        self.home, self.owner, self.target = home, owner, target
+        self.main_device, self.owner, self.target = main_device, owner, target
         self.modules: dict[TransferUnit, list[Module]] = {unit: [] for unit in units}
         for module, unit in owner.items():
             self.modules[unit].append(module)
-        self.crossed = any(unit.device != home for unit in units)
-        resting = [(unit, holders(self.modules[unit])) for unit in units if unit.rests]
-        self.visits = Offloader(resting, home)
+        self.crossed = any(unit.device != main_device for unit in units)
+        offloaded = [(unit, with_storages(self.modules[unit])) for unit in units if unit.offloaded]
+        self.offloader = Offloader(offloaded, main_device)
         self.computing: TransferUnit | None = None
         self.moved: dict[torch.device, WeakTensorKeyDictionary] = {}
         self.copies: dict[tuple[Module, torch.device], Module] = {}
         self.recordings: Mapping[TransferUnit, Recording] = {}
 
-    def mark(self) -> None:
+    def install(self) -> None:
         """Guard every method by which other units call a unit.
 
         On one device only two kinds need a guard: those of the unit itself, which recordings
@@ -80,34 +79,34 @@ class DeviceTransfers:
         names = {cls: entrances(cls) for cls in {type(module) for module in self.owner}}
         for unit, modules in self.modules.items():
             for module in modules:
-                visited = unit.rests and holders(module.modules())
-                if self.crossed or visited or module is unit.module:
+                offloaded = unit.offloaded and with_storages(module.modules())
+                if self.crossed or offloaded or module is unit.module:
                     for name in names[type(module)]:
                         self.guard(unit, module, name)
 
     def guard(self, unit: TransferUnit, module: Module, name: str) -> None:
         """Wrap a method so that calls from outside of the unit move their tensors."""
         method: Callable[..., Any] = getattr(module, name)
-        onward = unit.onward if module is unit.module else self.home
-        visits = unit.rests and bool(holders(module.modules()))
-        whole = module is unit.module and name == "forward"
+        onward = unit.onward if module is unit.module else self.main_device
+        offloaded = unit.offloaded and bool(with_storages(module.modules()))
+        is_layer = module is unit.module and name == "forward"
 
         def enter(*args: Any, **kwargs: Any) -> Any:
             caller = self.computing
             # Within a unit nothing moves: its first guard has moved the arguments.
             if caller is unit:
                 return method(*args, **kwargs)
-            if whole and unit in self.recordings:
+            if is_layer and unit in self.recordings:
                 return self.recordings[unit](unit, method, (args, kwargs))
-            there = self.carry((args, kwargs), unit.device)
-            with self.visits.visit(unit) if visits else nullcontext():
+            there = self.move_to((args, kwargs), unit.device)
+            with self.offloader.loaded(unit) if offloaded else nullcontext():
                 out = self.compute(unit, method, there)
             # A unit inside another one returns to it. A layer hands its result to the next layer,
-            # whose device is `onward`: by way of `home` it would cross twice.
+            # whose device is `onward`: by way of the main device it would be copied twice.
             if caller is not None:
-                return self.carry(out, caller.device)
-            # The model adds levels to the result between two layers, on `home`.
-            return self.carry(out, self.home if levelled((args, kwargs)) else onward)
+                return self.move_to(out, caller.device)
+            # The model adds levels to the result between two layers, on the main device.
+            return self.move_to(out, self.main_device if has_levels((args, kwargs)) else onward)
 
         setattr(module, name, enter)
 
@@ -136,7 +135,7 @@ class DeviceTransfers:
             self.recordings = {}
             self.moved.clear()
 
-    def carry(self, value: Any, device: torch.device) -> Any:
+    def move_to(self, value: Any, device: torch.device) -> Any:
         """A value with its tensors on the device; the same object if they are there already.
 
         Lasting tensors, those of steps and other dataclasses, are moved once per device.
@@ -168,11 +167,12 @@ class DeviceTransfers:
     def copy(self, module: Module, device: torch.device) -> Module:
         """A copy on the device of a module that is an argument, made once.
 
-        A layer may get the norm of the next one, which lies on another device. A module with
+        A layer may get the norm of the next one, which is on another device. A module with
         storages is not copied: its own guards move what it computes.
         """
         unit = self.owner.get(module)
-        if (self.home if unit is None else unit.device) == device or holders(module.modules()):
+        here = self.main_device if unit is None else unit.device
+        if here == device or with_storages(module.modules()):
             return module
         if (module, device) not in self.copies:
             self.copies[module, device] = select_kernels(
@@ -242,7 +242,7 @@ def entrances(cls: type[Module]) -> list[str]:
     ]
 
 
-def levelled(value: Any) -> bool:
+def has_levels(value: Any) -> bool:
     """Whether a step among the arguments has levels, which are added to the layer's result."""
     args, kwargs = value
     steps = [item for item in (*args, *kwargs.values()) if isinstance(item, Step)]

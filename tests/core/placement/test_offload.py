@@ -1,4 +1,4 @@
-"""Weights that rest in host memory and visit the device: the same numbers, two layers at most.
+"""Offloaded weights: outputs do not change, and at most two layers are on the device.
 
 The device is the stand-in for one, which counts its bytes.
 """
@@ -35,7 +35,7 @@ from ostro.plugins.conformance.second_device import CPU, SECOND, SimulatedDevice
 
 Made = Callable[[str], Subject]
 
-RESTING = [
+OFFLOADED = [
     ("llama", "rest"),
     ("llama", "layers = rest, lm_head = rest"),
     ("llama", "model.layers.[1-4] = rest, model.layers.5 = cpu"),
@@ -47,7 +47,7 @@ RESTING = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rules"), RESTING)
+@pytest.mark.parametrize(("name", "rules"), OFFLOADED)
 def test_weights_that_rest_in_host_memory_say_the_same(
     made: Made, device: SimulatedDevice, name: str, rules: str
 ) -> None:
@@ -84,7 +84,7 @@ def test_at_most_two_offloaded_layers_are_on_the_device(
         assert device.nbytes - at_rest <= LAYER, "only the layer that comes next may wait there"
     arrived = [m for m in device.moves if m.target == SECOND and m.shape == (192, 64)]
     assert len(arrived) == 6, "each layer comes once in a pass, the next one ahead of time"
-    assert any("in host memory, visiting cpu:1: model.layers.[0-5]" in x for x in loaded.explain)
+    assert any("offloaded from cpu:1: model.layers.[0-5]" in x for x in loaded.explain)
 
 
 def test_the_order_of_transfers_is_learned(made: Made, device: SimulatedDevice) -> None:
@@ -150,7 +150,7 @@ def drawing(plugins: PluginManager, home: torch.device, rules: str | None) -> Te
     loaded: Any = SimpleNamespace(model=model, context=77, explain=[])
     target = Target(device=home, dtype=torch.float32)
     finalize(loaded, target, placement)
-    placement.mark(target)
+    placement.install_transfers(target)
     asked = {"clip_tokens": [[1, 9, 5, 2]], "t5_tokens": [[17, 4, 90, 1]], "seeds": [3]}
     request = JobRequest(id="", values={**asked, "width": 32, "height": 32, "steps": 2})
     with torch.inference_mode():

@@ -109,7 +109,7 @@ def answers(tiny: Subject, engine: Engine) -> list[list[int]]:
         (
             "mixtral",
             "model.layers.0.*.experts = cpu:1",
-            ["[0] on cpu: eager: its experts lie elsewhere", "[1-4] on cpu: captured"],
+            ["[0] on cpu: eager: its experts are on another device", "[1-4] on cpu: captured"],
         ),
         (
             "qwen3_next",
@@ -138,7 +138,7 @@ def test_segments_say_what_the_whole_says(
             "model.layers.[3-4] = cpu:1",
             ["[0-2] on cpu: eager: three", "[3-4] on cpu:1: eager: two", "[5-7] on cpu: eager: t"],
         ),
-        ("mixtral", "experts = cpu:1", ["[0-4] on cpu: eager: its experts lie elsewhere"]),
+        ("mixtral", "experts = cpu:1", ["[0-4] on cpu: eager: its experts are on another device"]),
     ],
 )
 def test_steps_without_a_long_segment_run_eagerly(
@@ -155,16 +155,16 @@ def test_steps_without_a_long_segment_run_eagerly(
 @pytest.mark.parametrize(
     ("name", "rules", "said"),
     [
-        ("llama", "rest", ["[0-7] on cpu:1: eager: its weights rest in host memory"]),
+        ("llama", "rest", ["[0-7] on cpu:1: eager: its weights are offloaded"]),
         (
             "llama",
             "model.layers.[0-3] = rest",
-            ["[0-3] on cpu:1: eager: its weights rest in host memory", "[4-7] on cpu:1: captured"],
+            ["[0-3] on cpu:1: eager: its weights are offloaded", "[4-7] on cpu:1: captured"],
         ),
         (
             "mixtral",
             "model.layers.4.*.experts = rest",
-            ["[0-3] on cpu:1: captured", "[4] on cpu:1: eager: its experts rest in host memory"],
+            ["[0-3] on cpu:1: captured", "[4] on cpu:1: eager: its experts are offloaded"],
         ),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_device_that_captures_nothing_says_so(made: Made, device: SimulatedDev
     segments = loaded.placement.segments(replay=False)
     assert segments is not None
     assert not segments.captured
-    assert {segment.why for segment in segments.segments} == {"the CPU captures nothing"}
+    assert {segment.why for segment in segments.segments} == {"the CPU has no graphs"}
     assert made("llama").load().placement.segments(replay=True) is None
 
 
