@@ -1,4 +1,4 @@
-"""The ggml formats: blocks of a row that share a scale, as GGUF files hold them."""
+"""The ggml formats of GGUF files: blocks of weights with shared scales."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -10,7 +10,7 @@ FORMATS = frozenset(
     "Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ1_S IQ1_M IQ2_XXS "
     "IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 NVFP4".split()
 )
-"""The block formats that are read here; plain floats are `quant.dense`'s, MXFP4 `quant.mxfp4`'s."""
+"""The block formats of this plugin; `quant.dense` reads floats, `quant.mxfp4` reads MXFP4."""
 
 
 K = partial(Format, block=256, importance=True)
@@ -33,7 +33,7 @@ MAKES = (
     K(name="tq1_0", bits=1.6875, instead="q4_0", sensitive="q6k"),
     K(name="tq2_0", bits=2.0625, instead="q4_0", sensitive="q6k"),
 )
-"""What is made; stand-ins and promotions are mistral.rs's where it has them."""
+"""Formats for quantization; `instead` and `sensitive` are those of mistral.rs if it has them."""
 
 
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Ggml blocks from codes and scales: the inverse of `naive`, which documents the layouts."""
+"""Write ggml blocks from codes and scales: the inverse of `naive`, which documents the layouts."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def planes(format: str) -> Callable[[Codes], Fields]:
 
 
 def half(number: Tensor) -> Tensor:
-    """[b] -> [b, 1] float16; numbers that are too large become the largest."""
+    """[b] -> [b, 1] float16, clamped to the finite range."""
     return number[:, None].clamp(-65504, 65504).half()
 
 
 def indices(levels: tuple[int, ...], q: Tensor) -> Tensor:
-    """The first place of each level in `levels`."""
+    """The first index of each level in `levels`."""
     places = torch.zeros(max(levels) - min(levels) + 1, dtype=torch.int16, device=q.device)
     for place, level in reversed(list(enumerate(levels))):
         places[level - min(levels)] = place

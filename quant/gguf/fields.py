@@ -1,4 +1,4 @@
-"""The fields of ggml blocks, and reading them from bytes.
+"""Read and write the fields of ggml blocks.
 
 Each format has its own block layout, but all contain the same parts: codes, and their scales.
 """
@@ -32,7 +32,7 @@ class Parts(NamedTuple):
 
 
 def weights(parts: Parts) -> Tensor:
-    """The weights of parts, float32 [..., k]."""
+    """Dequantize parts: float32 [..., k]."""
     if parts.table is None:
         value = parts.q.float() - parts.zero
     else:
@@ -49,7 +49,7 @@ def _times(fine: Tensor, coarse: Tensor | None) -> Tensor:
 
 
 def numbers(field: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bytes of one field of every block, [..., m] uint8, as [..., m / size] of `dtype`.
+    """View the bytes of a field of every block, [..., m] uint8, as [..., m / size] of `dtype`.
 
     A copy: fields are not aligned.
     """
@@ -77,7 +77,7 @@ def codes(field: Tensor, bits: int, run: int = 1) -> Tensor:
 
 
 def field(codes: Tensor, bits: int, run: int = 1) -> Tensor:
-    """The bytes again of codes, of which only the lowest bits count: see `codes`."""
+    """The bytes of codes, the inverse of `codes`; higher bits of the codes are ignored."""
     turns = (codes & (1 << bits) - 1).unflatten(-1, (-1, 8 // bits, run))
     return (turns << _shifts(codes, bits)).sum(-2, dtype=torch.uint8).flatten(-2)
 
@@ -98,5 +98,5 @@ def raw(numbers: Tensor) -> Tensor:
 
 
 def minus(half: Tensor) -> Tensor:
-    """Float16 numbers with the other sign, whatever else they are: twice is the very bits again."""
+    """Flip the sign bit of float16 values, also of NaN: bit-identical when applied twice."""
     return (half.view(torch.int16) ^ -(1 << 15)).view(torch.float16)

@@ -1,13 +1,12 @@
-"""The ggml formats in plain torch: the byte layouts, and the reference for kernels.
+"""The ggml formats in plain torch: the byte layouts and the reference implementation.
 
-A row is a run of blocks; `core.load.ggml` has their sizes. Numbers are little endian, and fields
-are written as their type, their name and how many there are: `f16 d; u4 q[32]` is one float16 and
-32 codes of four bits. "In runs of 16" says which bytes hold which codes (see `fields.codes`); else
-they follow each other, the lowest bits first. Source of the layouts: the `block_*` structs and
-`dequantize_row_*` of llama.cpp (ggml-common.h, ggml-quants.c).
+A row is a sequence of blocks; `core.load.ggml` has their sizes. Values are little endian. Fields
+are documented as type, name and count: `f16 d; u4 q[32]` is one float16 and 32 codes of four bits.
+"In runs of 16" describes the order of codes in bytes (see `fields.codes`); otherwise codes are in
+order, the lowest bits first. Source of the layouts: the `block_*` structs and `dequantize_row_*` of
+llama.cpp (ggml-common.h, ggml-quants.c).
 
-Products of a scale and a code are exact in float32; where something is added to them, that sum is
-rounded, once.
+The product of a scale and a code is exact in float32; a sum with it is rounded once.
 """
 
 from __future__ import annotations
@@ -29,30 +28,30 @@ NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The values of the codes of IQ4_NL and IQ4_XS."""
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats of plain floats."""
+"""Float formats."""
 
 
 def dequantize(format: str, data: Tensor) -> Tensor:
     """Unpack rows of `format` to float32.
 
     data: uint8 [..., bytes per row], as a container reads it. Returns [..., k]. Raises Unsupported
-    for a format that is not one of `BLOCKS` or `FLOATS`, ValueError for other dtypes and for parts
-    of blocks.
+    for a format that is not in `BLOCKS` or `FLOATS`, ValueError for other dtypes and for incomplete
+    blocks.
     """
     if format in FLOATS:
-        return numbers(_whole(format, data), FLOATS[format]).float().flatten(-2)
-    return weights(take_apart(format, data)).flatten(-2)
+        return numbers(_as_blocks(format, data), FLOATS[format]).float().flatten(-2)
+    return weights(unpack_blocks(format, data)).flatten(-2)
 
 
-def take_apart(format: str, data: Tensor) -> Parts:
-    """The parts of every block of rows; see `dequantize`. Their axes are [..., blocks, number]."""
+def unpack_blocks(format: str, data: Tensor) -> Parts:
+    """The parts of all blocks of rows, [..., blocks, values per block]; see `dequantize`."""
     if format not in BLOCKS:
         known = ", ".join([*FLOATS, *BLOCKS])
         raise Unsupported(f"the GGUF format {format} is not supported; supported are {known}")
-    return BLOCKS[format](_whole(format, data))
+    return BLOCKS[format](_as_blocks(format, data))
 
 
-def _whole(format: str, data: Tensor) -> Tensor:
+def _as_blocks(format: str, data: Tensor) -> Tensor:
     """Rows as blocks: [..., bytes per row] -> [..., blocks, bytes per block]."""
     size = BY_NAME[format].nbytes
     if data.dtype != torch.uint8 or data.shape[-1] % size:

@@ -1,7 +1,7 @@
-"""Ggml blocks to planes, and back.
+"""Convert ggml blocks to planes and back.
 
-The fields of a block, of 34 to 210 bytes, are not aligned. Planes (see `quant.planes`) store the
-fields separately and aligned, in one layout for the kernels of all formats.
+A block has 34 to 210 bytes and its fields are not aligned. Planes (`quant.planes`) store the fields
+separately and aligned, in one layout for all formats.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from torch import Tensor
 
 from ostro.checkpoints import GGML_BY_NAME as BY_NAME
 from ostro.quant.gguf.fields import Parts, field, minus, raw
-from ostro.quant.gguf.naive import take_apart
+from ostro.quant.gguf.naive import unpack_blocks
 from ostro.quant.planes.storage import Planes, pack_codes, unpack_codes
 
 CHUNK = 1 << 20
-"""Weights that are repacked at a time: intermediate results stay in the cache."""
+"""Weights repacked at a time, so that intermediate results fit the CPU's cache."""
 
 
 def pack(format: str, data: Tensor) -> Planes:
-    """The planes of a file's rows, uint8 [..., bytes per row]; raises as `naive.dequantize`."""
+    """Planes of a file's rows, uint8 [..., bytes per row]. Raises like `naive.dequantize`."""
     *lead, nbytes = data.shape
     rows, kind = data.reshape(-1, nbytes), BY_NAME[format]
     step = max(1, CHUNK // max(1, nbytes // kind.nbytes * kind.block))
     chunks = [
-        _planes(take_apart(format, rows[start : start + step]))
+        _planes(unpack_blocks(format, rows[start : start + step]))
         for start in range(0, max(1, len(rows)), step)
     ]
     return Planes.join(chunks).map(lambda tensor: tensor.unflatten(0, lead))
 
 
 def _planes(parts: Parts) -> Planes:
-    """Parts whose axes are [n, blocks, number] as planes of n rows."""
+    """Planes of n rows from parts [n, blocks, values per block]."""
 
     def joined(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.flatten(-2)
@@ -51,18 +51,18 @@ def _planes(parts: Parts) -> Planes:
 
 
 def unpack(format: str, planes: Planes) -> Tensor:
-    """The rows of the file, byte for byte: uint8 [..., bytes per row].
+    """The rows of the file, bit-identical: uint8 [..., bytes per row].
 
-    `format` is one of `FIELDS`: the formats whose planes determine the blocks.
+    `format` must be one of `FIELDS`, the formats whose planes determine the blocks.
     """
     blocks = planes.shape[-1] // BY_NAME[format].block
 
-    def apart(tensor: Tensor | None) -> Tensor | None:
+    def per_block(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.unflatten(-1, (blocks, -1))
 
-    q, scale = apart(unpack_codes(planes.codes)), apart(planes.scale)
+    q, scale = per_block(unpack_codes(planes.codes)), per_block(planes.scale)
     assert q is not None and scale is not None
-    offset, d, m = apart(planes.offset), apart(planes.d), apart(planes.m)
+    offset, d, m = per_block(planes.offset), per_block(planes.d), per_block(planes.m)
     parts = Parts(planes.bits, q, scale, offset=offset, d=d, m=m)
     fields = (each for each in FIELDS[format](parts) if each is not None)
     return torch.cat([raw(each) for each in fields], -1).flatten(-2)
@@ -112,7 +112,7 @@ def _q5_k(p: Parts) -> Fields:
 
 
 def _scales_and_minima(p: Parts) -> Tensor:
-    """The 12 bytes that Q4_K and Q5_K have in common: see `naive`."""
+    """The 12 bytes of scales and minima in Q4_K and Q5_K; see `naive`."""
     assert p.offset is not None
     (s, late_s), (t, late_t) = p.scale.split(4, -1), p.offset.split(4, -1)
     low = late_s & 15 | (late_t & 15) << 4
@@ -149,7 +149,8 @@ FIELDS: Mapping[str, Callable[[Parts], Fields]] = {
     "IQ4_XS": _iq4_xs,
     "TQ2_0": _tq2_0,
 }
-"""The fields of blocks in their order, as `naive` describes them. The planes of other formats do
-not determine the blocks: they lack grid indices, sums or digits packed by five, or several blocks
-have the same planes.
+"""The fields of a block in order, as `naive` documents them.
+
+The planes of other formats do not determine the blocks: they do not contain grid indices, sums or
+packed ternary digits, or several blocks have the same planes.
 """

@@ -1,4 +1,4 @@
-"""Schemes: the values that each ggml format can represent, for the search for the best ones."""
+"""Schemes: the values that each ggml format can represent, as input of `search`."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from torch import Tensor
 
 from ostro.quant.gguf.naive import E2M1, NL
 
-SMALLEST, LARGEST, NOTHING = 2.0**-24, 65504.0, 2.0**-40
+MIN_HALF, MAX_HALF, ZERO_BOUND = 2.0**-24, 65504.0, 2.0**-40
 """The smallest and largest float16, and the bound below which a scale becomes 0."""
 
 
 class Levels:
-    """The values of codes: integers, not necessarily consecutive."""
+    """The values of codes: integers, not always consecutive."""
 
     def __init__(self, values: Iterable[int]) -> None:
         numbers = sorted(set(values))
         self.first, self.last = numbers[0], numbers[-1]
-        self.farthest = max(-self.first, self.last)
+        self.max_magnitude = max(-self.first, self.last)
         self.table: Tensor | None = None
         if len(numbers) <= self.last - self.first:
-            # Midpoints between levels are multiples of 1/2: a cell of 1/2 has one nearest level.
+            # Midpoints between levels are multiples of 1/2: each interval of 1/2 has one nearest
+            # level.
             cells = torch.arange(2 * (self.last - self.first) + 1) / 2 + self.first + 0.25
             levels = torch.tensor(numbers, dtype=torch.float32)
             self.table = levels[(cells[:, None] - levels).abs().argmin(1)]
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The levels that the largest weight of a group may get, with different results."""
+        """The candidate levels of the weight with the largest magnitude in a group."""
         return (self.last,) if self.first in (0, -self.last) else (self.first, self.last)
 
     def nearest(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -45,13 +46,10 @@ class Levels:
 
 
 def half(d: Tensor) -> Sequence[Tensor]:
-    """0, and the nearest finite float16 other than 0.
-
-    Even the smallest, 2 ** -24, may be a scale of small integers.
-    """
-    near = d.abs().clamp(SMALLEST, LARGEST).half().float().copysign(d)
+    """0, and the nearest finite float16 other than 0 (at least 2 ** -24 in magnitude)."""
+    near = d.abs().clamp(MIN_HALF, MAX_HALF).half().float().copysign(d)
     zero = torch.zeros_like(d)
-    return zero, torch.where(d.abs() < NOTHING, zero, near)
+    return zero, torch.where(d.abs() < ZERO_BOUND, zero, near)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class Scheme:
     to the largest weight, which is clipped by that much. groups: the number of groups in a block.
     minimum: whether groups have one; "positive" ones are 0 or more. scales: the levels of s and t,
     None where a block is one group. stored: numbers near d and m that a file can store, the nearest
-    last; at most `most`.
+    last; at max_value `max_value`.
     """
 
     levels: Levels
@@ -71,15 +69,15 @@ class Scheme:
     minimum: Literal["none", "positive", "any"] = "none"
     scales: Levels | None = None
     stored: Callable[[Tensor], Sequence[Tensor]] = half
-    most: float = LARGEST
+    max_value: float = MAX_HALF
 
     @property
     def range(self) -> tuple[float, float]:
         """The least and the largest weight that there can be."""
-        most = self.most * (self.scales.farthest if self.scales else 1)
+        max_value = self.max_value * (self.scales.max_magnitude if self.scales else 1)
         if self.minimum == "none":
-            return -most * self.levels.farthest, most * self.levels.farthest
-        return -most, most * self.levels.last
+            return -max_value * self.levels.max_magnitude, max_value * self.levels.max_magnitude
+        return -max_value, max_value * self.levels.last
 
 
 def single(d: Tensor) -> Sequence[Tensor]:
@@ -87,14 +85,14 @@ def single(d: Tensor) -> Sequence[Tensor]:
 
 
 def power(d: Tensor) -> Sequence[Tensor]:
-    """Powers of two near d, up to the largest that `quant.mxfp4` reads."""
+    """Powers of two near d, up to the largest that `quant.mxfp4` supports."""
     exponent = torch.frexp(d).exponent
     near = (exponent + step for step in (-2, 0, -1))
     return [torch.ldexp(torch.ones_like(d), each.clamp(-128, 112)) for each in near]
 
 
 def steps(first: float, last: float, count: int) -> list[float]:
-    """Numbers from first to last, equally far apart."""
+    """`count` equally spaced numbers from first to last."""
     return torch.linspace(first, last, count).tolist()
 
 
@@ -115,7 +113,7 @@ def ranged(last: int, scales: Levels | None = None, groups: int = 1) -> Scheme:
 
 INT8 = Scheme(levels=integers(-127, 127), beyond=steps(-7, 3, 21))
 
-# From 0.6 to 10.6 scales: either the few largest weights are cut off or most others lost.
+# From 0.6 to 10.6 scales: either the few largest weights are cut off or most others become 0.
 TERNARY = Scheme(levels=integers(-1, 1), beyond=[0.6 * 1.27**i - 1 for i in range(13)])
 
 NONLINEAR = Scheme(levels=Levels(NL), beyond=steps(-17, 50, 15))
@@ -136,11 +134,11 @@ FORMATS: Mapping[str, Scheme] = {
     "Q6_K": Scheme(
         levels=integers(-32, 31), beyond=steps(-2, 7, 25), scales=integers(-128, 127), groups=16
     ),
-    "Q8_K": replace(INT8, stored=single, most=3.4e38 / 127),
+    "Q8_K": replace(INT8, stored=single, max_value=3.4e38 / 127),
     "IQ4_NL": NONLINEAR,
     "IQ4_XS": replace(NONLINEAR, scales=integers(-32, 31), groups=8),
     "TQ1_0": TERNARY,
     "TQ2_0": TERNARY,
-    "MXFP4": Scheme(levels=Levels(E2M1), beyond=steps(-3, 3, 7), stored=power, most=2.0**112),
+    "MXFP4": Scheme(levels=Levels(E2M1), beyond=steps(-3, 3, 7), stored=power, max_value=2.0**112),
 }
 """The schemes of all formats that `blocks.FORMATS` writes."""

@@ -1,14 +1,14 @@
-"""The search for the scales with the least squared error of a group of weights.
+"""Search for the scales with the least squared error of a group of weights.
 
-In every ggml format w = scale q - minimum for the weights of a group, with codes q of a few
-levels; in a K format scale = d s and minimum = m t, with low-bit integers s and t for each group
-and d and m for the block. Codes follow from the rest (`Levels.nearest`), and for given codes the
-best scale and minimum are a least squares fit. So the search tries many starting points, fits each,
-and keeps the best; d and s are found from the scales in the same way, m and t from the minima; in
-the end each group tries the neighbours of its integers.
+In every ggml format w = scale * q - minimum for the weights of a group, with codes q of a few
+levels. In a K format scale = d s and minimum = m t, with low-bit integers s and t per group, and d
+and m per block. The nearest codes follow from scale and minimum (`Levels.nearest`), and for given
+codes the best scale and minimum are a least squares fit. The search fits many starting points and
+keeps the best. It determines d and s from the scales in the same way, and m and t from the minima;
+finally each group tries the neighbours of its integers.
 
-Weights are [n, groups, blocks], the n of a group first: sums over a group then run along whole
-vectors. Importances w, of the same shape or None, weight each square.
+Weights are [n, groups, blocks], with the n weights of a group first, so that sums over a group are
+vectorized. Importances w, of the same shape or None, weight each squared error.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from torch import Tensor
 from ostro.quant.gguf.schemes import Levels, Scheme
 
 TINY = 2.0**-40
-"""Groups below this fraction of the largest weight of their block count as zero."""
+"""Groups below this fraction of the largest weight of their block are treated as zero."""
 
-FEW = 8
+BATCH = 8
 """Starting points that are fitted together."""
 
 REFITS = 2
-"""How often the best fit becomes a starting point itself."""
+"""How often the best fit is used as a starting point again."""
 
 BEYOND_SCALES = (-1, -0.5, 0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 5)
 """`Scheme.beyond` for the integers of scales."""
 
 
 class Fit(NamedTuple):
-    """Scales and minima of groups, and the squared errors that they leave; all of one shape."""
+    """Scales and minima of groups, and their squared errors; all of the same shape."""
 
     error: Tensor
     scale: Tensor
@@ -44,7 +44,7 @@ class Fit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """d and m [blocks], s and t [groups, blocks], float32; m t is 0 where there are no minima."""
+    """d and m [blocks], s and t [groups, blocks], float32; m t is 0 in formats without minima."""
 
     d: Tensor
     s: Tensor
@@ -59,26 +59,26 @@ class Found(NamedTuple):
 def search(x: Tensor, w: Tensor | None, unit: Tensor, scheme: Scheme) -> tuple[Found, Tensor]:
     """Find d, s, m, t of blocks, and their codes.
 
-    x, float32 [n, groups, blocks], and what is found are in units of the blocks' `unit` [blocks],
-    powers of two near their largest weights: then squares neither overflow nor vanish.
+    x, float32 [n, groups, blocks], and the results are in units of `unit` [blocks], powers of two
+    near the largest weights, so that squares neither overflow nor underflow.
     """
     block = Block(x, w, unit, scheme)
-    found = block.one_group() if scheme.scales is None else block.many_groups(scheme.scales)
+    found = block.fit_single_group() if scheme.scales is None else block.fit_groups(scheme.scales)
     return found, block.group.codes(*found.scaled())[0]
 
 
 class Group:
-    """Weights x [n, ...], of which each n share a scale and perhaps a minimum."""
+    """Weights x [n, ...]; each n weights share a scale and, in some formats, a minimum."""
 
     def __init__(self, x: Tensor, w: Tensor | None, scheme: Scheme) -> None:
         self.x, self.w, self.scheme = x, w, scheme
         self.minima = scheme.minimum != "none"
         self.total = x.new_full(x.shape[1:], len(x)) if w is None else w.sum(0)
-        # All results go to the same buffers: allocating memory costs more than arithmetic.
+        # Reuse buffers: allocating memory is slower than the arithmetic.
         self.q, self.r, self.wq, self.wr, self.product = x.new_empty(5, *x.shape)
 
     def fit(self) -> Fit:
-        """The best of all starting points, and of what follows from it."""
+        """The best fit of all starting points and refits."""
         starts = self.starts()
         best = self.best(*next(starts))
         for start in starts:
@@ -89,35 +89,35 @@ class Group:
         return best
 
     def starts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """1 / scale and minimum / scale of starting points, [FEW or less, ...] at a time."""
+        """1 / scale and minimum / scale of starting points, [BATCH or less, ...] at a time."""
         levels, beyond = self.scheme.levels, self.scheme.beyond
         if self.minima:
             high, low = self.x.amax(0), self.x.amin(0)
             low = low if self.scheme.minimum == "any" else low.clamp(max=0)
             width = (high - low).clamp(min=TINY)
-            for few in column(product(beyond, beyond), like=low).split(FEW):
-                below, above = few.unbind(-1)
+            for batch in broadcastable(product(beyond, beyond), like=low).split(BATCH):
+                below, above = batch.unbind(-1)
                 inverse = (levels.last + below + above) / width
                 yield inverse, -low * inverse - below
         else:
             largest = self.largest()
-            places = (end + (b if end > 0 else -b) for end, b in product(levels.ends, beyond))
-            for few in column(places, like=largest).split(FEW):
-                inverse = few / largest
+            targets = (end + (b if end > 0 else -b) for end, b in product(levels.ends, beyond))
+            for batch in broadcastable(targets, like=largest).split(BATCH):
+                inverse = batch / largest
                 yield inverse, torch.zeros_like(inverse)
 
     def largest(self) -> Tensor:
-        """Of each group the weight farthest from 0: its size, where the levels have no sides."""
+        """The weight with the largest magnitude per group; its magnitude for symmetric levels."""
         high, low = self.x.amax(0), self.x.amin(0)
         largest = torch.where(high > -low, high, low)
         largest = largest.abs() if len(self.scheme.levels.ends) == 1 else largest
         return torch.where(largest.abs() < TINY, TINY, largest)
 
     def best(self, inverse: Tensor, shift: Tensor) -> Fit:
-        """The best of the least squares fits for the codes nearest to y = inverse x + shift.
+        """The best least squares fit for the codes nearest to y = inverse x + shift.
 
-        inverse, shift: [starts, ...]. What is fitted, a q + b, is what rounding leaves of y: small
-        numbers, so that float32 tells errors apart which are a millionth of the squares of y.
+        inverse, shift: [starts, ...]. The fit a q + b is applied to the rounding residual of y: its
+        values are small, so that float32 resolves errors of a millionth of the squares of y.
         """
         sums = [self.sums(*start) for start in zip(inverse, shift, strict=True)]
         rr, qr, qq, *rest = (torch.stack(each) for each in zip(*sums, strict=True))
@@ -131,7 +131,7 @@ class Group:
         else:
             a, b = ratio(qr, qq), shift
             error = rr - a * qr
-        return Fit(*least(error / inverse.square(), (1 + a) / inverse, (shift - b) / inverse))
+        return Fit(*take_best(error / inverse.square(), (1 + a) / inverse, (shift - b) / inverse))
 
     def sums(self, inverse: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
         """`products` of the codes nearest to y = inverse x + shift."""
@@ -143,7 +143,7 @@ class Group:
         return self.products(q, y.sub_(q))
 
     def products(self, q: Tensor, r: Tensor) -> tuple[Tensor, ...]:
-        """Weighted sums over each group: r r, q r, q q, and where there are minima q and r."""
+        """Weighted sums over each group of r r, q r, q q, and in formats with minima of q and r."""
         wq, wr = self.weighted(q, self.wq), self.weighted(r, self.wr)
         rr, qr, qq = (
             torch.mul(a, b, out=self.product).sum(0) for a, b in ((wr, r), (wq, r), (wq, q))
@@ -158,7 +158,7 @@ class Group:
         return q, torch.addcmul(x, q, scale, value=-1, out=self.r)
 
     def error(self, scale: Tensor, minimum: Tensor) -> Tensor:
-        """The squared error that the nearest codes leave of each group."""
+        """The squared error of each group with the nearest codes."""
         _, r = self.codes(scale, minimum)
         return torch.mul(self.weighted(r, self.wr), r, out=self.product).sum(0)
 
@@ -167,17 +167,17 @@ class Group:
 
 
 class Block:
-    """The groups of blocks, whose scales are to be stored."""
+    """The groups of blocks, with scales rounded to the values that a file can store."""
 
     def __init__(self, x: Tensor, w: Tensor | None, unit: Tensor, scheme: Scheme) -> None:
         self.group, self.unit, self.scheme = Group(x, w, scheme), unit, scheme
 
     def stored(self, d: Tensor) -> list[Tensor]:
-        """Numbers near d that a file can hold."""
+        """Values near d that a file can store."""
         return [each / self.unit for each in self.scheme.stored(d * self.unit)]
 
-    def one_group(self) -> Found:
-        """d and m are the group's own scale and minimum, as near as they can be stored."""
+    def fit_single_group(self) -> Found:
+        """Fit blocks of one group: d and m are its scale and minimum, rounded for the file."""
         group, fit = self.group, self.group.fit()
         scales = [fit.scale]
         if not group.minima:
@@ -195,8 +195,8 @@ class Block:
         assert best is not None
         return best
 
-    def many_groups(self, levels: Levels) -> Found:
-        """Round the scales and minima to integers, then try their neighbours."""
+    def fit_groups(self, levels: Levels) -> Found:
+        """Fit blocks of several groups: round scales and minima to integers, then refine them."""
         fit = self.group.fit()
         q, r = self.group.codes(fit.scale, fit.minimum)
         _, _, qq, *_ = self.group.products(q, r)
@@ -205,28 +205,28 @@ class Block:
         if self.group.minima:
             m, t = self.integers(fit.minimum, self.group.total, levels)
         found = Found(d, s, m, t)
-        return self.better(found, self.refit(self.moved(found, levels)))
+        return self.better(found, self.refit(self.refine_integers(found, levels)))
 
     def integers(self, scale: Tensor, weight: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
-        """Scales [groups, blocks] as a number [blocks] times integers."""
+        """Factor scales [groups, blocks] into a value [blocks] times integers."""
         fit = Group(scale, weight, Scheme(levels=levels, beyond=BEYOND_SCALES)).fit()
         d = self.stored(fit.scale)[-1]
         return d, levels.nearest(scale * reciprocal(d))
 
-    def moved(self, found: Found, levels: Levels) -> Found:
-        """Each group takes those neighbours of its integers that leave the least error."""
+    def refine_integers(self, found: Found, levels: Levels) -> Found:
+        """Replace the integers of each group by the neighbours with the least error."""
         steps = (-1, 0, 1)
-        near = column(product(steps, steps if self.group.minima else (0,)), like=found.s)
+        near = broadcastable(product(steps, steps if self.group.minima else (0,)), like=found.s)
         s, t = (
             (integer + step).clamp_(levels.first, levels.last)
             for integer, step in zip((found.s, found.t), near.unbind(-1), strict=True)
         )
         pairs = zip(found.d * s, found.m * t, strict=True)
-        _, s, t = least(torch.stack([self.group.error(*pair) for pair in pairs]), s, t)
+        _, s, t = take_best(torch.stack([self.group.error(*pair) for pair in pairs]), s, t)
         return found._replace(s=s, t=t)
 
     def refit(self, found: Found) -> Found:
-        """The least squares d and m for the integers and codes at hand."""
+        """Least squares d and m for given integers and codes."""
         d, s, m, t = found
         _, qr, qq, *rest = self.group.products(*self.group.codes(*found.scaled()))
         ss, sr = (s * s * qq).sum(0), (s * qr).sum(0)
@@ -246,23 +246,23 @@ class Block:
 
 def better(one: Fit, other: Fit) -> Fit:
     """The better of two fits for each group."""
-    return Fit(*least(*(torch.stack(pair) for pair in zip(one, other, strict=True))))
+    return Fit(*take_best(*(torch.stack(pair) for pair in zip(one, other, strict=True))))
 
 
-def least(error: Tensor, *others: Tensor) -> list[Tensor]:
-    """The least of [choices, ...] errors, and what the others have in its place."""
+def take_best(error: Tensor, *others: Tensor) -> list[Tensor]:
+    """The least error of [choices, ...], and the values of `others` for the same choice."""
     found, at = error.min(0, keepdim=True)
     return [found[0], *(other.gather(0, at)[0] for other in others)]
 
 
-def column(numbers: Iterable[object], like: Tensor) -> Tensor:
-    """Numbers, or tuples of them, as [numbers, 1, ..., tuple], to go with `like`."""
+def broadcastable(numbers: Iterable[object], like: Tensor) -> Tensor:
+    """Values, or tuples of values, as a tensor [values, 1, ..., tuple] to broadcast to `like`."""
     values = torch.tensor(list(numbers), dtype=like.dtype, device=like.device)
     return values.view(len(values), *[1] * like.dim(), *values.shape[1:])
 
 
 def reciprocal(x: Tensor) -> Tensor:
-    """1 / x, and 0 of 0."""
+    """1 / x, and 0 for x = 0."""
     return torch.where(x == 0, x, 1 / x)
 
 
@@ -272,10 +272,10 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 def solve(aa: Tensor, ab: Tensor, bb: Tensor, ay: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
-    """The least squares u, v of y = u a + v b from sums of products; u is 0 if a and b are one."""
+    """Least squares u, v of y = u a + v b from sums of products; u is 0 if a and b are parallel."""
     determinant = aa * bb - ab * ab
-    sound = determinant > 1e-6 * aa * bb
-    by_determinant = reciprocal(determinant * sound)
+    valid = determinant > 1e-6 * aa * bb
+    by_determinant = reciprocal(determinant * valid)
     u = (ay * bb - by * ab) * by_determinant
-    v = torch.where(sound, (by * aa - ay * ab) * by_determinant, ratio(by, bb))
+    v = torch.where(valid, (by * aa - ay * ab) * by_determinant, ratio(by, bb))
     return u, v

@@ -1,4 +1,4 @@
-"""Blocks: a weight in a ggml block format, in planes."""
+"""Blocks: the storage of weights in ggml block formats."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ostro.quant.planes.storage import Packed, Planes
 
 
 class Blocks(Packed):
-    """A weight [n, k], or [experts, n, k], of which every row was a run of `format`'s blocks.
+    """A weight [n, k], or [experts, n, k], whose rows were blocks of `format`.
 
-    Where its planes do not determine the blocks, `source` returns the bytes of the file, uint8
+    If its planes do not determine the blocks, `source` returns the bytes of the file, uint8
     [..., n, bytes per row]. It is a function because the bytes are not part of the weight: they
     stay in the mapped file and do not move to the device with the planes.
     """
@@ -37,7 +37,7 @@ class Blocks(Packed):
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From a GGUF file's "weight"."""
+        """Read "weight" of a GGUF file."""
         data, format = stored.tensors["weight"], stored.infos["weight"].format
         kind = BY_NAME[format]
         *rows, nbytes = data.shape
@@ -50,13 +50,13 @@ class Blocks(Packed):
         if shape != tuple(stored.shape):
             raise stored.fault(
                 f"has {format} blocks for weights {list(shape)}, expected {list(stored.shape)}; "
-                "the file is of another model or damaged"
+                "the file belongs to another model or is damaged"
             )
         return cls.from_rows(format, data, stored.device, stored.dtype)
 
     @classmethod
     def from_rows(cls, format: str, data: Tensor, device: torch.device, dtype: torch.dtype) -> Self:
-        """From rows of whole blocks, uint8 [..., n, bytes per row]."""
+        """A storage of rows of blocks, uint8 [..., n, bytes per row]."""
         source = None if format in FIELDS else lambda: data
         return cls(format, pack(format, data.to(device)), dtype, source)
 
@@ -64,8 +64,8 @@ class Blocks(Packed):
     def quantize(
         cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
     ) -> Self:
-        """A float weight [..., n, k] as "q4k", "q8_0"...; `importance` is of its k columns."""
-        known = next(name for name in FORMATS if plain(name) == plain(format))
+        """Quantize a float weight [..., n, k] to "q4k", "q8_0", ...; importance [k] of columns."""
+        known = next(name for name in FORMATS if canonical(name) == canonical(format))
         rows = quantize(weight.reshape(-1, weight.shape[-1]), known, importance)
         return cls.from_rows(known, rows.view(*weight.shape[:-1], -1), weight.device, dtype)
 
@@ -90,15 +90,15 @@ class Blocks(Packed):
         return with_sources(super().stack(storages), storages, torch.stack)
 
 
-def plain(name: str) -> str:
-    """A format's name as users write it: q4k for Q4_K."""
+def canonical(name: str) -> str:
+    """A format's name in the spelling of `--quant`: q4k for Q4_K."""
     return name.lower().replace("_", "")
 
 
 def with_sources(
     joined: Storage | None, storages: Sequence[Any], join: Callable[[list[Tensor]], Tensor]
 ) -> Storage | None:
-    """A storage joined from several, with the bytes of all as its source."""
+    """Set the source of a joined storage to the joined bytes of all storages."""
     if isinstance(joined, Blocks) and joined.source is not None:
         sources = [storage.source for storage in storages]
         joined.source = lambda: join([source() for source in sources])

@@ -1,7 +1,4 @@
-"""Mixed precision: a format for each weight, so that the model keeps to a budget of memory.
-
-`--quant 4.5bpw` and `--quant 6GB` are answered here, as `--quant q4k` is by a quantizer.
-"""
+"""Mixed precision: choose a format for each weight within a budget (`--quant 4.5bpw`, `6GB`)."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""A budget: `--quant 6GB`, `--quant 4.5bpw`."""
+"""Parse budgets: `--quant 6GB`, `--quant 4.5bpw`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ostro import errors
 BITS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*bpw", re.IGNORECASE)
 BYTES = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)\s*(?:[kmg]i?)?b", re.IGNORECASE)
 
-MOST = 64
-"""The most bits per weight: no float has more."""
+MAX_BITS = 64
+"""Maximum bits per weight, those of float64."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of memory for all weights, or bits for each weight that can be quantized.
+    """Bytes of memory for all weights, or bits per weight that can be quantized.
 
-    `text` is what the user wrote.
+    `text` is the value of `--quant`.
     """
 
     text: str
@@ -27,20 +27,20 @@ class Budget:
 
 
 def is_budget(text: str) -> bool:
-    """Whether `--quant` names a budget."""
+    """Whether a value of `--quant` is a budget."""
     return any(form.fullmatch(text.strip()) for form in (BITS, BYTES))
 
 
 def read_budget(text: str) -> Budget:
-    """The budget that `--quant` names. Raises UsageError for a number out of range."""
+    """Parse a budget. Raises UsageError for a number out of range."""
     from ostro.checkpoints import parse_size
 
     text = text.strip()
     if (found := BITS.fullmatch(text)) is None:
         return Budget(text, nbytes=int(parse_size(text)))
     bits = float(found[1])
-    if not 0 < bits <= MOST:
+    if not 0 < bits <= MAX_BITS:
         raise errors.UsageError(
-            f"--quant {text}: bits per weight must be in 0..{MOST}, such as 4.5bpw"
+            f"--quant {text}: bits per weight must be in 0..{MAX_BITS}, such as 4.5bpw"
         )
     return Budget(text, bits=bits)

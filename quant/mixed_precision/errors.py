@@ -1,4 +1,4 @@
-"""The errors that formats make in each weight, measured on rows sampled from it."""
+"""Quantization errors of formats, measured on rows sampled from each weight."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ostro.checkpoints import PlannedWeight as Weight
 from ostro.checkpoints import WeightShape as Shape
 
 ROWS, EXPERTS = 32, 4
-"""Rows of a weight that are quantized to measure a format, and the experts that they are taken
-from: ratios between formats hardly differ from row to row."""
+"""Rows sampled per weight, and the experts they are sampled from. Few are enough: the ratios
+between formats hardly differ from row to row."""
 
 PILOTS = 3
-"""Weights of each shape that every format is tried on. A format that is best for none of them is
-left out for that shape."""
+"""Weights of each shape on which all formats are measured. A format that is best for none of them
+is not considered for that shape."""
 
 TINY = 1e-30
 """A lower bound of divisors: a weight may be all zeros."""
 
 
 class FormatErrors:
-    """What formats make of the weights of a request: errors weighed by the importance of columns.
+    """Errors of formats on the weights of a request, weighted by the importance of columns.
 
-    `makers` are the formats worth trying, by the shape of a weight.
+    `makers` are the candidate formats, by the shape of a weight.
     """
 
     def __init__(self, request: PlanRequest, importance: Mapping[str, Tensor]) -> None:
@@ -35,21 +35,21 @@ class FormatErrors:
         self.makers = {shape: self.choose(shape) for shape in shapes}
 
     def choose(self, shape: Shape) -> Sequence[Maker]:
-        """The formats worth trying for a shape: those with kernels, if there are any, that no
-        format of fewer bytes beats in all pilots.
+        """The candidate formats of a shape: formats with kernels, if there are any, that are
+        Pareto-optimal (bytes, error) for at least one pilot.
         """
-        mine = [weight for weight in self.request.weights if weight.shape == shape]
-        columns = mine[0].columns
+        weights = [weight for weight in self.request.weights if weight.shape == shape]
+        columns = weights[0].columns
         fits = [m for m in self.request.makers.values() if columns % m.format.block == 0]
-        fast = [m for m in fits if self.request.has_kernel(mine[0], m)] or fits
-        pilots = mine[:: max(1, len(mine) // PILOTS)][:PILOTS]
+        fast = [m for m in fits if self.request.has_kernel(weights[0], m)] or fits
+        pilots = weights[:: max(1, len(weights) // PILOTS)][:PILOTS]
         best = {name for pilot in pilots for name in self.unbeaten(pilot, fast)}
         return [maker for maker in fast if maker.format.name in best]
 
-    def unbeaten(self, weight: Weight, among: Sequence[Maker]) -> Iterator[str]:
-        """The formats with a smaller error than all that take no more bytes."""
-        errors = self.measure(weight, among)
-        size = {m.format.name: self.request.nbytes(weight, m) for m in among}
+    def unbeaten(self, weight: Weight, makers: Sequence[Maker]) -> Iterator[str]:
+        """The Pareto-optimal formats: each has a smaller error than all formats of fewer bytes."""
+        errors = self.measure(weight, makers)
+        size = {m.format.name: self.request.nbytes(weight, m) for m in makers}
         least = float("inf")
         for name in sorted(errors, key=lambda name: (size[name], errors[name])):
             if errors[name] < least:
@@ -57,19 +57,19 @@ class FormatErrors:
                 yield name
 
     @torch.inference_mode()
-    def measure(self, weight: Weight, among: Sequence[Maker]) -> dict[str, float]:
-        """The sum over rows of a weight of sum_j importance_j (W_j - W'_j)^2, as a share of that of
-        importance_j W_j^2, by format.
+    def measure(self, weight: Weight, makers: Sequence[Maker]) -> dict[str, float]:
+        """The relative error by format: the sum of importance_j (W_j - W'_j)^2 over sampled rows,
+        divided by the sum of importance_j W_j^2.
         """
-        found, whole = dict.fromkeys((maker.format.name for maker in among), 0.0), TINY
+        found, total = dict.fromkeys((maker.format.name for maker in makers), 0.0), TINY
         for name, rows in self.request.sample(weight, ROWS, EXPERTS):
             importance = self.importance.get(name)
             if importance is not None:
                 importance = importance.to(rows.device)
-            weighs = torch.ones_like(rows[0]) if importance is None else importance
-            whole += float((rows.float().square() @ weighs.float()).sum())
-            for maker in among:
+            column_weights = torch.ones_like(rows[0]) if importance is None else importance
+            total += float((rows.float().square() @ column_weights.float()).sum())
+            for maker in makers:
                 made = self.request.quantized(rows, maker, importance)
-                off = (made.float() - rows.float()).square() @ weighs.float()
-                found[maker.format.name] += float(off.sum())
-        return {name: error / whole for name, error in found.items()}
+                squared = (made.float() - rows.float()).square() @ column_weights.float()
+                found[maker.format.name] += float(squared.sum())
+        return {name: error / total for name, error in found.items()}

@@ -1,4 +1,4 @@
-"""MXFP4: four bits a weight, and a power of two for every 32 of them (OCP Microscaling, 2023)."""
+"""MXFP4: four-bit floats with one power-of-two scale per 32 weights (OCP Microscaling, 2023)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,8 +1,8 @@
-"""MXFP4's grouped matmul in Triton: that of `core.ops.grouped`, with weights unpacked in registers.
+"""Triton grouped matmul of MXFP4: `core.ops.grouped_matmul` with weights unpacked in registers.
 
-The two halves of a byte are weights 16 apart, so a tile of bytes is two tiles of weights, each with
-rows of x of its own. A code's magnitude, moved to the top of a half's mantissa, is the half's value
-by 2 ** -14, also where it is subnormal; exponents are raised by that much, and are 240 at most.
+The two halves of a byte are weights 16 columns apart, so a tile of bytes is multiplied as two tiles
+of weights. A code's magnitude, shifted to the top of a float16 mantissa, is its value times
+2 ** -14, also if it is subnormal; exponents, at most 240, are raised by 14 to compensate.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from torch import Tensor
 from ostro.ops import GroupedTile as Tile
 from ostro.ops import target_family
 
-FEW = Tile(rows=16, columns=32, depth=256, starts=1, warps=4, stages=4)
-MANY = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=2)
+SMALL_TILE = Tile(rows=16, columns=32, depth=256, starts=1, warps=4, stages=4)
+LARGE_TILE = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=2)
 
 
-def grouped(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
+def grouped_matmul(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
     """See `naive`; sums in float32."""
-    many = x.shape[0] >= FEW.rows * q.shape[0]
+    is_large = x.shape[0] >= SMALL_TILE.rows * q.shape[0]
     # The large tile spills registers there.
     fits = x.dtype.itemsize == 2 and target_family() not in ("sm_75", "gfx1100")
-    return launch(x, q, e, expert_of_row, MANY if many and fits else few())
+    return launch(x, q, e, expert_of_row, LARGE_TILE if is_large and fits else small_tile())
 
 
-def grouped_fixed(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
-    """See `naive`; a row's result has the same bits whatever other rows there are."""
-    return launch(x, q, e, expert_of_row, few())
+def grouped_matmul_deterministic(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
+    """See `naive`; batch-invariant."""
+    return launch(x, q, e, expert_of_row, small_tile())
 
 
-def few() -> Tile:
-    return FEW._replace(depth=128) if target_family() == "gfx1100" else FEW
+def small_tile() -> Tile:
+    return SMALL_TILE._replace(depth=128) if target_family() == "gfx1100" else SMALL_TILE
 
 
 def launch(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor, tile: Tile) -> Tensor:
     rows, (_, n, blocks) = x.shape[0], e.shape
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(rows, tile.starts), triton.cdiv(n, tile.columns))
-    grouped_kernel[grid](
+    grouped_matmul_kernel[grid](
         x,
         q,
         e,
@@ -61,7 +61,7 @@ def launch(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor, tile: Tile) -
 
 
 @triton.jit
-def grouped_kernel(
+def grouped_matmul_kernel(
     x,
     q,
     e,
@@ -76,19 +76,19 @@ def grouped_kernel(
     BYTES: tl.constexpr,
     STARTS: tl.constexpr,
 ):
-    """The runs that begin among STARTS rows of a tile, for BLOCK_N columns."""
+    """Multiply the runs of an expert that begin in STARTS rows of a tile, for BLOCK_N columns."""
     row = tl.program_id(0) * STARTS
     last = tl.minimum(row + STARTS, rows)
     tile = row // BLOCK_M * BLOCK_M
-    lane = (tile + tl.arange(0, BLOCK_M)).to(tl.int64)
+    x_index = (tile + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    experts = tl.load(expert_of_row + lane, mask=lane < rows, other=1 << 30)
+    experts = tl.load(expert_of_row + x_index, mask=x_index < rows, other=1 << 30)
     while row < last:
         expert = tl.load(expert_of_row + row)
         start = tile + tl.sum((experts < expert).to(tl.int32))
         end = tile + tl.sum((experts <= expert).to(tl.int32))
         if row == start:
-            mine = ((lane >= start) & (lane < end))[:, None]
+            row_mask = ((x_index >= start) & (x_index < end))[:, None]
             first = (expert * n + column[None, :]) * blocks
             acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             for at in range(0, blocks * 16, BYTES):
@@ -97,15 +97,15 @@ def grouped_kernel(
                 mask = (column < n)[None, :] & inside[:, None]
                 code = tl.load(q + first * 16 + byte[:, None], mask=mask, other=0)
                 scale = power(tl.load(e + first + byte[:, None] // 16, mask=mask, other=0))
-                source = x + lane[:, None] * x_row + (byte + byte // 16 * 16)[None, :]
-                a = tl.load(source, mask=mine & inside[None, :], other=0.0)
+                source = x + x_index[:, None] * x_row + (byte + byte // 16 * 16)[None, :]
+                a = tl.load(source, mask=row_mask & inside[None, :], other=0.0)
                 acc = tl.dot(a, weight(code, scale, a.dtype), acc, input_precision="ieee")
-                a = tl.load(source + 16, mask=mine & inside[None, :], other=0.0)
+                a = tl.load(source + 16, mask=row_mask & inside[None, :], other=0.0)
                 acc = tl.dot(a, weight(code >> 4, scale, a.dtype), acc, input_precision="ieee")
             tl.store(
-                y + lane[:, None] * n + column[None, :],
+                y + x_index[:, None] * n + column[None, :],
                 acc.to(y.dtype.element_ty),
-                mask=mine & (column < n)[None, :],
+                mask=row_mask & (column < n)[None, :],
             )
         row = end
 
@@ -118,7 +118,7 @@ def power(e):
 
 @triton.jit
 def weight(code, scale, kind: tl.constexpr):
-    """The weights of the low four bits of `code`, in x's type; `scale` is 2 ** 14 of theirs."""
+    """The weights of the low four bits of `code`, in x's dtype; `scale` contains the 2 ** 14."""
     code = code.to(tl.uint16)
     half = (((code & 7) << 9) | ((code & 8) << 12)).to(tl.float16, bitcast=True)
     return (half.to(tl.float32) * scale).to(kind)

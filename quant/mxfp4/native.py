@@ -1,4 +1,4 @@
-"""MXFP4 on CPU: multiplied directly for few rows per expert, dequantized first for many."""
+"""CPU kernels of MXFP4: direct products for few rows per expert, dequantization for many."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ GROUPED_SIGNATURE = native.Signature(
     x=native.Arg("rows k", strided="rows k"),
     expert_of_row=native.Arg("rows", torch.int64),
 )
-MANY = 12  # mean rows per expert from which floats are written out, as was measured for Q8_0
+DENSE_ROWS = 12  # mean rows per expert from which dequantizing is faster, measured for Q8_0
 
 
 def dequantize(q: Tensor, e: Tensor, dtype: torch.dtype) -> Tensor:
-    """See `naive`: the same numbers."""
+    """See `naive`: the same bits."""
     q, e = q.contiguous(), e.contiguous()
     DEQUANTIZE_SIGNATURE(q, e)
     w = torch.empty(*e.shape[:-1], e.shape[-1] * 32, dtype=dtype)
@@ -37,20 +37,20 @@ def dequantize(q: Tensor, e: Tensor, dtype: torch.dtype) -> Tensor:
     return w
 
 
-def grouped(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
+def grouped_matmul(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
     """See `naive`; sums in float32."""
-    if len(x) < MANY * len(q):
-        return grouped_fixed(x, q, e, expert_of_row)
+    if len(x) < DENSE_ROWS * len(q):
+        return grouped_matmul_deterministic(x, q, e, expert_of_row)
     y = x.new_empty(len(x), q.shape[1])
     rows = torch.bincount(expert_of_row, minlength=len(q)).tolist()
-    for i, (mine, out) in enumerate(zip(x.split(rows), y.split(rows), strict=True)):
-        if len(mine):
-            torch.mm(mine, dequantize(q[i], e[i], x.dtype).t(), out=out)
+    for i, (rows_x, out) in enumerate(zip(x.split(rows), y.split(rows), strict=True)):
+        if len(rows_x):
+            torch.mm(rows_x, dequantize(q[i], e[i], x.dtype).t(), out=out)
     return y
 
 
-def grouped_fixed(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
-    """See `naive`; a row's result has the same bits whatever other rows there are."""
+def grouped_matmul_deterministic(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
+    """See `naive`; batch-invariant."""
     GROUPED_SIGNATURE(q, e, x, expert_of_row)
     n, blocks = e.shape[1:]
     rows = x.float().contiguous()

@@ -1,4 +1,4 @@
-"""Mxfp4: a weight of four bits, which computes in a float type."""
+"""Mxfp4: the storage of MXFP4 weights."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from ostro.ops import Op, Target
 from ostro.quant.mxfp4 import naive
 from ostro.quant.mxfp4.naive import BLOCK
 
-LARGEST = 240
-"""The largest exponent that is read: weights up to 2 ** 115."""
+MAX_EXPONENT = 240
+"""The largest supported exponent: weights up to 2 ** 115."""
 
 UQFF_FORMAT = 6
-"""The number of this format in a UQFF file."""
+"""The id of this format in UQFF files."""
 
 
 class Mxfp4(Storage):
-    """A weight [n, k], or [experts, n, k], of the layout that `naive` describes.
+    """A weight [n, k], or [experts, n, k]; `naive` documents the layout.
 
-    `form` is the container that it was read from, in whose layout `save` returns it: "hub", "gguf",
-    "uqff" or "mlx".
+    `container` is the container whose layout `save` uses: "hub", "gguf", "uqff" or "mlx".
     """
 
     format = "MXFP4"
 
-    def __init__(self, q: Tensor, e: Tensor, dtype: torch.dtype, *, form: str = "hub") -> None:
-        self.q, self.e, self.form = q.contiguous(), e.contiguous(), form
+    def __init__(self, q: Tensor, e: Tensor, dtype: torch.dtype, *, container: str = "hub") -> None:
+        self.q, self.e, self.container = q.contiguous(), e.contiguous(), container
         self.shape = (*e.shape[:-1], e.shape[-1] * BLOCK)
         self.dtype, self.device = dtype, q.device
         self.unpack, self.multiply = Op(naive.DEQUANTIZE), Op(naive.GROUPED)
@@ -38,16 +37,18 @@ class Mxfp4(Storage):
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From the "blocks" and "scales" of the hub, or other tensors that `naive` describes."""
-        form = form_of(stored)
-        weight = stored.tensors["blocks" if form == "hub" else "weight"].to(stored.device)
-        if form == "gguf":
+        """Read "blocks" and "scales" of the hub, or the tensors of other containers."""
+        container = container_of(stored)
+        weight = stored.tensors["blocks" if container == "hub" else "weight"].to(stored.device)
+        if container == "gguf":
             blocks = weight.unflatten(-1, (-1, 1 + BLOCK // 2))
             q, e = blocks[..., 1:], blocks[..., 0]
         else:
-            e = stored.tensors["weight.scales" if form == "uqff" else "scales"].to(stored.device)
+            e = stored.tensors["weight.scales" if container == "uqff" else "scales"].to(
+                stored.device
+            )
             q = weight.contiguous().view(torch.uint8)
-            if form != "hub" and q.shape == (*e.shape[:-1], e.shape[-1] * BLOCK // 2):
+            if container != "hub" and q.shape == (*e.shape[:-1], e.shape[-1] * BLOCK // 2):
                 q = q.unflatten(-1, (-1, BLOCK // 2))
             if q.shape != (*e.shape, BLOCK // 2):
                 raise stored.fault(
@@ -55,18 +56,18 @@ class Mxfp4(Storage):
                     f"expected {BLOCK // 2} bytes for each scale"
                 )
             q = naive.from_hub(q)
-        if e.numel() and (most := int(e.max())) > LARGEST:
+        if e.numel() and (largest := int(e.max())) > MAX_EXPONENT:
             raise stored.fault(
-                f"has the exponent {most}, weights of 2**{most - 127} or NaN; the file is damaged; "
-                "download or convert it again"
+                f"has the exponent {largest}, weights of 2**{largest - 127} or NaN; the file is "
+                "damaged; download or convert it again"
             )
-        return cls(q, e, stored.dtype, form=form)
+        return cls(q, e, stored.dtype, container=container)
 
     @classmethod
     def quantize(
         cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
     ) -> Self:
-        """A float weight [..., n, k] as "mxfp4"; k must be a multiple of 32."""
+        """Quantize a float weight [..., n, k] to "mxfp4"; k must be a multiple of 32."""
         return cls(*naive.quantize(weight), dtype)
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
@@ -94,12 +95,12 @@ class Mxfp4(Storage):
         return self.q.nbytes + self.e.nbytes
 
     def save(self) -> dict[str, Tensor]:
-        if self.form == "gguf":
+        if self.container == "gguf":
             return {"weight": torch.cat((self.e[..., None], self.q), -1).flatten(-2)}
         blocks = naive.to_hub(self.q)
-        if self.form == "mlx":
+        if self.container == "mlx":
             return {"weight": blocks.flatten(-2).view(torch.uint32), "scales": self.e}
-        if self.form == "uqff":
+        if self.container == "uqff":
             format = torch.tensor(UQFF_FORMAT, dtype=torch.uint8)
             weight = blocks.flatten(-2)
             return {"weight": weight, "weight.scales": self.e, "weight.format": format}
@@ -107,17 +108,17 @@ class Mxfp4(Storage):
 
     @classmethod
     def fuse(cls, storages: Sequence[Mxfp4]) -> Mxfp4 | None:
-        if not alike(storages):
+        if not can_join(storages):
             return None
         q, e = torch.cat([s.q for s in storages], -3), torch.cat([s.e for s in storages], -2)
-        return cls(q, e, storages[0].dtype, form=storages[0].form)
+        return cls(q, e, storages[0].dtype, container=storages[0].container)
 
     @classmethod
     def stack(cls, storages: Sequence[Mxfp4]) -> Mxfp4 | None:
-        if not alike(storages):
+        if not can_join(storages):
             return None
         q, e = torch.stack([s.q for s in storages]), torch.stack([s.e for s in storages])
-        return cls(q, e, storages[0].dtype, form=storages[0].form)
+        return cls(q, e, storages[0].dtype, container=storages[0].container)
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
         self.deterministic = target.deterministic
@@ -129,13 +130,13 @@ class Mxfp4(Storage):
         return f"MXFP4: {how} ({choice.reason})"
 
 
-def form_of(stored: Stored) -> str:
-    """The container that the tensors were laid out for."""
+def container_of(stored: Stored) -> str:
+    """The container whose layout the tensors have."""
     tensors = stored.tensors
     if "weight.format" in tensors:
         if (format := stored.number("weight.format")) != UQFF_FORMAT:
             raise stored.fault(
-                f"comes with the tensors of MXFP4, but its format is {format}; the file is "
+                f"has the tensors of MXFP4, but its format is {format}; the file is "
                 "damaged; download it again",
                 "weight",
             )
@@ -145,7 +146,7 @@ def form_of(stored: Stored) -> str:
     return "mlx" if "scales" in tensors else "gguf"
 
 
-def alike(storages: Sequence[Storage]) -> bool:
-    """Whether storages can be joined: all of this class, of one dtype and one form."""
-    kinds = {(s.dtype, s.form) for s in storages if isinstance(s, Mxfp4)}
+def can_join(storages: Sequence[Storage]) -> bool:
+    """Whether storages can be joined: all `Mxfp4`, with equal dtype and container."""
+    kinds = {(s.dtype, s.container) for s in storages if isinstance(s, Mxfp4)}
     return len(kinds) == 1 and all(isinstance(s, Mxfp4) for s in storages)

@@ -350,8 +350,8 @@ CASES = {
         ("k_cache", "v_cache"),
     ),
     "mxfp4 grouped": Case(
-        "quant.mxfp4.native:grouped_fixed",
-        "quant.mxfp4.naive:grouped",
+        "quant.mxfp4.native:grouped_matmul_deterministic",
+        "quant.mxfp4.naive:grouped_matmul",
         lambda kernel, **x: kernel(*x.values()),
         {
             "x": rand(4, 64),

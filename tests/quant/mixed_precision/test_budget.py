@@ -85,7 +85,7 @@ def costs(plugins: PluginManager, home: Path) -> CostTable:
     open_plan = replace(found.plan, default=None)
     found = replace(found, plan=open_plan)
     probe = partial(open_probe, found, home, FLOATS, plugins)
-    return CostTable.of(PlanRequest(found, FLOATS, plugins, probe))
+    return CostTable.measure(PlanRequest(found, FLOATS, plugins, probe))
 
 
 @pytest.fixture

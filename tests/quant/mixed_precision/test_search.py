@@ -39,7 +39,7 @@ def no_probe(*_: object) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("probe", "basis"),
-    [(open_probe, "estimated divergence"), (no_probe, "by the errors of weights alone")],
+    [(open_probe, "estimated divergence"), (no_probe, "by the errors of weights only")],
 )
 def test_a_budget_is_spent_without_excess(
     llama: Subject, plugins: PluginManager, probe: OpenProbe, basis: str

@@ -43,7 +43,7 @@ def assert_equals_naive(call: Call, given: tuple[Tensor, Tensor, Tensor, Tensor]
     with poison():
         y = call(*given)
     x, q, e, expert_of_row = given
-    truth = naive.grouped(x.double(), q, e, expert_of_row)
+    truth = naive.grouped_matmul(x.double(), q, e, expert_of_row)
     half = x.dtype.itemsize == 2
     rtol = torch.finfo(x.dtype).eps if half else 1e-5
     assert y.dtype == x.dtype
@@ -53,7 +53,7 @@ def assert_equals_naive(call: Call, given: tuple[Tensor, Tensor, Tensor, Tensor]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES[:-1], WIDE], ids=str)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("call", [kernels.grouped, kernels.grouped_fixed])
+@pytest.mark.parametrize("call", [kernels.grouped_matmul, kernels.grouped_matmul_deterministic])
 def test_triton(call: Call, runs: list[int], shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert_equals_naive(call, arguments(runs, *shape, dtype, DEVICE))
 
@@ -61,7 +61,7 @@ def test_triton(call: Call, runs: list[int], shape: tuple[int, int], dtype: torc
 @pytest.mark.parametrize("dtype", core.DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("call", [native.grouped, native.grouped_fixed])
+@pytest.mark.parametrize("call", [native.grouped_matmul, native.grouped_matmul_deterministic])
 def test_native(call: Call, runs: list[int], shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert_equals_naive(call, arguments(runs, *shape, dtype, CPU))
 
@@ -69,10 +69,10 @@ def test_native(call: Call, runs: list[int], shape: tuple[int, int], dtype: torc
 @pytest.mark.parametrize("dtype", core.DTYPES, ids=str)
 def test_fixed_rows_have_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
     x, q, e, expert_of_row = arguments([3, 0, 22, 9], 70, 160, dtype, CPU)
-    together = native.grouped_fixed(x, q, e, expert_of_row)
+    together = native.grouped_matmul_deterministic(x, q, e, expert_of_row)
     for row in range(len(x)):
         some = slice(row, row + 1 + row % 5)
-        alone = native.grouped_fixed(x[some], q, e, expert_of_row[some])
+        alone = native.grouped_matmul_deterministic(x[some], q, e, expert_of_row[some])
         assert torch.equal(alone, together[some])
 
 
@@ -90,9 +90,9 @@ def test_native_dequantizes_every_code_and_exponent(dtype: torch.dtype) -> None:
     ("device", "dtype", "deterministic", "kernel"),
     [
         ("cuda", torch.bfloat16, False, "triton"),
-        ("cuda", torch.bfloat16, True, "triton_fixed"),
+        ("cuda", torch.bfloat16, True, "triton_deterministic"),
         ("cpu", torch.bfloat16, False, "native"),
-        ("cpu", torch.bfloat16, True, "native_fixed"),
+        ("cpu", torch.bfloat16, True, "native_deterministic"),
         ("cpu", torch.float64, True, "naive"),
     ],
 )
@@ -113,7 +113,7 @@ def test_compiles_without_spills(dtype: torch.dtype, rows: int, target: str) -> 
     q = torch.empty(128, 5760, 90, 16, dtype=torch.uint8, device="meta")
     e = torch.empty(128, 5760, 90, dtype=torch.uint8, device="meta")
     expert_of_row = torch.empty(rows, dtype=torch.int64, device="meta")
-    call = "ostro.quant.mxfp4.kernels:grouped"
+    call = "ostro.quant.mxfp4.kernels:grouped_matmul"
     (build,) = compile_for(target, call, x, q, e, expert_of_row)
     assert build.spills == 0
     assert build.shared <= 64 << 10
