@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from ostro.core.plugins.surface import MODULES, PROVISIONAL, trunks
+from ostro.core.plugins.trunks import trunks
 from ostro.core.records import API
+from ostro.plugins.authoring.surface import MODULES, PROVISIONAL
 
 HEAD = """# Public API
 

@@ -6,16 +6,16 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from ostro.core.plugins.surface import breach, imports
 from ostro.core.records import KINDS
 from ostro.plugins.authoring.finding import Finding, error
 from ostro.plugins.authoring.package import Package
+from ostro.plugins.authoring.surface import breach, imports
 
 HEAVY = frozenset("torch transformers triton numpy diffusers safetensors scipy sklearn".split())
 LIGHT = frozenset(
     [
         *"hookimpl errors config Record __version__".split(),
-        *"Files Format TensorInfo Mutant Settings".split(),
+        *"Files Format TensorInfo TokenizerSource Mutant Settings".split(),
         *(record.__name__ for record in KINDS.values()),
     ]
 )

@@ -19,8 +19,8 @@ from ostro.core.config import NEUTRAL, reference_defaults
 from ostro.core.errors import ConfigError, PluginError
 from ostro.core.plugins import discovery
 from ostro.core.plugins.manager import PluginInfo
-from ostro.core.plugins.surface import breach, imports
 from ostro.core.records import resolve
+from ostro.plugins.authoring.surface import breach, imports
 from ostro.plugins.conformance.checks import check, every, has_config
 from ostro.plugins.conformance.golden import Golden
 from ostro.plugins.conformance.parity import Subject

@@ -229,7 +229,7 @@ class _Trunks(ModuleType):
     """The built-in plugins that others may build on: `from ostro.trunks import llama, planes`."""
 
     def __getattr__(self, name: str) -> ModuleType:
-        from ostro.core.plugins.surface import trunk_module
+        from ostro.core.plugins.trunks import trunk_module
 
         for room in () if name.startswith("_") else ("architectures", "quant"):
             if find_spec(package := f"ostro.{room}.{name}"):

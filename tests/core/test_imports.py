@@ -15,7 +15,7 @@ import pytest
 
 import ostro
 from ostro.core.deprecated import RemovedInOstro1
-from ostro.core.plugins import surface as public
+from ostro.plugins.authoring import surface as public
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("core", "architectures", "quant", "adapters", "plugins", "entrypoints")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import ostro
-from ostro.core.plugins.surface import MODULES, public_names
 from ostro.plugins.authoring.api import page, signature
+from ostro.plugins.authoring.surface import MODULES, public_names
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
 

@@ -27,8 +27,8 @@ from ostro.core.errors import OstroError
 from ostro.core.load.names import Names, Pair
 from ostro.core.nn.linear import Slot
 from ostro.core.ops import Fused
-from ostro.core.plugins.surface import Import, breach, imports
 from ostro.core.records import Architecture, Mutant
+from ostro.plugins.authoring.surface import Import, breach, imports
 from ostro.plugins.conformance import kernel_parity, mutants, package
 from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.checks import CHECKS, checks_of
