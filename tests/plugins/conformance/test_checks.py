@@ -105,7 +105,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "captured loop matches eager": ("llama", lambda: around(DecodeBucket, "load", moved)),
     "prefix cache hits do not change outputs": (
         "llama",
-        lambda: replaced(BlockManager, "find", lambda self, keys: 0),
+        lambda: replaced(BlockManager, "match_prefix", lambda self, keys: 0),
     ),
     "preemption does not change outputs": (
         "llama",
@@ -145,7 +145,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     ),
     "quantized models match dequantized weights": (
         "llama",
-        lambda: around(planes.Packed, "floats", lambda weight, *_: weight * 1.01),
+        lambda: around(planes.Packed, "dequantized", lambda weight, *_: weight * 1.01),
     ),
     "adapters match merged weights": (
         "llama",
@@ -159,7 +159,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     ),
     "batch rows use only their own adapters": (
         "llama",
-        lambda: around(ModelRunner, "mixtures", lambda rows, *_: rows[::-1]),
+        lambda: around(ModelRunner, "mixture_rows", lambda rows, *_: rows[::-1]),
     ),
     "kernels match their naive versions": (
         "qwen3",
