@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tiny import inputs
-from tiny.inputs import hostile, left_behind
+from tiny.inputs import hostile, leaked_shared_memory
 from tiny.model import make_model
 from tiny.pictures import address, asked, picture, saved, shown
 from tiny.server import RunningServer, serving
@@ -66,7 +66,7 @@ def nothing_is_left(server: RunningServer) -> Iterator[None]:
         assert time.monotonic() - begun < 10, "requests without a client are still running"
         time.sleep(0.02)
     gc.collect()
-    assert left_behind() == []
+    assert leaked_shared_memory() == []
 
 
 def ask(server: RunningServer, *parts: Any, **more: Any) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""A BERT folder that can be served: random weights, the tokenizer of the tiny llama."""
+"""A servable BERT folder: random weights, the tokenizer of the tiny llama."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = dict(
 
 
 def make_bert(folder: Path, kind: str = "BertModel", **config: Any) -> Any:
-    """Write the folder; returns transformers' model of it."""
+    """Write the folder and return transformers' model."""
     import transformers
 
     made = getattr(transformers, kind)(transformers.BertConfig(**SHAPE, **config)).eval()

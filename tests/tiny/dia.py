@@ -30,7 +30,7 @@ START = SHAPE["decoder_config"]["bos_token_id"]
 
 @dataclass
 class Dia:
-    """transformers' model and codec; `folder` holds both."""
+    """transformers' model and codec, saved in `folder`."""
 
     folder: Path
     model: Any
@@ -52,7 +52,7 @@ class Dia:
 
     @torch.inference_mode()
     def codes(self, tokens: list[int], steps: int, **how: Any) -> Tensor:
-        """What it writes for a text: [places, channels], marks and delays included."""
+        """Return the codes of a text: [positions, channels], special codes and delays included."""
         start = torch.full((1, 1 + max(DELAYS), len(DELAYS)), MARKS["pad_token_id"])
         start[:, 0] = START
         index = DiaProcessor.build_indices(1, start.shape[1], len(DELAYS), DELAYS)
@@ -75,7 +75,7 @@ class Dia:
         return found
 
     def sound(self, codes: Tensor) -> Tensor:
-        """What its processor makes of codes [places, channels]."""
+        """Return the processor's audio for codes [positions, channels]."""
         processor = object.__new__(DiaProcessor)
         processor.audio_tokenizer = self.codec
         processor._merge_kwargs = lambda **_: {
@@ -88,9 +88,9 @@ class Dia:
 def make_dia(
     folder: Path, shape: Mapping[str, Any] = SHAPE, *, std: float = 0.15, beside: bool = True
 ) -> Dia:
-    """Write both folders; the codec lies in `codec` or, not `beside`, where the processor says.
+    """Write both folders. The codec is in `codec`, or at a path of the processor's config.
 
-    Scores are not scaled: with more spread than this, rounding is heard.
+    Attention scores are not scaled: a larger standard deviation amplifies rounding errors.
     """
     model = DiaForConditionalGeneration(DiaConfig(**shape)).eval()
     reinitialise(model, std)
@@ -112,7 +112,7 @@ def make_dia(
 
 @torch.no_grad()
 def loosen(codec: Any) -> None:
-    """Weights at which sound is neither silent nor at its limits, and no two snakes are alike."""
+    """Set weights for audio that is neither silent nor clipped, with different snake alphas."""
     random = torch.Generator().manual_seed(1)
     for name, weight in codec.named_parameters():
         if name.endswith("alpha"):

@@ -1,4 +1,4 @@
-"""A plugin with one logits processor, which raises where a request asks for that."""
+"""A plugin with one logits processor, which raises if a request's parameter selects an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model that sees images must hold to beyond what the kit asks, as a class of tests."""
+"""Tests of vision models in addition to the conformance kit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ImageTests(ArchitectureTests):
 
 
 def count_media(engine: Engine) -> list[int]:
-    """How many media are encoded at a time, from now on."""
+    """Return a list that records the number of media of each `encode` call."""
     model, counted = engine.runner.model, list[int]()
     encode = model.encode
 

@@ -1,4 +1,4 @@
-"""What Qwen2.5-VL makes of images, and what hostile ones do to the process that prepares them."""
+"""Qwen2.5-VL with images that make the media worker crash, hang or exceed its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiny.pictures import saved
 
 
 def leave() -> None:
-    """As if the system had taken the process, after something was put into shared memory."""
+    """Exit as if killed by the system, with an array left in shared memory."""
     Array.of(np.zeros(100_000, np.uint8)).share()
     os._exit(137)
 
@@ -49,7 +49,7 @@ DEEDS: dict[str, Callable[[], object]] = {
 
 
 class Hostile(Inputs):
-    """As an image's first pixel says; otherwise as they are."""
+    """Inputs that misbehave as the first pixel of an image selects."""
 
     def image(self, pixels: np.ndarray[Any, Any]) -> Item:
         red, green, blue = pixels[0, 0].tolist()
@@ -59,31 +59,31 @@ class Hostile(Inputs):
 
 
 def hostile(deed: str) -> bytes:
-    """An image file that has something done."""
+    """Return an image file that triggers a misbehaviour."""
     image = Image.new("RGB", (40, 24), (9, 9, 9))
     image.putpixel((0, 0), (255, 0, list(DEEDS).index(deed)))
     return saved(image)
 
 
-OURS = {os.getpid()}
-"""Processes of this one's family that were ever seen: other tests may run beside these."""
+DESCENDANTS = {os.getpid()}
+"""This process and all its descendants so far: other tests may run at the same time."""
 
 
-def left_behind() -> list[Path]:
-    """What lies in shared memory and is of this process, or of one that it has begun."""
+def leaked_shared_memory() -> list[Path]:
+    """Return the files in shared memory of this process and its descendants."""
     parents = {int(path.parent.name): parent(path) for path in Path("/proc").glob("[0-9]*/stat")}
     for pid in parents:
         above = pid
-        while above in parents and above not in OURS:
+        while above in parents and above not in DESCENDANTS:
             above = parents[above]
-        if above in OURS:
-            OURS.add(pid)
+        if above in DESCENDANTS:
+            DESCENDANTS.add(pid)
     files = Path("/dev/shm").glob("ostro-*")
-    return [file for file in files if int(file.name.split("-")[1]) in OURS]
+    return [file for file in files if int(file.name.split("-")[1]) in DESCENDANTS]
 
 
 def parent(stat: Path) -> int:
-    """The process that began another; 0 of one that is gone."""
+    """Return the parent of a process, 0 if it has ended."""
     try:
         return int(stat.read_text().rpartition(")")[2].split()[1])
     except OSError:

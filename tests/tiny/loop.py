@@ -1,8 +1,8 @@
-"""The engine's loop without a model: real scheduler and blocks, and a cache that holds hashes.
+"""The engine's loop without a model: scheduler, blocks, and a cache of hashes.
 
-`Loop` does what engine, runner and sampler do with a plan. In the place of keys and values it
-writes to each slot the hash of all that these would depend on, and it checks in every step that
-each row reads the slots of its own past.
+`Loop` executes plans as engine, runner and sampler do. Instead of keys and values it writes to each
+slot a hash of everything that they depend on. In every step it checks that each row reads the slots
+of its own sequence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logits processors that a test can follow: what they were told lies in `LOG`."""
+"""Logits processors that record their calls in `LOG`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAN = float("-inf")
 
 
 class Recorder:
-    """Notes who comes and goes; `rows` and `vocab` are the sampler's."""
+    """Records added, removed and moved rows. `rows` and `vocab` are the sampler's."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         self.rows, self.vocab = rows, vocab
@@ -37,7 +37,7 @@ class Recorder:
 
 
 class ApplyRecorder(Recorder):
-    """Notes the rows of each call of `apply`, with the last token of each that has drawn one."""
+    """Records the rows of each call of `apply`, with their last sampled tokens."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         super().__init__(rows, vocab, device)
@@ -61,7 +61,7 @@ class ApplyRecorder(Recorder):
 
 
 class NoRepeat(Recorder):
-    """Bans each row's last token, as the device drew it; the parameter is banned as the first."""
+    """Bans each row's last token as sampled on the device. The parameter is the first ban."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         super().__init__(rows, vocab, device)
@@ -84,7 +84,7 @@ class NoRepeat(Recorder):
 
 
 class HostNoRepeat(Recorder):
-    """The same by what the host knows: the prompt's last token counts too."""
+    """The same with the ids on the host; it bans the prompt's last token as well."""
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: list[int]) -> Tensor:
         assert isinstance(last_ids, list) and len(last_ids) == len(rows)
@@ -92,7 +92,7 @@ class HostNoRepeat(Recorder):
 
 
 class Favour(Recorder):
-    """Makes token 5 the best by one."""
+    """Raises the logit of token 5 to 1 above the maximum."""
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: Tensor) -> Tensor:
         logits = logits.clone()
@@ -101,7 +101,7 @@ class Favour(Recorder):
 
 
 class Halve(Recorder):
-    """Takes half of token 5's lead away, and more: the second best wins if this comes last."""
+    """Lowers the logit of token 5, so that the second best token wins if this runs last."""
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: Tensor) -> Tensor:
         logits = logits.clone()

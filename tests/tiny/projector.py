@@ -1,7 +1,7 @@
-"""A model that sees or hears in two GGUF files, text and projector, as llama.cpp has them.
+"""Models with vision or audio in two GGUF files, text and projector, as llama.cpp writes them.
 
-Names and keys are those of its converter; LLaVA's projector is that of the script before it, which
-leaves out what is not looked at and exchanges ffn_up and ffn_down.
+Names and keys are those of its converter. LLaVA's projector is that of the older script, which
+omits unused layers and exchanges ffn_up and ffn_down.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LEVEL = re.compile(r"visual\.deepstack_merger_list\.(\d+)\.(?:linear_)?(norm|fc1
 
 
 def write_pair(made: Subject, folder: Path, text: str = "F32", projector: str = "F32") -> Path:
-    """Write both files, matrices in these formats, into a folder; gives the text's path."""
+    """Write both files with matrices in these formats into a folder. Return the text's path."""
     arch, kind = TYPES[made.name]
     file = folder / "model.gguf"
     weights = {clean(name): weight.detach() for name, weight in made.reference.named_parameters()}
@@ -68,7 +68,7 @@ def write_pair(made: Subject, folder: Path, text: str = "F32", projector: str = 
 
 
 def clean(name: str) -> str:
-    """A parameter's name as the converter knows it."""
+    """Return a parameter's name in the converter."""
     name = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name)
     return re.sub(r"^model\.(?=visual|vision_tower|audio_tower|multi_modal)", "", name)
 
@@ -78,7 +78,7 @@ def seen(name: str) -> bool:
 
 
 def rounded(made: Subject, text: str, projector: str) -> None:
-    """Give a reference the weights that files in these formats have."""
+    """Set a reference's weights to those of files in these formats."""
     for name, parameter in made.reference.named_parameters():
         kind = projector if seen(clean(name)) else text
         parameter.data = torch.from_numpy(
@@ -87,7 +87,7 @@ def rounded(made: Subject, text: str, projector: str) -> None:
 
 
 def stored(tensor: Tensor, kind: str) -> tuple[Any, GGMLQuantizationType]:
-    """A tensor's bytes and their type: vectors, and rows of no whole blocks, stay float32."""
+    """Return a tensor's bytes and type. Vectors and rows of partial blocks stay float32."""
     found = GGMLQuantizationType[kind]
     block, _ = gguf.GGML_QUANT_SIZES[found]
     if tensor.dim() < 2 or tensor.shape[-1] % block:

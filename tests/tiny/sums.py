@@ -1,4 +1,4 @@
-"""A language model without weights: the next token is a sum over all tokens that a row sees.
+"""A language model without weights: the next token is a sum over all tokens a row attends to.
 
 `SumModel` keeps its terms in the slots of a real cache layout, so it continues a text correctly
 only where every row is written to the right slot and sees the right ones. `next_tokens` gives the
@@ -29,7 +29,7 @@ TARGET = Target(device=CPU, dtype=torch.float32)
 
 
 class SumPages(Pages):
-    """Pages whose terms lie in one tensor [blocks * block] per layer."""
+    """Cache pages with one tensor of terms [blocks * block] per layer."""
 
     def allocate(self, blocks: int) -> None:
         self.terms = [
@@ -48,9 +48,9 @@ def sum_pages(blocks: int, window: int = 0) -> CacheGroup:
 
 
 class SumModel:
-    """Two axes of positions; adapters add 1000 times their row of the mixture table to each term.
+    """A model with two axes of positions. Adapters add 1000 times their mixture row to each term.
 
-    `steps` are those it was called with, in order.
+    `steps` are the steps of all calls, in order.
     """
 
     axes = 2
@@ -60,7 +60,7 @@ class SumModel:
         self.encoded: list[int] = []
 
     def hidden(self, step: Step) -> Tensor:
-        """Sums [T, 1] of the terms that each row sees."""
+        """Return sums [T, 1] of the terms that each row attends to."""
         self.steps.append(step)
         assert step.positions.shape == (self.axes, len(step.tokens))
         terms = step.tokens * (step.positions[0] + 1) + 7 * step.positions[1]
@@ -95,7 +95,7 @@ class SumModel:
 def next_tokens(
     prompt: Sequence[int], count: int, *, row: int = 0, features: Mapping[int, int] | None = None
 ) -> list[int]:
-    """The tokens that follow a prompt; `features` are added to the terms of its tokens."""
+    """Return the continuation of a prompt. `features` are added to the terms of its tokens."""
     tokens, added = list(prompt), features or {}
     for _ in range(count):
         terms = [t * (i + 1) + 7 * i + 1000 * row + added.get(i, 0) for i, t in enumerate(tokens)]
@@ -125,7 +125,7 @@ def runner_of(
 
 
 def engine_of(runner: ModelRunner, *, rows: int = 16, lag: int = 0) -> Engine:
-    """An engine over a runner, in steps of `rows` rows that are read `lag` steps late."""
+    """Return an engine over a runner with steps of `rows` rows, read `lag` steps late."""
     scheduler = Scheduler(
         runner.blocks,
         runner.features,

@@ -1,4 +1,4 @@
-"""Adapters of PEFT on tiny references, saved as PEFT saves them, and ours over the same base."""
+"""PEFT adapters on tiny references, saved by PEFT, and ostro's adapters over the same base."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from ostro.plugins.conformance.parity import MASKED, Subject
 from ostro.plugins.conformance.weights import SEED
 
 BAR = 1e-5
-"""The most that ours may differ from PEFT's answer, as a share of its norm, in float32."""
+"""Largest relative deviation from PEFT's output, in float32."""
 
 FELT = 0.05
-"""The least that an adapter must change, as a share of its answer."""
+"""Smallest relative change of the output by an adapter."""
 
 RED = 10 * BAR
-"""The least that a mutant must differ."""
+"""Smallest relative deviation of a mutant."""
 
 Names = Sequence[str] | Mapping[str, float]
-"""Adapters, each as it is, or by so much of it."""
+"""Names of adapters, or scales by name."""
 
 
 def train(model: Any, folder: Path, *, seed: int = SEED, std: float = 0.2, **config: Any) -> Any:
@@ -46,7 +46,7 @@ def train(model: Any, folder: Path, *, seed: int = SEED, std: float = 0.2, **con
 
 
 def wrap(model: Any, folder: Path, *, seed: int = SEED, std: float = 0.2, **config: Any) -> Any:
-    """As `train`, with PEFT's wrapper, which looks for invocations."""
+    """As `train`, with PEFT's wrapper, which finds the invocation tokens of aLoRA."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PEFT warns of is what is tested
         made = peft.get_peft_model(deepcopy(model), peft.LoraConfig(**config)).eval()
@@ -95,7 +95,7 @@ class Shelf:
         self.registry = registry
 
     def load(self, name: str, folder: Path) -> LoadedAdapter:
-        """Have a name go to the adapter of a folder. Raises AdapterError."""
+        """Register the adapter of a folder under a name. Raises AdapterError."""
         ended = threading.Event()
         self.registry.wake = ended.set
         self.registry.load("load", name, str(folder), inplace=True)
@@ -106,7 +106,7 @@ class Shelf:
         return self.registry.store.adapters[self.registry.find(name).generation or ""]
 
     def mixture(self, names: Names, tokens: Sequence[int] = ()) -> Mixture:
-        """Adapters that have been read, as a request with these tokens asks for them."""
+        """Return the mixture of loaded adapters for a request with these tokens."""
         scales = names if isinstance(names, Mapping) else dict.fromkeys(names, 1.0)
         return self.registry.mixture(
             [AdapterRef(name=n, scale=s) for n, s in scales.items()], tokens
@@ -114,7 +114,7 @@ class Shelf:
 
     @contextmanager
     def held(self, names: Names, tokens: Sequence[int] = ()) -> Iterator[MixtureLease]:
-        """Adapters on the device."""
+        """Hold a mixture on the device within the block."""
         adapter_pool = self.registry.store.adapter_pool
         held = adapter_pool.acquire(self.mixture(names, tokens))
         assert held is not None, "there is room"
@@ -125,14 +125,14 @@ class Shelf:
 
 
 class Served(Shelf):
-    """An engine over the base of a subject, and adapters that it has read."""
+    """An engine over a subject's base, with loaded adapters."""
 
     def __init__(self, subject: Subject, engine: Engine | None = None) -> None:
         self.subject, self.engine = subject, engine or subject.engine()
         super().__init__(self.engine.registry)
 
     def answer(self, example: Example, names: Names = (), rows: int = 512) -> Tensor:
-        """Logits [T, V] of an example under adapters; ids that are never said are left out."""
+        """Return logits [T, V] of an example with adapters, without masked ids."""
         prompt = example.prompt
         with self.held(names, prompt.tokens) as held:
             logits = self.engine.runner.logits(
@@ -145,7 +145,7 @@ class Served(Shelf):
         return logits[:, : 1 + int((logits.amax(0) > MASKED).nonzero().max())]
 
     def states(self, names: Names = ()) -> Tensor:
-        """An encoder's states [T, d] of its text, or its scores [1, labels], under adapters."""
+        """Return an encoder's states [T, d] or scores [1, labels] with adapters."""
         runner, subject = self.engine.runner, self.subject
         with self.held(names) as held, torch.inference_mode():
             hidden, step = runner.hidden([subject.prompt], [subject.kinds], [held])
@@ -154,7 +154,7 @@ class Served(Shelf):
         return hidden.float()
 
     def greedy(self, asked: Sequence[tuple[Example, Names]], count: int) -> list[list[int]]:
-        """Greedy continuations of examples, each under adapters of its own, in one batch."""
+        """Return greedy continuations of examples in one batch, each with its own adapters."""
         rules = Sampling(temperature=0, max_tokens=count, ignore_eos=True)
         for i, (example, names) in enumerate(asked):
             prompt = example.prompt
@@ -173,12 +173,12 @@ class Served(Shelf):
 
 
 def wrapped(subject: Subject, model: Any) -> Subject:
-    """The subject whose truth is what a model with an adapter says."""
+    """Return a subject whose reference is a model with an adapter."""
     return replace(subject, reference=model)
 
 
 def distance(ours: Tensor, truth: Tensor) -> float:
-    """|ours - truth| as a share of |truth|; infinite where it is no number."""
+    """Return |ours - truth| / |truth|, infinite for NaN."""
     assert ours.shape == truth.shape, f"{ours.shape = } {truth.shape = }"
     share = float((ours - truth).norm() / truth.norm())
     return share if share == share else float("inf")

@@ -1,4 +1,4 @@
-"""A Qwen2.5-VL folder that can be served: random weights, control tokens, a template with media."""
+"""A servable Qwen2.5-VL folder: random weights, control tokens, a template with media."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEES = {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 4096}}
 
 
 def make_vision(folder: Path, **sees: Any) -> Path:
-    """Write the folder and return it; `sees` are keys of its preprocessor_config.json."""
+    """Write the folder and return it. `sees` are fields of its preprocessor_config.json."""
     import transformers
 
     text = {**TEXT, "vocab_size": 320, "max_position_embeddings": 2048, "eos_token_id": 301}
@@ -56,7 +56,7 @@ def make_vision(folder: Path, **sees: Any) -> Path:
 
 
 def answer(model: LocalModel, text: str, *pixels: np.ndarray[Any, Any], count: int = 12) -> str:
-    """What a model says after a text with placeholders, token by token from its logits alone.
+    """Return a model's greedy answer to a text with placeholders, computed from logits only.
 
     `pixels` are images [h, w, 3], or videos [f, h, w, 3] of ten frames per second.
     """

@@ -1,4 +1,4 @@
-"""A Whisper folder that can be served: random weights, every control token, short windows."""
+"""A servable Whisper folder: random weights, all control tokens, short windows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GENERATION: dict[str, Any] = {
 
 
 def make_tokenizer(seconds: int = 1) -> Tokenizer:
-    """Bytes, the control tokens, and the times of a window."""
+    """Return a tokenizer of bytes, the control tokens, and the timestamps of a window."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,7 +57,7 @@ def make_tokenizer(seconds: int = 1) -> Tokenizer:
 def make_whisper(
     folder: Path, seed: int = 0, *, seconds: int = 1, **generation: Any
 ) -> WhisperForConditionalGeneration:
-    """Write the folder of a model that hears so many seconds at a time; gives transformers' own."""
+    """Write a folder with windows of `seconds`. Return transformers' model."""
     rows = 50 * seconds
     config: dict[str, Any] = {**TINY, "begin_suppress_tokens": None}
     config |= {"vocab_size": TIMES + rows + 1, "max_source_positions": rows}
@@ -75,7 +75,7 @@ def make_whisper(
 
 
 def sound(seconds: float, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Tones that change twice a second, in noise: float32 at 16 kHz."""
+    """Return noisy tones that change twice a second: float32 at 16 kHz."""
     random, n = np.random.default_rng(seed), int(16000 * seconds)
     pitches = random.uniform(100, 4000, n // 8000 + 1).repeat(8000)[:n]
     tone = np.sin(np.cumsum(pitches) * 2 * np.pi / 16000)
@@ -87,7 +87,7 @@ def sound(seconds: float, seed: int = 0) -> np.ndarray[Any, Any]:
 def reference_segments(
     model: WhisperForConditionalGeneration, spectrum: np.ndarray[Any, Any], **how: Any
 ) -> list[dict[str, Any]]:
-    """What transformers makes of a spectrum [bins, frames]: start, end and tokens."""
+    """Return transformers' segments of a spectrum [bins, frames]: start, end and tokens."""
     features = torch.from_numpy(spectrum)[None]
     found = model.generate(features, return_timestamps=True, return_segments=True, **how)
     return [

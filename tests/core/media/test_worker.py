@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import soundfile
-from tiny.inputs import hostile, left_behind
+from tiny.inputs import hostile, leaked_shared_memory
 from tiny.pictures import picture, saved
 from tiny.vision import IDS, make_vision
 
@@ -61,7 +61,7 @@ def raw(folder: Path) -> dict[str, Any]:
 @pytest.fixture
 def make(folder: Path, raw: dict[str, Any]) -> Iterator[Make]:
     """Open workshops; none of them leaves anything in shared memory."""
-    before, opened = left_behind(), list[MediaWorker]()
+    before, opened = leaked_shared_memory(), list[MediaWorker]()
 
     def begin(inputs: str = "tiny.inputs:Hostile", **config: Any) -> MediaWorker:
         opened.append(MediaWorker(inputs, {**raw, **config}, folder))
@@ -71,7 +71,7 @@ def make(folder: Path, raw: dict[str, Any]) -> Iterator[Make]:
     for each in opened:
         each.close()
     gc.collect()
-    assert left_behind() == before
+    assert leaked_shared_memory() == before
 
 
 def alive(pid: int | None) -> bool:
@@ -109,17 +109,17 @@ def test_a_process_prepares_what_is_prepared_here(
 
 
 def test_large_arrays_stay_in_shared_memory_until_read_or_lost(make: Make) -> None:
-    before = len(left_behind())
+    before = len(leaked_shared_memory())
     prompt = good(make(), LARGE)
     array = prompt.items[0].arrays["patches"]
-    assert array.file and not array.data and len(left_behind()) == before + 1
+    assert array.file and not array.data and len(leaked_shared_memory()) == before + 1
     assert Path(array.file).stat().st_mode & 0o777 == 0o600
-    assert array.numpy().shape == (256, 96) and len(left_behind()) == before
+    assert array.numpy().shape == (256, 96) and len(leaked_shared_memory()) == before
     lost = good(make(), LARGE)
-    assert len(left_behind()) == before + 1
+    assert len(leaked_shared_memory()) == before + 1
     del lost
     gc.collect()
-    assert len(left_behind()) == before
+    assert len(leaked_shared_memory()) == before
 
 
 def test_the_worker_process_is_reused(make: Make) -> None:
@@ -165,13 +165,13 @@ def test_a_rejected_request_leaves_the_next_working(
 ) -> None:
     shop = make()
     expected = good(shop)
-    first, before = shop.pid, left_behind()
+    first, before = shop.pid, leaked_shared_memory()
     with pytest.raises(kind, match=said) as caught:
         shop.prepare(
             [PLACE, PLACE], [MediaSource("image", LARGE), MediaSource("image", hostile(deed))]
         )
     assert caught.value.param == "messages" and caught.value.status == kind.status
-    assert left_behind() == before
+    assert leaked_shared_memory() == before
     assert ("ZeroDivisionError: a bug" in capfd.readouterr().err) == (deed == "fail")
     assert good(shop) == expected
     assert (shop.pid == first) == survives
@@ -247,7 +247,7 @@ def test_room_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, folder: Path, raw: dict[str, Any]
 ) -> None:
     """A file that cannot be finished is not left, nor are those before it."""
-    before, array = left_behind(), Array.of(np.zeros(1 << 20, np.uint8))
+    before, array = leaked_shared_memory(), Array.of(np.zeros(1 << 20, np.uint8))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))
     try:
@@ -255,7 +255,7 @@ def test_room_that_is_not_there(
             array.share()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert left_behind() == before
+    assert leaked_shared_memory() == before
     share, done = Array.share, list[Array]()
 
     def once(mine: Array) -> Array:
@@ -268,4 +268,4 @@ def test_room_that_is_not_there(
     order = PrepareRequest(tokens=[PLACE], sources=[MediaSource("image", LARGE)])
     refused = answer(lambda: Inputs(raw, folder), msgspec.msgpack.encode(order))
     assert isinstance(refused, ErrorReply) and refused.kind == "InsufficientMemory"
-    assert done[0].file and left_behind() == before
+    assert done[0].file and leaked_shared_memory() == before

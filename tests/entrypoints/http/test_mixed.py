@@ -18,7 +18,7 @@ import pytest
 import soundfile
 from tiny.bert import make_bert
 from tiny.flux import make_flux
-from tiny.inputs import left_behind
+from tiny.inputs import leaked_shared_memory
 from tiny.model import make_model
 from tiny.pictures import asked, picture, shown
 from tiny.server import RunningServer, serving
@@ -151,11 +151,11 @@ def free(server: RunningServer, before: list[Path]) -> None:
         time.sleep(0.02)
     assert server.server.engine.requests == 0
     gc.collect()
-    assert left_behind() == before
+    assert leaked_shared_memory() == before
 
 
 def test_each_answer_is_the_one_it_gets_alone(server: RunningServer) -> None:
-    before = left_behind()
+    before = leaked_shared_memory()
     jobs = [(kind, i) for i in range(COUNT) for kind in KINDS]
     with ThreadPoolExecutor(len(jobs) + 2) as threads:
         leavers = [
@@ -179,7 +179,7 @@ def test_outputs_depend_on_the_input(server: RunningServer) -> None:
 
 
 def test_a_disconnect_leaves_other_requests_running(server: RunningServer) -> None:
-    before, expected = left_behind(), ask_stream(server, 0, "x")
+    before, expected = leaked_shared_memory(), ask_stream(server, 0, "x")
     with ThreadPoolExecutor(9) as threads:
         leaving = [threads.submit(leave, server, "text", f"hello {i}") for i in range(8)]
         assert same(ask_stream(server, 0, "y"), expected)
@@ -248,4 +248,4 @@ def test_images_are_generated_beside_text(tmp_path: Path) -> None:
             form = {name: draw[name] for name in ("model", "prompt", "size")}
             drawn = client.images.generate(**form, extra_body=more).data
         assert [{"b64_json": each.b64_json} for each in drawn] == ask_drawing(server, 0, "")[0]
-        free(server, left_behind())
+        free(server, leaked_shared_memory())

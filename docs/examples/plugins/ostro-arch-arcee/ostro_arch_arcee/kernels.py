@@ -1,6 +1,6 @@
-"""The squared ReLU in Triton: a program takes a stretch of one row.
+"""The squared ReLU in Triton: each program computes a block of one row.
 
-torch would read and write the widest rows of the model twice, once for each of its two operations.
+torch reads and writes the widest rows of the model twice, once for each of the two operations.
 """
 
 import torch

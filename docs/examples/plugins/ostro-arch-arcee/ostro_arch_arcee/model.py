@@ -1,4 +1,4 @@
-"""Arcee: Llama whose feed-forward is not gated, with a squared ReLU."""
+"""Arcee: Llama with an ungated feed-forward and a squared ReLU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Config(llama.Config):
 
 
 class MLP(nn.Module):
-    """down(relu(up(x))^2) (So et al. 2021); the middle is one kernel where there is a GPU."""
+    """down(relu(up(x))^2) (So et al. 2021), with one kernel for the activation on a GPU."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

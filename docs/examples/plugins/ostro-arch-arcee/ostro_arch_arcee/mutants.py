@@ -1,4 +1,4 @@
-"""Bugs of its own that the parity test of arcee must notice, beside those of any decoder."""
+"""Porting bugs of Arcee that the parity test must detect, besides those of every decoder."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from ostro import Mutant
 
 
 def activation(change: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
-    """Another activation in every feed-forward."""
+    """Replace the activation of every feed-forward."""
 
     def apply(model: Any) -> None:
         for layer in model.model.layers:

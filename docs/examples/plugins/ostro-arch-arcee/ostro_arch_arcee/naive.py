@@ -1,4 +1,4 @@
-"""The squared ReLU in plain torch, and the kernels that stand in for it.
+"""The squared ReLU in plain torch, and the list of its kernels.
 
     squared_relu(x) -> y
 
@@ -19,7 +19,7 @@ KERNELS = (
     ),
     Kernel(name="naive", call=f"{__name__}:squared_relu", deterministic=True),
 )
-"""In order of preference; the naive twin comes last."""
+"""Kernels in order of preference; the naive one is last."""
 
 
 def squared_relu(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels are interpreted where there is no GPU; that must be said before triton is imported."""
+"""Select Triton's interpreter without a GPU; this must happen before triton is imported."""
 
 from ostro.testing import interpret
 

@@ -1,4 +1,4 @@
-"""Arcee, by the kit that ostro's own architectures are tested with."""
+"""Arcee in the conformance kit."""
 
 from ostro.testing import ArchitectureTests
 

@@ -1,4 +1,4 @@
-"""The kernel against its naive twin, and compiled for GPUs that need not be here."""
+"""The interpreted kernel matches the naive one, and compiles for GPU targets without a GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The format in plain torch: w = q * scale, for each row of its own.
+"""The format in plain torch: w = q * scale, with one scale per row.
 
 q int8 [..., n, k] within -127..127, scale float32 [..., n] = max |row| / 127. A row of zeros has
 scale 0.

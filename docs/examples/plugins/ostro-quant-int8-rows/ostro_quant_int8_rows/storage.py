@@ -1,4 +1,4 @@
-"""Int8Rows: how such a weight lies in memory and multiplies."""
+"""Int8Rows: the storage of a weight with 8-bit integers and one scale per row."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ostro_quant_int8_rows import NAME, naive
 class Int8Rows(Storage):
     """A weight [n, k], or [experts, n, k]: `q` int8 of that shape, `scale` float32 without k.
 
-    `dequantize` is the verb that must be written, on which `Storage` builds the others; `rows` is
-    here because the default reads an embedding one row at a time.
+    `dequantize` is required; `Storage` implements the other methods with it. `rows` is overridden
+    because the default reads an embedding one row at a time.
     """
 
     format = NAME
@@ -27,11 +27,11 @@ class Int8Rows(Storage):
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """From a checkpoint's "weight" and "scale"; it computes in the dtype asked for."""
+        """Read a checkpoint's "weight" and "scale". Products have the dtype `stored.dtype`."""
         scale = stored.tensors["scale"].to(stored.device, torch.float32)
         if not bool(scale.isfinite().all()):
             raise stored.fault(
-                "holds what is no number; download or convert the checkpoint again", "scale"
+                "contains NaN or Inf; download or convert the checkpoint again", "scale"
             )
         return cls(stored.tensors["weight"].to(stored.device), scale, stored.dtype)
 
@@ -39,7 +39,7 @@ class Int8Rows(Storage):
     def quantize(
         cls, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None
     ) -> Self:
-        """A float weight [n, k] in this format, the only one there is, to compute in `dtype`."""
+        """Quantize a float weight [n, k]. `format` is the only one of this plugin."""
         return cls(*naive.quantize(weight), dtype)
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
@@ -58,7 +58,7 @@ class Int8Rows(Storage):
 
     @classmethod
     def fuse(cls, storages: Sequence[Int8Rows]) -> Int8Rows | None:
-        """Parts one below the other: rows are independent, so they always can be one."""
+        """Concatenate the rows of several weights. Rows are independent of each other."""
         return joined(storages, torch.cat)
 
     @classmethod
@@ -67,7 +67,7 @@ class Int8Rows(Storage):
 
 
 def joined(storages: Sequence[Int8Rows], join: Callable[[list[Tensor]], Tensor]) -> Int8Rows | None:
-    """One storage of several, if they are of one kind and compute in one dtype."""
+    """Join storages of one class and dtype; None for others."""
     if len({(type(s), s.dtype) for s in storages}) != 1:
         return None
     q, scale = join([s.q for s in storages]), join([s.scale for s in storages])

@@ -1,4 +1,4 @@
-"""The format, its storage, and a checkpoint in it: against plain torch and transformers."""
+"""The format, its storage and a checkpoint, compared with plain torch and transformers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_not_reproducible_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    """A llama whose matrices are replaced by what remains of them in this format."""
+    """A llama with dequantized weights of this format."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
     config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
     made = LlamaForCausalLM(config).eval()
@@ -71,7 +71,7 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def folder(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model as a checkpoint in this format; `model` computes with the same weights."""
+    """A checkpoint of `model` in this format, with the same dequantized weights."""
     folder = tmp_path_factory.mktemp("model")
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -108,10 +108,10 @@ def test_a_checkpoint_says_what_its_weights_say(model: LlamaForCausalLM, folder:
 
 def test_it_is_claimed_only_where_the_config_says_so(folder: Path) -> None:
     file = folder / "config.json"
-    said = file.read_text()
-    file.write_text(said.replace(NAME, "another"))
+    config = file.read_text()
+    file.write_text(config.replace(NAME, "another"))
     try:
         with pytest.raises(ostro.errors.CheckpointError, match="no installed format reads"):
             logits(folder)
     finally:
-        file.write_text(said)
+        file.write_text(config)
