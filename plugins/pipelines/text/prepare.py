@@ -104,7 +104,7 @@ class Preparer:
         room, wanted = self.model.context - len(prompt.tokens), sampling.max_tokens
         if room > 0:  # the engine refuses longer prompts
             wanted = room if wanted is None else min(wanted, room)
-        request = TokenRequest(
+        token_request = TokenRequest(
             id=token_hex(12),
             model=self.model.name,
             tokens=prompt.tokens,
@@ -116,7 +116,7 @@ class Preparer:
             positions=prompt.positions,
         )
         return PromptContinuation(
-            request,
+            token_request,
             self.tokenizer,
             stops=sampling.stop,
             keep_stop=request is not None and bool(request.include_stop_str_in_output),

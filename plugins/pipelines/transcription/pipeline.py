@@ -84,7 +84,7 @@ class Transcription:
             assert self.model.media_worker is not None, (
                 "architectures of the task transcribe have inputs"
             )
-            audio = self.model.media_worker.compute_spectrum(bytes(audio), rate)
+            audio = self.model.media_worker.listen(bytes(audio), rate)
         samples = np.asarray(audio, np.float32)
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise RequestError("expected samples float32 [n], one channel, all finite")
