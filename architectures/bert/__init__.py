@@ -1,4 +1,4 @@
-"""BERT, and the sentence encoders, rerankers and classifiers made of it."""
+"""BERT, with sentence encoders, rerankers and classifiers based on it."""
 
 from collections.abc import Iterable
 from dataclasses import replace

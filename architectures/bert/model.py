@@ -39,7 +39,7 @@ class Config(TextConfig):
 
 
 class Embeddings(nn.Module):
-    """Of tokens, places and kinds of text: positions [1 or 2, T] hold the kinds in a second row."""
+    """Token, position and token type embeddings; positions [2, T] hold token types in row 1."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Model(nn.EncoderModel):
 
 
 class Classifier(Model):
-    """Scores of labels from the first token, through BERT's pooler."""
+    """Label scores of the first token's state, after BERT's pooler."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

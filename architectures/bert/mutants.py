@@ -1,4 +1,4 @@
-"""Bugs that the parity test of BERT must notice."""
+"""Mutants of BERT: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ def pre_norm(model: nn.Model) -> None:
     each(model, Layer, change)
 
 
-def no_kinds(model: nn.Model) -> None:
+def no_token_types(model: nn.Model) -> None:
     def drop(embeddings: Embeddings) -> None:
         table = embeddings.token_type_embeddings
         forward = table.forward
@@ -60,6 +60,6 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="layer norm epsilon 0.1", apply=norm_eps, std=SMALL)
     yield Mutant(name="no activation", apply=no_activation)
     yield Mutant(name="norm before instead of after", apply=pre_norm)
-    yield Mutant(name="no embedding of the kind of text", apply=no_kinds)
+    yield Mutant(name="no token type embedding", apply=no_token_types)
     yield Mutant(name="positions off by one", apply=positions_off)
-    yield Mutant(name="rows see only what is before them", apply=causal)
+    yield Mutant(name="causal attention", apply=causal)

@@ -25,7 +25,7 @@ HUB = (
     Pair(f"{LAYER}.output.LayerNorm", f"{LAYER}.mlp_norm"),
 )
 PREFIXED = tuple(Pair(f"bert.{pair.theirs}", pair.ours) for pair in HUB)
-"""As checkpoints with a head of their own have them."""
+"""The names in checkpoints with a head."""
 
 GGUF = (
     Pair("token_embd", "embeddings.word_embeddings"),
@@ -50,7 +50,7 @@ def names(config: Config) -> Names:
 
 
 def classifier_names(config: Config) -> Names:
-    """As `names`, with the pooler that a classifier looks through."""
+    """As `names`, with the pooler of a classifier."""
     return replace(
         names(config),
         hub=(*PREFIXED, Pair("bert.pooler.dense", "pooler")),
@@ -59,9 +59,9 @@ def classifier_names(config: Config) -> Names:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json out of a GGUF file; tensors say what no key does.
+    """The config.json of a GGUF file, from its keys and tensor shapes.
 
-    Labels without names are LABEL_0 and so on, as transformers has them.
+    Labels without names are LABEL_0 and so on, as in transformers.
     """
     get = under("bert", container.metadata)
     rows = {name: info.shape[0] for name, info in container.tensors.items() if info.shape}

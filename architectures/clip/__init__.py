@@ -1,4 +1,4 @@
-"""CLIP: the text encoder, alone or with its projection, and the vision tower for others."""
+"""CLIP: the text encoder, with or without projection, and the vision encoder for other models."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """CLIP's text encoder: causal, pre-norm, with learned positions (Radford et al. 2021).
 
-Its layer is that of the vision tower as well, which `vision` has.
+The vision encoder in `vision` has the same layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ostro.errors import ConfigError
 from ostro.ops import Op, varlen_attention
 
 LEGACY_EOS = 2
-"""Configs older than transformers 4.31 name this id; the text then ends at its highest id."""
+"""The eos id in configs before transformers 4.31; the text then ends at its highest id."""
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Config(TextConfig):
 
 
 class Attention(nn.Module):
-    """Of every row to its sequence: all of it, or only what is not later."""
+    """Attention of every row to its sequence, bidirectional or causal."""
 
     def __init__(self, d: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class MLP(nn.Module):
 
 
 class Shape(Protocol):
-    """What a layer needs to know; texts' and images' configs say it alike."""
+    """The fields that a layer needs, of text and vision configs."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -126,7 +126,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, causal=causal) for _ in range(count))
 
     def forward(self, x: Tensor, step: Step) -> list[Tensor]:
-        """x [T, d] -> x and what each layer made of it, each [T, d]."""
+        """x [T, d] -> x and the output of each layer, each [T, d]."""
         states = [x]
         for layer in self.layers:
             states.append(layer(states[-1], step))
@@ -176,7 +176,7 @@ class Model(nn.EncoderModel):
         return hidden[self.ends(step)]
 
     def ends(self, step: Step) -> Tensor:
-        """The row of each text's first end-of-text token, its first row where it has none: [B]."""
+        """The row of each text's first end-of-text token, or its first row without one: [B]."""
         marks = step.tokens if self.eos == LEGACY_EOS else (step.tokens == self.eos).int()
         sizes = [stop - start for start, stop in zip(step.bounds, step.bounds[1:], strict=False)]
         texts = marks.split(sizes)
@@ -185,7 +185,7 @@ class Model(nn.EncoderModel):
 
 
 class Projected(Model):
-    """The text encoder with its projection behind the pooling."""
+    """The text encoder with a projection after the pooling."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -197,7 +197,7 @@ class Projected(Model):
 
 
 def names(config: Config) -> Names:
-    """Transformers 5 saves the bare text encoder without the "text_model" of older files."""
+    """transformers 5 saves the text encoder without the prefix "text_model" of older files."""
     embeddings = ("embeddings.token_embedding", "embeddings.position_embedding")
     parts = (*embeddings, "encoder", "final_layer_norm")
     whole = tuple(Pair(f"text_model.{part}", f"text_model.{part}") for part in parts)

@@ -1,4 +1,4 @@
-"""Bugs that the parity test of CLIP must notice."""
+"""Mutants of CLIP: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 
@@ -60,7 +60,7 @@ def last_row(model: Model) -> None:
 
 
 def shared() -> Iterator[Mutant]:
-    """What text encoder and vision tower have in common."""
+    """The mutants of text and vision encoder."""
     yield Mutant(name="scores scaled by 1.1", apply=scale)
     yield Mutant(name="causal exchanged with not causal", apply=direction)
     yield Mutant(name="gelu and quick_gelu exchanged", apply=activation)

@@ -1,4 +1,4 @@
-"""CLIP's vision tower: a vision transformer over square images, for models that see.
+"""CLIP's vision encoder: a vision transformer over square images.
 
 Reference class CLIPVisionModel of transformers. Module paths are those of the hub's checkpoints
 below `vision_model`.
@@ -68,14 +68,14 @@ class Embeddings(nn.Module):
         if pixels.shape[2:] != (self.image_size, self.image_size):
             height, width = pixels.shape[2:]
             raise RequestError(
-                f"an image of {height} x {width} pixels, where this tower takes "
+                f"an image of {height} x {width} pixels, expected "
                 f"{self.image_size} x {self.image_size}; resize it"
             )
         rows = self.rows(self.patch_embedding(pixels))
         return rows + self.position_embedding.weight.to(rows.dtype)
 
     def rows(self, patches: Tensor) -> Tensor:
-        """All rows of images by their patches [n, patches, d]."""
+        """The rows of images, from their patches [n, patches, d]."""
         return patches
 
 
@@ -92,7 +92,7 @@ class VisionEmbeddings(Embeddings):
 
 
 class Patches(nn.Module):
-    """A convolution whose stride is its size: every patch of an image by one linear map."""
+    """Patch embedding: a convolution whose stride is its kernel size."""
 
     def __init__(self, d: int, channels: int, size: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Patches(nn.Module):
 
 
 class Table(nn.Module):
-    """Learned positions that are always read whole."""
+    """Learned positions, of which all rows are used."""
 
     def __init__(self, n: int, d: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 class Tower(nn.Module):
-    """What lies below `vision_model` in a checkpoint: a vision transformer over square images."""
+    """The modules below `vision_model`: a vision transformer over square images."""
 
     embeddings: Embeddings
 
@@ -128,11 +128,11 @@ class Tower(nn.Module):
         self.post_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def enter(self, pixels: Tensor) -> Tensor:
-        """What the first layer is given: [n, rows, d]."""
+        """The input of the first layer: [n, rows, d]."""
         return self.embeddings(pixels)
 
     def forward(self, pixels: Tensor, step: Step) -> list[Tensor]:
-        """Hidden states: what enters the first layer, then the output of every layer.
+        """Hidden states: the input of the first layer, and the output of every layer.
 
         pixels [n, channels, image_size, image_size], normalised, in the dtype to compute in; step
         has a row for each image. Each state is [n, rows, d]; none is normed by `post_layernorm`.
@@ -146,7 +146,7 @@ class Tower(nn.Module):
 
 
 class VisionTower(Tower):
-    """CLIP's, whose rows begin with the class token."""
+    """CLIP's vision encoder, whose rows begin with the class token."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__(config)

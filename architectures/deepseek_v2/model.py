@@ -1,4 +1,4 @@
-"""DeepSeek-V2: latent attention, and experts of which some serve every token."""
+"""DeepSeek-V2: multi-head latent attention, and routed and shared experts."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ class Config(llama.Config):
 
     def check_router(self) -> None:
         if self.norm_topk_prob:
-            raise ConfigError("norm_topk_prob=true is not implemented: no DeepSeek-V2 has it")
+            raise ConfigError("norm_topk_prob=true is not implemented")
 
     @property
     def groups(self) -> int:
-        """Groups of experts of which only `topk_group` are looked at; 1 = no groups."""
+        """The number of expert groups, of which `topk_group` are candidates; 1 = no groups."""
         return 1 if self.topk_method == "greedy" else self.n_group or 1
 
     @property
     def scale(self) -> float:
-        """Of the scores; YaRN's second factor belongs to them and not to the rotation."""
+        """The scale of the scores, with YaRN's factor mscale_all_dim."""
         rule, scale = self.rope_parameters, (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
         if rule.get("rope_type", "default") != "default" and rule.get("mscale_all_dim"):
             scale *= (0.1 * rule["mscale_all_dim"] * math.log(max(rule["factor"], 1)) + 1) ** 2
@@ -79,7 +79,7 @@ class Config(llama.Config):
 
 
 class Router(nn.Module):
-    """Softmax over all experts; the best k of the best groups, weighted as they are."""
+    """Softmax over all experts; the top k of the best groups, without renormalisation."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Router(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Routed experts, and shared ones beside them."""
+    """Routed experts, and shared experts for every token."""
 
     def __init__(self, config: Config, router: Router) -> None:
         super().__init__()

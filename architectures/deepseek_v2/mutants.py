@@ -1,4 +1,4 @@
-"""Bugs that the parity test of DeepSeek's models must notice."""
+"""Mutants of DeepSeek's models: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 

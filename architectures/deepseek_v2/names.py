@@ -11,7 +11,7 @@ from ostro.architectures.llama import names as llama
 from ostro.architectures.mixtral.names import GATE, STACKS
 
 LAYER = "model.layers.{i}"
-HERE = f"{LAYER}.self_attn"
+ATTENTION = f"{LAYER}.self_attn"
 GGUF = (
     GATE,
     Pair("blk.{i}.exp_probs_b.bias", f"{LAYER}.mlp.gate.e_score_correction_bias"),
@@ -19,11 +19,11 @@ GGUF = (
         Pair(f"blk.{{i}}.ffn_{part}_shexp", f"{LAYER}.mlp.shared_experts.{part}_proj")
         for part in ("gate", "up", "down")
     ),
-    Pair("blk.{i}.attn_q_a", f"{HERE}.q_a_proj"),
-    Pair("blk.{i}.attn_q_a_norm", f"{HERE}.q_a_layernorm"),
-    Pair("blk.{i}.attn_q_b", f"{HERE}.q_b_proj"),
-    Pair("blk.{i}.attn_kv_a_mqa", f"{HERE}.kv_a_proj_with_mqa"),
-    Pair("blk.{i}.attn_kv_a_norm", f"{HERE}.kv_a_layernorm"),
+    Pair("blk.{i}.attn_q_a", f"{ATTENTION}.q_a_proj"),
+    Pair("blk.{i}.attn_q_a_norm", f"{ATTENTION}.q_a_layernorm"),
+    Pair("blk.{i}.attn_q_b", f"{ATTENTION}.q_b_proj"),
+    Pair("blk.{i}.attn_kv_a_mqa", f"{ATTENTION}.kv_a_proj_with_mqa"),
+    Pair("blk.{i}.attn_kv_a_norm", f"{ATTENTION}.kv_a_layernorm"),
     *llama.GGUF,
 )
 
@@ -34,14 +34,14 @@ def names(config: Config) -> ExpertNames:
     keys, values = HeadRows(heads, k + v, 0, k), HeadRows(heads, k + v, k, k + v)
     return ExpertNames(
         hub=(
-            Pair(f"{HERE}.kv_b_proj", f"{HERE}.k_b_proj", keys),
-            Pair(f"{HERE}.kv_b_proj", f"{HERE}.v_b_proj", values),
+            Pair(f"{ATTENTION}.kv_b_proj", f"{ATTENTION}.k_b_proj", keys),
+            Pair(f"{ATTENTION}.kv_b_proj", f"{ATTENTION}.v_b_proj", values),
         ),
         gguf=(
-            Pair("blk.{i}.attn_kv_b", f"{HERE}.k_b_proj", keys),
-            Pair("blk.{i}.attn_kv_b", f"{HERE}.v_b_proj", values),
-            Pair("blk.{i}.attn_k_b", f"{HERE}.k_b_proj", TransposedHeads(heads)),
-            Pair("blk.{i}.attn_v_b", f"{HERE}.v_b_proj", StackedHeads(heads)),
+            Pair("blk.{i}.attn_kv_b", f"{ATTENTION}.k_b_proj", keys),
+            Pair("blk.{i}.attn_kv_b", f"{ATTENTION}.v_b_proj", values),
+            Pair("blk.{i}.attn_k_b", f"{ATTENTION}.k_b_proj", TransposedHeads(heads)),
+            Pair("blk.{i}.attn_v_b", f"{ATTENTION}.v_b_proj", StackedHeads(heads)),
             *GGUF,
         ),
         experts=config.n_routed_experts,
@@ -50,16 +50,16 @@ def names(config: Config) -> ExpertNames:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json out of a GGUF file of V2 or V3, which both are "deepseek2".
+    """The config.json of a GGUF file of V2 or V3, which are both "deepseek2".
 
-    Where no key tells of groups of experts, llama.cpp looks at all of them, and so is done here.
-    Where none tells how they are scored, V3 is known by the bias of its router.
+    Without a key for expert groups all experts are candidates, as in llama.cpp. Without a key for
+    the scoring function, the router's bias identifies V3.
     """
     get = llama.under("deepseek2", container.metadata)
-    turned = get("rope.dimension_count", 64)
+    rope_dim = get("rope.dimension_count", 64)
     key = get("attention.key_length_mla", get("attention.key_length"))
-    if isinstance(key, int) and isinstance(turned, int):
-        key -= turned
+    if isinstance(key, int) and isinstance(rope_dim, int):
+        key -= rope_dim
     groups = get("expert_group_count", 1)
     balanced = any(name.endswith(".exp_probs_b.bias") for name in container.tensors)
     scoring = get("expert_gating_func", 2 if balanced else 1)
@@ -67,7 +67,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "num_key_value_heads": get("attention.head_count"),
         "q_lora_rank": get("attention.q_lora_rank"),
         "kv_lora_rank": get("attention.kv_lora_rank"),
-        "qk_rope_head_dim": turned,
+        "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": key,
         "v_head_dim": get("attention.value_length_mla", get("attention.value_length")),
         "first_k_dense_replace": get("leading_dense_block_count", 0),
@@ -88,13 +88,15 @@ def gguf_config(container: Container) -> dict[str, Any]:
         **llama.gguf_config(container),
         **sizes,
         **routing,
-        "rope_parameters": rope_parameters(container, get, turned),
+        "rope_parameters": rope_parameters(container, get, rope_dim),
     }
 
 
-def rope_parameters(container: Container, get: llama.Get, turned: int) -> dict[str, Any]:
-    """The multiplier of this family is a tenth of the others', and `mscale` is mscale_all_dim."""
-    rule = llama.rope_parameters(container, get, turned)
+def rope_parameters(container: Container, get: llama.Get, rope_dim: int) -> dict[str, Any]:
+    """The rope parameters; this family's multiplier is stored times 0.1, `mscale` is
+    mscale_all_dim.
+    """
+    rule = llama.rope_parameters(container, get, rope_dim)
     if rule.get("mscale_all_dim"):
         rule["mscale"] = rule["mscale_all_dim"] = rule["mscale_all_dim"] / 0.1
     return rule

@@ -7,9 +7,9 @@ from ostro import Architecture, hookimpl
 from ostro.architectures.deepseek_v2 import TINY as V2
 from ostro.architectures.deepseek_v2 import WIDE as V2_WIDE
 
-LESS = ("topk_method",)
-TINY = {k: v for k, v in V2.items() if k not in LESS} | {"n_shared_experts": 1}
-WIDE = {k: v for k, v in V2_WIDE.items() if k not in LESS} | {"n_shared_experts": 1}
+DROPPED = ("topk_method",)
+TINY = {k: v for k, v in V2.items() if k not in DROPPED} | {"n_shared_experts": 1}
+WIDE = {k: v for k, v in V2_WIDE.items() if k not in DROPPED} | {"n_shared_experts": 1}
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""DeepSeek-V3: V2 with a router that scores by sigmoid and balances by a bias (2024)."""
+"""DeepSeek-V3: V2 with sigmoid routing and a load-balancing bias (2024)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Config(v2.Config):
     rope_interleave: bool = True
 
     def check_router(self) -> None:
-        """Weights may be made to sum to one here."""
+        """V3 implements norm_topk_prob."""
 
 
 class Router(v2.Router):
-    """The bias takes part in the choice, not in the weights."""
+    """Sigmoid scores; the bias affects the selection of experts, not their weights."""
 
     def __init__(self, config: v2.Config) -> None:
         super().__init__(config)
@@ -49,7 +49,7 @@ class Block(v2.Block):
 
     @staticmethod
     def rope(config: Config) -> nn.Rope:
-        """Queries and keys turn alike, so that only which dimensions are a pair is seen."""
+        """The rope of V2, with pairs as in `rope_interleave`."""
         rope = v2.Block.rope(config)
         rope.interleaved = config.rope_interleave
         return rope

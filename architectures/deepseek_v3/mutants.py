@@ -1,4 +1,4 @@
-"""Bugs that the parity test of DeepSeek-V3 must notice."""
+"""Mutants of DeepSeek-V3: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 
@@ -15,5 +15,5 @@ def no_bias(model: nn.Model) -> None:
 
 def mutants() -> Iterator[Mutant]:
     yield from v2()
-    yield Mutant(name="the bias has no part in the choice", apply=no_bias)
+    yield Mutant(name="no bias in the selection", apply=no_bias)
     yield set_router(sums_to_one=False)

@@ -10,7 +10,7 @@ from ostro.architectures.deepseek_v3.model import Config
 
 
 def names(config: Config) -> ExpertNames:
-    """The layers that predict further tokens, which follow the last one, are not used."""
+    """As V2; the multi-token prediction layers after the last layer are ignored."""
     last, found = config.num_hidden_layers, v2.names(config)
     further = (f"model.layers.{last}.{{any}}", f"blk.{last}.{{any}}")
     return replace(found, ignore=(*found.ignore, *further))

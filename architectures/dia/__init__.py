@@ -1,4 +1,4 @@
-"""Dia 1.6B: dialogues spoken from text."""
+"""Dia 1.6B: speech of dialogues from text."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -56,7 +56,7 @@ CODEC = {
     "codebook_dim": 6,
     "sampling_rate": 800,
 }
-"""A tiny codec, which lies in a folder of its own."""
+"""A tiny codec, whose checkpoint is a separate folder."""
 
 
 @hookimpl

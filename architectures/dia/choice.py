@@ -1,7 +1,7 @@
-"""How Dia chooses the codes of a frame: guidance, which ends are taken, and a draw per channel.
+"""Sampling of the codes of a frame: guidance, filtering of end tokens, one sample per channel.
 
-Ho & Salimans 2022 for guidance without a classifier; what is done with it here follows Nari Labs,
-as in transformers' DiaClassifierFreeGuidanceLogitsProcessor and DiaEOSChannelFilterLogitsProcessor.
+Classifier-free guidance is that of Ho & Salimans 2022, in the variant of Nari Labs, as in
+transformers' DiaClassifierFreeGuidanceLogitsProcessor and DiaEOSChannelFilterLogitsProcessor.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from ostro.ops import sample as draw
 
 @dataclass
 class Rules:
-    """How one speech is drawn. Each channel is a row of `draw`, at a position of its own."""
+    """The sampling parameters of one request; each channel is a row of the sampler."""
 
     guidance: float
     top_k: int
     draw: draw.Draw
 
     @classmethod
-    def of(cls, asked: Speech, channels: int, device: torch.device) -> Rules:
+    def of(cls, request: Speech, channels: int, device: torch.device) -> Rules:
         def each(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((channels,), value, dtype=dtype, device=device)
 
         rules = draw.Draw(
-            temperature=each(asked.temperature, torch.float32),
-            # Those of the guided logits are kept before; this is for speech without guidance.
-            top_k=each(asked.top_k, torch.int32),
-            top_p=each(asked.top_p, torch.float32),
+            temperature=each(request.temperature, torch.float32),
+            # with guidance, `guided` applies the top-k; this is for requests without
+            top_k=each(request.top_k, torch.int32),
+            top_p=each(request.top_p, torch.float32),
             min_p=each(0.0, torch.float32),
             typical=each(1.0, torch.float32),
-            seed=each(asked.seed, torch.int64),
+            seed=each(request.seed, torch.int64),
             position=torch.arange(channels, device=device),
-            greedy=asked.temperature == 0,
+            greedy=request.temperature == 0,
         )
-        return cls(asked.guidance, asked.top_k, rules)
+        return cls(request.guidance, request.top_k, rules)
 
 
 class Choice(nn.Module):
-    """Draws codes; it has no weights."""
+    """Samples codes; it has no weights."""
 
     def __init__(self, eos: int) -> None:
         super().__init__()
@@ -53,9 +53,9 @@ class Choice(nn.Module):
         self.draw = Op(draw.KERNELS)
 
     def forward(self, logits: Tensor, rules: Rules) -> Tensor:
-        """logits [n, channels, V], n = 2 where there is guidance -> codes [channels] int64.
+        """logits [n, channels, V], n = 2 with guidance -> codes [channels] int64.
 
-        The place in the speech that is drawn counts up with every call.
+        Every call advances the position of the sampler.
         """
         scores = logits.float()
         kept = guided(scores, rules) if len(scores) == 2 else scores[0]
@@ -64,9 +64,9 @@ class Choice(nn.Module):
         return codes
 
     def ends(self, scores: Tensor) -> Tensor:
-        """scores [channels, V] with the end of the first channel alone where it is the best.
+        """Mask the special codes of scores [channels, V].
 
-        Nowhere else is an end left, and no other mark.
+        Only the first channel keeps its end code, and only if it has the highest score.
         """
         scores = scores.clone()
         scores[:, self.eos + 1 :] = -torch.inf
@@ -78,10 +78,9 @@ class Choice(nn.Module):
 
 
 def guided(scores: Tensor, rules: Rules) -> Tensor:
-    """scores [2, channels, V], with the text and without it -> [channels, V].
+    """Apply guidance to scores [2, channels, V], with and without the text -> [channels, V].
 
-    What the text changes is exaggerated. With a top-k, that only says which k are kept, with the
-    scores that they have with the text.
+    With a top-k, guidance selects the k codes, which keep their scores with the text.
     """
     told, untold = scores
     far = told + rules.guidance * (told - untold)

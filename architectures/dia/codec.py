@@ -1,7 +1,7 @@
 """DAC's decoder: codes of several codebooks to samples (Kumar et al. 2023).
 
-Reference class DacModel of transformers, whose names the modules have. Everything stays in float32:
-rounded weights are heard as noise.
+Reference class DacModel of transformers, whose names the modules have. All weights stay in float32:
+rounding them causes audible noise.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ostro.architectures.dia.config import CodecConfig
 
 DILATIONS = (1, 3, 9)
 WIDTH = 7
-"""Taps of the convolutions that do not resample."""
+"""The kernel size of convolutions that do not resample."""
 
 PIECE = 128
-"""Frames that are decoded at once: a bit more than a second at 44.1 kHz."""
+"""Frames per piece: about 1.5 s at 44.1 kHz."""
 
 
 class Conv(torch.nn.Conv1d):
-    """A convolution that keeps the length."""
+    """A convolution with padding that keeps the length."""
 
     def __init__(self, n_in: int, n_out: int, width: int = WIDTH, *, dilation: int = 1) -> None:
         super().__init__(n_in, n_out, width, dilation=dilation, padding=width // 2 * dilation)
@@ -32,7 +32,7 @@ class Conv(torch.nn.Conv1d):
 
 
 class Upsample(torch.nn.ConvTranspose1d):
-    """A convolution that makes `stride` samples, an even number, of each."""
+    """A transposed convolution that multiplies the length by `stride`, an even number."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__(n_in, n_out, 2 * stride, stride=stride, padding=stride // 2)
@@ -40,7 +40,7 @@ class Upsample(torch.nn.ConvTranspose1d):
 
 
 class Snake(nn.Module):
-    """x + sin(alpha x)^2 / alpha, each channel with an alpha of its own (Ziyin et al. 2020)."""
+    """x + sin(alpha x)^2 / alpha, with an alpha per channel (Ziyin et al. 2020)."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """From n_in channels to half as many, `stride` times as long."""
+    """Halves the channels and multiplies the length by `stride`."""
 
     def __init__(self, n_in: int, stride: int) -> None:
         super().__init__()
@@ -125,9 +125,9 @@ class Codec(nn.Module):
         return self.decoder(self.quantizer(codes))[:, 0]
 
     def decode_pieces(self, codes: Tensor) -> Iterator[Tensor]:
-        """The samples of `decode`, in pieces of bounded work, one after the other.
+        """The samples of `decode`, in consecutive pieces of bounded work.
 
-        Every piece is decoded with as many frames around it as its samples depend on.
+        Each piece is decoded with the neighbouring frames on which its samples depend.
         """
         length, around, hop = codes.shape[2], reach(self.config), self.config.hop
         for start in range(0, length, PIECE):
@@ -138,12 +138,12 @@ class Codec(nn.Module):
 
     @staticmethod
     def pieces(length: int) -> int:
-        """How many pieces `decode_pieces` makes of so many frames."""
+        """The number of pieces of `decode_pieces` for `length` frames."""
         return -(-length // PIECE)
 
 
 def reach(config: CodecConfig) -> int:
-    """How many frames away a frame may be whose codes a sample depends on."""
+    """The receptive field of a sample in frames, to each side."""
     half, rate = WIDTH // 2, 1
     frames = float(half)
     for stride in config.downsampling_ratios[::-1]:

@@ -1,4 +1,4 @@
-"""Dia's configs: of its text encoder, of the decoder that writes codes, and of the codec."""
+"""Dia's configs: text encoder, decoder of codes, and codec."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TRAINING = (
     "commitment_loss_weight codebook_loss_weight quantizer_dropout frame_rate hidden_size "
     "hop_length upsampling_ratios"
 ).split()
-"""Keys of a codec that say how it was trained, or follow from others."""
+"""Keys of a codec on training, or that follow from others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TextConfig):
-    """Of DiaEncoder. Files leave out what is as in Dia 1.6B."""
+    """The config of DiaEncoder; defaults are those of Dia 1.6B."""
 
     vocab_size: int = 256
     hidden_size: int = 1024
@@ -40,7 +40,7 @@ class EncoderConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(EncoderConfig):
-    """Of DiaDecoder. Ids of codes lie below `eos_token_id`, the marks from there on."""
+    """The config of DiaDecoder. Ids below `eos_token_id` are codes, the others special."""
 
     vocab_size: int = 1028
     hidden_size: int = 2048
@@ -79,7 +79,7 @@ class DecoderConfig(EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig(ModelConfig):
-    """Of DacModel. Files leave out what is as in the codec for 16 kHz."""
+    """The config of DacModel; defaults are those of the codec for 16 kHz."""
 
     encoder_hidden_size: int = 64
     downsampling_ratios: tuple[int, ...] = (2, 4, 8, 8)
@@ -123,9 +123,9 @@ class CodecConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelConfig):
-    """Of DiaForConditionalGeneration, with that of the codec, which lies in another folder.
+    """The config of DiaForConditionalGeneration, and of the codec, from another folder.
 
-    delay_pattern: how many frames each channel is later than the first.
+    delay_pattern: the delay of each channel relative to the first, in frames.
     """
 
     encoder_config: EncoderConfig = field(default_factory=EncoderConfig)
@@ -136,7 +136,7 @@ class Config(ModelConfig):
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         values = super().derive(raw, values)
-        # The first files name the marks here, and not in the decoder's config.
+        # early files have the special ids here instead of in the decoder's config
         marks = {name: raw[name] for name in SPECIAL if isinstance(raw.get(name), int)}
         if marks:
             values["decoder_config"] = replace(
@@ -146,7 +146,7 @@ class Config(ModelConfig):
 
     @property
     def max_position_embeddings(self) -> int:
-        """The longer of the two contexts; each side keeps to its own."""
+        """The larger context of encoder and decoder; each has its own limit."""
         sides = self.encoder_config, self.decoder_config
         return max(side.max_position_embeddings for side in sides)
 
@@ -161,7 +161,7 @@ class Config(ModelConfig):
             (decoder.eos_token_id, self.codec.codebook_size, "the codes of a codebook"),
         ):
             if ours != theirs:
-                raise ConfigError(f"the decoder is made for {ours}, not for {theirs}, {what}")
+                raise ConfigError(f"the decoder has {ours}, expected {theirs}, {what}")
         longest = decoder.max_position_embeddings - 2
         if delays[0] != 0 or not all(0 <= delay < longest for delay in delays):
             raise ConfigError(

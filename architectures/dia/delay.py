@@ -1,8 +1,8 @@
-"""The delay pattern: each channel of a frame is written some places after the first channel.
+"""The delay pattern: each channel of a frame is generated some positions after the first.
 
-So a channel sees the coarser ones of its own frame (Copet et al. 2023, MusicGen). Place 0 holds the
-mark of the beginning, as do the places before a channel's first code; a channel ends with its mark
-of the end, as much later than the first channel as it began, and is padded from there on.
+A channel thus depends on the coarser channels of its own frame (Copet et al. 2023, MusicGen).
+Position 0 and the positions before a channel's first code hold the bos code. A channel ends with
+the eos code, as much later than the first channel as it began, followed by padding.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ostro.architectures.dia.config import Config
 
 
 class Delayed:
-    """The codes of one speech as the decoder writes them: [places, channels] int64."""
+    """The codes of one request, with delays: [positions, channels] int64."""
 
     def __init__(self, config: Config, frames: int, device: torch.device) -> None:
-        """Room for `frames` at most."""
+        """Allocates at most `frames` frames."""
         decoder = config.decoder_config
         self.bos, self.eos, self.pad = (
             torch.tensor(mark, device=device)
@@ -28,11 +28,11 @@ class Delayed:
         self.length = frames + self.longest + 2
         shape = (self.length, decoder.num_channels)
         self.codes = torch.full(shape, decoder.bos_token_id, device=device)
-        # Where the first channel ends; it stays on the device, so that writing need not wait.
+        # the end of the first channel stays on the device: `put` needs no host sync
         self.end = torch.tensor(frames + 1, device=device)
 
     def put(self, place: int, drawn: Tensor) -> None:
-        """Write a place: codes [channels] as drawn, but for the marks that belong there."""
+        """Write a position: the sampled codes [channels], with special codes where they belong."""
         ends = self.end.clamp(max=place)
         self.end = torch.where(drawn[0] == self.eos, ends, self.end)
         since = place - self.end - self.delays
@@ -40,10 +40,10 @@ class Delayed:
         self.codes[place] = torch.where(self.delays >= place, self.bos, codes)
 
     def ended(self, place: int) -> bool:
-        """Whether every channel has ended at a place or before it."""
+        """Whether every channel has ended at a position or before it."""
         return place >= int(self.end) + self.longest
 
     def frames(self) -> Tensor:
-        """The codes without delays and marks: [channels, frames]."""
+        """The codes without delays and special codes: [channels, frames]."""
         places = torch.arange(1, int(self.end), device=self.codes.device)
         return self.codes.gather(0, places[:, None] + self.delays).t()

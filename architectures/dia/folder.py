@@ -1,4 +1,4 @@
-"""Where Dia's codec is: its checkpoint does not hold it, but says which it was trained with."""
+"""Locate Dia's codec, a checkpoint of its own that the processor config names."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from ostro.errors import CheckpointError
 
 BESIDE = "codec"
-"""A folder within Dia's that is taken before any other."""
+"""The subfolder with the codec, which takes precedence."""
 
 FILES = ("processor_config.json", "audio_tokenizer_config.json")
 USUAL = "descript/dac_44khz"
 
 
 def codec_of(folder: Path) -> str:
-    """The folder or the hub's name of a Dia's codec.
+    """The path or hub id of the codec of a Dia folder.
 
-    It is `codec` within its folder, or what its processor's config names. Raises CheckpointError
-    where there is neither.
+    It is the subfolder `codec`, or the one in the processor's config. Raises CheckpointError if
+    both are missing.
     """
     if (folder / BESIDE).is_dir():
         return str(folder / BESIDE)
@@ -32,13 +32,13 @@ def codec_of(folder: Path) -> str:
             within = folder / reference
             return str(within) if within.is_dir() else reference
     raise CheckpointError(
-        f"{folder.name} does not say which codec turns its codes into sound ({FILES[0]} would); "
-        f"fetch {USUAL} into {folder.name}/{BESIDE}"
+        f"{folder.name} names no codec ({FILES[0]} is missing); download {USUAL} "
+        f"into {folder.name}/{BESIDE}"
     )
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A file of JSON; empty where there is none. Raises CheckpointError where it is malformed."""
+    """A JSON file; empty if it does not exist. Raises CheckpointError if it is malformed."""
     try:
         found = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -51,5 +51,5 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def companions(folder: Path) -> Mapping[str, str]:
-    """What has to be loaded beside a folder: the codec, which comes as a model of its own."""
+    """The components to load with a folder: the codec, a model of its own."""
     return {"codec": codec_of(folder)}

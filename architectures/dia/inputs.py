@@ -1,4 +1,4 @@
-"""What Dia makes of a text: its bytes, with a number for each of two speakers; torch is not needed.
+"""Dia's inputs: the bytes of a text, with an id for each of two speakers; without torch.
 
 Reference class DiaTokenizer of transformers.
 """
@@ -16,29 +16,29 @@ from ostro.errors import RequestError
 SPEAKERS = {"S1": 1, "S2": 2}
 TAG = re.compile(r"(\[S[12]\])")
 USUAL: Mapping[str, Any] = {"temperature": 1.8, "top_p": 0.9, "top_k": 45, "guidance": 3.0}
-"""What Nari Labs suggest, where a model's generation config does not."""
+"""Nari Labs' sampling defaults, for models without a generation config."""
 
 
 class Inputs(Base):
-    def speech(self, text: str, voice: str | None, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of `Speech` for a text: as asked for, or as the model's own files suggest.
+    def speech(self, text: str, voice: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of `Speech` for a text, from `options` or the model's defaults.
 
-        `voice` is who speaks where the text does not begin with [S1] or [S2]. Raises RequestError
-        for a voice that there is not, and for text that is not Unicode.
+        `voice` is the speaker of text that does not begin with [S1] or [S2]. Raises RequestError
+        for an unknown voice, and for text that is not Unicode.
         """
         if voice is not None and voice not in SPEAKERS:
             raise RequestError(
-                f"there is no voice {voice!r:.40}: this model's speakers are "
-                f"{' and '.join(SPEAKERS)}, and sound different with every seed",
+                f"unknown voice {voice!r:.40}; expected {' or '.join(SPEAKERS)}, "
+                "which sound different with every seed",
                 param="voice",
             )
         text = text.strip()
         if not TAG.match(text):
             text = f"[{voice or 'S1'}] {text}"
-        return {**self.usual(), **asked, "tokens": encode(text)}
+        return {**self.usual(), **options, "tokens": encode(text)}
 
     def usual(self) -> dict[str, Any]:
-        """How to draw where a request does not say it."""
+        """The sampling defaults of the model."""
         said = read(self.folder / "generation_config.json")
         if said.get("do_sample") is False:
             said["temperature"] = 0.0
@@ -52,7 +52,7 @@ class Inputs(Base):
 
 
 def encode(text: str) -> list[int]:
-    """The bytes of a text in UTF-8, and the numbers of its speakers."""
+    """The UTF-8 bytes of a text, with ids in place of speaker tags."""
     try:
         parts = [part.encode() for part in TAG.split(text)]
     except UnicodeEncodeError as error:

@@ -19,7 +19,7 @@ from ostro.architectures.dia.request import Speech
 from ostro.architectures.dia.transformer import EncoderCache, Transformer
 
 STRIDE = 16
-"""Frames that are written in one slice of work."""
+"""Frames per slice of work."""
 
 
 class Model(nn.JobModel):
@@ -37,21 +37,21 @@ class Model(nn.JobModel):
 
     @property
     def context(self) -> int:
-        """The places that there are angles for."""
+        """The positions in the rope table."""
         return self.model.decoder.rope.context
 
     def work(self, request: JobRequest, step: Step) -> Iterator[Slice]:
-        """The slices of a speech whose values are the fields of `Speech`.
+        """Generate speech in slices; the request's values are the fields of `Speech`.
 
         The last has "samples" [n] float32 within -1..1 and "rate" [1] int64, samples per second.
-        The first row of `step` stands for the whole speech.
+        The first row of `step` has the adapters of the request.
         """
-        asked = Speech(**request.values)
-        asked.check(self.config, self.context)
-        track = Delayed(self.config, asked.frames(self.config, self.context), self.device)
+        speech = Speech(**request.values)
+        speech.check(self.config, self.context)
+        track = Delayed(self.config, speech.frames(self.config, self.context), self.device)
         total = 1 + -(-track.length // STRIDE) + self.codec.pieces(track.length)
         done = 0
-        for _ in self.write(asked, track, step):
+        for _ in self.write(speech, track, step):
             done += 1
             yield Slice(done=done, total=total)
         codes = track.frames()
@@ -65,12 +65,12 @@ class Model(nn.JobModel):
         rate = torch.tensor([self.config.codec.sampling_rate])
         yield Slice(done=total, total=total, arrays={"samples": torch.cat(parts), "rate": rate})
 
-    def write(self, asked: Speech, track: Delayed, step: Step) -> Iterator[None]:
-        """Fill a track, in pieces of bounded work: the text, then `STRIDE` frames each."""
-        texts = self.readings(asked)
+    def write(self, speech: Speech, track: Delayed, step: Step) -> Iterator[None]:
+        """Fill a track in slices of bounded work: the text, then `STRIDE` frames each."""
+        texts = self.readings(speech)
         step = step.rows(torch.zeros(len(texts), dtype=torch.int64, device=self.device))
         memory = self.remember(texts, track.length, step)
-        rules = Rules.of(asked, self.config.decoder_config.num_channels, self.device)
+        rules = Rules.of(speech, self.config.decoder_config.num_channels, self.device)
         yield
         for place in range(1, track.length):
             logits = self.logits(track.codes[place - 1], memory, place - 1, step)
@@ -80,18 +80,18 @@ class Model(nn.JobModel):
                 if track.ended(place):
                     return
 
-    def readings(self, asked: Speech) -> Tensor:
-        """The text, and with guidance an empty text of its length: [n, T] int64."""
-        text = torch.tensor([list(asked.tokens)], device=self.device)
-        return text if asked.guidance == 1 else torch.cat((text, torch.zeros_like(text)))
+    def readings(self, speech: Speech) -> Tensor:
+        """The text, and with guidance a padding text of the same length: [n, T] int64."""
+        text = torch.tensor([list(speech.tokens)], device=self.device)
+        return text if speech.guidance == 1 else torch.cat((text, torch.zeros_like(text)))
 
     def remember(self, texts: Tensor, length: int, step: Step) -> list[EncoderCache]:
-        """What the decoder knows of texts [n, T] before `length` places are written."""
+        """Encode texts [n, T] into the decoder's caches, with space for `length` positions."""
         states = self.model.encoder(texts, step)
         return self.model.decoder.remember(states, len(texts), length, step)
 
     def logits(self, codes: Tensor, memory: list[EncoderCache], place: int, step: Step) -> Tensor:
-        """codes [channels] int64 at a place -> logits [n, channels, V] of those at the next."""
+        """codes [channels] int64 at a position -> logits [n, channels, V] of the next position."""
         n = len(memory[0].keys)
         states = self.model.decoder(codes.expand(n, -1), memory, place, step)
         logits: Tensor = self.logits_dense(states, step)

@@ -1,4 +1,4 @@
-"""Bugs that the parity tests of Dia must notice."""
+"""Mutants of Dia: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def each(model: Model, kind: type[M], change: Callable[[M], object]) -> None:
 
 
 def delays(change: Callable[[int], int]) -> Callable[[Model], None]:
-    """Every channel but the first delayed otherwise."""
+    """Change the delay of all channels but the first."""
 
     def apply(model: Model) -> None:
         first, *rest = model.config.delay_pattern
@@ -42,7 +42,7 @@ def delays(change: Callable[[int], int]) -> Callable[[Model], None]:
 
 
 def delayed_codes(model: Model) -> None:
-    """Codes decoded as they were written, later channels late."""
+    """Decode codes with their delays."""
     decode, late = model.codec.decode_pieces, model.config.delay_pattern
 
     def shifted(codes: Tensor) -> Iterator[Tensor]:
@@ -53,7 +53,7 @@ def delayed_codes(model: Model) -> None:
 
 
 def chosen(change: Callable[[Tensor, Rules], tuple[Tensor, Rules]]) -> Callable[[Model], None]:
-    """Codes chosen of other logits, or by other rules."""
+    """Change the logits or the sampling parameters."""
 
     def wrap(choice: Choice) -> None:
         forward = choice.forward
@@ -69,8 +69,8 @@ def no_filter(model: Model) -> None:
 def other_empty_text(model: Model) -> None:
     read = model.readings
 
-    def spaces(asked: Speech) -> Tensor:
-        texts = read(asked)
+    def spaces(speech: Speech) -> Tensor:
+        texts = read(speech)
         texts[1:] = 32
         return texts
 
@@ -88,14 +88,14 @@ def first_channel(model: Model) -> None:
 
 
 def scaled(kind: type[Any]) -> Callable[[Model], None]:
-    """The usual scale of the scores, which Dia does not have."""
+    """Scale the scores by 1 / sqrt(head_dim), which Dia does not do."""
     return lambda model: each(model, kind, lambda a: setattr(a, "scale", a.head_dim**-0.5))
 
 
 def values_for_keys(model: Model) -> None:
     def change(attention: CrossAttention) -> None:
         remember = attention.remember
-        attention.remember = lambda *given: remember(*given)[::-1]  # type: ignore[method-assign]
+        attention.remember = lambda *args: remember(*args)[::-1]  # type: ignore[method-assign]
 
     each(model, CrossAttention, change)
 
@@ -178,7 +178,7 @@ def mutants() -> Iterator[Mutant]:
     ):
         yield Mutant(name=f"scores of {what} scaled", apply=scaled(kind))
     yield Mutant(name="values taken for keys", apply=values_for_keys)
-    yield Mutant(name="bytes that see no later ones", apply=causal_text)
+    yield Mutant(name="causal text encoder", apply=causal_text)
     yield Mutant(name="rope theta x 50", apply=rope_theta)
     yield Mutant(name="rope pairs adjacent instead of halves", apply=rope_layout)
     yield Mutant(name="norm epsilon x 10", apply=norm_eps, std=SMALL)

@@ -1,4 +1,4 @@
-"""Dia's names: gate and up are one tensor, and a part of the codec is for hearing, not speaking."""
+"""Dia's names: gate and up are one tensor, and the codec's encoder is unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Dia is asked for: plain data, without torch."""
+"""The request of Dia: plain data, without torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """A text to be said.
+    """A text to speak.
 
-    tokens: the bytes of the text, 1 and 2 for its speakers; max_seconds of sound, None for as many
-    as the model can; top_k 0 for all; guidance: how closely the text is followed, 1 for none.
+    tokens: the bytes of the text, 1 and 2 for its speakers; max_seconds of audio, None for the
+    model's maximum; top_k 0 for all; guidance: the scale of classifier-free guidance, 1 for none.
     """
 
     tokens: Sequence[int]
@@ -30,14 +30,12 @@ class Speech:
     seed: int = 0
 
     def check(self, config: Config, context: int) -> None:
-        """Raise RequestError naming the field that the model cannot serve; it has been made ready
-        for `context` places.
-        """
+        """Raise RequestError for an invalid field; `context` is the number of positions."""
         longest = min(context, config.encoder_config.max_position_embeddings)
         if not 1 <= len(self.tokens) <= longest:
             raise RequestError(
-                f"the text has {len(self.tokens)} bytes, which are not within 1..{longest}; say it "
-                "in several parts",
+                f"the text has {len(self.tokens)} bytes, expected 1..{longest}; split the text "
+                "into several requests",
                 param="input",
             )
         vocab = config.encoder_config.vocab_size
@@ -53,7 +51,7 @@ class Speech:
             within("max_seconds", self.max_seconds, 1 / rate, self.most(config, context) / rate)
 
     def frames(self, config: Config, context: int) -> int:
-        """How many frames may be written."""
+        """The largest number of frames of the request."""
         most = self.most(config, context)
         if self.max_seconds is None:
             return most
@@ -61,17 +59,18 @@ class Speech:
 
     @staticmethod
     def most(config: Config, context: int) -> int:
-        """How many frames there is room for, with the marks around them and the delays."""
+        """The number of frames that fit the context, with special codes and delays."""
         places = min(context, config.decoder_config.max_position_embeddings)
         most = places - max(config.delay_pattern) - 1
         if most < 1:
             raise RequestError(
-                f"a context of {places} places holds no speech; load the model with a larger one"
+                f"a context of {places} positions is too short for speech; load the model with a "
+                "larger one"
             )
         return most
 
 
 def within(name: str, value: float, least: float, most: float) -> None:
-    """Raise RequestError where a number is not within its bounds (or is none)."""
+    """Raise RequestError for a number out of bounds, or NaN."""
     if not least <= value <= most:
         raise RequestError(f"{name}={value} is not within {least:g}..{most:g}", param=name)

@@ -1,8 +1,7 @@
 """Dia's transformer: bytes of text are encoded, codes are decoded frame by frame.
 
 Nari Labs 2025; reference class DiaModel of transformers, whose names the modules have. Each frame
-is one row for each reading of the text: one that sees it, and one that sees none, for guidance.
-Scores are not scaled.
+has one row with the text, and with guidance another row without it. Scores are not scaled.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from ostro.ops import Op, varlen_attention
 
 QKV = ("q_proj", "k_proj", "v_proj")
 SCALE = 1.0
-"""Of the scores: the weights have taken it in."""
+"""The scale of the scores; the weights include it."""
 
 
 @dataclass
 class EncoderCache:
-    """What one layer of the decoder remembers of n rows.
+    """The cache of one decoder layer for n rows.
 
-    keys and values [n, kv, length, d] of the frames before, text_keys and text_values [n, kv, T, d]
-    of the text.
+    keys and values [n, kv, length, d] are of earlier frames, text_keys and text_values
+    [n, kv, T, d] of the text.
     """
 
     keys: Tensor
@@ -38,7 +37,7 @@ class EncoderCache:
 
 
 class SelfAttention(nn.Module):
-    """What encoder and decoder share: rotated queries and keys of grouped heads."""
+    """Grouped-query self-attention with rope, for encoder and decoder."""
 
     def __init__(self, config: EncoderConfig, rope: nn.Rope) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ class SelfAttention(nn.Module):
 
 
 class TextAttention(SelfAttention):
-    """Every byte sees the whole text."""
+    """Bidirectional attention over a text."""
 
     def __init__(self, config: EncoderConfig, rope: nn.Rope) -> None:
         super().__init__(config, rope)
@@ -68,7 +67,7 @@ class TextAttention(SelfAttention):
 
 
 class FrameAttention(SelfAttention):
-    """Every frame sees those before it and itself."""
+    """Causal attention over frames."""
 
     def forward(self, x: Tensor, memory: EncoderCache, place: int, step: Step) -> Tensor:
         q, k, v = self.heads(x, step)
@@ -79,7 +78,7 @@ class FrameAttention(SelfAttention):
 
 
 class CrossAttention(nn.Module):
-    """Every frame sees the whole text."""
+    """Attention of frames to the text."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -102,9 +101,9 @@ class CrossAttention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """A query for each row: q [n, h, d], k and v [n, kv, T, d] -> [n, h * d].
+    """One query per row: q [n, h, d], k and v [n, kv, T, d] -> [n, h * d].
 
-    The heads of a group are taken for queries of one head.
+    The heads of a group are treated as queries of one head.
     """
     groups = q.unflatten(1, (k.shape[1], -1))
     return F.scaled_dot_product_attention(groups, k, v, scale=scale).flatten(1)
@@ -135,7 +134,7 @@ class DecoderLayer(nn.Module):
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
 
     def remember(self, states: Tensor, n: int, length: int, step: Step) -> EncoderCache:
-        """See the decoder's."""
+        """See `Decoder.remember`."""
         attention = self.self_attention
         shape = (n, attention.shares[1], length, attention.head_dim)
         text = self.cross_attention.remember(states, n, step)
@@ -177,7 +176,7 @@ class Encoder(nn.Module):
 
 
 class ChannelEmbedding(nn.Module):
-    """A frame is the sum of what its codes are, each channel having a table of its own."""
+    """The sum of the embeddings of a frame's codes, with one table per channel."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -203,13 +202,13 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
 
     def remember(self, states: Tensor, n: int, length: int, step: Step) -> list[EncoderCache]:
-        """Room for `length` frames of n rows that see the texts of states [n * T, d]."""
+        """Allocate caches of `length` frames for n rows, with texts of states [n * T, d]."""
         index = torch.arange(n, device=states.device).repeat_interleave(len(states) // n)
         layers: Any = self.layers
         return [layer.remember(states, n, length, step.rows(index)) for layer in layers]
 
     def forward(self, codes: Tensor, memory: list[EncoderCache], place: int, step: Step) -> Tensor:
-        """codes [n, channels] int64 of frame `place` -> states [n, d]; `memory` takes it in."""
+        """codes [n, channels] int64 of frame `place` -> states [n, d]; updates `memory`."""
         places = torch.full((1, len(codes)), place, device=codes.device)
         rows = replace(step, positions=places)
         x, residual = self.embeddings(codes, step), None

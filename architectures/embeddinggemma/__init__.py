@@ -6,9 +6,9 @@ from ostro import Architecture, hookimpl
 from ostro.architectures.gemma3 import TINY as GEMMA
 from ostro.architectures.gemma3 import WIDE as GEMMA_WIDE
 
-BOTH_WAYS = {"use_bidirectional_attention": True, "sliding_window": 14}
-TINY = {**GEMMA, **BOTH_WAYS}
-WIDE = {**GEMMA_WIDE, **BOTH_WAYS}
+BIDIRECTIONAL = {"use_bidirectional_attention": True, "sliding_window": 14}
+TINY = {**GEMMA, **BIDIRECTIONAL}
+WIDE = {**GEMMA_WIDE, **BIDIRECTIONAL}
 
 
 @hookimpl

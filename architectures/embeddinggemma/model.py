@@ -1,4 +1,4 @@
-"""EmbeddingGemma: Gemma 3 whose tokens see what is before and after them (Google 2025)."""
+"""EmbeddingGemma: Gemma 3 with bidirectional attention (Google 2025)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ class Config(gemma3.Config):
     def check(self) -> None:
         super().check()
         if not self.use_bidirectional_attention:
-            raise ConfigError("use_bidirectional_attention=false is no encoder; see gemma3")
+            raise ConfigError("use_bidirectional_attention=false is not an encoder; use gemma3")
         if self.attn_logit_softcapping:
-            raise ConfigError(f"attn_logit_softcapping={self.attn_logit_softcapping} is not known")
+            raise ConfigError(
+                f"attn_logit_softcapping={self.attn_logit_softcapping} is not implemented"
+            )
 
     def window(self, layer: int) -> int:
-        """Half of the positions are before a token and half after it; 0 = all."""
+        """The window of a layer, half before and half after each token; 0 = no window."""
         whole = super().window(layer)
         return whole // 2 + 1 if whole else 0
 

@@ -1,4 +1,4 @@
-"""Bugs that the parity test of EmbeddingGemma must notice."""
+"""Mutants of EmbeddingGemma: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def no_head_norms(model: nn.Model) -> None:
 def mutants() -> Iterator[Mutant]:
     yield Mutant(name="embeddings scaled by 1.05", apply=common.embedding_scale)
     yield Mutant(name="no norms on the heads", apply=no_head_norms)
-    yield Mutant(name="rows see only what is before them", apply=causal)
+    yield Mutant(name="causal attention", apply=causal)
     yield Mutant(name="window one longer", apply=window(lambda w: w + 1))
     yield Mutant(name="window one shorter", apply=window(lambda w: w - 1))
     yield Mutant(name="the whole window on both sides", apply=window(lambda w: 2 * (w - 1)))

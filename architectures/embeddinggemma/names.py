@@ -1,4 +1,4 @@
-"""EmbeddingGemma's names: those of Gemma, on the hub without the "model." before them."""
+"""EmbeddingGemma's names: those of Gemma, on the hub without the prefix "model."."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HUB = (
 
 
 def names(config: Config) -> Names:
-    """What follows the pooling (dense_2 and dense_3 of a GGUF file) is no part of the model."""
+    """Layers after the pooling (dense_2 and dense_3 in GGUF files) are not part of the model."""
     return Names(
         hub=HUB, gguf=gemma2.GGUF, ignore=(*Names.ignore, "dense_2.weight", "dense_3.weight")
     )
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Gemma 3's keys; a file of this name looks both ways."""
+    """Gemma 3's keys, with bidirectional attention."""
     return gemma3_config(container) | {"use_bidirectional_attention": True}

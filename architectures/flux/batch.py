@@ -1,4 +1,4 @@
-"""Which rows of FLUX's transformer are whose: texts and images of one sampling."""
+"""The row layout of FLUX's transformer: text and image rows of the images of one request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ostro import Step
 
 @dataclass
 class Batch:
-    """What stays the same in all steps of a sampling.
+    """The layout of n images with `text` and `image` rows each, the same in all denoising steps.
 
-    n images with `text` rows of text and `image` rows of image each; positions [3, rows] of one
-    image's text and image rows together; a step for each kind of rows.
+    positions [3, rows] are those of one image's text and image rows; there is a `Step` for each
+    kind of rows.
     """
 
     n: int
@@ -50,6 +50,6 @@ class Batch:
         return torch.cat(tuple(parts), 1).flatten(0, 1)
 
     def part(self, both: Tensor) -> tuple[Tensor, Tensor]:
-        """The two that `join` joined."""
+        """Invert `join`."""
         text, image = both.unflatten(0, (self.n, -1)).split((self.text, self.image), 1)
         return text.flatten(0, 1), image.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""FLUX's configs: one for each part of its folder, as diffusers writes them."""
+"""FLUX's configs: one per component of the pipeline folder of diffusers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ostro.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ModelConfig):
-    """Of FluxTransformer2DModel; the defaults are FLUX.1's. `in_channels` counts packed latents."""
+    """The config of FluxTransformer2DModel, with FLUX.1's defaults; `in_channels` is of packed
+    latents.
+    """
 
     patch_size: int = 1
     in_channels: int = 64
@@ -42,7 +44,7 @@ class TransformerConfig(ModelConfig):
         if self.patch_size != 1 or self.out_channels not in (None, self.in_channels):
             raise ConfigError(
                 f"patch_size={self.patch_size} and out_channels={self.out_channels} are not "
-                "implemented: FLUX gives back what it takes, in patches made before it"
+                "implemented: FLUX packs latents outside of the transformer"
             )
         axes = self.axes_dims_rope
         if len(axes) != 3 or sum(axes) != self.attention_head_dim or any(a % 2 for a in axes):
@@ -54,7 +56,7 @@ class TransformerConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class VAEConfig(ModelConfig):
-    """Of AutoencoderKL, as FLUX uses it: without the convolutions around the latents."""
+    """The config of AutoencoderKL, without convolutions around the latents."""
 
     in_channels: int = 3
     out_channels: int = 3
@@ -94,7 +96,7 @@ class VAEConfig(ModelConfig):
         if (self.in_channels, self.out_channels) != (3, 3) or not self.scaling_factor > 0:
             raise ConfigError(
                 f"in_channels={self.in_channels}, out_channels={self.out_channels}, "
-                f"scaling_factor={self.scaling_factor} do not make images of red, green and blue"
+                f"scaling_factor={self.scaling_factor} are not those of RGB images"
             )
 
 
@@ -102,12 +104,12 @@ UNUSED = (
     "invert_sigmas shift_terminal use_karras_sigmas use_exponential_sigmas use_beta_sigmas "
     "stochastic_sampling use_flow_sigmas"
 ).split()
-"""Switches of the scheduler that FLUX leaves off."""
+"""Switches of the scheduler that FLUX does not use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig(ModelConfig):
-    """Of FlowMatchEulerDiscreteScheduler."""
+    """The config of FlowMatchEulerDiscreteScheduler."""
 
     num_train_timesteps: int = 1000
     shift: float = 1.0
@@ -142,7 +144,7 @@ class SchedulerConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelConfig):
-    """The whole folder: every field is the config of the part of that name."""
+    """The config of a pipeline folder; every field is that of the component of that name."""
 
     transformer: TransformerConfig
     vae: VAEConfig
@@ -152,7 +154,7 @@ class Config(ModelConfig):
 
     @property
     def cell(self) -> int:
-        """Pixels per row of the transformer along each side; images are multiples of it."""
+        """Pixels per transformer row along each side; image sizes are multiples of it."""
         return 2 * self.vae.factor
 
     def check(self) -> None:
@@ -164,4 +166,4 @@ class Config(ModelConfig):
             (transformer.joint_attention_dim, self.text_encoder_2.d_model, "text_encoder_2"),
         ):
             if ours != theirs:
-                raise ConfigError(f"the transformer takes {ours} channels, {what} gives {theirs}")
+                raise ConfigError(f"the transformer has {ours} input channels, {what} has {theirs}")

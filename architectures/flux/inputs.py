@@ -1,4 +1,4 @@
-"""What FLUX makes of a prompt: ids for CLIP and for T5, cut and padded; torch is not needed."""
+"""FLUX's inputs: token ids of a prompt for CLIP and T5, truncated and padded; without torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ostro.pipelines import Tokenizer, load_tokenizer
 
 CLIP_LENGTH = 77
 DEV, SCHNELL = 512, 256
-"""Ids of T5 that the two models were trained with."""
+"""The lengths of T5 inputs of the two models."""
 
 
 class Inputs(Base):
-    """The two tokenizers of a folder. Raises TokenizerError where one is missing or malformed."""
+    """The two tokenizers of a folder. Raises TokenizerError for a missing or malformed one."""
 
     def __init__(self, raw: Mapping[str, Any], folder: Path) -> None:
         super().__init__(raw, folder)
@@ -27,27 +27,29 @@ class Inputs(Base):
         self.t5_length = DEV if self.guided else SCHNELL
 
     def texts(self, prompt: str, second: str | None = None) -> tuple[list[int], list[int]]:
-        """Ids of CLIP and of T5 for a prompt; `second` is what T5 reads instead, if anything.
+        """Ids of CLIP and of T5 for a prompt; `second` replaces the prompt for T5, if given.
 
-        Raises RequestError for text that is not Unicode. What is too long is cut; `cut` tells.
+        Raises RequestError for text that is not Unicode. Long prompts are truncated, see `cut`.
         """
         texts = (self.clip, prompt, self.clip_length), (self.t5, second or prompt, self.t5_length)
         clip, t5 = (fit(tokenizer, text, length) for tokenizer, text, length in texts)
         return clip, t5
 
-    def drawing(self, prompt: str, second: str | None, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The texts of one image, and its sizes; 28 steps for dev, 4 for schnell."""
+    def drawing(
+        self, prompt: str, second: str | None, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The fields of `Drawing` for one image; by default 28 steps for dev, 4 for schnell."""
         clip, t5 = self.texts(prompt, second)
         usual = {"width": 1024, "height": 1024, "steps": 28 if self.guided else 4, "guidance": 3.5}
-        return {**usual, **asked, "clip_tokens": [clip], "t5_tokens": [t5]}
+        return {**usual, **options, "clip_tokens": [clip], "t5_tokens": [t5]}
 
     def cut(self, prompt: str) -> bool:
-        """Whether T5, which reads more of it, reads only the beginning of a prompt."""
+        """Whether a prompt is truncated for T5."""
         return len(self.t5.encode(prompt)) > self.t5_length
 
 
 def fit(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
-    """The ids of a text between its marks, cut and padded to `length`."""
+    """The ids of a text with special tokens, truncated and padded to `length`."""
     ids = tokenizer.encode(text, special=False)
     room = length - len(tokenizer.prefix) - len(tokenizer.suffix)
     ids = [*tokenizer.prefix, *ids[:room], *tokenizer.suffix]
@@ -55,7 +57,7 @@ def fit(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
 
 
 def padding(tokenizer: Tokenizer) -> int:
-    """The id that fills up a text; the end of text where no other is named."""
+    """The padding id, by default the end of text."""
     named = tokenizer.special_tokens.get("pad_token")
     found = None if named is None else tokenizer.backend.token_to_id(named)
     return tokenizer.suffix[-1] if found is None else found

@@ -1,6 +1,6 @@
 """FLUX.1: text to image by a rectified flow (Black Forest Labs 2024).
 
-Reference class FluxPipeline of diffusers. The parts have the names of its folders.
+Reference class FluxPipeline of diffusers. The components have the names of its folders.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ostro.architectures.t5 import model as t5
 PREVIEW_SIDE = 32
 """Latents along the longer side of a preview."""
 
-Part = tuple[int, int, Tensor | None]
-"""(slices done, slices in all, a preview [n, h, w, 3] uint8 or None)."""
+Progress = tuple[int, int, Tensor | None]
+"""(slices done, all slices, a preview [n, h, w, 3] uint8 or None)."""
 
 
 class Model(nn.JobModel):
@@ -47,8 +47,8 @@ class Model(nn.JobModel):
         self.text_encoder_2 = t5.Model(config.text_encoder_2)
 
     def work(self, request: JobRequest, step: Step) -> Iterator[Slice]:
-        """The slices of a drawing whose values are the fields of `Drawing` but for the preview:
-        `previews` says how many there are on the way.
+        """Generate images in slices; the request's values are the fields of `Drawing`, with the
+        number of `previews` instead of their interval.
         """
         values = dict(request.values)
         previews = values.pop("previews", 0)
@@ -70,13 +70,13 @@ class Model(nn.JobModel):
                 shown = {} if preview is None else {"images": preview}
                 yield Slice(done=done, total=total, arrays=shown)
 
-    def draw(self, request: Drawing, step: Step) -> Iterator[Part | Tensor]:
-        """The whole sampling in slices of bounded work; the engine may stop between any two.
+    def draw(self, request: Drawing, step: Step) -> Iterator[Progress | Tensor]:
+        """Generate images in slices of bounded work; the engine may stop between two slices.
 
-        Yields a `Part` after the text, after every step of denoising and after every tile that the
-        decoder needs where it needs several, and last the images [n, height, width, 3] uint8.
-        `step` has a row for each image; only its mixture counts. Raises RequestError, before any
-        work, for what cannot be drawn.
+        Yields `Progress` after the text, after every denoising step and after every tile of a
+        tiled decoding, and last the images [n, height, width, 3] uint8. `step` has a row for each
+        image; only its mixture matters. Raises RequestError for an invalid request, before any
+        work.
         """
         request.check(self.config)
         pooled, text = self.encode_text(request, step)
@@ -102,7 +102,7 @@ class Model(nn.JobModel):
                 yield to_bytes(images)
 
     def levels(self, request: Drawing) -> list[float]:
-        """The noise before every step that is run, and 0."""
+        """The noise level before every step, and 0."""
         rows = request.width * request.height // self.config.cell**2
         every = sigmas(self.config.scheduler, request.steps, rows)
         if request.image is None:
@@ -110,9 +110,9 @@ class Model(nn.JobModel):
         return every[int(request.steps - min(request.steps * request.strength, request.steps)) :]
 
     def start(self, request: Drawing, level: float, like: Tensor, step: Step) -> Tensor:
-        """Noise, mixed with the image to start from where there is one: [n, c, h, w] float32.
+        """The initial latents: noise, mixed with the initial image if given: [n, c, h, w] float32.
 
-        Made on the CPU by a generator for each image, in the order in which diffusers draws.
+        Each image has a generator on the CPU, used in the same order as in diffusers.
         """
         vae = self.config.vae
         shape = (1, vae.latent_channels, request.height // vae.factor, request.width // vae.factor)
@@ -129,7 +129,9 @@ class Model(nn.JobModel):
         return level * noise().float() + (1 - level) * image
 
     def encode_text(self, request: Drawing, step: Step) -> tuple[Tensor, Tensor]:
-        """CLIP's pooled states [n, p] and T5's states [n * text, d]; equal texts go in once."""
+        """CLIP's pooled states [n, p] and T5's states [n * text, d]; equal texts are
+        encoded once.
+        """
         device = next(self.parameters()).device
         found = []
         for encoder, texts in (
@@ -154,7 +156,7 @@ class Model(nn.JobModel):
 
 
 def once(texts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """The different texts, and which of them each of the texts is."""
+    """The distinct texts, and the index of each text among them."""
     distinct = list(dict.fromkeys(map(tuple, texts)))
     return distinct, [distinct.index(tuple(text)) for text in texts]
 
@@ -162,7 +164,7 @@ def once(texts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], list[in
 def text_step(
     texts: Sequence[Sequence[int]], owners: Sequence[int], step: Step, device: torch.device
 ) -> Step:
-    """The step of an encoder over texts of one length; `owners` are the images they belong to."""
+    """The step of an encoder over texts of one length; `owners` are the images of the texts."""
     n, length = len(texts), len(texts[0])
     tokens = torch.tensor(texts, device=device)
     index = torch.tensor(owners, device=device).repeat_interleave(length)
@@ -180,7 +182,7 @@ def pack(latents: Tensor) -> Tensor:
 
 
 def unpack(rows: Tensor, n: int, height: int, width: int) -> Tensor:
-    """[n * height * width, 4c] -> [n, c, 2 * height, 2 * width]: what `pack` packed."""
+    """[n * height * width, 4c] -> [n, c, 2 * height, 2 * width]: the inverse of `pack`."""
     squares = rows.view(n, height, width, -1, 2, 2).permute(0, 3, 1, 4, 2, 5)
     return squares.reshape(n, -1, 2 * height, 2 * width)
 

@@ -1,4 +1,4 @@
-"""Bugs that the parity tests of FLUX must notice."""
+"""Mutants of FLUX: porting bugs that its parity test must detect."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -102,7 +102,7 @@ def scale(model: Model) -> None:
 
 
 def seen(change: Callable[[Batch], None]) -> Callable[[Model], None]:
-    """What the transformer is told of its rows, changed."""
+    """Change the batch of the transformer."""
 
     def apply(model: Model) -> None:
         transformer: Any = model.transformer
@@ -127,7 +127,7 @@ def counted_text(batch: Batch) -> None:
 
 
 def packing(model: Model) -> None:
-    """Latents packed place by place instead of channel by channel."""
+    """Pack latents position by position instead of channel by channel."""
     transformer: Any = model.transformer
     forward = transformer.forward
 
@@ -185,7 +185,7 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="another activation in two streams", apply=silu_in_two)
     yield Mutant(name="no norms on queries", apply=no_head_norms)
     yield Mutant(name="scores scaled by 1.1", apply=scale)
-    yield Mutant(name="packed place by place", apply=packing)
+    yield Mutant(name="packed position by position", apply=packing)
     yield Mutant(name="no shift by size", apply=schedule(use_dynamic_shifting=False))
     yield Mutant(name="another shift", apply=schedule(base_shift=1.15, max_shift=0.5))
     yield Mutant(name="linear shift", apply=schedule(time_shift_type="linear"))

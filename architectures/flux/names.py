@@ -1,7 +1,7 @@
 """FLUX's names: diffusers' folders, and the single files of Black Forest Labs.
 
-A folder's parts come with their folder's name in front. BFL's transformer and autoencoder are
-known with it, bare, and as larger files have them.
+Tensors of a folder have the component's name as prefix. BFL's transformer and autoencoder may have
+that prefix, none, or the prefix of larger files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ostro.errors import CheckpointError
 
 TRANSFORMER = ("transformer.", "", "model.diffusion_model.")
 AUTOENCODER = ("vae.", "", "first_stage_model.")
-"""What may stand before BFL's names."""
+"""The possible prefixes of BFL's names."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class SwapHalves:
 
     def read(self, tensor: Tensor) -> Tensor:
         if tensor.dim() == 0 or tensor.shape[0] % 2:
-            raise CheckpointError(f"a weight of shape {tuple(tensor.shape)} has no two halves")
+            raise CheckpointError(
+                f"a weight of shape {tuple(tensor.shape)} cannot be split into halves"
+            )
         return torch.cat(tensor.chunk(2)[::-1])
 
     def write(self, tensor: Tensor) -> Tensor:
@@ -55,7 +57,7 @@ class Pointwise:
 
 
 BLOCKS = {"encoder": ("down", "down_blocks"), "decoder": ("up", "up_blocks")}
-WHOLE = (
+SAME = (
     *(
         f"transformer.{name}"
         for name in (
@@ -69,7 +71,7 @@ WHOLE = (
         for name in ("conv_in", blocks, "mid_block", "conv_norm_out", "conv_out")
     ),
 )
-"""What diffusers calls as we do. It comes first, so that our names are written as diffusers'."""
+"""Names that equal those of diffusers; first, so that writing uses them."""
 
 
 def names(config: Config) -> Names:
@@ -79,7 +81,7 @@ def names(config: Config) -> Names:
     }
     pairs = (
         *feed_forwards(),
-        *(Pair(name, name) for name in WHOLE),
+        *(Pair(name, name) for name in SAME),
         *(
             Pair(f"{part}.{pair.theirs}", f"{part}.{pair.ours}", pair.transform)
             for part, found in parts.items()
@@ -100,7 +102,7 @@ def feed_forwards() -> Iterator[Pair]:
 
 
 def bfl_transformer(config: TransformerConfig, prefix: str) -> Iterator[Pair]:
-    """Of the file flux1-*.safetensors: q, k, v are one tensor, as is what follows them."""
+    """The names of flux1-*.safetensors, with fused q, k, v and feed-forward."""
     for theirs, ours in (
         ("time_in", "timestep_embedder"),
         ("guidance_in", "guidance_embedder"),
@@ -149,7 +151,7 @@ def bfl_single(config: TransformerConfig, prefix: str) -> Iterator[Pair]:
 
 
 def rows(theirs: str, ours: Sequence[str], sizes: Sequence[int]) -> Iterator[Pair]:
-    """The parts of a tensor of theirs, one after the other."""
+    """The consecutive row ranges of one of their tensors."""
     start = 0
     for name, size in zip(ours, sizes, strict=True):
         yield Pair(theirs, name, HeadRows(1, sum(sizes), start, start + size))
@@ -157,7 +159,7 @@ def rows(theirs: str, ours: Sequence[str], sizes: Sequence[int]) -> Iterator[Pai
 
 
 def bfl_vae(config: VAEConfig, prefix: str) -> Iterator[Pair]:
-    """Of the file ae.safetensors: blocks of the decoder are counted from its end."""
+    """The names of ae.safetensors, which counts decoder blocks from the end."""
     last = len(config.block_out_channels) - 1
     for side, (short, blocks) in BLOCKS.items():
         theirs, ours = f"{prefix}{side}", f"vae.{side}"

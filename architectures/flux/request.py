@@ -1,4 +1,4 @@
-"""What FLUX is asked for: plain data, without torch."""
+"""The request of FLUX: plain data, without torch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 MAX_STEPS = 1000
 MAX_TEXT = 512
 MAX_SIDE, MAX_PIXELS = 8192, 2**22
-"""Four times the pixels that FLUX.1 was made for: a step is one slice of work."""
+"""Limits of the image size: four times the pixels of FLUX.1's training, since a denoising step is
+one slice of work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """n images that differ in text or seed, drawn together.
+    """n images with different texts or seeds, generated together.
 
     clip_tokens [n][k], t5_tokens [n][<= 512]: texts of one length for each encoder, padded by the
-    tokenizers; width, height in pixels; steps of denoising; guidance for models distilled for it;
-    seeds [n], of which each image's noise is made; preview: a small image after every so many
-    steps, 0 for none. `image` [n, height, width, 3] uint8 to start from: strength 1 forgets it,
-    less keeps more, and runs that share of the steps.
+    tokenizers; width, height in pixels; steps of denoising; guidance for guidance-distilled
+    models; seeds [n] of the noise; preview: the interval of previews in steps, 0 for none. `image`
+    [n, height, width, 3] uint8 is an initial image; strength is the share of the steps that run
+    on it, 1 ignores it.
     """
 
     clip_tokens: Sequence[Sequence[int]]
@@ -40,7 +41,7 @@ class Drawing:
     strength: float = 0.6
 
     def check(self, config: Config) -> None:
-        """Raise RequestError naming the field that the model cannot serve."""
+        """Raise RequestError for an invalid field."""
         for name in ("width", "height"):
             within(name, getattr(self, name), config.cell, MAX_SIDE)
             if getattr(self, name) % config.cell:
@@ -83,6 +84,6 @@ class Drawing:
 
 
 def within(name: str, value: float, least: float, most: float) -> None:
-    """Raise RequestError where a number is not within its bounds (or is none)."""
+    """Raise RequestError for a number out of bounds, or NaN."""
     if not least <= value <= most:
         raise RequestError(f"{name}={value} is not within {least:g}..{most:g}", param=name)

@@ -13,8 +13,7 @@ from ostro.architectures.flux.config import SchedulerConfig
 def sigmas(config: SchedulerConfig, steps: int, rows: int) -> list[float]:
     """The share of noise before each of `steps` steps, and 0 after the last: steps + 1 numbers.
 
-    rows: of the packed image. Larger images keep their noise longer where the schedule shifts by
-    size.
+    rows: of the packed image. Dynamic shifting raises the noise levels of larger images.
     """
     even = [1 - i / steps for i in range(steps)]
     if config.use_dynamic_shifting:

@@ -1,7 +1,7 @@
-"""FLUX.1's transformer: text and image in two streams that attend together, then in one.
+"""FLUX.1's transformer: double-stream blocks with joint attention, then single-stream blocks.
 
 Black Forest Labs 2024; reference class FluxTransformer2DModel of diffusers, whose names the modules
-have. Linears see flat rows: those of all images' texts, of all images, or of both.
+have. Linears take flat rows: those of all texts, of all images, or of both.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ostro.ops import Op, varlen_attention
 EPS = 1e-6
 THETA = 10000.0
 SIDE = 2048
-"""Rows along a side of an image that there are angles for."""
+"""The largest number of rows along a side of an image in the rope table."""
 
 MLP_RATIO = 4
 TIME_WIDTH = 256
 TIME_SCALE = 1000.0
-"""Time and guidance are counted in thousandths where they become waves."""
+"""The factor of time and guidance in sinusoidal embeddings."""
 
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -34,7 +34,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 
 class AxesRope(nn.Rope):
-    """Rotation by three coordinates, each turning a share of every head by waves of its own."""
+    """Rope over three axes, each of which rotates a share of every head."""
 
     def __init__(self, axes: tuple[int, ...]) -> None:
         sections = [width // 2 for width in axes]
@@ -42,14 +42,14 @@ class AxesRope(nn.Rope):
         self.widths = axes
 
     def finalize(self, context: int, device: torch.device) -> None:
-        """Make the table of `SIDE` places: a text's context says nothing of images."""
+        """Build the table of `SIDE` positions, independent of the text's context."""
         waves = [THETA ** (-torch.arange(0, a, 2, dtype=torch.float64) / a) for a in self.widths]
         angles = torch.arange(SIDE, dtype=torch.float64)[:, None] * torch.cat(waves)
         self.table = torch.cat((angles.cos(), angles.sin()), 1).float().to(device)
 
 
 class Attention(nn.Module):
-    """Norm and turn the heads of given q, k, v, and let each image's rows attend to each other."""
+    """Apply norms and rope to q and k, and attend within the rows of each image."""
 
     def __init__(self, config: TransformerConfig, rope: AxesRope) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Attention(nn.Module):
 
 
 class JointAttention(Attention):
-    """With weights of their own for text and image."""
+    """Attention with separate weights for text and image rows."""
 
     def __init__(self, config: TransformerConfig, rope: AxesRope) -> None:
         super().__init__(config, rope)
@@ -96,7 +96,7 @@ class JointAttention(Attention):
 
 
 class Modulation(nn.Module):
-    """Vectors that shift, scale and gate, made of what conditions an image."""
+    """Shift, scale and gate vectors from the conditioning vector."""
 
     def __init__(self, d: int, count: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 
 class SingleBlock(nn.Module):
-    """Attention and feed-forward side by side, their first and last linears one."""
+    """Parallel attention and feed-forward with fused input and output linears."""
 
     def __init__(self, config: TransformerConfig, rope: AxesRope) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Embedder(nn.Module):
 
 
 class Conditions(nn.Module):
-    """Time, guidance where the model was distilled for it, and the pooled text as one vector."""
+    """The sum of the embeddings of time, guidance (if distilled) and pooled text."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Conditions(nn.Module):
         self.text_embedder = Embedder(config.pooled_projection_dim, d)
 
     def forward(self, pooled: Tensor, time: float, guidance: float, step: Step) -> Tensor:
-        """pooled [n, p]; time within 0..1, guidance as asked for -> [n, d]."""
+        """pooled [n, p]; time within 0..1, guidance as in the request -> [n, d]."""
         x = self.text_embedder(pooled, step)
         x = x + self.timestep_embedder(waves(time, pooled), step)
         if self.guidance_embedder is not None:
@@ -194,7 +194,7 @@ class Conditions(nn.Module):
 
 
 def waves(number: float, like: Tensor) -> Tensor:
-    """Cosines, then sines of a number at falling frequencies: [len(like), TIME_WIDTH]."""
+    """The sinusoidal embedding of a number, cosines first: [len(like), TIME_WIDTH]."""
     half = TIME_WIDTH // 2
     places = torch.arange(half, dtype=torch.float32, device=like.device)
     angles = number * TIME_SCALE * torch.exp(-math.log(THETA) * places / half)
@@ -228,7 +228,7 @@ class Transformer(nn.Module):
         """The velocity from image to noise: [n * image, c].
 
         latents [n * image, c] packed; text [n * text, joint] of T5; pooled [n, p] of CLIP; time is
-        the share of noise in the latents, 0..1; guidance is unheard by models not made for it.
+        the share of noise in the latents, 0..1; models without guidance embedding ignore it.
         """
         image = self.x_embedder(latents, batch.images)
         text = self.context_embedder(text, batch.texts)

@@ -19,7 +19,7 @@ from ostro.architectures.flux.config import VAEConfig
 
 EPS = 1e-6
 OVERLAP = 4
-"""Neighbouring tiles share one part of so many."""
+"""Neighbouring tiles overlap by 1 / OVERLAP of their side."""
 
 
 class Conv(torch.nn.Conv2d):
@@ -55,7 +55,7 @@ class Resnet(nn.Module):
 
 
 class Attention(nn.Module):
-    """One head over all places of an image."""
+    """Single-head attention over all positions of an image."""
 
     def __init__(self, config: VAEConfig, d: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(d, d, bias=True, shard="rowwise")])
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [n, d, h, w] -> the same; `step` has a row for each image."""
+        """x [n, d, h, w] -> [n, d, h, w]; `step` has a row for each image."""
         n, _, height, width = x.shape
         index = torch.arange(n, device=x.device).repeat_interleave(height * width)
         rows = step.rows(index)
@@ -105,7 +105,7 @@ class Upsample(nn.Module):
 
 
 class Stage(nn.Module):
-    """Resnets of one width; the list of modules that a subclass adds runs after them."""
+    """Resnets of one width, followed by the modules that a subclass adds."""
 
     def __init__(self, config: VAEConfig, n_in: int, n_out: int, count: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Decoder(nn.Module):
 
 
 class VAE(nn.Module):
-    """Latents here are the transformer's: shifted and scaled to unit spread."""
+    """The autoencoder; latents are shifted and scaled to unit variance."""
 
     def __init__(self, config: VAEConfig) -> None:
         super().__init__()
@@ -181,7 +181,9 @@ class VAE(nn.Module):
         self.encoder, self.decoder = Encoder(config), Decoder(config)
 
     def encode(self, images: Tensor, noise: Tensor, step: Step) -> Tensor:
-        """images [n, 3, H, W] within -1..1, noise like the latents -> a draw of [n, c, h, w]."""
+        """images [n, 3, H, W] within -1..1, noise like the latents -> sampled latents [n,
+        c, h, w].
+        """
         mean, logvar = self.encoder(images, step).chunk(2, 1)
         latents = mean + (0.5 * logvar.clamp(-30, 20)).exp() * noise
         return (latents - self.shift) * self.scale
@@ -191,7 +193,7 @@ class VAE(nn.Module):
         return self.decoder(latents / self.scale + self.shift, step)
 
     def tiles(self, latents: Tensor) -> int:
-        """How many tiles `decode_tiled` makes of latents [n, c, h, w]."""
+        """The number of tiles of `decode_tiled` for latents [n, c, h, w]."""
         height, width = latents.shape[2:]
         if max(height, width) <= self.tile:
             return 1
@@ -201,11 +203,10 @@ class VAE(nn.Module):
         return range(0, length, self.tile - self.tile // OVERLAP)
 
     def decode_tiled(self, latents: Tensor, step: Step) -> Iterator[Tensor | None]:
-        """As `decode`, in pieces of bounded size: None after each where there are several, and last
+        """As `decode`, in tiles of bounded size; yields None after each of several tiles, and last
         the images.
 
-        Tiles of `tile` latents along each side overlap by a quarter, within which one fades into
-        the next.
+        Tiles of `tile` latents along each side overlap by a quarter, in which they are blended.
         """
         if self.tiles(latents) == 1:
             yield self.decode(latents, step)
@@ -220,7 +221,7 @@ class VAE(nn.Module):
         yield self.join(rows)
 
     def join(self, rows: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Put decoded tiles together, each faded into those above and left of it."""
+        """Join decoded tiles, each blended with the tiles above and left of it."""
         fade = self.tile // OVERLAP * self.factor
         keep = self.tile * self.factor - fade
         for i, row in enumerate(rows):
@@ -234,7 +235,7 @@ class VAE(nn.Module):
 
 
 def fade_in(tile: Tensor, before: Tensor, axis: int, fade: int) -> None:
-    """Begin a tile, in place, with the end of the one before it along an axis."""
+    """Blend the start of a tile, in place, with the end of the previous one along an axis."""
     size = min(tile.shape[axis], before.shape[axis], fade)
     if not size:
         return

@@ -1,4 +1,4 @@
-"""Gemma 2: norms on both sides of every block, capped logits, every other layer with a window."""
+"""Gemma 2: pre and post norms, logit softcapping, sliding windows on every other layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Config(WindowConfig):
 
 
 class Block(nn.Module):
-    """Each half is normed before and after; the second norm, the sum and the next norm are one."""
+    """Attention and MLP with pre and post norms; post norm, addition and next norm are fused."""
 
     def __init__(self, config: Config, layer: int, rope: nn.Rope) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
         self.fused = Fused(KERNELS)
 
     def attention(self, config: Config, layer: int, rope: nn.Rope, **more: Any) -> nn.Module:
-        """`more`: what a delta's attention has besides, keywords of nn.Attention."""
+        """The attention of a layer; subclasses pass further keywords of nn.Attention as `more`."""
         return nn.Attention(
             config,
             layer,
@@ -70,7 +70,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor, step: Step, following: nn.RMSNorm
     ) -> tuple[Tensor, Tensor]:
-        """x: the normed input; `following` is the norm that comes after this block."""
+        """x: the normed input; `following` is the first norm of the next block."""
         x = self.self_attn(x, step)
         x, residual = self.join(
             x, residual, self.post_attention_layernorm, self.pre_feedforward_layernorm
@@ -91,12 +91,12 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def ropes(self, config: Config) -> Sequence[nn.Rope]:
-        """The rotation of each layer: one that all share."""
+        """The rope of each layer: a shared one."""
         rope = nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
         return [rope] * config.num_hidden_layers
 
     def embed(self, step: Step) -> Tensor:
-        """Embeddings times sqrt(d), the factor rounded to their dtype as in the reference."""
+        """Embeddings times sqrt(d), rounded to their dtype as in the reference."""
         x = self.embed_tokens(step.tokens, step)
         return x * torch.tensor(self.scale, dtype=x.dtype)
 

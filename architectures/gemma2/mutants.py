@@ -1,4 +1,4 @@
-"""Bugs that the parity test of gemma2 must notice."""
+"""Mutants of gemma2: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ def no_logit_cap(model: nn.Model) -> None:
 
 
 def head_scale(model: nn.Model) -> None:
-    """Scores scaled by the head's size instead of query_pre_attn_scalar."""
+    """Scale scores by head_dim instead of query_pre_attn_scalar."""
     each(model, nn.Attention, lambda a: setattr(a, "scale", a.head_dim**-0.5))
 
 

@@ -1,4 +1,4 @@
-"""Gemma's names, and its norms: hub checkpoints hold w where the model multiplies by 1 + w."""
+"""Gemma's names; hub checkpoints store norm weights w, the model multiplies by 1 + w."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ GGUF = (
 
 
 def names(config: Config) -> Names:
-    """The converter adds the 1 to the norms itself, and leaves q and k as they are."""
+    """GGUF norms include the 1, and the rows of q and k are not reordered."""
     return Names(hub=HUB, gguf=GGUF)
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Llama's keys, the windows and the two caps, by default those of the published models.
+    """Llama's keys, windows and the two softcaps, by default those of the published models.
 
-    The scale of the scores is no key: it follows from the size.
+    No key holds the scale of the scores; the size of the model determines it.
     """
     raw = llama.gguf_config(container) | windows(container.metadata)
     raw["sliding_window"] = container.metadata.get("gemma2.attention.sliding_window", 4096)
@@ -49,7 +49,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 
 def windows(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Which layers have a window, where a file says so: a list, or every how many-th has none."""
+    """The layers with a window, from a list or an interval in the metadata."""
     arch = metadata["general.architecture"]
     pattern = metadata.get(f"{arch}.attention.sliding_window_pattern")
     if pattern is None:
@@ -60,7 +60,7 @@ def windows(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def query_scalar(raw: Mapping[str, Any], layers: int) -> float:
-    """head_dim, but hidden / heads for the 27B, which has so many layers (llama.cpp's graphs)."""
+    """head_dim, but hidden / heads for the 27B, identified by its layers (as in llama.cpp)."""
     if raw.get("num_hidden_layers") == layers:
         return float(raw["hidden_size"] / raw["num_attention_heads"])
     return float(raw.get("head_dim", 256))

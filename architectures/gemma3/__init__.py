@@ -1,4 +1,4 @@
-"""Gemma 3, the text models and the text half of the others."""
+"""Gemma 3: the text models, and the multimodal models."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Prompts with images in them, small enough for tests."""
+"""Example prompts with images, for the conformance kit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, models
 
 from ostro.architectures.gemma3.inputs import Inputs
-from ostro.architectures.llava.examples import SEEN, SIDE, prompted, shown
+from ostro.architectures.llava.examples import SELECTIONS, SIDE, prompted, shown
 from ostro.testing import Example
 
 PREPROCESSOR = {
@@ -21,14 +21,14 @@ PREPROCESSOR = {
     "image_processor_type": "Gemma3ImageProcessor",
 }
 LINE = 4
-"""The token that ends a line; the next ids are two and three of it."""
+"""The token of one newline; the next ids are two and three newlines."""
 
 
 def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     write_tokenizer(folder)
     inputs = Inputs(raw, folder)
-    for seen in SEEN:
+    for seen in SELECTIONS:
         prompt = prompted(inputs, seen)
         soft = np.array([prompt.tokens]) == raw["image_token_index"]
         asked = {"pixel_values": shown(prompt), "token_type_ids": soft.astype(np.int64)}
@@ -36,7 +36,7 @@ def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
 
 
 def write_tokenizer(folder: Path, runs: int = 3) -> None:
-    """One that knows ends of lines, up to `runs` of them in one token."""
+    """A tokenizer with tokens of up to `runs` newlines."""
     tokenizer = Tokenizer(models.BPE({f"w{i}": i for i in range(LINE)}, []))
     tokenizer.add_tokens([AddedToken("\n" * n, normalized=False) for n in range(1, runs + 1)])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""What Gemma 3 makes of images: a square of pixels, and rows between two marks and empty lines."""
+"""Gemma 3's inputs: square images, with placeholders between special tokens and newlines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostro.errors import TokenizerError
 
 
 class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
-    """With the defaults of Gemma 3."""
+    """The preprocessor settings, with Gemma 3's defaults."""
 
     resample: int = 2
     do_pan_and_scan: bool = False
@@ -27,11 +27,10 @@ class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
 
 
 class Inputs(llava.Inputs):
-    """The chat template writes the mark that begins an image where an image is.
+    """The chat template writes the begin-of-image token in place of an image.
 
-    Around an image are empty lines. Lines are tokens of the vocabulary, of one end or of several,
-    and the text was split into the longest of them: those of the text and those around an image
-    are joined again.
+    Empty lines surround an image. The vocabulary has tokens of one and of several newlines, and a
+    tokenizer takes the longest: newlines of the text and around an image are merged accordingly.
     """
 
     settings = Preprocessor
@@ -43,17 +42,17 @@ class Inputs(llava.Inputs):
 
     @cached_property
     def lines(self) -> dict[int, int]:
-        """How many ends of lines are one token, and which."""
+        """The tokens of newlines, by their number of newlines."""
         if (told := self.raw.get("line_token_ids")) and told[0] is not None:
             return {n: id for n, id in enumerate(told, 1) if id is not None}
         path = self.folder / "tokenizer.json"
         if not path.is_file():
-            raise TokenizerError(f"{path} is missing, without which images have no empty lines")
+            raise TokenizerError(f"{path} is missing, which has the newline tokens around images")
         tokenizer = Tokenizer.from_file(str(path))
         found = {n: tokenizer.token_to_id("\n" * n) for n in range(1, 32)}
         known = {n: id for n, id in found.items() if id is not None}
         if 1 not in known:
-            raise TokenizerError(f"{path} has no token for the end of a line")
+            raise TokenizerError(f"{path} has no newline token")
         return known
 
     def image(self, pixels: Pixels) -> Item:
@@ -62,7 +61,7 @@ class Inputs(llava.Inputs):
         return llava.seen(self.preprocessor(pixels), self.patches, tokens, pad, atomic=True)
 
     def place(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
-        """As the base does, with empty lines around images."""
+        """As the base class, with empty lines around images."""
         if not items:
             return super().place(tokens, items)
         mark, empty, spaced = self.placeholders["image"], self.split(2), list[int]()
@@ -71,7 +70,7 @@ class Inputs(llava.Inputs):
         return super().place(self.join(spaced), items)
 
     def join(self, tokens: Iterable[int]) -> list[int]:
-        """Tokens with neighbouring ends of lines joined."""
+        """Tokens with adjacent newlines merged."""
         counts = {id: n for n, id in self.lines.items()}
         out, lines = list[int](), 0
         for token in tokens:
@@ -83,7 +82,7 @@ class Inputs(llava.Inputs):
         return out + self.split(lines)
 
     def split(self, count: int) -> list[int]:
-        """So many ends of lines as the longest tokens there are."""
+        """The longest newline tokens for `count` newlines."""
         out = list[int]()
         while count:
             longest = max(n for n in self.lines if n <= count)

@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2 with q/k norms for score caps, and two ropes; one layer in six sees all."""
+"""Gemma 3: Gemma 2 with q/k norms instead of softcapping, local and global rope."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Config(gemma2.Config):
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """One rope per kind of layer, also from files that state the local base on its own."""
+        """One rope per layer type, also from files with a separate local base."""
         values = super().derive(raw, values)
         rule = values["rope_parameters"]
         if "full_attention" not in rule:

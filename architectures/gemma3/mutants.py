@@ -1,4 +1,4 @@
-"""Bugs that the parity test of gemma3 must notice."""
+"""Mutants of gemma3: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 from typing import Any

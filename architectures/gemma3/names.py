@@ -1,4 +1,4 @@
-"""What a GGUF file says of Gemma 3."""
+"""The config.json of a GGUF file of Gemma 3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostro.architectures.llama import names as llama_names
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Llama's keys and the windows; no window, no local rope, whose base need not be stated."""
+    """Llama's keys and the windows; without a window there is no local rope."""
     metadata = container.metadata
     get = llama_names.under(metadata["general.architecture"], metadata)
     raw = llama_names.gguf_config(container) | gemma2_names.windows(metadata)

@@ -1,4 +1,5 @@
-"""Gemma 3 with images in two GGUF files: what a text's and a projector's (mmproj) say."""
+"""Gemma 3 with images in two GGUF files: the config and the names of text and projector
+(mmproj)."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ PROJECTOR = (
     ),
 )
 LINES = 31
-"""The most ends of lines that one token of Gemma's vocabulary has."""
+"""The largest number of newlines in one token of Gemma's vocabulary."""
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json, with the tokens of so many ends of lines, and how images are made ready.
+    """The config.json, with newline tokens and image preprocessing.
 
-    Vocabularies of some files lack the token that holds an image's rows; one that no text has
-    takes its place. Raises ConfigError for what is missing.
+    Some vocabularies lack the image placeholder; an unused token replaces it. Raises ConfigError
+    for missing keys.
     """
     tower, tokens = llava.tower(container), container.metadata.get("tokenizer.ggml.tokens") or []
     pooled = 4
@@ -48,6 +49,6 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 
 def names(config: vision.Config) -> Names:
-    """As files of the hub, and in two GGUF files; the converter adds the 1 to norms itself."""
+    """The names on the hub, and in the two GGUF files, where norms already include the 1."""
     tower = llava.pairs(llava.TOWER, "v", "vision_tower")
     return replace(vision.names(config), gguf=(*tower, *PROJECTOR, *TEXT))

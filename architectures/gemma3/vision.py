@@ -1,7 +1,7 @@
-"""Gemma 3 with images: a SigLIP tower whose states are pooled, normed and projected.
+"""Gemma 3 with images: a SigLIP encoder whose states are pooled, normed and projected.
 
-Gemma team 2025; reference class Gemma3ForConditionalGeneration of transformers. The rows of an
-image see each other in both directions, in every layer.
+Gemma team 2025; reference class Gemma3ForConditionalGeneration of transformers. Attention among the
+rows of an image is bidirectional in every layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ostro.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SightedConfig):
-    """`boi_token_index` and `eoi_token_index` stand before and behind the rows of an image."""
+    """`boi_token_index` and `eoi_token_index` surround the rows of an image."""
 
     families: ClassVar[Mapping[str, str]] = {"text": "gemma3_text", "vision": "siglip_vision_model"}
     text: gemma3.Config
@@ -39,7 +39,7 @@ class Config(SightedConfig):
 
     @classmethod
     def part(cls, name: str, raw: Mapping[str, Any], allow: Sequence[str]) -> dict[str, Any]:
-        """Files of the smaller models leave out how many heads of keys there are."""
+        """As the base class; configs of the smaller models omit num_key_value_heads."""
         part = super().part(name, raw, allow)
         if name == "text":
             part.setdefault("num_key_value_heads", gemma3.Config.num_key_value_heads)
@@ -47,7 +47,7 @@ class Config(SightedConfig):
 
     @property
     def pooled(self) -> int:
-        """Neighbouring patches, across and down, that become one row of the decoder."""
+        """The side, in patches, of a square that becomes one row of the decoder."""
         return self.vision.side // isqrt(self.mm_tokens_per_image)
 
     def check(self) -> None:
@@ -96,13 +96,13 @@ class Model(gemma3.Model):
         return [(each,) for each in self.multi_modal_projector(states, step).split(self.rows)]
 
     def embed(self, step: Step) -> Tensor:
-        """Text is scaled, images are not."""
+        """Embeddings of text, which are scaled, and of images, which are not."""
         return place(super().embed(step), step.features)
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """The checkpoint multiplies x W, where a linear multiplies x W^T."""
+    """The checkpoint stores the transpose of a linear's weight."""
 
     packed: bool = field(default=False, init=False)
 
@@ -117,7 +117,7 @@ PROJECTOR = "multi_modal_projector"
 
 
 def names(config: Config) -> Names:
-    """As LLaVA's; norms of the decoder and the projector's are stored as Gemma's are."""
+    """As LLaVA's; the norms of decoder and projector are stored as in Gemma."""
     norms = [
         Pair(pair.theirs.replace(text.ours, text.theirs, 1), pair.ours, pair.transform)
         for text in TEXT

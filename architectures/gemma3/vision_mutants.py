@@ -1,4 +1,4 @@
-"""Bugs that the parity test of Gemma 3 with images must notice."""
+"""Mutants of Gemma 3 with images: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ostro.architectures.siglip.mutants import mutants as tower
 from ostro.testing import each
 
 SHARED = ("gelu", "epsilon")
-"""Of the tower's bugs, those that its own tests show better."""
+"""Mutants of the vision encoder that its own tests detect better."""
 
 
 def no_pooling(model: nn.Model) -> None:
-    """The first patches, as many as there are rows."""
+    """Take the first patches instead of pooling."""
 
     def change(projector: Projector) -> None:
         rows = (projector.side // projector.pooled) ** 2
@@ -63,7 +63,7 @@ def scaled_features(model: Model) -> None:
 
 
 def one_direction(model: nn.Model) -> None:
-    """Rows of an image see only those before them."""
+    """Causal attention within an image."""
 
     def change(attention: nn.Attention) -> None:
         attend = attention.attend
@@ -86,5 +86,5 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="means of stripes instead of squares", apply=stripes)
     yield Mutant(name="no norm before the projection", apply=no_projector_norm)
     yield Mutant(name="images scaled as text is", apply=scaled_features)
-    yield Mutant(name="rows of an image see only those before", apply=one_direction)
+    yield Mutant(name="causal attention within an image", apply=one_direction)
     yield Mutant(name="features one row late", apply=rows_late)

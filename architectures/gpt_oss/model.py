@@ -1,5 +1,5 @@
-"""gpt-oss: experts with a clamped activation, a sink in every softmax, a window in every other
-layer, biases throughout (OpenAI 2025).
+"""gpt-oss: experts with a clamped activation, attention sinks, a sliding window in every other
+layer, biases on all linears (OpenAI 2025).
 """
 
 from __future__ import annotations

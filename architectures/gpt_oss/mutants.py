@@ -1,4 +1,4 @@
-"""Bugs that the parity test of gpt_oss must notice."""
+"""Mutants of gpt_oss: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-oss's names: its experts are stacked, as floats or as MXFP4, gate and up in turns."""
+"""gpt-oss's names: stacked experts, in floats or MXFP4, with interleaved gate and up."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ GGUF = (
 
 
 def names(config: Config) -> ExpertNames:
-    """The converter takes gate and up apart, and leaves q and k as they are."""
+    """GGUF files have separate gate and up, and the rows of q and k are not reordered."""
     return ExpertNames(hub=HUB, gguf=GGUF, experts=config.num_local_experts, stacks=STACKS)
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Mixtral's keys. The ends of the rotation's ramp are not rounded, which no key says."""
+    """Mixtral's keys; no key holds YaRN's `truncate`, which is false."""
     raw = mixtral.gguf_config(container)
     width = container.metadata.get("gpt-oss.expert_feed_forward_length")
     rules = raw["rope_parameters"] | {"truncate": False}

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, and among them some layers of attention (transformers' Lfm2)."""
+"""LFM2: layers of gated short convolutions and of attention (transformers' Lfm2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostro.ops import Op, causal_conv
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TextConfig):
-    """Which layers attend stands in layer_types, in older files in full_attn_idxs; else all do."""
+    """Attention layers are in layer_types, in older files in full_attn_idxs; by default all are."""
 
     intermediate_size: int = 12288
     block_ff_dim: int | None = None  # intermediate_size under its older name
@@ -58,7 +58,9 @@ class Config(TextConfig):
             )
         for kind in types or ():
             if kind not in ("full_attention", "conv"):
-                raise ConfigError(f"layer_types names {kind!r:.80}, which this family has not")
+                raise ConfigError(
+                    f"layer_types names {kind!r:.80}, expected conv or full_attention"
+                )
 
     def attends(self, layer: int) -> bool:
         if self.layer_types is not None:
@@ -67,7 +69,9 @@ class Config(TextConfig):
 
     @property
     def feed_forward_size(self) -> int:
-        """Two thirds of what the file says, stretched and rounded up, where it asks for that."""
+        """The feed-forward size, with block_auto_adjust_ff_dim two thirds of it, scaled and rounded
+        up.
+        """
         size = self.intermediate_size
         if not self.block_auto_adjust_ff_dim:
             return size
@@ -79,7 +83,7 @@ class Config(TextConfig):
 
 
 class ShortConv(nn.RecurrentLayer):
-    """B, C, x out of one linear; C times the convolution of B times x."""
+    """Short convolution: B, C and x from one linear; y = C * conv(B * x)."""
 
     def __init__(self, config: Config, layer: int) -> None:
         super().__init__()
@@ -105,7 +109,7 @@ class ShortConv(nn.RecurrentLayer):
 
 
 class Block(nn.Module):
-    """The residual travels beside x, so that each norm can fuse the addition."""
+    """A pre-norm block; x and the residual are separate, so that a norm can fuse their addition."""
 
     def __init__(self, config: Config, layer: int, rope: nn.Rope) -> None:
         super().__init__()

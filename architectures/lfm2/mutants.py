@@ -1,4 +1,4 @@
-"""Bugs that the parity test of lfm2 must notice."""
+"""Mutants of lfm2: porting bugs that its parity test must detect."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,7 +11,7 @@ from ostro.testing import each
 
 
 def parts(order: tuple[int, int, int]) -> Callable[[nn.Model], None]:
-    """Take B, C and x out of the linear in another order."""
+    """Split B, C and x in another order."""
 
     def change(conv: ShortConv) -> None:
         forward = conv.in_proj.forward
@@ -26,7 +26,7 @@ def parts(order: tuple[int, int, int]) -> Callable[[nn.Model], None]:
 
 
 def activated(model: nn.Model) -> None:
-    """The convolution of the mamba family ends in silu; this one has nothing there."""
+    """Silu after the convolution, as in the Mamba family."""
 
     def change(conv: ShortConv) -> None:
         plain = conv.convolve.kernel

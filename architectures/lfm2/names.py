@@ -1,4 +1,4 @@
-"""LFM2's names: those of its attention and feed-forward layers are its own."""
+"""LFM2's names: attention and feed-forward layers have names of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HUB = (
 
 @dataclass(frozen=True)
 class Filters:
-    """GGUF files hold the filters of a convolution [c, 1, w] without their middle dimension."""
+    """GGUF files store the filters of a convolution [c, 1, w] as [c, w]."""
 
     packed: bool = field(default=False, init=False)
 
@@ -60,7 +60,7 @@ def names(config: Config) -> Names:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Llama's keys and the filters' length; layers that do not attend have 0 key heads."""
+    """Llama's keys and the filters' length; convolution layers have 0 key heads."""
     raw = llama.gguf_config(container)
     get = llama.under("lfm2", container.metadata)
     heads = get("attention.head_count_kv")

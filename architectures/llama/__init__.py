@@ -1,4 +1,4 @@
-"""Llama, and the checkpoints that are Llama under another name."""
+"""Llama, and architectures that equal Llama."""
 
 from collections.abc import Iterable
 

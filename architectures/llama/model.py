@@ -18,7 +18,7 @@ class Config(TextConfig):
 
 
 class Block(nn.Module):
-    """The residual travels beside x, so that each norm can fuse the addition."""
+    """A pre-norm block; x and the residual are separate, so that a norm can fuse their addition."""
 
     def __init__(self, config: Config, layer: int, rope: nn.Rope) -> None:
         super().__init__()
@@ -29,11 +29,11 @@ class Block(nn.Module):
 
     @staticmethod
     def rope(config: Config) -> nn.Rope:
-        """The rotation that all layers share."""
+        """The rope that all layers share."""
         return nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
 
     def attention(self, config: Config, layer: int, rope: nn.Rope, **more: Any) -> nn.Module:
-        """`more`: what a delta's attention has besides, keywords of nn.Attention."""
+        """The attention of a layer; subclasses pass further keywords of nn.Attention as `more`."""
         bias, window = config.attention_bias, config.window(layer)
         return nn.Attention(config, layer, rope, bias=bias, out_bias=bias, window=window, **more)
 

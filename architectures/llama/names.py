@@ -32,7 +32,7 @@ GGUF = (
 
 
 def names(config: Config) -> Names:
-    """The converter writes q and k of this family with their halves interleaved."""
+    """llama.cpp's converter interleaves the halves of each head of q and k of this family."""
     rotated = {
         "self_attn.q_proj": Unpermute(config.num_attention_heads),
         "self_attn.k_proj": Unpermute(config.num_key_value_heads),
@@ -45,10 +45,9 @@ def names(config: Config) -> Names:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json out of a GGUF file (llama.cpp's keys; gguf-py's constants.py lists them).
+    """The config.json of a GGUF file (llama.cpp's keys; gguf-py's constants.py lists them).
 
-    Its tensors say what no key does: how many tokens there are, whether head and embedding are
-    one, whether q, k and v have biases.
+    Tensors give what no key holds: the vocabulary size, tied embeddings, biases of q, k and v.
     """
     metadata, tensors = container.metadata, container.tensors
     get = under(metadata["general.architecture"], metadata)
@@ -77,7 +76,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 
 def under(architecture: str, metadata: Mapping[str, Any]) -> Get:
-    """Look up keys below an architecture's name, with a default."""
+    """A function that looks up keys below an architecture's name, with a default."""
     return lambda key, default=None: metadata.get(f"{architecture}.{key}", default)
 
 
@@ -86,7 +85,7 @@ def quotient(a: Any, b: Any) -> int | None:
 
 
 def dtype(tensors: Iterable[TensorInfo]) -> str:
-    """What the bulk of a file is; what is quantized was bfloat16 before, in all likelihood."""
+    """The dtype of most bytes of a file; bfloat16 for quantized files."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[tensor.format] += tensor.nbytes
@@ -101,13 +100,13 @@ YARN = {
     "beta_slow": "yarn_beta_slow",
     "mscale_all_dim": "yarn_log_multiplier",
 }
-"""A yarn rule's fields, and the keys below rope.scaling that hold them."""
+"""The fields of YaRN, and their keys below rope.scaling."""
 
 SCALING = {"type", "factor", "finetuned", "yarn_ext_factor", *YARN.values()}
 
 
 def rope_parameters(container: Container, get: Get, head_dim: Any) -> dict[str, Any]:
-    """The rope rule of a GGUF file. Raises ConfigError where a key of it is not implemented."""
+    """The rope parameters of a GGUF file. Raises ConfigError for a key that is not implemented."""
     rule: dict[str, Any] = {"rope_theta": get("rope.freq_base", 10000.0), "rope_type": "default"}
     r = get("rope.dimension_count", head_dim)
     if r != head_dim and isinstance(r, int) and isinstance(head_dim, int):
@@ -132,15 +131,15 @@ def rope_parameters(container: Container, get: Get, head_dim: Any) -> dict[str, 
 
 
 def rope_factors(container: Container, kind: Any, factor: float, r: Any) -> dict[str, Any]:
-    """Llama 3's rule, of which a GGUF file keeps the outcome: a factor per pair, in a tensor.
+    """Llama 3's rope scaling, which GGUF files store as a tensor of one factor per pair.
 
-    That is longrope with one list for all contexts.
+    It is expressed as longrope with one list for all contexts.
     """
     info = container.tensors["rope_freqs.weight"]
     if info.format != "F32" or info.shape != (quotient(r, 2),) or kind not in ("none", "linear"):
         raise ConfigError(
-            f"{info.file}: rope_freqs.weight is {info.format} {list(info.shape)} beside rope "
-            f"scaling {kind!r:.80}; known is F32 [{quotient(r, 2)}] beside 'none' or 'linear'"
+            f"{info.file}: rope_freqs.weight is {info.format} {list(info.shape)} with rope "
+            f"scaling {kind!r:.80}; expected F32 [{quotient(r, 2)}] with 'none' or 'linear'"
         )
     stretch = factor if kind == "linear" else 1.0
     factors = (container.read("rope_freqs.weight") * stretch).tolist()

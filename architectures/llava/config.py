@@ -1,4 +1,4 @@
-"""The config of a decoder with a tower: two configs in one file."""
+"""The config of a decoder with a vision encoder: two configs in one file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ostro.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class SightedConfig(ModelConfig):
-    """`text_config` and `vision_config` of a file; `families` are the model types of each that are
-    implemented. `image_token_index` stands in a prompt where an image is; `image_seq_length`, the
-    rows of an image, follows from the tower.
+    """`text_config` and `vision_config` of a file; `families` are their implemented model types.
+
+    `image_token_index` is the placeholder of images; `image_seq_length`, the rows of an image,
+    follows from the vision config.
     """
 
     families: ClassVar[Mapping[str, str]]
@@ -26,7 +27,7 @@ class SightedConfig(ModelConfig):
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
-        """As `ModelConfig.from_hf`, of both parts."""
+        """As `ModelConfig.from_hf`, for both parts."""
         parts = {name: cls.part(name, raw, allow) for name in ("text", "vision")}
         tied = raw.get("tie_word_embeddings")
         if tied is not None:
@@ -38,7 +39,7 @@ class SightedConfig(ModelConfig):
 
     @classmethod
     def part(cls, name: str, raw: Mapping[str, Any], allow: Sequence[str]) -> dict[str, Any]:
-        """One of the two, with what its file leaves out since it is the default of its class."""
+        """One of the two configs, with the defaults that the file omits."""
         part = raw.get(name, raw.get(f"{name}_config"))
         if not isinstance(part, Mapping):
             raise ConfigError(f"config.json: {name}_config={part!r:.80} is not an object")
@@ -46,7 +47,7 @@ class SightedConfig(ModelConfig):
         if family != cls.families[name]:
             raise ConfigError(
                 f"config.json: {name}_config is of model_type={family!r:.80}, which "
-                f"{cls.__module__} does not implement; {cls.families[name]} is"
+                f"{cls.__module__} does not implement; expected {cls.families[name]}"
             )
         known = fields(get_type_hints(cls)[name])
         needed = {f.name for f in known if f.default is f.default_factory is MISSING} - {*part}

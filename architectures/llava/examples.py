@@ -1,4 +1,4 @@
-"""Prompts with images in them, small enough for tests."""
+"""Example prompts with images, for the conformance kit."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ PREPROCESSOR = {
     "do_center_crop": True,
 }
 IMAGES = [pixels(seed, *size) for seed, size in enumerate(((30, 45), (50, 26), (24, 24)))]
-SEEN = ((0,), (0, 1), (1, 2, 0))
-"""Which images each prompt has."""
+SELECTIONS = ((0,), (0, 1), (1, 2, 0))
+"""The images of each prompt, by index."""
 
 
 def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     inputs = Inputs(raw, folder)
-    for seen in SEEN:
+    for seen in SELECTIONS:
         prompt = prompted(inputs, seen)
         yield Example(prompt, {"pixel_values": shown(prompt)})
 
 
 def prompted(inputs: ostro.Inputs, seen: Sequence[int], before: int = 9, behind: int = 9) -> Prompt:
-    """Words before the first image and behind each."""
+    """A prompt with `before` text tokens, then each image and `behind` text tokens."""
     tokens = words(before, 120)
     for seed in range(1, 1 + len(seen)):
         tokens += [inputs.placeholders["image"], *words(behind, 120, seed=seed)]
@@ -42,5 +42,5 @@ def prompted(inputs: ostro.Inputs, seen: Sequence[int], before: int = 9, behind:
 
 
 def shown(prompt: Prompt) -> np.ndarray[Any, Any]:
-    """What the tower is shown of all images."""
+    """The pixel values of all images of a prompt."""
     return np.stack([item.arrays["pixels"].numpy() for item in prompt.items])

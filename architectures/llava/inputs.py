@@ -1,4 +1,4 @@
-"""What LLaVA makes of images: a square of pixels, and a token for each patch."""
+"""LLaVA's inputs: square images, with one placeholder per patch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostro.architectures.siglip.pixels import Floats, Pixels, Triple, check_shap
 
 
 class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
-    """With the defaults of CLIP. LLaVA's own, not CLIP's, may pad images to squares first."""
+    """The preprocessor settings, with CLIP's defaults; LLaVA's may pad images to squares first."""
 
     image_processor_type: str = "CLIPImageProcessor"
     image_mean: Triple = (0.48145466, 0.4578275, 0.40821073)
@@ -37,14 +37,14 @@ class Inputs(ostro.Inputs):
     image_token: ClassVar[int] = 32000
     image_size: ClassVar[int] = 224
     patch_size: ClassVar[int] = 32
-    """What holds where the config says nothing."""
+    """The default of configs without the key."""
 
     @property
     def placeholders(self) -> Mapping[str, int]:
         return {"image": self.token("image", self.image_token)}
 
     def token(self, name: str, default: int) -> int:
-        """The id of a token that the config names."""
+        """The id of a token in the config, or `default`."""
         return int(self.raw.get(f"{name}_token_index", self.raw.get(f"{name}_token_id", default)))
 
     @property
@@ -53,12 +53,12 @@ class Inputs(ostro.Inputs):
 
     @property
     def side(self) -> int:
-        """Pixels of one side of what the tower sees."""
+        """The side of an image in pixels."""
         return int(self.vision.get("image_size", self.image_size))
 
     @property
     def patches(self) -> int:
-        """Patches of a square that the tower sees."""
+        """The patches of an image."""
         return (self.side // int(self.vision.get("patch_size", self.patch_size))) ** 2
 
     @cached_property
@@ -77,7 +77,7 @@ class Inputs(ostro.Inputs):
 def seen(
     pixels: np.ndarray[Any, Any], cost: int, tokens: tuple[int, ...], pad: int, **more: Any
 ) -> Item:
-    """The item of an image whose rows stand at the pads of its tokens."""
+    """An image item; its rows replace the tokens equal to `pad`."""
     return Item(
         kind="image",
         key=content_key("pixels", pixels),
@@ -90,7 +90,7 @@ def seen(
 
 
 def square(pixels: Pixels, mean: Triple) -> Pixels:
-    """An image in the middle of a square whose colour is the mean."""
+    """An image centred in a square of the mean colour."""
     height, width, _ = pixels.shape
     side = max(height, width)
     out = np.empty((side, side, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""LLaVA: a Llama that sees through a CLIP tower and a small projector (Liu et al. 2023).
+"""LLaVA: Llama with a CLIP vision encoder and a projector (Liu et al. 2023).
 
 Reference class LlavaForConditionalGeneration of transformers.
 """
@@ -22,8 +22,8 @@ from ostro.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SightedConfig):
-    """vision_feature_layer: whose states are features, counted from the embeddings (0) or from the
-    last layer (-1); several are laid side by side. "default" features leave out the class token.
+    """vision_feature_layer: the layers whose states are features, counted from the embeddings (0)
+    or from the last layer (-1); several are concatenated. "default" features omit the class token.
     """
 
     families: ClassVar[Mapping[str, str]] = {"text": "llama", "vision": "clip_vision_model"}
@@ -37,21 +37,22 @@ class Config(SightedConfig):
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
-        """As the base does; a file may name one layer or a list of them."""
+        """As the base class; vision_feature_layer may be one layer or a list."""
         layer = raw.get("vision_feature_layer")
         one = {"vision_feature_layer": [layer]} if isinstance(layer, int) else {}
         return super().from_hf({**raw, **one}, allow=allow)
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Layers counted from the embeddings."""
+        """vision_feature_layer, counted from the embeddings."""
         values = super().derive(raw, values)
         count = values["vision"].num_hidden_layers + 1
         layers = values.get("vision_feature_layer", cls.vision_feature_layer)
         chosen = tuple(i + count if i < 0 else i for i in layers)
         if not chosen or not all(0 <= i < count for i in chosen):
             raise ConfigError(
-                f"vision_feature_layer={list(layers)} names layers of a tower that has {count - 1}"
+                f"vision_feature_layer={list(layers)} is out of range for a vision encoder of "
+                f"{count - 1} layers"
             )
         return values | {"vision_feature_layer": chosen}
 
@@ -59,17 +60,18 @@ class Config(SightedConfig):
         super().check()
         if self.projector_hidden_act != "gelu":
             raise ConfigError(
-                f"projector_hidden_act={self.projector_hidden_act!r} is not implemented; gelu is"
+                f"projector_hidden_act={self.projector_hidden_act!r} is not implemented; expected "
+                "gelu"
             )
         if self.vision_feature_select_strategy not in ("default", "full"):
             raise ConfigError(
                 f"vision_feature_select_strategy={self.vision_feature_select_strategy!r} is not "
-                "implemented; default and full are"
+                "implemented; expected default or full"
             )
 
     @property
     def seen(self) -> VisionConfig:
-        """The tower without the layers behind those that are looked at."""
+        """The vision config without the layers after the last feature layer."""
         return replace(self.vision, num_hidden_layers=max(self.vision_feature_layer))
 
 
@@ -87,7 +89,7 @@ class Projector(nn.Module):
 
 
 def place(x: Tensor, features: Features | None) -> Tensor:
-    """Embeddings [T, d] of which some rows are replaced by what images put there."""
+    """Embeddings [T, d], with features in the rows of placeholders."""
     return x if features is None else x.index_copy(0, features.rows, features.values)
 
 
@@ -99,7 +101,7 @@ class Model(llama.Model):
         self.chosen = config.vision_feature_layer
         self.skipped = int(config.vision_feature_select_strategy == "default")
         self.vision_tower = VisionTower(config.seen)
-        # it norms no state that is looked at, and not all files have it
+        # it does not affect the features, and some checkpoints lack it
         del self.vision_tower.post_layernorm
         self.multi_modal_projector = Projector(config)
 
@@ -122,7 +124,7 @@ TEXT = (
     Pair("language_model.lm_head", "lm_head"),
     Pair("model.language_model", "model"),
 )
-"""Files keep the decoder at `language_model`, trees of transformers 5 below `model`."""
+"""Checkpoints have the decoder at `language_model`, transformers 5 below `model`."""
 
 TOWERS = (
     "vision_tower.vision_model",
@@ -130,11 +132,11 @@ TOWERS = (
     "model.vision_tower.vision_model",
     "model.vision_tower",
 )
-"""Where files and trees keep the tower."""
+"""The paths of the vision encoder in checkpoints and module trees."""
 
 
 def names(config: Config) -> Names:
-    """Layers of the tower that nobody looks at are left over, and the norm behind them."""
+    """Unused layers of the vision encoder, and the norm after them, are ignored."""
     count, used = config.vision.num_hidden_layers, config.seen.num_hidden_layers
     layers = [f"encoder.layers.{i}" for i in range(count)]
     embedded = [f"embeddings.{kind}_embedding" for kind in ("class", "patch", "position")]

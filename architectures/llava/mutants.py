@@ -1,4 +1,4 @@
-"""Bugs that the parity test of LLaVA must notice."""
+"""Mutants of LLaVA: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOWER = (
     "no norm before the layers",
     "patches column by column",
 )
-"""Bugs of CLIP's tower that no module of the core has."""
+"""Mutants of CLIP's vision encoder, besides the generic ones."""
 
 
 def layers_off(by: int) -> Callable[[Model], None]:
@@ -30,7 +30,7 @@ def layers_off(by: int) -> Callable[[Model], None]:
 
 
 def class_token_kept(model: Model) -> None:
-    """And the last patch left out."""
+    """Keep the class token, and omit the last patch."""
     encode = model.encode
     model.skipped = 0
     model.encode = lambda media, step: [(x[:-1],) for (x,) in encode(media, step)]  # type: ignore[method-assign]

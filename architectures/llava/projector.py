@@ -1,7 +1,7 @@
-"""LLaVA in two GGUF files: what a text's and a projector's (mmproj) say, and call the weights.
+"""LLaVA in two GGUF files: the config and the names of text and projector (mmproj).
 
-Other families that see so begin with what they share: keys, tokens, and the names of a tower's
-layers. Source: llama.cpp's converter and tools/mtmd, 2026.
+Other multimodal families use its helpers for keys, tokens, and the names of encoder layers. Source:
+llama.cpp's converter and tools/mtmd, 2026.
 """
 
 from __future__ import annotations
@@ -33,25 +33,27 @@ TOWER = {
     "post_ln": "post_layernorm",
     **{f"blk.{{i}}.{theirs}": f"encoder.layers.{{i}}.{ours}" for theirs, ours in BLOCK.items()},
 }
-"""CLIP's and SigLIP's."""
+"""The names of CLIP and SigLIP encoders."""
 
 
 def pairs(names: Mapping[str, str], theirs: str, ours: str) -> tuple[Pair, ...]:
-    """The pairs of parts below `theirs` in a projector, and below `ours`."""
+    """The pairs of names below `theirs` in a projector and below `ours`."""
     return tuple(Pair(f"mmproj.{theirs}.{a}", f"{ours}.{b}") for a, b in names.items())
 
 
 def stated(container: Container, key: str, kind: type = int) -> Any:
-    """What a projector says below "clip.": a positive integer, or a list of numbers.
+    """A key of a projector below "clip.": a positive integer, or a list of numbers.
 
-    Raises ConfigError where it does not.
+    Raises ConfigError for another value.
     """
     found: Any = container.metadata.get(f"clip.{key}")
     if hasattr(found, "tolist"):
         found = found.tolist()
     if isinstance(found, kind) and (found > 0 if kind is int else True):
         return found
-    raise ConfigError(f"{container.path.name}: its projector says clip.{key}={found!r:.80}")
+    raise ConfigError(
+        f"{container.path.name}: its projector has clip.{key}={found!r:.80}; convert it again"
+    )
 
 
 def tower(container: Container) -> dict[str, Any]:
@@ -70,28 +72,28 @@ def tower(container: Container) -> dict[str, Any]:
 
 
 def preprocessor(container: Container, **more: Any) -> dict[str, Any]:
-    """What a preprocessor_config.json would say: how pixels are normalised, and more."""
+    """The preprocessor_config.json of a projector: mean, std, and `more`."""
     kinds = ("image_mean", "image_std")
     return {kind: stated(container, f"vision.{kind}", list) for kind in kinds} | more
 
 
 def token(container: Container, *texts: str) -> int:
-    """The id of a token: of the first of `texts` that is one. Raises ConfigError."""
+    """The id of the first of `texts` in the vocabulary. Raises ConfigError."""
     tokens = container.metadata.get("tokenizer.ggml.tokens") or []
     for text in texts:
         if text in tokens:
             return int(tokens.index(text))
     raise ConfigError(
-        f"{container.path.name}: its vocabulary has no {texts[0]!r}, which stands where an image "
-        "or a sound is; convert the model again"
+        f"{container.path.name}: its vocabulary has no {texts[0]!r}, the placeholder of media; "
+        "convert the model again"
     )
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json. The layers behind the one that is looked at are not in the file.
+    """The config.json. Layers after the feature layer are not in the file.
 
-    Images are padded to squares first, as llama.cpp does. Raises ConfigError for LLaVA 1.6, which
-    looks at parts of an image as well.
+    Images are padded to squares, as in llama.cpp. Raises ConfigError for LLaVA 1.6, which splits
+    images into tiles.
     """
     if "clip.vision.image_grid_pinpoints" in container.metadata:
         raise ConfigError(
@@ -119,7 +121,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 
 def names(config: llava.Config) -> Names:
-    """As files of the hub, and in two GGUF files."""
+    """The names on the hub, and in the two GGUF files."""
     ends = pairs({"0": "linear_1", "2": "linear_2"}, "mm", "multi_modal_projector")
     sees = pairs(TOWER, "v", "vision_tower")
     text = llama.names(config.text).gguf

@@ -1,4 +1,4 @@
-"""Mamba 2: a state space that every token decays and adds to (Dao & Gu 2024); no attention."""
+"""Mamba 2: a state space model without attention (Dao & Gu 2024)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ostro.ops import Op, causal_conv
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TextConfig):
-    """Fields as transformers' Mamba2Config has them; those of the trunk follow from them.
+    """The fields of transformers' Mamba2Config; fields of `TextConfig` are derived from them.
 
-    The last six say how training began and how it cut its sums: nothing about the forward pass.
+    The last six concern initialisation and training and do not change the forward pass.
     """
 
     hidden_size: int = 4096
@@ -68,14 +68,16 @@ class Config(TextConfig):
                 f"head_dim={self.head_dim}, and num_heads a multiple of n_groups={groups}"
             )
         if self.hidden_act not in ("silu", "swish"):
-            raise ConfigError(f"hidden_act={self.hidden_act!r:.80} is not implemented; silu is")
+            raise ConfigError(
+                f"hidden_act={self.hidden_act!r:.80} is not implemented; expected silu"
+            )
         limit = self.time_step_limit
         if len(limit) != 2 or not 0 <= limit[0] <= limit[1]:
-            raise ConfigError(f"time_step_limit={list(limit)[:4]} is not a least and a most")
+            raise ConfigError(f"time_step_limit={list(limit)[:4]} is not a minimum and a maximum")
 
 
 class GatedNorm(nn.RMSNorm):
-    """The norm of x * silu(gate), group by group."""
+    """RMS norm of x * silu(gate), per group."""
 
     def __init__(self, d: int, eps: float, groups: int) -> None:
         super().__init__(d, eps)
@@ -89,7 +91,9 @@ class GatedNorm(nn.RMSNorm):
 
 
 class Mixer(nn.RecurrentLayer):
-    """Gate, x, B, C and time step out of one linear; convolve x, B, C; scan; norm; project."""
+    """Gate, x, B, C and time step from one linear; convolution of x, B, C; scan; norm;
+    projection.
+    """
 
     def __init__(self, config: Config, layer: int) -> None:
         super().__init__()
@@ -131,9 +135,7 @@ class Mixer(nn.RecurrentLayer):
 
 
 class Norm(nn.RMSNorm):
-    """The norm of x + residual, which is summed and carried on in float32 where the config says so,
-    as in mamba_ssm's fused norms.
-    """
+    """The norm of x + residual; the residual is float32 with residual_in_fp32, as in mamba_ssm."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config.hidden_size, config.rms_norm_eps)
@@ -147,7 +149,7 @@ class Norm(nn.RMSNorm):
 
 
 class Block(nn.Module):
-    """The residual travels beside x, so that the norm can fuse the addition."""
+    """A pre-norm block; x and the residual are separate, so that a norm can fuse their addition."""
 
     def __init__(self, config: Config, layer: int) -> None:
         super().__init__()

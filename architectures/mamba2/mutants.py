@@ -1,4 +1,4 @@
-"""Bugs that the parity test of mamba2 must notice."""
+"""Mutants of mamba2: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ARGUMENTS = ("x", "dt", "a", "b", "c", "d", "dt_bias", "limit")
 
 
 def scanned(**changes: Callable[[dict[str, Any]], Any]) -> Callable[[nn.Model], None]:
-    """Scan with other arguments: each named one is made of all."""
+    """Change arguments of the scan; each function receives all arguments."""
 
     def change(mixer: Mixer) -> None:
         plain = mixer.scan.kernel

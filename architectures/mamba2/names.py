@@ -1,4 +1,4 @@
-"""Mamba 2's names in GGUF files, and the shapes that llama.cpp's converter gives its tensors."""
+"""Mamba 2's names in GGUF files, and the shapes of its tensors there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYER = "backbone.layers.{i}"
 
 @dataclass(frozen=True)
 class Filters:
-    """GGUF files hold the filters of a convolution [c, 1, w] without their middle dimension."""
+    """GGUF files store the filters of a convolution [c, 1, w] as [c, w]."""
 
     packed: bool = field(default=False, init=False)
 
@@ -29,7 +29,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class Rows:
-    """GGUF files lay a vector out in rows of `width`."""
+    """GGUF files store a vector as rows of `width`."""
 
     width: int
     packed: bool = field(default=False, init=False)
@@ -43,7 +43,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Rate:
-    """GGUF files hold -exp(A_log), one to a row."""
+    """GGUF files store -exp(A_log), as a column."""
 
     packed: bool = field(default=False, init=False)
 
@@ -78,7 +78,7 @@ def names(config: Config) -> Names:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json out of a GGUF file (gguf-py's constants.py lists its keys)."""
+    """The config.json of a GGUF file (gguf-py's constants.py lists its keys)."""
     tensors = container.tensors
     get = under("mamba2", container.metadata)
     inner, heads = get("ssm.inner_size"), get("ssm.time_step_rank")

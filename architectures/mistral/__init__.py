@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers see a sliding window."""
+"""Mistral: Llama with a sliding window."""
 
 from collections.abc import Iterable
 

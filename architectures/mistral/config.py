@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers see a sliding window (Jiang et al. 2023)."""
+"""Mistral: Llama with a sliding window (Jiang et al. 2023)."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from ostro.architectures.llama import model as llama
 from ostro.config import TextConfig, WindowConfig
 from ostro.errors import ConfigError
 
-MOST = 4096
+MAX_EXPERTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig(TextConfig):
-    """What families with a mixture of experts state; the last three matter in training alone."""
+    """The fields of families with a mixture of experts; the last three concern training only."""
 
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
@@ -29,18 +29,17 @@ class ExpertsConfig(TextConfig):
     def check(self) -> None:
         super().check()
         experts, chosen = self.num_local_experts, self.num_experts_per_tok
-        if not 0 < experts <= MOST:
-            raise ConfigError(f"the number of experts, {experts}, is not within 1..{MOST}")
+        if not 0 < experts <= MAX_EXPERTS:
+            raise ConfigError(f"the number of experts, {experts}, is not within 1..{MAX_EXPERTS}")
         if not 0 < chosen <= experts:
             raise ConfigError(f"num_experts_per_tok={chosen} is not within 1..{experts}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(ExpertsConfig):
-    """What Qwen's families add: which layers have experts, of what width.
+    """The fields of Qwen's MoE families: the layers with experts, and their width.
 
-    The experts are counted by `num_experts` in older files, by num_local_experts since
-    transformers 5.
+    `num_experts` in older files is num_local_experts since transformers 5.
     """
 
     num_experts: int | None = None
@@ -73,7 +72,7 @@ class Config(ExpertsConfig, WindowConfig, llama.Config):
 
 
 class SparseMLP(nn.Module):
-    """Each row goes through the experts that the gate chooses for it."""
+    """A mixture of experts; the router selects the experts of each row."""
 
     def __init__(
         self, config: ExpertsConfig, hidden: int, *, renormalise: bool = True, bias: bool = False
@@ -84,7 +83,7 @@ class SparseMLP(nn.Module):
         self.experts = self.mixture(config, hidden)
 
     def mixture(self, config: ExpertsConfig, hidden: int) -> nn.Experts:
-        """The experts, for a family that has others."""
+        """The experts; a family may override them."""
         return nn.Experts(config.num_local_experts, config.hidden_size, hidden, config.hidden_act)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:

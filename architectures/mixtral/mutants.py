@@ -1,4 +1,4 @@
-"""Bugs that the parity test of mixtral must notice; those of experts are for all their families."""
+"""Bugs that the parity test of mixtral must notice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Choice = tuple[Tensor, Tensor]
 
 
 def rerouted(change: Callable[[Tensor, Tensor, int], Choice]) -> Callable[[nn.Model], None]:
-    """Change what every router chose of n experts: which and with what weights, [T, k]."""
+    """Change the experts [T, k] that routers choose, and their weights [T, k]."""
 
     def spoil(router: Router) -> None:
         choose = router.choose
@@ -32,7 +32,7 @@ def gate_and_up(model: nn.Model) -> None:
 
 
 def experts() -> Iterator[Mutant]:
-    """The bugs of families with a mixture of experts, besides the generic ones."""
+    """Mutants of families with a mixture of experts, besides the generic ones."""
     yield Mutant(name="weights in another order", apply=rerouted(lambda c, w, n: (c, w.flip(-1))))
     yield Mutant(name="weights all one", apply=rerouted(lambda c, w, n: (c, w * 0 + 1)))
     yield Mutant(name="experts off by one", apply=rerouted(lambda c, w, n: ((c + 1) % n, w)))

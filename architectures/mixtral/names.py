@@ -1,4 +1,4 @@
-"""Names of experts, each in tensors of its own or all of them stacked in one."""
+"""The names of experts, in separate tensors or stacked in one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HUB = (
     Pair(f"{OLD}.experts.{{e}}.w3", f"{LAYER}.mlp.experts.{{e}}.up_proj"),
     Pair(f"{OLD}.experts", f"{LAYER}.mlp.experts"),
 )
-"""As the hub has Mixtral, the last as UQFF does. transformers 5 has the names on the right, its
-experts stacked.
+"""Mixtral's names on the hub, the last in UQFF. transformers 5 has the names on the right, with
+stacked experts.
 """
 
 STACKS = (
@@ -34,19 +34,19 @@ STACKS = (
     Pair("blk.{i}.ffn_gate_up_exps", f"{EACH}.gate_proj", RowPart(0, 2)),
     Pair("blk.{i}.ffn_gate_up_exps", f"{EACH}.up_proj", RowPart(1, 2)),
 )
-"""As transformers 5 has them in memory, and as GGUF files do, gate and up apart or together."""
+"""The names in memory of transformers 5, and in GGUF files, with separate or fused gate and up."""
 
 GATE = Pair("blk.{i}.ffn_gate_inp", f"{LAYER}.mlp.gate")
 
 
 def names(config: Config) -> ExpertNames:
-    """In GGUF files this family is llama, with its halves interleaved."""
+    """In GGUF files this family is "llama", with interleaved rows of q and k."""
     gguf = (GATE, *llama.names(config).gguf)
     return ExpertNames(hub=HUB, gguf=gguf, experts=config.num_local_experts, stacks=STACKS)
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Llama's keys, and how many experts there are."""
+    """Llama's keys, and the numbers of experts."""
     get = llama.under(container.metadata["general.architecture"], container.metadata)
     counts = {
         "num_local_experts": get("expert_count"),

@@ -1,4 +1,4 @@
-"""Mllama's config: a Llama some of whose layers look at images, and the tower that sees for it."""
+"""Mllama's config: Llama with cross attention layers, and a vision encoder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ostro.config import ModelConfig
 from ostro.errors import ConfigError
 
 EXTRA = 8
-"""Tokens that may stand in a prompt and are never said: rows of the embedding behind the head's."""
+"""Prompt-only tokens: rows of the embedding beyond the vocabulary of the head."""
 
 GROUP = 8
-"""The rows of a tile are padded to a multiple of so many, and the padding is looked at."""
+"""The rows of a tile are padded to a multiple of this; attention includes the padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Text(llama.Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Vision(ModelConfig):
-    """supported_aspect_ratios: rows and columns of tiles that an image may be cut into."""
+    """supported_aspect_ratios: the tilings of an image, [rows, columns]."""
 
     hidden_size: int = 1280
     hidden_act: str = "gelu"
@@ -83,7 +83,7 @@ class Vision(ModelConfig):
     def check(self) -> None:
         super().check()
         if self.hidden_act != "gelu":
-            raise ConfigError(f"hidden_act={self.hidden_act!r} is not implemented; gelu is")
+            raise ConfigError(f"hidden_act={self.hidden_act!r} is not implemented; expected gelu")
         for name in (
             "hidden_size num_hidden_layers num_global_layers attention_heads num_channels "
             "intermediate_size image_size patch_size max_num_tiles"
@@ -98,7 +98,7 @@ class Vision(ModelConfig):
         self.check_output()
 
     def check_output(self) -> None:
-        """Raise ConfigError where layers that are taken, or cuts of images, cannot be."""
+        """Raise ConfigError for invalid intermediate layers or aspect ratios."""
         taken = self.intermediate_layers_indices
         if not all(0 <= i < self.num_hidden_layers for i in taken):
             raise ConfigError(f"intermediate_layers_indices={list(taken)} are not all layers")
@@ -110,7 +110,7 @@ class Vision(ModelConfig):
         for ratio in self.supported_aspect_ratios:
             if len(ratio) != 2 or not 0 < prod(ratio) <= self.max_num_tiles or min(ratio) < 1:
                 raise ConfigError(
-                    f"supported_aspect_ratios: {list(ratio)} makes no image of at most "
+                    f"supported_aspect_ratios: {list(ratio)} is not a tiling of at most "
                     f"max_num_tiles={self.max_num_tiles}"
                 )
 
@@ -132,5 +132,5 @@ class Config(SightedConfig):
 
     @property
     def rows(self) -> int:
-        """The most rows that an image has in the cross cache."""
+        """The largest number of rows of an image in the cross attention cache."""
         return self.vision.max_num_tiles * self.vision.rows

@@ -1,4 +1,4 @@
-"""Prompts with images in them, small enough for tests."""
+"""Example prompts with images, for the conformance kit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ostro import Prompt
-from ostro.architectures.llava.examples import SEEN, prompted
+from ostro.architectures.llava.examples import SELECTIONS, prompted
 from ostro.architectures.mllama.inputs import Inputs
 from ostro.testing import Example
 
@@ -27,13 +27,13 @@ PREPROCESSOR = {
 def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     inputs = Inputs(raw, folder)
-    for seen in SEEN:
+    for seen in SELECTIONS:
         prompt = prompted(inputs, seen)
         yield Example(prompt, reference(prompt))
 
 
 def reference(prompt: Prompt) -> dict[str, np.ndarray[Any, Any]]:
-    """What the reference's processor would have made of the same prompt."""
+    """The arguments of the reference for a prompt, as from its processor."""
     firsts = [item.first for item in prompt.items]
     count, length = len(firsts), len(prompt.tokens)
     shown = np.zeros((1, count, TILES, 3, SIDE, SIDE), np.float32)

@@ -1,4 +1,4 @@
-"""What Mllama makes of images: tiles, of which there are as many as the image's shape asks for.
+"""Mllama's inputs: images split into tiles according to their shape.
 
 Reference class MllamaImageProcessorPil of transformers.
 """
@@ -20,13 +20,13 @@ from ostro.architectures.siglip.pixels import Floats, Pixels, find, resize
 from ostro.errors import ConfigError, RequestError
 
 GROUP = 8
-"""The rows of a tile are padded to a multiple of so many."""
+"""The rows of a tile are padded to a multiple of this."""
 
 Cut = tuple[int, int]
 
 
 class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
-    """With the defaults of Mllama; `size` is that of a tile."""
+    """The preprocessor settings, with Mllama's defaults; `size` is that of a tile."""
 
     resample: int = 2
     do_pad: bool = True
@@ -34,7 +34,7 @@ class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
     pads: ClassVar[bool] = True
 
     def tiles(self, pixels: Pixels, cuts: Sequence[Cut]) -> tuple[Floats, Cut]:
-        """uint8 [height, width, 3] -> [tiles, 3, size, size], and their rows and columns."""
+        """uint8 [height, width, 3] -> [tiles, 3, size, size], and the tiling (rows, columns)."""
         size, shape = self.size["height"], pixels.shape[:2]
         rows, columns = cut = choose(
             [c for c in cuts if c[0] * c[1] <= self.max_image_tiles], shape, size
@@ -47,8 +47,8 @@ class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
 
 
 def choose(cuts: Sequence[Cut], shape: Sequence[int], size: int) -> Cut:
-    """The cut that enlarges an image [height, width] least, or else shrinks it least; of equals the
-    smallest.
+    """The tiling with the smallest upscaling of an image [height, width], else with the smallest
+    downscaling; the smallest of equals.
     """
     scales = [min(r * size / shape[0], c * size / shape[1]) for r, c in cuts]
     enlarging = [scale for scale in scales if scale >= 1]
@@ -58,8 +58,8 @@ def choose(cuts: Sequence[Cut], shape: Sequence[int], size: int) -> Cut:
 
 
 def fit(shape: Sequence[int], canvas: Sequence[int], size: int) -> tuple[int, int]:
-    """The height and width of an image within a canvas, its shape kept; a side below a tile's is
-    enlarged as far as the other side lets it.
+    """The height and width of an image within a canvas, with its aspect ratio; small images are
+    enlarged to the size of a tile if the canvas allows it.
     """
     (height, width), (high, wide) = shape, canvas
     high, wide = min(max(height, size), high), min(max(width, size), wide)
@@ -70,7 +70,7 @@ def fit(shape: Sequence[int], canvas: Sequence[int], size: int) -> tuple[int, in
 
 
 class Inputs(llava.Inputs):
-    """Images as items that layers look at, whose arrays are "pixels" [tiles, 3, size, size] float32
+    """Images as items of cross attention, with the arrays "pixels" [tiles, 3, size, size] float32
     and "ratio" [1] int64.
     """
 
@@ -79,7 +79,7 @@ class Inputs(llava.Inputs):
 
     @property
     def cuts(self) -> list[Cut]:
-        """Rows and columns of tiles that an image may be cut into."""
+        """The supported tilings (rows, columns) of an image."""
         most = int(self.vision.get("max_num_tiles", 4))
         every = [(r, c) for r in range(1, most + 1) for c in range(1, most // r + 1)]
         return [(r, c) for r, c in self.vision.get("supported_aspect_ratios") or every]
@@ -90,8 +90,8 @@ class Inputs(llava.Inputs):
         most = int(self.vision.get("max_num_tiles", 4))
         if made.max_image_tiles > most:
             raise ConfigError(
-                f"{find(self.folder)[0]}: max_image_tiles={made.max_image_tiles}, where "
-                f"config.json says max_num_tiles={most}"
+                f"{find(self.folder)[0]}: max_image_tiles={made.max_image_tiles}, but "
+                f"config.json has max_num_tiles={most}"
             )
         tiles, cut = made.tiles(pixels, self.cuts)
         ratio = np.array([1 + self.cuts.index(cut)], np.int64)
@@ -106,16 +106,15 @@ class Inputs(llava.Inputs):
         )
 
     def place(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
-        """As the base does; an image is seen from its token on.
+        """As the base class; rows attend to an image from its placeholder on.
 
-        Raises RequestError for images that follow each other without text, since a row sees one.
+        Raises RequestError for adjacent images without text, since a row attends to one image.
         """
         prompt, image = super().place(tokens, items), self.placeholders["image"]
         firsts = [i for i, token in enumerate(prompt.tokens) if token == image]
         if any(b - a == 1 for a, b in pairwise(firsts)):
             raise RequestError(
-                "this model looks at one image at a time, and two follow each other; put a word "
-                "between them",
+                "this model attends to one image at a time; put text between adjacent images",
                 param="messages",
             )
         placed = zip(prompt.items, firsts, strict=True)

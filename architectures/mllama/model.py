@@ -1,8 +1,8 @@
-"""Mllama: a Llama some of whose layers look at images instead of the text (Llama team 2024).
+"""Mllama: Llama with cross attention layers for images (Llama team 2024).
 
-Reference class MllamaForConditionalGeneration of transformers. A row sees the last image before it.
-Rows before the first image pass by: so it is in the code that the models were published with,
-where the reference lets them look at all images.
+Reference class MllamaForConditionalGeneration of transformers. A row attends to the last image
+before it. Rows before the first image skip cross attention, as in the original code of the models;
+in the reference they attend to all images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ostro.architectures.mllama.vision import Tower, opened
 
 
 class CrossBlock(nn.Module):
-    """A block whose attention is to an image; gates say how much of it is added."""
+    """A block of gated cross attention to an image."""
 
     def __init__(self, config: Text, layer: int, length: int) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class Model(llama.Model):
         self.multi_modal_projector = nn.Linear(seen, text.hidden_size, bias=True)
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
-        """Media hold "pixels" [tiles, 3, image_size, image_size] and "ratio" [1] int64: which of
-        the supported aspect ratios, the first is 1.
+        """Media hold "pixels" [tiles, 3, image_size, image_size] and "ratio" [1] int64: the index
+        of the supported aspect ratio, from 1 on.
         """
         images = [medium.arrays["pixels"] for medium in media]
         ratios = torch.cat([medium.arrays["ratio"] for medium in media])
@@ -98,12 +98,14 @@ class Model(llama.Model):
                 layer.cross_attn.remember(states, step)
 
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
-        """Those of tokens that are never said are as low as can be."""
+        """Logits, with the smallest value for prompt-only tokens."""
         logits = super().logits(hidden, step)
         return F.pad(logits, (0, EXTRA), value=torch.finfo(logits.dtype).min)
 
 
 def names(config: Config) -> Names:
-    """Files keep the parts at the top, trees of transformers 5 below `model`."""
+    """Checkpoints have the parts at the top level, the module tree of transformers 5 below
+    `model`.
+    """
     parts = ("vision_model", "multi_modal_projector")
     return Names(hub=(*(Pair(f"model.{part}", part) for part in parts), *TEXT))

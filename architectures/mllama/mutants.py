@@ -1,4 +1,4 @@
-"""Bugs that the parity test of Mllama must notice."""
+"""Mutants of Mllama: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cross_scale(model: nn.Model) -> None:
 
 
 def blind_rows_fed(model: nn.Model) -> None:
-    """Rows that see no image pass through the feed-forward."""
+    """Rows without an image pass through the feed-forward."""
 
     def change(attention: nn.CrossAttention) -> None:
         sees = attention.sees
@@ -66,7 +66,7 @@ def blind_rows_fed(model: nn.Model) -> None:
 
 
 def first_image(model: Model) -> None:
-    """All rows that see an image see the first."""
+    """All rows with an image attend to the first image."""
 
     def change(attention: nn.CrossAttention) -> None:
         attend = attention.attend
@@ -95,7 +95,7 @@ def tower_scale(model: nn.Model) -> None:
 
 
 def padding_unseen(model: nn.Model) -> None:
-    """Rows of an image, and those that pad it, look each at their own."""
+    """Exclude padding rows from attention."""
 
     def change(attention: Attention) -> None:
         def see(x: Tensor, step: Step) -> Tensor:
@@ -119,7 +119,7 @@ def no_tile_places(name: str) -> Any:
     return lambda model: each(model, Tower, lambda t: getattr(t, name).gate.data.zero_())
 
 
-def positions_in_the_tile_alone(model: nn.Model) -> None:
+def no_global_positions(model: nn.Model) -> None:
     each(model, PositionEmbedding, lambda p: p.gate.data.zero_())
 
 
@@ -136,7 +136,7 @@ def middle_layers_late(model: nn.Model) -> None:
 
 
 def middle_side_by_side(model: nn.Model) -> None:
-    """States of other layers one behind the other instead of woven."""
+    """Concatenate intermediate states instead of interleaving them."""
 
     def change(tower: Tower) -> None:
         forward, count = tower.forward, len(tower.taken)
@@ -169,15 +169,15 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="no norm on the cross queries", apply=no_cross_norm("q_norm"))
     yield Mutant(name="no norm on the cross keys", apply=no_cross_norm("k_norm"))
     yield Mutant(name="cross scores scaled by 1.2", apply=cross_scale)
-    yield Mutant(name="rows that see nothing are fed", apply=blind_rows_fed)
-    yield Mutant(name="the first image is seen to the end", apply=first_image)
+    yield Mutant(name="rows without an image pass through the feed-forward", apply=blind_rows_fed)
+    yield Mutant(name="all rows attend to the first image", apply=first_image)
     yield Mutant(name="tower: scores scaled by 1.2", apply=tower_scale)
-    yield Mutant(name="tower: padding is not looked at", apply=padding_unseen)
+    yield Mutant(name="tower: no attention to padding", apply=padding_unseen)
     yield Mutant(name="tower: no gates", apply=no_tower_gates)
     first, second = "pre_tile_positional_embedding", "post_tile_positional_embedding"
     yield Mutant(name="tower: tiles alike before", apply=no_tile_places(first))
     yield Mutant(name="tower: tiles alike between", apply=no_tile_places(second))
-    yield Mutant(name="tower: positions in the tile alone", apply=positions_in_the_tile_alone)
+    yield Mutant(name="tower: no positions of tiles", apply=no_global_positions)
     yield Mutant(name="tower: cuts off by one", apply=cuts_off_by_one)
     yield Mutant(name="tower: other layers taken", apply=middle_layers_late)
     yield Mutant(name="tower: layers side by side", apply=middle_side_by_side)

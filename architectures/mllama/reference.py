@@ -1,6 +1,6 @@
-"""The reference of Mllama, in which rows before the first image see none.
+"""The reference of Mllama, with rows before the first image excluded from cross attention.
 
-In transformers they attend to all images alike: a softmax over what is masked throughout.
+In transformers they attend to all images equally: a softmax over a fully masked row.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from torch import Tensor
 
 
 def seeing(config: transformers.MllamaConfig) -> Any:
-    """MllamaForConditionalGeneration, whose rows before `unseeing` get nothing from images."""
+    """MllamaForConditionalGeneration, with cross attention outputs of zero before the
+    first image.
+    """
     model: Any = transformers.MllamaForConditionalGeneration(config)
     model.unseeing = 0
 
-    def look(module: Any, asked: Any, named: dict[str, Any]) -> None:
+    def look(module: Any, args: Any, named: dict[str, Any]) -> None:
         mask = named.get("cross_attention_mask")
         if mask is not None:
             model.unseeing = int(mask[0].flatten(1).any(1).int().argmax())
 
-    def blind(module: Any, asked: Any, out: tuple[Tensor, Any]) -> None:
+    def blind(module: Any, args: Any, out: tuple[Tensor, Any]) -> None:
         out[0][:, : model.unseeing] = 0
 
     model.register_forward_pre_hook(look, with_kwargs=True)

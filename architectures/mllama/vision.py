@@ -1,8 +1,8 @@
-"""Mllama's tower: an image as tiles that see each other, first in plain, then in gated layers.
+"""Mllama's vision encoder: attention over the tiles of an image, in plain and then gated layers.
 
-Reference class MllamaVisionModel of transformers. An image has always as many tiles as the config
-allows, and a tile some rows behind its patches: the rows that pad it are looked at by all others,
-and themselves look at those alone that are part of the image.
+Reference class MllamaVisionModel of transformers. Images are padded to the largest number of tiles,
+and tiles to a multiple of rows. All rows attend to the padding rows, which attend only to the rows
+of the image.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPS = 1e-5
 
 
 class Attention(nn.EncoderAttention):
-    """`step.bounds`: for each image where it begins and where its padding does, and the end."""
+    """Attention within an image; `step.bounds` has the starts of each image and its padding."""
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, d] -> [T, d]."""
@@ -30,11 +30,11 @@ class Attention(nn.EncoderAttention):
         y, ends = torch.empty_like(q), step.bounds
         for start, real, stop in zip(ends[::2], ends[1::2], ends[2::2], strict=False):
             image, padding, whole = slice(start, real), slice(real, stop), slice(start, stop)
-            y[:, image] = self.look(q[:, image], k[:, whole], v[:, whole])
-            y[:, padding] = self.look(q[:, padding], k[:, image], v[:, image])
+            y[:, image] = self.sdpa(q[:, image], k[:, whole], v[:, whole])
+            y[:, padding] = self.sdpa(q[:, padding], k[:, image], v[:, image])
         return self.o_proj(y.transpose(0, 1).flatten(1), step)
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def sdpa(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [h, n, d] to all of k and v [h, m, d]: [h, n, d]."""
         return F.scaled_dot_product_attention(q[None], k[None], v[None], scale=self.scale)[0]
 
@@ -58,7 +58,7 @@ class Layer(nn.Module):
 
 
 def opened(gate: Tensor, x: Tensor) -> Tensor:
-    """As much of x as a gate lets through."""
+    """x times the tanh of a gate."""
     return gate.tanh().to(x.dtype) * x
 
 
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, gated=gated) for _ in range(count))
 
     def forward(self, x: Tensor, step: Step) -> list[Tensor]:
-        """x [T, d] -> what each layer made of it, each [T, d]."""
+        """x [T, d] -> the output of each layer, each [T, d]."""
         states = [x]
         for layer in self.layers:
             states.append(layer(states[-1], step))
@@ -76,7 +76,7 @@ class Encoder(nn.Module):
 
 
 class TileEmbedding(nn.Module):
-    """Which tile of which cut it is."""
+    """The embedding of a tile's index and tiling."""
 
     def __init__(self, config: Vision) -> None:
         super().__init__()
@@ -85,12 +85,12 @@ class TileEmbedding(nn.Module):
         self.gate = parameter(1)
 
     def forward(self, ratios: Tensor, step: Step) -> Tensor:
-        """ratios [n] int64, 1 for the first cut -> [n, tiles, d]."""
+        """ratios [n] int64, 1 for the first tiling -> [n, tiles, d]."""
         return opened(self.gate, self.embedding(ratios, step)).unflatten(1, (self.tiles, -1))
 
 
 class PositionEmbedding(nn.Module):
-    """Where a row is in its tile, and, as far as the gate is open, where in the image."""
+    """Positions within a tile, and gated positions of the tile in the image."""
 
     def __init__(self, config: Vision) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Tower(nn.Module):
         self.global_transformer = Encoder(config, config.num_global_layers, gated=True)
 
     def embed(self, images: Sequence[Tensor], ratios: Tensor, step: Step) -> Tensor:
-        """What enters the first layer: [n, tiles, padded, d]."""
+        """The input of the first layer: [n, tiles, padded, d]."""
         patches = self.patch_embedding(torch.cat(list(images)))
         x = patches.new_zeros(len(images), self.tiles, *patches.shape[1:])
         for image, mine in zip(x, patches.split([len(image) for image in images]), strict=True):
@@ -136,10 +136,10 @@ class Tower(nn.Module):
         return F.pad(self.layernorm_pre(x), (0, 0, 0, self.padded - self.rows))
 
     def forward(self, images: Sequence[Tensor], ratios: Tensor, step: Step) -> list[Tensor]:
-        """Images [tiles of it, channels, image_size, image_size] and their cuts [n] -> of each its
-        rows, tile by tile, [tiles of it * rows, vision_output_dim]. `step` has a row per image.
+        """Images [tiles, channels, image_size, image_size] and their tilings [n] -> the rows of
+        each, tile by tile, [tiles * rows, vision_output_dim]. `step` has a row per image.
 
-        Within, the rows that pad an image follow those that are part of it.
+        Internally the padding rows of an image follow its other rows.
         """
         x, whole = self.embed(images, ratios, step), self.tiles * self.padded
         sizes = [len(image) * self.rows for image in images]
@@ -159,7 +159,7 @@ class Tower(nn.Module):
         return [image[:size] for image, size in zip(out, sizes, strict=True)]
 
     def order(self, tiles: int, device: torch.device) -> Tensor:
-        """The rows of an image of so many tiles, and behind them those that pad it."""
+        """The indices of the rows of an image of `tiles` tiles, followed by its padding rows."""
         padding = torch.ones(self.tiles, self.padded, dtype=torch.bool, device=device)
         padding[:tiles, : self.rows] = False
         return padding.flatten().int().argsort(stable=True)

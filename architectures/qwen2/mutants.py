@@ -1,4 +1,4 @@
-"""Bugs that the parity test of qwen2 must notice."""
+"""Mutants of qwen2: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 

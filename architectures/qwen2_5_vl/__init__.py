@@ -19,13 +19,13 @@ TOWER = {
     "fullatt_block_indexes": [1],
     "tokens_per_second": 3,
 }
-PLACES = {
+TOKENS = {
     "image_token_id": 1,
     "video_token_id": 2,
     "vision_start_token_id": 3,
     "vision_end_token_id": 4,
 }
-"""The first two below the ids that prompts of tests are drawn from."""
+"""Special token ids; the first two are below the ids of random prompts."""
 
 
 ALIGNED = {
@@ -37,12 +37,12 @@ ALIGNED = {
 
 
 def shape(text: Mapping[str, Any], tower: Mapping[str, Any], sections: list[int]) -> dict[str, Any]:
-    """The config of a small model: a decoder's, a tower's, and how the decoder's rope is cut."""
+    """The config of a small model: decoder, vision encoder, and mrope sections."""
     rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": sections}
     return {
         "text_config": {**text, "rms_norm_eps": 1e-6, "rope_parameters": rope},
         "vision_config": {**tower, "out_hidden_size": text["hidden_size"]},
-        **PLACES,
+        **TOKENS,
     }
 
 
@@ -65,7 +65,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         examples=f"{__name__}.examples:examples",
         trunk=True,
     )
-    # the text's part alone, which for text alone is a Qwen2: a GGUF file without a projector
+    # a GGUF file without a projector is a text model, equal to Qwen2
     yield Architecture(
         name="qwen2_vl_text",
         api=(0, 2),

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's config: a Qwen2, and the tower that sees for it."""
+"""Qwen2.5-VL's config: Qwen2 with mrope, and a vision encoder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ostro.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig(TextConfig):
-    """A decoder whose tokens have three positions: in time, rows and columns."""
+    """A decoder with mrope: positions in time, rows and columns."""
 
     default_sections: ClassVar[tuple[int, ...]] = (16, 24, 24)
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """How many pairs of a head turn by each position."""
+        """The number of pairs of a head per position axis."""
         return tuple(self.rope_parameters.get("mrope_section") or self.default_sections)
 
     def check(self) -> None:
@@ -33,12 +33,12 @@ class RopeConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Text(RopeConfig, qwen2.Config):
-    """A Qwen2."""
+    """The text config."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tower(ModelConfig):
-    """What the towers of this family state; names and meanings are those of transformers."""
+    """The vision config of the Qwen-VL families, with transformers' names."""
 
     depth: int
     hidden_size: int
@@ -72,7 +72,7 @@ class Tower(ModelConfig):
         if self.hidden_size % (4 * self.num_heads):
             raise ConfigError(
                 f"vision_config: hidden_size={self.hidden_size} does not make "
-                f"num_heads={self.num_heads} heads whose pairs turn by row and by column"
+                f"num_heads={self.num_heads} heads with pairs for rows and columns"
             )
         if self.rope_parameters.get("rope_type", "axial") != "axial":
             raise ConfigError(f"vision_config: rope {self.rope_parameters} is not implemented")
@@ -80,7 +80,7 @@ class Tower(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowTower(Tower):
-    """A tower most of whose layers see only windows of `window_size` pixels."""
+    """A vision config with window attention in most layers."""
 
     depth: int = 32
     hidden_size: int = 3584
@@ -95,18 +95,20 @@ class WindowTower(Tower):
 
     @property
     def window(self) -> int:
-        """A window's side in rows of the language model."""
+        """The side of a window, in rows of the language model."""
         return self.window_size // self.spatial_merge_size // self.patch_size
 
     def check(self) -> None:
         super().check()
         if self.window < 1:
-            raise ConfigError(f"vision_config: window_size={self.window_size} holds no patch")
+            raise ConfigError(
+                f"vision_config: window_size={self.window_size} is smaller than a patch"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SightedConfig(ModelConfig):
-    """Text and tower. Files from before transformers 5 state the text's part at the top."""
+    """Text and vision config. Files before transformers 5 have the text config at the top level."""
 
     text: RopeConfig
     vision: Tower
@@ -118,7 +120,7 @@ class SightedConfig(ModelConfig):
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
-        """As `ModelConfig.from_hf`, of both parts."""
+        """As `ModelConfig.from_hf`, for both parts."""
         whole = {**raw, "model_type": f"{raw.get('model_type')}_text"}
         parts = {
             "text": raw.get("text", raw.get("text_config")) or whole,
@@ -150,7 +152,7 @@ class SightedConfig(ModelConfig):
         super().check()
         if self.vision.out_hidden_size != self.text.hidden_size:
             raise ConfigError(
-                f"vision_config: out_hidden_size={self.vision.out_hidden_size}, where the text's "
+                f"vision_config: out_hidden_size={self.vision.out_hidden_size}, but the text has "
                 f"hidden_size={self.text.hidden_size}"
             )
 

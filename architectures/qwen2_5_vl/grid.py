@@ -1,7 +1,8 @@
-"""Where the patches of images and videos lie.
+"""Positions and window order of the patches of images and videos.
 
-A grid (t, h, w) is a medium's patches in time, rows and columns. They come frame by frame, and in a
-frame in blocks of merge x merge neighbours, the cells that become one row of the language model.
+A grid (t, h, w) is the number of a medium's patches in time, rows and columns. Patches are ordered
+frame by frame, and in a frame in cells of merge x merge patches, which become one row of the
+language model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Grid = tuple[int, int, int]
 Ints = NDArray[np.int64]
 
 SIDE = 4096
-"""The longest side of a frame, in patches: what no preprocessor's limits let pass."""
+"""The longest side of a frame in patches; the limits of preprocessors are far below."""
 
 
 def places(grids: Sequence[Grid], merge: int) -> Ints:
@@ -28,14 +29,14 @@ def places(grids: Sequence[Grid], merge: int) -> Ints:
 
 
 def frames(grids: Sequence[Grid]) -> list[int]:
-    """Where each frame begins among the patches, and their number."""
+    """The start of each frame among the patches, followed by their number."""
     sizes = [h * w for t, h, w in grids for _ in range(t)]
     return [0, *np.cumsum(sizes).tolist()]
 
 
 def windows(grids: Sequence[Grid], merge: int, side: int) -> tuple[Ints, list[int]]:
-    """An order of the cells in which windows of side x side cells lie together, row by row, and
-    where each window begins among the patches in that order, and their number.
+    """The order of cells that groups windows of side x side cells, and the start of each window
+    among the patches in that order, followed by their number.
     """
     labels, first = [], 0
     for t, h, w in grids:

@@ -1,4 +1,4 @@
-"""What Qwen2.5-VL makes of images and videos: patches, and three positions to a token."""
+"""Qwen2.5-VL's inputs: patches of images and videos, and three positions per token."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Seconds = np.ndarray[Any, np.dtype[np.float64]]
 
 IMAGE_LIMITS = (56 * 56, 28 * 28 * 1280)
 FPS = 2.0
-"""Frames per second that are looked at, where the model's file does not say."""
+"""The default sampling rate of videos in frames per second."""
 
 
 class Inputs(ostro.Inputs):
-    """Images and videos as items whose arrays are "patches" [n, k] float32, their "grid" [3] int64
+    """Images and videos as items with the arrays "patches" [n, k] float32, their "grid" [3] int64
     (patches in time, rows and columns) and "times" [t] int64, the temporal position of each.
     """
 
@@ -42,7 +42,7 @@ class Inputs(ostro.Inputs):
         return {"image": self.token("image", 151655), "video": self.token("video", 151656)}
 
     def token(self, name: str, default: int) -> int:
-        """The id of a token that the config names."""
+        """The id of a token in the config, or `default`."""
         return int(self.raw.get(f"{name}_token_id") or default)
 
     @property
@@ -55,7 +55,7 @@ class Inputs(ostro.Inputs):
         return int(self.vision.get("spatial_merge_size", 2))
 
     def rows(self, grid: Grid) -> int:
-        """How many rows of the language model a grid of patches becomes."""
+        """The number of language model rows of a grid."""
         return math.prod(grid) // self.merge**2
 
     @cached_property
@@ -68,8 +68,8 @@ class Inputs(ostro.Inputs):
     def videos(self) -> Preprocessor:
         if "preprocessor_config" in self.raw:
             raise Unsupported(
-                "a projector file (mmproj) does not say how videos are made ready: send images, or "
-                "load the model from its original files",
+                "a projector file (mmproj) has no video settings; send images, or load the model "
+                "from its original files",
                 param="messages",
             )
         return read(self.folder, "video", self.vision)
@@ -84,18 +84,21 @@ class Inputs(ostro.Inputs):
 
     def video(self, frames: Pixels, fps: float) -> Item:
         if not len(frames) or not fps > 0:
-            raise RequestError(f"a video of {len(frames)} frames, {fps} a second", param="messages")
+            raise RequestError(
+                f"a video of {len(frames)} frames, {fps} per second, is not supported",
+                param="messages",
+            )
         chosen = self.sample(len(frames), fps)
         _, height, width, _ = frames.shape
         size = self.video_size(len(chosen), height, width)
         patches, grid = self.videos.patches(self.videos.resize(frames[chosen], *size))
         seconds = chosen / fps
-        tokens = self.tell(grid, seconds)
+        tokens = self.tokens_of_video(grid, seconds)
         times = self.times(grid[0], len(chosen) / len(frames) * fps)
         return item("video", patches, grid, times, tokens, self.placeholders["video"])
 
     def sample(self, total: int, fps: float) -> Ints:
-        """Which of `total` frames are looked at: whole groups of those that patches reach over."""
+        """The indices of sampled frames, a multiple of the temporal patch size."""
         settings, group = self.videos, self.videos.temporal_patch_size
         most = min(settings.max_frames, total) // group * group
         wanted = total / fps * (settings.fps or FPS)
@@ -105,7 +108,7 @@ class Inputs(ostro.Inputs):
         return (np.arange(count) * (total / count)).astype(np.float32).astype(np.int64)
 
     def video_size(self, frames: int, height: int, width: int) -> tuple[int, int]:
-        """The height and width in pixels that frames are brought to."""
+        """The height and width in pixels of resized frames."""
         settings, factor = self.videos, self.videos.factor
         low, high = settings.limits(*self.video_limits)
         if settings.cap_pixels_per_frame:
@@ -114,22 +117,22 @@ class Inputs(ostro.Inputs):
             high = max(min(high, share), int(low * 1.05))
         return fit(height, width, factor, (low, high))
 
-    def tell(self, grid: Grid, seconds: Seconds) -> list[int]:
-        """The tokens that stand for a video, whose frames are seen at `seconds`."""
+    def tokens_of_video(self, grid: Grid, seconds: Seconds) -> list[int]:
+        """The placeholder tokens of a video with frames at `seconds`."""
         return [self.placeholders["video"]] * self.rows(grid)
 
     def times(self, count: int, fps: float) -> Ints:
-        """Temporal positions of a video's patches, `fps` of whose frames were seen a second."""
+        """Temporal positions of a video's patches at `fps` sampled frames per second."""
         # in float32, as the reference computes them
         apart = np.float32(self.videos.temporal_patch_size / fps)
         step = np.float32(self.vision.get("tokens_per_second", 4)) * apart
         return (np.arange(count, dtype=np.float32) * step).astype(np.int64)
 
     def positions(self, tokens: Sequence[int], items: Sequence[Item]) -> Array | None:
-        """Text counts on all axes; the rows of a grid lie at its time, row and column, and what
-        follows begins behind its longer side.
+        """Three positions per token. Text advances all axes; the rows of a grid have its time, row
+        and column, and the following text starts after its longest axis.
 
-        Raises RequestError where a video lasts longer than the model has positions for.
+        Raises RequestError for a video that exceeds the model's positions.
         """
         if not items:
             return None
@@ -145,14 +148,14 @@ class Inputs(ostro.Inputs):
         text = self.raw.get("text_config") or self.raw
         if out.max() >= (most := text.get("max_position_embeddings", out.max() + 1)):
             raise RequestError(
-                f"the media reach position {out.max()}, and this model was made for {most}; send a "
+                f"the media reach position {out.max()}, but the model supports {most}; send a "
                 "shorter video, or one with more frames per second",
                 param="messages",
             )
         return Array.of(out.astype(np.int32))
 
     def spans(self, items: Sequence[Item]) -> Iterator[tuple[int, Ints]]:
-        """Where each span of rows begins, and time, row and column of each of them: [3, count]."""
+        """The start of each span of rows, and the time, row and column of its rows: [3, count]."""
         for each in items:
             t, h, w = each.arrays["grid"].numpy().tolist()
             cells = np.indices((t, h // self.merge, w // self.merge)).reshape(3, -1)
@@ -171,7 +174,7 @@ def item(
     tokens: Sequence[int],
     pad: int,
 ) -> Item:
-    """An item whose rows stand at the pads of its tokens."""
+    """An item; its rows replace the tokens equal to `pad`."""
     arrays: dict[str, np.ndarray[Any, Any]] = {
         "patches": patches,
         "grid": np.array(grid, np.int64),

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: Qwen2 with three positions to a token, and a tower that sees (Qwen team 2025).
+"""Qwen2.5-VL: Qwen2 with mrope and a vision encoder (Qwen team 2025).
 
 Reference class Qwen2_5_VLForConditionalGeneration of transformers.
 """
@@ -22,7 +22,7 @@ from ostro.errors import CheckpointError
 
 
 class Sighted(llama.Model):
-    """What a decoder with a tower has beyond the decoder."""
+    """A decoder with a vision encoder."""
 
     layers = ("model.layers", "visual.blocks")
     axes = 3
@@ -68,8 +68,8 @@ class Flatten:
     def read(self, tensor: Tensor) -> Tensor:
         if tuple(tensor.shape[1:]) != self.shape:
             raise CheckpointError(
-                f"a patch's kernel of shape {tuple(tensor.shape)}, where the config asks for "
-                f"{list(self.shape)} per row"
+                f"a patch embedding of shape {tuple(tensor.shape)}, expected {list(self.shape)} "
+                "per row"
             )
         return tensor.flatten(1)
 
@@ -78,7 +78,7 @@ class Flatten:
 
 
 def names(config: Config) -> Names:
-    """Files keep the tower at `visual`, trees of transformers 5 below `model`."""
+    """Checkpoints have the vision encoder at `visual`, transformers 5 below `model`."""
     kernel = Flatten(config.vision.patch_shape)
     pairs = [
         pair

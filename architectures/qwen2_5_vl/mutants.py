@@ -1,4 +1,5 @@
-"""Bugs that the parity test of qwen2_5_vl must notice, with images and a video in the prompt."""
+"""Mutants of qwen2_5_vl: porting bugs that its parity test must detect, with images and a video in
+the prompt."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from ostro import Mutant, Step, nn
 from ostro.architectures.qwen2_5_vl.vision import Attention, AxialRope, Merger, Tower
 from ostro.testing import each, no_bias
 
-Place = Callable[[Tensor], Tensor]
+ChangePositions = Callable[[Tensor], Tensor]
 
 
 def tower_scale(model: nn.TokenModel) -> None:
     each(model, Attention, lambda a: setattr(a, "scale", a.scale * 1.1))
 
 
-def rope_places(change: Place, kind: type[nn.Rope]) -> Callable[[nn.TokenModel], None]:
-    """Give ropes of a kind other positions [c, T]."""
+def rope_positions(change: ChangePositions, kind: type[nn.Rope]) -> Callable[[nn.TokenModel], None]:
+    """Change the positions [c, T] of ropes of a class."""
 
     def spoil(rope: nn.Rope) -> None:
         forward = rope.forward
@@ -31,7 +32,7 @@ def rope_places(change: Place, kind: type[nn.Rope]) -> Callable[[nn.TokenModel],
 
 
 def one_frequency(model: nn.TokenModel) -> None:
-    """The columns' pairs turn by the frequencies behind the rows'."""
+    """Give columns the next frequencies after those of rows."""
 
     def spoil(rope: AxialRope) -> None:
         nn.Rope.finalize(rope, rope.context, rope.table.device)
@@ -40,7 +41,7 @@ def one_frequency(model: nn.TokenModel) -> None:
 
 
 def see_all(model: nn.TokenModel) -> None:
-    """Patches see those of other frames."""
+    """Attend across frames."""
 
     def spoil(attention: Attention) -> None:
         forward = attention.forward
@@ -54,7 +55,7 @@ def see_all(model: nn.TokenModel) -> None:
 
 
 def stripes(model: nn.TokenModel) -> None:
-    """The patches of a cell put side by side in another order."""
+    """Concatenate the patches of a cell in another order."""
 
     def spoil(merger: Merger) -> None:
         gather = merger.gather
@@ -74,7 +75,7 @@ def no_gelu(model: nn.TokenModel) -> None:
 
 
 def sections(model: nn.TokenModel) -> None:
-    """Rows turn as many pairs as time should, and time as many as columns should."""
+    """Exchange the sizes of mrope sections."""
 
     def spoil(rope: nn.Rope) -> None:
         if type(rope) is nn.Rope and rope.sections:
@@ -97,18 +98,18 @@ def features_late(model: nn.TokenModel) -> None:
     model.embed = spoil  # type: ignore[method-assign]
 
 
-def seeing() -> Iterator[Mutant]:
-    """The bugs that any tower of this family can have."""
+def vision_mutants() -> Iterator[Mutant]:
+    """The mutants of all vision encoders of this family."""
     swap, first = (lambda at: at.flip(0)), (lambda at: at[:1].expand_as(at))
     yield Mutant(name="tower: scores scaled by 1.1", apply=tower_scale)
-    yield Mutant(name="tower: rows and columns exchanged", apply=rope_places(swap, AxialRope))
-    yield Mutant(name="tower: columns do not turn", apply=rope_places(first, AxialRope))
-    yield Mutant(name="tower: rows and columns turn unlike", apply=one_frequency)
-    yield Mutant(name="tower: frames see each other", apply=see_all)
+    yield Mutant(name="tower: rows and columns exchanged", apply=rope_positions(swap, AxialRope))
+    yield Mutant(name="tower: no rope on columns", apply=rope_positions(first, AxialRope))
+    yield Mutant(name="tower: other frequencies for columns", apply=one_frequency)
+    yield Mutant(name="tower: attention across frames", apply=see_all)
     yield Mutant(name="tower: a cell's patches in another order", apply=stripes)
     yield Mutant(name="tower: another activation in the merger", apply=no_gelu)
-    yield Mutant(name="text: time is the only position", apply=rope_places(first, nn.Rope))
-    yield Mutant(name="text: rows and time exchanged", apply=rope_places(swap, nn.Rope))
+    yield Mutant(name="text: time is the only position", apply=rope_positions(first, nn.Rope))
+    yield Mutant(name="text: rows and time exchanged", apply=rope_positions(swap, nn.Rope))
     yield Mutant(name="text: sections of other sizes", apply=sections)
     yield Mutant(name="features one row late", apply=features_late)
 
@@ -126,7 +127,7 @@ def window(by: int) -> Callable[[nn.TokenModel], None]:
 
 
 def mutants() -> Iterator[Mutant]:
-    yield from seeing()
+    yield from vision_mutants()
     yield Mutant(name="no biases on q, k, v", apply=no_bias)
     yield Mutant(name="tower: windows everywhere", apply=windows_everywhere)
     yield Mutant(name="tower: windows nowhere", apply=windows_nowhere)

@@ -1,4 +1,4 @@
-"""From pixels to patches, as a preprocessor's file asks for it, in numpy and Pillow.
+"""Image and video preprocessing: from pixels to patches, in numpy and Pillow.
 
 Reference classes Qwen2VLImageProcessorPil and Qwen2VLVideoProcessor of transformers.
 """
@@ -20,21 +20,21 @@ from ostro.errors import ConfigError, RequestError
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
-SLIMMEST = 200
-"""How many times longer than the other a side may be at most."""
+MAX_ASPECT = 200
+"""The largest aspect ratio."""
 
 FILES = {
     "image": ("preprocessor_config.json",),
     "video": ("video_preprocessor_config.json", "preprocessor_config.json"),
 }
-"""Where settings of a kind of media are found, unless processor_config.json holds them all."""
+"""The settings file of each kind of media, if processor_config.json does not exist."""
 
 
 class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
     """A preprocessor's settings; names, meanings and defaults are those of transformers.
 
-    `size` holds how many pixels an image, or a video's frame, has at least ("shortest_edge") and at
-    most ("longest_edge"), which `min_pixels` and `max_pixels` replace.
+    `size` holds the smallest ("shortest_edge") and largest ("longest_edge") number of pixels of an
+    image or frame; `min_pixels` and `max_pixels` take precedence.
     """
 
     size: dict[str, int] = {}
@@ -59,16 +59,16 @@ class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> int:
-        """Pixels of which both sides are a multiple."""
+        """Both sides of an image are a multiple of this, in pixels."""
         return self.patch_size * self.merge_size
 
     def limits(self, low: int, high: int) -> tuple[int, int]:
-        """Pixels at least and at most, by default `low` and `high`."""
+        """The smallest and largest number of pixels, by default `low` and `high`."""
         low = self.min_pixels or self.size.get("shortest_edge", low)
         return low, self.max_pixels or self.size.get("longest_edge", high)
 
     def resize(self, frames: Pixels, height: int, width: int) -> Pixels:
-        """Frames [f, h, w, 3] in another size."""
+        """Resize frames [f, h, w, 3]."""
         if frames.shape[1:3] == (height, width):
             return frames
         images = (Image.fromarray(frame) for frame in frames)
@@ -78,8 +78,8 @@ class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
     def patches(self, frames: Pixels) -> tuple[Floats, Grid]:
         """Frames [f, h, w, 3], sides multiples of `factor` -> patches [n, k] and their grid.
 
-        Values are normalised and in the order channel, frame, row, column; the last frame stands in
-        for those that the last patches lack.
+        Values are normalised and in the order channel, frame, row, column; the last frame is
+        repeated to fill the last patches.
         """
         time, size, merge = self.temporal_patch_size, self.patch_size, self.merge_size
         lacking = -len(frames) % time
@@ -96,18 +96,18 @@ class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
         return values.reshape(len(values), -1), (t, h, w)
 
 
-TOLD_TWICE = {
+SHARED_SETTINGS = {
     "patch_size": "patch_size",
     "temporal_patch_size": "temporal_patch_size",
     "merge_size": "spatial_merge_size",
 }
-"""What a preprocessor's file and the tower's config both say, by their names there."""
+"""Settings that are also in the vision config, with their names there."""
 
 
 def read(folder: Path, kind: str, vision: Mapping[str, Any]) -> Preprocessor:
     """The settings for images or videos of the model in `folder`, whose tower's config is `vision`.
 
-    Raises ConfigError naming the file that is missing, or that asks for what is not implemented.
+    Raises ConfigError for a missing file, or settings that are not implemented.
     """
     whole = parse(folder / "processor_config.json").get(f"{kind}_processor")
     path = folder / "processor_config.json"
@@ -116,7 +116,7 @@ def read(folder: Path, kind: str, vision: Mapping[str, Any]) -> Preprocessor:
         path = found[0] if found else folder / FILES[kind][0]
         if not found:
             raise ConfigError(
-                f"{path} is missing, which says how {kind}s are made ready; fetch the model again, "
+                f"{path} is missing, which has the {kind} settings; download the model again, "
                 "or copy the file from its original"
             )
         whole = parse(path)
@@ -124,7 +124,7 @@ def read(folder: Path, kind: str, vision: Mapping[str, Any]) -> Preprocessor:
 
 
 def settings_of(found: Mapping[str, Any], path: Path, vision: Mapping[str, Any]) -> Preprocessor:
-    """The settings that a file states. Raises ConfigError."""
+    """The settings of a file. Raises ConfigError."""
     try:
         made = msgspec.convert(found, Preprocessor)
     except msgspec.ValidationError as error:
@@ -135,21 +135,21 @@ def settings_of(found: Mapping[str, Any], path: Path, vision: Mapping[str, Any])
 
 
 def refusal(settings: Preprocessor, vision: Mapping[str, Any]) -> str | None:
-    """Why settings cannot be followed, or None."""
+    """The reason why settings are not implemented, or None."""
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not getattr(settings, name):
             return f"{name}=false is not implemented"
     if settings.num_frames is not None:
-        return "num_frames is not implemented; fps says how many frames are looked at"
-    for ours, theirs in TOLD_TWICE.items():
-        told = getattr(settings, ours)
-        if told < 1 or vision.get(theirs, told) != told:
-            return f"{ours}={told}, but the config says {theirs}={vision.get(theirs)}"
+        return "num_frames is not implemented; use fps"
+    for ours, theirs in SHARED_SETTINGS.items():
+        value = getattr(settings, ours)
+        if value < 1 or vision.get(theirs, value) != value:
+            return f"{ours}={value}, but the config has {theirs}={vision.get(theirs)}"
     return None
 
 
 def parse(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty where there is none. Raises ConfigError."""
+    """The JSON object of a file, empty if it does not exist. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -167,15 +167,15 @@ def fit(
     frames: int = 1,
     counted: int = 1,
 ) -> tuple[int, int]:
-    """The size, in multiples of `factor`, whose shape is closest and whose pixels are in `limits`.
+    """The size in multiples of `factor` with the closest aspect ratio and pixels within `limits`.
 
-    Of a video these are the pixels of all `frames`, of which `counted` count once it is resized.
-    Raises RequestError where one side is more than `SLIMMEST` times the other.
+    For a video, `limits` apply to the pixels of all `frames`, of `counted` frames when resized.
+    Raises RequestError if one side is more than `MAX_ASPECT` times the other.
     """
-    if max(height, width) > SLIMMEST * min(height, width):
+    if max(height, width) > MAX_ASPECT * min(height, width):
         raise RequestError(
-            f"an image of {width} x {height} pixels is too slim: one side may be {SLIMMEST} times "
-            "the other at most",
+            f"an image of {width} x {height} pixels is too narrow: one side may be at most "
+            f"{MAX_ASPECT} times the other",
             param="messages",
         )
     sides, (low, high) = (height, width), limits

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL in two GGUF files: what a text's and a projector's (mmproj) say."""
+"""Qwen2.5-VL in two GGUF files: the config and the names of text and projector (mmproj)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 WINDOW = 112
-"""Pixels of a window's side, which the converter does not write and all published models have."""
+"""The side of a window in pixels; no key holds it, and all published models have this value."""
 
 LIMITS = 8, 4096
-"""Rows of an image at least and at most, where a file does not say how many pixels it may have."""
+"""The default limits of an image in rows."""
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json, and how images are made ready. One layer in so many sees all."""
+    """The config.json, with image preprocessing; full attention is in every n-th layer."""
     depth = llava.stated(container, "vision.block_count")
     pattern = llava.stated(container, "vision.n_wa_pattern")
     more = {
@@ -39,7 +39,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 
 def sighted_config(container: Container, **tower: Any) -> dict[str, Any]:
-    """What the families of Qwen-VL share of it; `tower` is what they add to the tower's config."""
+    """The config of the Qwen-VL families; `tower` are further fields of the vision config."""
     metadata, text = container.metadata, llama.gguf_config(container)
     sections = metadata.get(f"{metadata['general.architecture']}.rope.dimension_sections")
     if sections is not None:
@@ -75,7 +75,7 @@ def sighted_config(container: Container, **tower: Any) -> dict[str, Any]:
 
 
 def tower_pairs(config: SightedConfig) -> tuple[Pair, ...]:
-    """The names of what the towers of the families share, but for their layers."""
+    """The names that the vision encoders of the families share, without layers."""
     kernel = qwen2_5_vl.Flatten(config.vision.patch_shape)
     ends = {"0": "linear_fc1", "2": "linear_fc2"}
     return (
@@ -86,7 +86,7 @@ def tower_pairs(config: SightedConfig) -> tuple[Pair, ...]:
 
 
 def names(config: Config) -> Names:
-    """As files of the hub, and in two GGUF files."""
+    """The names on the hub, and in the two GGUF files."""
     layers = llava.pairs(BLOCK, "v.blk.{i}", "visual.blocks.{i}")
     gguf = (*tower_pairs(config), *layers, *llama.GGUF)
     return replace(qwen2_5_vl.names(config), gguf=gguf)

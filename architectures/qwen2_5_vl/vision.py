@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's tower: images and videos of any size, most layers looking at windows of them.
+"""Qwen2.5-VL's vision encoder: images and videos of any size, with window attention.
 
 Reference class Qwen2_5_VisionTransformerPretrainedModel of transformers.
 """
@@ -23,7 +23,7 @@ EPS = 1e-6
 
 
 class AxialRope(nn.Rope):
-    """Half of a head's pairs turn by the patch's row, the other half as fast by its column."""
+    """Rope with the patch's row on one half of a head's pairs and its column on the other."""
 
     def __init__(self, config: configs.Tower) -> None:
         half = config.head_dim // 4
@@ -31,13 +31,13 @@ class AxialRope(nn.Rope):
         super().__init__(rule, config.head_dim, SIDE, sections=(half, half))
 
     def finalize(self, context: int, device: torch.device) -> None:
-        """Make the table, whatever the text's context is."""
+        """Build the table, independent of the text's context."""
         cos, sin = table(self.rule, self.head_dim // 2, self.context).chunk(2, -1)
         self.table = torch.cat((cos, cos, sin, sin), -1).to(device)
 
 
 class Attention(nn.Module):
-    """Of every patch to those between the same `step.bounds`."""
+    """Attention within the segments of `step.bounds`."""
 
     def __init__(self, config: configs.Tower, rope: nn.Rope) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class Merger(nn.Module):
-    """A cell of neighbouring patches becomes one row of the language model."""
+    """Merges a cell of neighbouring patches to one row of the language model."""
 
     def __init__(self, config: configs.Tower) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Merger(nn.Module):
         self.linear_fc2 = nn.Linear(self.width, config.out_hidden_size, bias=True, shard="rowwise")
 
     def gather(self, x: Tensor) -> Tensor:
-        """Norm the patches [n, d] and put those of a cell side by side."""
+        """Norm the patches [n, d] and concatenate those of a cell."""
         return self.norm(x)[0].view(-1, self.width)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -91,7 +91,7 @@ class Merger(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """A convolution whose stride is its size: one linear map of every patch."""
+    """Patch embedding: a convolution whose stride is its kernel size, as a linear."""
 
     def __init__(self, config: configs.Tower, *, bias: bool) -> None:
         super().__init__()
@@ -112,10 +112,9 @@ class Tower(nn.Module):
         self.merger = Merger(config)
 
     def forward(self, patches: Tensor, grids: Sequence[Grid], step: Step) -> tuple[Tensor, ...]:
-        """Patches [n, c * t * p * p] of media one after the other -> their rows [n / cell, out].
+        """Patches [n, c * t * p * p] of consecutive media -> their rows [n / cell, out].
 
-        Within, the cells of a window lie together; a frame's windows follow each other, so a
-        frame's patches still do.
+        Internally the cells of a window are contiguous, as are the windows of a frame.
         """
         order, bounds = windows(grids, self.merge, self.window)
         cells = torch.from_numpy(order).to(patches.device)
@@ -129,5 +128,5 @@ class Tower(nn.Module):
         return (self.merger(x, step)[cells.argsort()],)
 
     def reorder(self, x: Tensor, cells: Tensor) -> Tensor:
-        """x [n, d] with its cells in another order."""
+        """Reorder the cells of x [n, d]."""
         return x.unflatten(0, (-1, self.merge**2))[cells].flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Prompts with sounds in them, small enough for tests."""
+"""Example prompts with audio, for the conformance kit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from transformers import WhisperFeatureExtractor
 from ostro.architectures.qwen2_audio.inputs import Inputs
 from ostro.testing import Example, sound, words
 
-SOUNDS = [sound(seed, seconds) for seed, seconds in enumerate((0.3, 1.0, 0.567))]
-HEARD = ((0,), (1,), (0, 1), (2, 0, 1))
-"""Which of them each prompt has."""
+CLIPS = [sound(seed, seconds) for seed, seconds in enumerate((0.3, 1.0, 0.567))]
+SELECTIONS = ((0,), (1,), (0, 1), (2, 0, 1))
+"""The audio clips of each prompt, by index."""
 
 
 def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
     hears = {"feature_size": raw["audio_config"]["num_mel_bins"], "chunk_length": 1}
     (folder / "preprocessor_config.json").write_text(json.dumps(hears))
     inputs, extract = Inputs(raw, folder), WhisperFeatureExtractor(**hears)
-    for heard in HEARD:
-        tokens, sounds = words(9, 100), [SOUNDS[i] for i in heard]
+    for heard in SELECTIONS:
+        tokens, sounds = words(9, 100), [CLIPS[i] for i in heard]
         for i in heard:
             tokens += [raw["audio_token_index"], *words(5, 100, seed=i)]
         prompt = inputs.place(tokens, [inputs.audio(samples) for samples in sounds])
@@ -33,7 +33,7 @@ def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
 def reference(
     extract: WhisperFeatureExtractor, sounds: list[np.ndarray[Any, Any]], count: int
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """What the reference's processor makes of sounds for a prompt of so many tokens."""
+    """The arguments of the reference for a prompt of `count` tokens with these clips."""
     made = extract(sounds, sampling_rate=16000, return_attention_mask=True, return_tensors="np")
     return {
         "input_features": made.input_features,

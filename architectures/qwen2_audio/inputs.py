@@ -1,4 +1,4 @@
-"""What Qwen2-Audio makes of sound: a spectrum of what is heard, and a token per four frames."""
+"""Qwen2-Audio's inputs: a spectrogram of audio, with one placeholder per four frames."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from ostro.architectures.whisper.spectrum import Mel, read_mel
 from ostro.errors import RequestError
 
 SILENCE = 800
-"""Samples of silence behind a sound: more than any of its rows sees."""
+"""Samples of silence after audio: more than the receptive field of its last row."""
 
 
 class Inputs(Base):
-    """The chat template writes one audio token between its brackets; it becomes as many as there
-    are rows.
-    """
+    """The chat template writes one audio token, which is repeated for every row."""
 
     def __init__(self, raw: Mapping[str, Any], folder: Path) -> None:
         super().__init__(raw, folder)
@@ -37,20 +35,20 @@ class Inputs(Base):
         return {"audio": self.token}
 
     def audio(self, samples: np.ndarray[Any, Any]) -> Item:
-        """A sound no longer than the window. Of what follows it, silence, only what its last row
-        sees is sent along. Raises RequestError for one that is longer, or too short to be heard.
+        """An item of audio within the window. The silence after it is cut to the receptive field of
+        the last row. Raises RequestError for audio that is too long or too short.
         """
         frames = -(-len(samples) // self.mel.hop)
         rows = -(-frames // 2)
         if len(samples) > self.mel.window:
             raise RequestError(
-                f"the sound is {len(samples) / self.rate:.1f} s long, where the model hears "
-                f"{self.mel.seconds} s at a time",
+                f"the audio has {len(samples) / self.rate:.1f} s, the model supports at most "
+                f"{self.mel.seconds} s",
                 param="messages",
             )
         if rows < 2:
             raise RequestError(
-                f"the sound is {len(samples) / self.rate:.3f} s long: too short to be heard",
+                f"the audio has {len(samples) / self.rate:.3f} s, which is too short",
                 param="messages",
             )
         silence = min(SILENCE, self.mel.window - len(samples))

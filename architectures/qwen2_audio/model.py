@@ -1,4 +1,4 @@
-"""Qwen2-Audio: a Qwen2 that hears through Whisper's encoder, two rows at a time (Chu et al. 2024).
+"""Qwen2-Audio: Qwen2 with Whisper's encoder, pooled by two rows (Chu et al. 2024).
 
 Reference class Qwen2AudioForConditionalGeneration of transformers.
 """
@@ -25,7 +25,7 @@ QWEN2 = {
     "num_attention_heads": 32,
     "max_position_embeddings": 32768,
 }
-"""What files leave out of the text's config: the defaults of Qwen2Config."""
+"""The defaults of Qwen2Config, which files omit from text_config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class Config(ModelConfig):
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
-        """As `ModelConfig.from_hf`, of both parts."""
+        """As `ModelConfig.from_hf`, for both parts."""
         text, audio = raw.get("text_config") or {}, raw.get("audio_config") or {}
         if not isinstance(text, Mapping) or not isinstance(audio, Mapping):
             raise ConfigError("config.json: text_config or audio_config is not an object")
         token = raw.get("audio_token_index", raw.get("audio_token_id", cls.audio_token_index))
         if not isinstance(token, int):
-            raise ConfigError(f"audio_token_index={token!r:.80} is no token id")
+            raise ConfigError(f"audio_token_index={token!r:.80} is not a token id")
         words = qwen2.Config.from_hf({**QWEN2, **text}, allow=allow)
         sound = AudioConfig.from_hf(audio, allow=allow)
         config = cls(vocab_size=words.vocab_size, text=words, audio=sound, audio_token_index=token)
@@ -72,7 +72,7 @@ class Config(ModelConfig):
 
 class Tower(Encoder):
     def pool(self, x: Tensor) -> Tensor:
-        """The mean of two neighbouring rows; one that is left over at the end is not heard."""
+        """The mean of every two rows; an odd last row is dropped."""
         return x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).mean(1)
 
 
@@ -94,8 +94,8 @@ class Model(qwen2.Model):
         self.multi_modal_projector = Projector(config)
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
-        """Media hold `spectrum` [num_mel_bins, frames]: of n rows of sound, 2 n + 1 frames, since
-        the last row sees one of what follows, or 2 n where the window ends there.
+        """Media hold `spectrum` [num_mel_bins, frames]: 2 n + 1 frames for n rows of audio, since
+        the last row depends on the next frame, or 2 n at the end of the window.
         """
         spectra = [medium.arrays["spectrum"] for medium in media]
         rows = [spectrum.shape[1] // 2 for spectrum in spectra]
@@ -110,7 +110,9 @@ class Model(qwen2.Model):
 
 
 def names(config: Config) -> Names:
-    """Files keep the parts at the top, trees of transformers 5 below `model`."""
+    """Checkpoints have the parts at the top level, the module tree of transformers 5 below
+    `model`.
+    """
     layer = "audio_tower.layers.{i}"
     pairs = (
         pair

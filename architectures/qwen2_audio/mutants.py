@@ -1,4 +1,4 @@
-"""Bugs that the parity test of Qwen2-Audio must notice."""
+"""Mutants of Qwen2-Audio: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ def first_of_two(model: nn.Model) -> None:
 
 
 def halves(model: nn.Model) -> None:
-    """The mean of rows that are half a sound apart."""
+    """Pool rows that are half the audio apart."""
 
     def pool(x: Tensor) -> Tensor:
         return x[: len(x) // 2 * 2].unflatten(0, (2, -1)).mean(0)
@@ -35,16 +35,16 @@ def norm_before_pooling(model: nn.Model) -> None:
     each(model, Tower, change)
 
 
-def silence_is_heard(model: nn.Model) -> None:
-    """Rows behind the sound are looked at as well."""
+def attend_to_silence(model: nn.Model) -> None:
+    """Attend to the silence after the audio."""
 
     def change(tower: Tower) -> None:
         forward = tower.forward
 
-        def hear_all(spectra: Sequence[Tensor], step: Step, rows: Sequence[int]) -> list[Tensor]:
+        def encode_all(spectra: Sequence[Tensor], step: Step, rows: Sequence[int]) -> list[Tensor]:
             return [x[: n // 2] for x, n in zip(forward(spectra, step), rows, strict=True)]
 
-        tower.forward = hear_all  # type: ignore[assignment, method-assign]
+        tower.forward = encode_all  # type: ignore[assignment, method-assign]
 
     each(model, Tower, change)
 
@@ -58,31 +58,31 @@ def no_projector_bias(model: nn.Model) -> None:
 
 
 def rows_late(model: nn.Model) -> None:
-    """Features one row behind their places."""
+    """Features one row late."""
 
-    def change(whole: Model) -> None:
-        encode = whole.encode
-        whole.encode = lambda media, step: [  # type: ignore[method-assign]
+    def change(audio_model: Model) -> None:
+        encode = audio_model.encode
+        audio_model.encode = lambda media, step: [  # type: ignore[method-assign]
             (x.roll(1, 0),) for (x,) in encode(media, step)
         ]
 
     each(model, Model, change)
 
 
-def deaf(model: nn.Model) -> None:
-    def change(whole: Model) -> None:
-        embed = super(Model, whole).embed
-        whole.embed = embed  # type: ignore[method-assign]
+def no_features(model: nn.Model) -> None:
+    def change(audio_model: Model) -> None:
+        embed = super(Model, audio_model).embed
+        audio_model.embed = embed  # type: ignore[method-assign]
 
     each(model, Model, change)
 
 
 def mutants() -> Iterator[Mutant]:
     yield Mutant(name="the first of two rows instead of their mean", apply=first_of_two)
-    yield Mutant(name="the mean of rows half a sound apart", apply=halves)
+    yield Mutant(name="the mean of rows half the audio apart", apply=halves)
     yield Mutant(name="norm before pooling", apply=norm_before_pooling)
-    yield Mutant(name="silence is heard", apply=silence_is_heard)
+    yield Mutant(name="attention to silence", apply=attend_to_silence)
     yield Mutant(name="scores of the encoder scaled by 1.1", apply=scale)
     yield Mutant(name="no bias on the projector", apply=no_projector_bias)
     yield Mutant(name="features one row late", apply=rows_late)
-    yield Mutant(name="embeddings of placeholders instead of features", apply=deaf)
+    yield Mutant(name="embeddings of placeholders instead of features", apply=no_features)

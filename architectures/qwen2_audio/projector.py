@@ -1,4 +1,4 @@
-"""Qwen2-Audio in two GGUF files: what a text's and a projector's (mmproj) say."""
+"""Qwen2-Audio in two GGUF files: the config and the names of text and projector (mmproj)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BLOCK = {
 }
 POSITIONS = "mmproj.a.position_embd.weight"
 FRAMES = 2
-"""Frames of a spectrum to a row of the encoder."""
+"""Frames of the spectrogram per row of the encoder."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A bias [d] that the converter writes as a column [d, 1]."""
+    """GGUF files store a bias [d] as a column [d, 1]."""
 
     packed: bool = field(default=False, init=False)
 
@@ -43,12 +43,14 @@ class Column:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json, and how sound is made ready: what is heard at once follows from the rows.
+    """The config.json, with audio preprocessing; the window follows from the positions.
 
-    Raises ConfigError for what is missing.
+    Raises ConfigError for missing keys.
     """
     if POSITIONS not in container.tensors:
-        raise ConfigError(f"{container.path.name}: its projector has no positions of sound")
+        raise ConfigError(
+            f"{container.path.name}: its projector has no {POSITIONS}; convert it again"
+        )
     rows, bins = (
         container.tensors[POSITIONS].shape[0],
         llava.stated(container, "audio.num_mel_bins"),
@@ -71,7 +73,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 
 def names(config: qwen2_audio.Config) -> Names:
-    """As files of the hub, and in two GGUF files."""
+    """The names on the hub, and in the two GGUF files."""
     tower, ends = "audio_tower", {"post_ln": "layer_norm", "position_embd": "embed_positions"}
     convolutions = (
         pair

@@ -1,4 +1,4 @@
-"""Qwen3 with experts: in some layers or all, a sparse mixture takes the place of the MLP."""
+"""Qwen3-MoE: Qwen3 with a mixture of experts instead of the MLP in some or all layers."""
 
 from __future__ import annotations
 

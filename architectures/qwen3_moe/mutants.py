@@ -1,4 +1,4 @@
-"""Bugs that the parity test of qwen3_moe must notice."""
+"""Mutants of qwen3_moe: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Qwen3's names with experts: on the hub each under its own, stacked in GGUF files."""
+"""Qwen3-MoE's names: separate experts on the hub, stacked experts in GGUF files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ostro.architectures.qwen3_moe.model import Config
 
 
 def names(config: Config) -> ExpertNames:
-    """The converter leaves q and k of this family as they are."""
+    """llama.cpp's converter does not reorder the rows of q and k of this family."""
     gguf = (mixtral.GATE, *llama.GGUF)
     return ExpertNames(gguf=gguf, experts=config.num_local_experts, stacks=mixtral.STACKS)
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Mixtral's keys and the experts' width; llama.cpp renormalises in every model of this kind."""
+    """Mixtral's keys and the experts' width; llama.cpp always renormalises for this family."""
     width = container.metadata.get("qwen3moe.expert_feed_forward_length")
     fixed = {"moe_intermediate_size": width, "norm_topk_prob": True}
     return mixtral.gguf_config(container) | fixed

@@ -1,4 +1,5 @@
-"""Qwen3-Next: gated delta nets, every fourth layer gated attention, experts beside a shared one."""
+"""Qwen3-Next: gated delta nets, gated attention in every fourth layer, routed and shared
+experts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from ostro.ops import Op, causal_conv
 
 @dataclass(frozen=True, kw_only=True)
 class Config(mixtral.SparseConfig, llama.Config):
-    """Layers attend as layer_types says, else every full_attention_interval-th."""
+    """Attention layers are in layer_types, by default every full_attention_interval-th layer."""
 
     intermediate_size: int = 5632
     max_position_embeddings: int = 32768
@@ -62,7 +63,9 @@ class Config(mixtral.SparseConfig, llama.Config):
             )
         for kind in types or ():
             if kind not in ("full_attention", "linear_attention"):
-                raise ConfigError(f"layer_types names {kind!r:.80}, which this family has not")
+                raise ConfigError(
+                    f"layer_types names {kind!r:.80}, expected full_attention or linear_attention"
+                )
 
     def attends(self, layer: int) -> bool:
         if self.layer_types is not None:
@@ -71,7 +74,7 @@ class Config(mixtral.SparseConfig, llama.Config):
 
 
 class Attention(nn.Attention):
-    """A head's queries come with a gate on what it says."""
+    """Attention with an output gate, which is fused with the queries."""
 
     def __init__(self, config: Config, layer: int, rope: nn.Rope) -> None:
         bias, d = config.attention_bias, config.head_dim
@@ -91,7 +94,7 @@ class Attention(nn.Attention):
 
 
 class DeltaNet(nn.RecurrentLayer):
-    """q, k, v, a gate z and two numbers per head; convolve q, k, v; the delta rule; norm; gate."""
+    """The gated delta net: projections, convolution of q, k, v, delta rule, gated norm."""
 
     def __init__(self, config: Config, layer: int) -> None:
         super().__init__()
@@ -116,7 +119,7 @@ class DeltaNet(nn.RecurrentLayer):
         return CacheSpec(kind="recurrent", state=((c, w - 1), (self.heads, self.dk, self.dv)))
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, d] -> [T, d]. b and a go by key heads: each with its value heads."""
+        """x [T, d] -> [T, d]. b and a are grouped by key head."""
         ba = self.in_proj_ba(x, step).unflatten(-1, (self.key_heads, 2, -1))
         b, a = (each.flatten(1) for each in ba.unbind(2))
         x, z = self.in_proj(x, step).split((2 * self.keys + self.values, self.values), -1)
@@ -132,7 +135,7 @@ class DeltaNet(nn.RecurrentLayer):
 
 
 class SharedMLP(mixtral.SparseMLP):
-    """Beside those that the router chooses, one expert that all rows go through, with a gate."""
+    """Routed experts, and a gated shared expert for all rows."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, config.moe_intermediate_size, renormalise=config.norm_topk_prob)

@@ -1,4 +1,4 @@
-"""Bugs that the parity test of qwen3_next must notice."""
+"""Mutants of qwen3_next: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARGUMENTS = ("q", "k", "v", "b", "a", "rate", "dt_bias")
 
 
 def ruled(**changes: Callable[[dict[str, Any]], Any]) -> Callable[[nn.Model], None]:
-    """The delta rule with other arguments: each named one is made of all."""
+    """Change arguments of the delta rule; each function receives all arguments."""
 
     def change(net: DeltaNet) -> None:
         plain = net.rule.kernel
@@ -40,7 +40,7 @@ def no_activation(model: nn.Model) -> None:
 
 
 def open_gates(linear: str) -> Callable[[Any], None]:
-    """Gates of 0, which let a half through whatever is asked."""
+    """Constant gates of sigmoid(0)."""
 
     def change(module: Any) -> None:
         forward = getattr(module, linear).forward

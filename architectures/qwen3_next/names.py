@@ -1,4 +1,4 @@
-"""Qwen3-Next's names: a delta net lies where attention would, and most norms hold w for 1 + w."""
+"""Qwen3-Next's names; most norms store w, the model multiplies by 1 + w."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ostro.architectures.mixtral import names as mixtral
 from ostro.architectures.qwen3_next.model import Config
 
 LAYER = "model.layers.{i}"
-HERE = f"{LAYER}.self_attn"
-SAME = tuple(f"{HERE}.{part}_proj" for part in "qkvo")
+ATTENTION = f"{LAYER}.self_attn"
+SAME = tuple(f"{ATTENTION}.{part}_proj" for part in "qkvo")
 NORMS = (
     f"{LAYER}.input_layernorm",
     f"{LAYER}.post_attention_layernorm",
-    f"{HERE}.q_norm",
-    f"{HERE}.k_norm",
+    f"{ATTENTION}.q_norm",
+    f"{ATTENTION}.k_norm",
     "model.norm",
 )
 HUB = (
     *(Pair(norm, norm, Add(1.0)) for norm in NORMS),
     *(Pair(name, name) for name in SAME),
-    Pair(f"{LAYER}.linear_attn", HERE),
+    Pair(f"{LAYER}.linear_attn", ATTENTION),
 )
 
 
 @dataclass(frozen=True)
 class Filters:
-    """GGUF files hold the filters of a convolution [c, 1, w] without their middle dimension."""
+    """GGUF files store the filters of a convolution [c, 1, w] as [c, w]."""
 
     packed: bool = field(default=False, init=False)
 
@@ -47,7 +47,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class Rate:
-    """GGUF files hold -exp(A_log)."""
+    """GGUF files store -exp(A_log)."""
 
     packed: bool = field(default=False, init=False)
 
@@ -60,7 +60,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Row:
-    """GGUF files hold a matrix of one row as a vector, or as it is."""
+    """GGUF files store a matrix of one row as a vector or a matrix."""
 
     packed: bool = field(default=True, init=False)
 
@@ -79,22 +79,20 @@ GGUF = (
         Pair(f"blk.{{i}}.ffn_{part}_shexp", f"{LAYER}.mlp.shared_expert.{part}_proj")
         for part in ("gate", "up", "down")
     ),
-    Pair("blk.{i}.attn_gate", f"{HERE}.in_proj_z"),
-    Pair("blk.{i}.ssm_ba", f"{HERE}.in_proj_ba"),
-    Pair("blk.{i}.ssm_conv1d.weight", f"{HERE}.conv1d.weight", Filters()),
-    Pair("blk.{i}.ssm_dt.bias", f"{HERE}.dt_bias"),
-    Pair("blk.{i}.ssm_a", f"{HERE}.A_log", Rate()),
-    Pair("blk.{i}.ssm_norm", f"{HERE}.norm"),
-    Pair("blk.{i}.ssm_out", f"{HERE}.out_proj"),
+    Pair("blk.{i}.attn_gate", f"{ATTENTION}.in_proj_z"),
+    Pair("blk.{i}.ssm_ba", f"{ATTENTION}.in_proj_ba"),
+    Pair("blk.{i}.ssm_conv1d.weight", f"{ATTENTION}.conv1d.weight", Filters()),
+    Pair("blk.{i}.ssm_dt.bias", f"{ATTENTION}.dt_bias"),
+    Pair("blk.{i}.ssm_a", f"{ATTENTION}.A_log", Rate()),
+    Pair("blk.{i}.ssm_norm", f"{ATTENTION}.norm"),
+    Pair("blk.{i}.ssm_out", f"{ATTENTION}.out_proj"),
     *llama.GGUF,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNames(ExpertNames):
-    """Names of which those of GGUF files end with the last of so many layers: behind it lie those
-    that guess further tokens.
-    """
+    """Names that ignore the multi-token prediction layers after the last layer of GGUF files."""
 
     layers: int
 
@@ -105,18 +103,18 @@ class LayerNames(ExpertNames):
 
 
 def parts(theirs: str, names: str, heads: int, *sizes: int) -> tuple[Pair, ...]:
-    """Pairs of one tensor whose heads have so many rows of each of our linears."""
+    """The pairs of one tensor whose heads contain `sizes` rows of each of our linears."""
     spans = pairwise(accumulate(sizes, initial=0))
     return tuple(
-        Pair(theirs, f"{HERE}.in_proj_{name}", HeadRows(heads, sum(sizes), *span))
+        Pair(theirs, f"{ATTENTION}.in_proj_{name}", HeadRows(heads, sum(sizes), *span))
         for name, span in zip(names, spans, strict=True)
     )
 
 
 def names(config: Config) -> LayerNames:
-    """q, k, v and z lie key head by key head in one tensor of the hub, and so in older GGUF files.
+    """Hub checkpoints and older GGUF files fuse q, k, v and z, grouped by key head.
 
-    The layers that guess further tokens (mtp) are left out.
+    The multi-token prediction layers (mtp) are ignored.
     """
     heads, dk = config.linear_num_key_heads, config.linear_key_head_dim
     dv = config.linear_num_value_heads // heads * config.linear_value_head_dim
@@ -136,9 +134,9 @@ def names(config: Config) -> LayerNames:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Mixtral's keys and those of the states; which layers attend is seen from their tensors.
+    """Mixtral's keys and those of the states; tensors determine the attention layers.
 
-    The count of blocks may include those that guess further tokens.
+    The block count may include multi-token prediction layers.
     """
     raw = mixtral.gguf_config(container)
     get = llama.under("qwen3next", container.metadata)

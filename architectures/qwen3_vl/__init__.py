@@ -36,7 +36,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         mutants=f"{__name__}.mutants:mutants",
         examples=f"{__name__}.examples:examples",
     )
-    # the text's part alone, which for text alone is a Qwen3: a GGUF file without a projector
+    # a GGUF file without a projector is a text model, equal to Qwen3
     yield Architecture(
         name="qwen3_vl_text",
         api=(0, 2),

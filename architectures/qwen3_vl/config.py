@@ -1,4 +1,4 @@
-"""Qwen3-VL's config: a Qwen3, and a tower that speaks to several of its layers."""
+"""Qwen3-VL's config: Qwen3 with mrope, and a vision encoder with deepstack features."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ostro.architectures.qwen3 import model as qwen3
 from ostro.errors import ConfigError
 
 APPROXIMATE = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
-"""What a tower's hidden_act may be, and which of the two it is."""
+"""The supported values of hidden_act, and torch's `approximate` of gelu."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(qwen2_5_vl.RopeConfig, qwen3.Config):
-    """A Qwen3."""
+    """The text config."""
 
     default_sections: ClassVar[tuple[int, ...]] = (24, 20, 20)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepTower(qwen2_5_vl.Tower):
-    """A tower with learned positions, the states of some of whose layers are levels as well."""
+    """A vision config with learned positions and deepstack layers."""
 
     depth: int = 27
     hidden_size: int = 1152
@@ -46,7 +46,7 @@ class DeepTower(qwen2_5_vl.Tower):
             raise ConfigError(f"vision_config: hidden_act={self.hidden_act!r} is not implemented")
         if self.side < 1 or self.side**2 != self.num_position_embeddings:
             raise ConfigError(
-                f"vision_config: num_position_embeddings={self.num_position_embeddings} is no "
+                f"vision_config: num_position_embeddings={self.num_position_embeddings} is not a "
                 "square"
             )
         found = self.deepstack_visual_indexes

@@ -1,4 +1,4 @@
-"""What Qwen3-VL makes of videos: each group of frames stands behind its time, told in words."""
+"""Qwen3-VL's inputs: each group of video frames follows its timestamp as text."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Inputs(qwen2_5_vl.Inputs):
     def tokenizer(self) -> Tokenizer:
         path = self.folder / "tokenizer.json"
         if not path.is_file():
-            raise TokenizerError(f"{path} is missing, without which no video's times can be told")
+            raise TokenizerError(f"{path} is missing, which videos need for timestamps")
         return Tokenizer.from_file(str(path))
 
     def sample(self, total: int, fps: float) -> Ints:
-        """Which of `total` frames are looked at: the first, the last, and some between."""
+        """The indices of sampled frames, evenly spaced from the first to the last."""
         settings = self.videos
         count = int(total / fps * (settings.fps or FPS))
         count = min(max(count, settings.min_frames), settings.max_frames, total)
         return np.linspace(0, total - 1, count).round().astype(np.int64)
 
     def video_size(self, frames: int, height: int, width: int) -> tuple[int, int]:
-        """The height and width in pixels that frames are brought to; limits are for all of them."""
+        """The height and width in pixels of resized frames; limits apply to all frames."""
         settings, factor, group = self.videos, self.videos.factor, self.videos.temporal_patch_size
         frames = max(frames, group)
         low, high = settings.limits(*self.video_limits)
@@ -48,8 +48,8 @@ class Inputs(qwen2_5_vl.Inputs):
         counted = round(frames / group) * group
         return fit(height, width, factor, (low, high), frames=frames, counted=counted)
 
-    def tell(self, grid: Grid, seconds: Seconds) -> list[int]:
-        """Of every group of frames: the time halfway through it, and its rows as an image's are."""
+    def tokens_of_video(self, grid: Grid, seconds: Seconds) -> list[int]:
+        """For every group of frames, its middle timestamp and the placeholders of an image."""
         group = self.videos.temporal_patch_size
         seconds = np.concatenate([seconds, np.repeat(seconds[-1:], -len(seconds) % group)])
         middles = (seconds[::group] + seconds[group - 1 :: group]) / 2
@@ -58,18 +58,18 @@ class Inputs(qwen2_5_vl.Inputs):
         return [id for time in middles for id in (*self.stamp(time), *framed)]
 
     def stamp(self, time: float) -> list[int]:
-        """The tokens that tell a time in seconds."""
+        """The tokens of a timestamp in seconds."""
         return self.tokenizer.encode(f"<{time:.1f} seconds>", add_special_tokens=False).ids
 
     def times(self, count: int, fps: float) -> Ints:
-        """None: time is told in words."""
+        """Zeros: timestamps are text."""
         return np.zeros(count, np.int64)
 
     def place(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
-        """As the base does, without the marks of vision that a template puts around a video.
+        """As the base class, without the vision tokens of the template around a video.
 
-        Its groups of frames have their own. So the family was published, with transformers 4.57;
-        later versions keep the outer pair as well.
+        Each group of frames has its own, as in transformers 4.57, with which the family was
+        published; later versions keep the outer pair as well.
         """
         start, end = self.token("vision_start", 151652), self.token("vision_end", 151653)
         video, left = self.placeholders["video"], list[int]()

@@ -1,4 +1,4 @@
-"""Qwen3-VL: Qwen3 with woven rope, whose first layers hear levels of the tower (Qwen team 2025).
+"""Qwen3-VL: Qwen3 with interleaved mrope and deepstack vision features (Qwen team 2025).
 
 Reference class Qwen3VLForConditionalGeneration of transformers.
 """

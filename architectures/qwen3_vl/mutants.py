@@ -1,4 +1,5 @@
-"""Bugs that the parity test of qwen3_vl must notice, with images and a video in the prompt."""
+"""Mutants of qwen3_vl: porting bugs that its parity test must detect, with images and a video in
+the prompt."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from typing import cast
 from torch import Tensor
 
 from ostro import Mutant, Step, nn
-from ostro.architectures.qwen2_5_vl.mutants import seeing
+from ostro.architectures.qwen2_5_vl.mutants import vision_mutants
 from ostro.architectures.qwen3_vl.vision import LevelMerger
 from ostro.testing import SMALL, each
 
 
 def chunked(model: nn.TokenModel) -> None:
-    """Sections one after the other."""
+    """Consecutive instead of interleaved mrope sections."""
     each(model, nn.Rope, lambda rope: setattr(rope, "woven", False))
 
 
@@ -25,12 +26,12 @@ def no_positions(model: nn.TokenModel) -> None:
 
 
 def other_corners(model: nn.TokenModel) -> None:
-    """The learned grid one column and one row smaller than it is."""
+    """Interpolate positions without the last row and column."""
     model.visual.side -= 1
 
 
 def levels(change: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[nn.TokenModel], None]:
-    """Let the language model's layers hear other levels."""
+    """Change the deepstack features of the language model's layers."""
 
     def apply(model: nn.TokenModel) -> None:
         hidden = model.hidden
@@ -47,7 +48,7 @@ def levels(change: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[nn.Token
 
 
 def early_norm(model: nn.TokenModel) -> None:
-    """Levels of which single patches are normed."""
+    """Norm patches instead of cells in deepstack mergers."""
 
     def spoil(merger: LevelMerger) -> None:
         norm, width = cast(nn.LayerNorm, merger.norm), merger.width // merger.cell
@@ -59,7 +60,7 @@ def early_norm(model: nn.TokenModel) -> None:
 
 
 def early_layers(model: nn.TokenModel) -> None:
-    """Levels of the layers behind those that are named."""
+    """Take the deepstack features of other layers."""
     model.visual.speaking = tuple(i + 1 for i in model.visual.speaking)
 
 
@@ -75,13 +76,13 @@ def layer_norm_eps(model: nn.TokenModel) -> None:
 
 
 def mutants() -> Iterator[Mutant]:
-    yield from seeing()
+    yield from vision_mutants()
     yield Mutant(name="text: sections one after the other", apply=chunked)
     yield Mutant(name="tower: no learned positions", apply=no_positions)
     yield Mutant(name="tower: learned positions cut off", apply=other_corners)
     yield Mutant(name="tower: another epsilon in the norms", apply=layer_norm_eps, std=SMALL)
     yield Mutant(name="levels: none", apply=levels(lambda heard: []))
-    yield Mutant(name="levels: in another order", apply=levels(lambda heard: heard[::-1]))
+    yield Mutant(name="levels: in another order", apply=levels(lambda features: features[::-1]))
     yield Mutant(name="levels: of other layers", apply=early_layers)
     yield Mutant(name="levels: single patches normed", apply=early_norm)
     yield Mutant(name="tower: no activation", apply=no_activation)

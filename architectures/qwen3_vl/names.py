@@ -1,4 +1,4 @@
-"""How checkpoints of Qwen3-VL name the weights."""
+"""Qwen3-VL's names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ostro.architectures.qwen3_vl.config import Config
 
 
 def names(config: Config) -> Names:
-    """The tower lies below `model`, beside the language model."""
+    """The vision encoder is below `model`, beside the language model."""
     patch, mlp = "visual.patch_embed.proj.weight", "visual.blocks.{i}.mlp"
     return Names(
         hub=(

@@ -1,4 +1,4 @@
-"""Qwen3-VL in two GGUF files: what a text's and a projector's (mmproj) say."""
+"""Qwen3-VL in two GGUF files: the config and the names of text and projector (mmproj)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ POSITIONS = "mmproj.v.position_embd.weight"
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json, and how images are made ready. Raises ConfigError for what is missing."""
+    """The config.json, with image preprocessing. Raises ConfigError for missing keys."""
     speaking = llava.stated(container, "vision.is_deepstack_layers", list)
     if POSITIONS not in container.tensors:
-        raise ConfigError(f"{container.path.name}: its projector has no learned positions")
+        raise ConfigError(
+            f"{container.path.name}: its projector has no {POSITIONS}; convert it again"
+        )
     return sighted_config(
         container,
         num_position_embeddings=container.tensors[POSITIONS].shape[0],
@@ -32,7 +34,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 
 def names(config: Config) -> Names:
-    """As files of the hub, and in two GGUF files, where levels are numbered by their layers."""
+    """The names on the hub, and in GGUF files, which number deepstack mergers by layer."""
     levels = (
         pair
         for i, layer in enumerate(config.vision.deepstack_visual_indexes)

@@ -1,4 +1,4 @@
-"""Qwen3-VL's tower: every layer sees a whole frame, and some speak to the language model's layers.
+"""Qwen3-VL's vision encoder: attention within frames, with deepstack features of some layers.
 
 Reference class Qwen3VLVisionModel of transformers.
 """
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Merger(qwen2_5_vl.Merger):
-    """Norms single patches."""
+    """The merger of the last layer, which norms patches."""
 
     def __init__(self, config: DeepTower) -> None:
         super().__init__(config)
@@ -48,7 +48,7 @@ class Merger(qwen2_5_vl.Merger):
 
 
 class LevelMerger(Merger):
-    """Norms whole cells."""
+    """The merger of a deepstack layer, which norms cells."""
 
     def __init__(self, config: DeepTower) -> None:
         super().__init__(config)
@@ -71,8 +71,8 @@ class Tower(nn.Module):
         self.deepstack_merger_list = nn.ModuleList(LevelMerger(config) for _ in self.speaking)
 
     def forward(self, patches: Tensor, grids: Sequence[Grid], step: Step) -> tuple[Tensor, ...]:
-        """Patches [n, c * t * p * p] of media one after the other -> their rows [n / cell, out],
-        and as many for each of the language model's first layers.
+        """Patches [n, c * t * p * p] of consecutive media -> their rows [n / cell, out], and
+        deepstack rows of the same shape for each of the language model's first layers.
         """
         spots, device = places(grids, self.merge), patches.device
         index, share = (torch.from_numpy(a).to(device) for a in stretch(grids, spots, self.side))
@@ -88,15 +88,15 @@ class Tower(nn.Module):
         return self.merger(x, step), *levels
 
     def positions(self, index: Tensor, share: Tensor, step: Step) -> Tensor:
-        """Learned positions by their index [4, n] and their shares [4, n], in all: [n, d]."""
+        """The sum of learned positions of indices [4, n] with weights [4, n]: [n, d]."""
         found = self.pos_embed(index.flatten(), step).view(*index.shape, -1)
         return (found * share[..., None]).sum(0)
 
 
 def stretch(grids: Sequence[Grid], spots: Ints, side: int) -> tuple[Ints, Floats]:
-    """Which 4 of side * side learned positions a patch lies between, [4, n], and their shares.
+    """Bilinear interpolation of side * side learned positions: indices and weights, each [4, n].
 
-    The corners of a frame are the corners of the learned grid; between, shares are bilinear.
+    The corners of a frame are the corners of the learned grid.
     """
     ends = [np.full((2, t * h * w), [[h], [w]]) for t, h, w in grids]
     last = np.maximum(np.concatenate(ends, 1) - 1, 1).astype(np.float32)

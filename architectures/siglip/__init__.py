@@ -1,4 +1,4 @@
-"""SigLIP: the vision tower, for others to see with."""
+"""SigLIP: the vision encoder, also for other models."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""SigLIP's vision tower: a vision transformer without a class token (Zhai et al. 2023).
+"""SigLIP's vision encoder: a vision transformer without a class token (Zhai et al. 2023).
 
 Reference class SiglipVisionModel of transformers. Module paths are those of the hub's checkpoints
 below `vision_model`.
@@ -19,7 +19,7 @@ from ostro.errors import Unsupported
 
 @dataclass(frozen=True, kw_only=True)
 class Config(clip.VisionConfig):
-    """`vision_use_head`: whether the checkpoint pools its states, which nobody here asks for."""
+    """`vision_use_head`: whether the checkpoint has a pooling head, which is not used."""
 
     image_size: int = 224
     patch_size: int = 16
@@ -39,7 +39,7 @@ class Config(clip.VisionConfig):
 
 
 class Patches(clip.Patches):
-    """With a bias."""
+    """CLIP's patch embedding with a bias."""
 
     def __init__(self, d: int, channels: int, size: int) -> None:
         super().__init__(d, channels, size)
@@ -66,7 +66,7 @@ class VisionTower(clip.Tower):
 
 
 class Model(nn.EncoderModel):
-    """The tower as a checkpoint of its own. It encodes images, and reads and writes no text."""
+    """The vision encoder as a checkpoint of its own: it encodes images and has no text model."""
 
     layers = ("vision_model.encoder.layers",)
 
@@ -81,14 +81,14 @@ class Model(nn.EncoderModel):
         return [(x,) for x in tower.last(tower(pixels, step))]
 
     def embed(self, step: Step) -> Tensor:
-        raise Unsupported("SigLIP's vision tower reads no text; load a model that is built on it")
+        raise Unsupported("SigLIP's vision encoder has no text input; load a multimodal model")
 
     def hidden(self, step: Step) -> Tensor:
         return self.embed(step)
 
 
 def names(config: Config) -> Names:
-    """Transformers 5 saves the bare tower without the "vision_model" of older files."""
+    """transformers 5 saves the encoder without the prefix "vision_model" of older files."""
     parts = ("embeddings", "encoder", "post_layernorm")
     bare = tuple(Pair(part, f"vision_model.{part}") for part in parts)
     return Names(hub=bare, ignore=("head.{rest}", "vision_model.head.{rest}"))

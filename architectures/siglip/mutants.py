@@ -1,4 +1,4 @@
-"""Bugs that the parity test of SigLIP's tower must notice."""
+"""Mutants of SigLIP's tower: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From images to the pixels that a tower sees, as a preprocessor's file asks for it.
+"""Image preprocessing: from images to normalised pixels of one size.
 
 Reference classes SiglipImageProcessorPil and CLIPImageProcessorPil of transformers; numpy and
 Pillow alone.
@@ -21,7 +21,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Triple = tuple[float, float, float]
 
 FILES = ("processor_config.json", "preprocessor_config.json")
-"""Where settings are found: the first holds them below "image_processor"."""
+"""The settings files; the first has them below "image_processor"."""
 
 SQUARE = {"height": 224, "width": 224}
 
@@ -29,7 +29,7 @@ SQUARE = {"height": 224, "width": 224}
 class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
     """A preprocessor's settings; names, meanings and defaults are those of transformers' SigLIP.
 
-    `size` holds "height" and "width", or "shortest_edge", of which the longer side follows.
+    `size` holds "height" and "width", or "shortest_edge", which determines the longer side.
     """
 
     size: dict[str, int] = msgspec.field(default_factory=lambda: dict(SQUARE))
@@ -44,21 +44,20 @@ class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
     do_normalize: bool = True
     do_pad: bool = False
     pads: ClassVar[bool] = False
-    """Whether a family pads images; what that means is its own."""
+    """Whether the family pads images; subclasses implement it."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The settings of the model in `folder`.
 
-        Raises ConfigError naming the file that is missing, or that asks for what is not implemented
-        here.
+        Raises ConfigError for a missing file, or settings that are not implemented.
         """
         path, found = find(folder)
         return cls.of(found, path)
 
     @classmethod
     def of(cls, found: Mapping[str, Any], path: Path) -> Self:
-        """The settings that a file states. Raises ConfigError."""
+        """The settings of a file. Raises ConfigError."""
         try:
             settings = msgspec.convert({k: v for k, v in found.items() if v is not None}, cls)
         except msgspec.ValidationError as error:
@@ -68,28 +67,30 @@ class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
         return settings
 
     def refusal(self) -> str | None:
-        """Why these settings cannot be followed, or None."""
+        """The reason why settings are not implemented, or None."""
         for name in ("do_resize", "do_rescale", "do_normalize"):
             if not getattr(self, name):
                 return f"{name}=false is not implemented"
         if self.do_pad != self.pads:
             return f"do_pad={str(self.do_pad).lower()} is not implemented"
         if {*self.size} not in ({"height", "width"}, {"shortest_edge"}):
-            return f"size={self.size} is not implemented; write height and width, or shortest_edge"
+            return (
+                f"size={self.size} is not implemented; expected height and width, or shortest_edge"
+            )
         if {*self.crop_size} != {"height", "width"}:
             return f"crop_size={self.crop_size} is not a height and a width"
         if min(*self.size.values(), *self.crop_size.values()) < 1 or min(self.image_std) <= 0:
             return "a size or image_std is not positive"
         crop = max(self.crop_size.values())
         if self.do_center_crop and crop > min(self.size.values()):
-            return f"crop_size={self.crop_size} is more than size={self.size} leaves"
+            return f"crop_size={self.crop_size} exceeds size={self.size}"
         if self.shape is None:
-            return f"size={self.size} without do_center_crop makes images of any shape"
+            return f"size={self.size} without do_center_crop gives images of varying shape"
         return None
 
     @property
     def shape(self) -> tuple[int, int] | None:
-        """Height and width of what comes out; None where it depends on what goes in."""
+        """The height and width of the result, or None if they depend on the image."""
         sizes = self.crop_size if self.do_center_crop else self.size
         return (sizes["height"], sizes["width"]) if "height" in sizes else None
 
@@ -118,7 +119,7 @@ class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The file that holds a folder's settings, and what it says. Raises ConfigError."""
+    """The settings file of a folder, and its content. Raises ConfigError."""
     for name in FILES:
         path = folder / name
         try:
@@ -132,22 +133,22 @@ def find(folder: Path) -> tuple[Path, dict[str, Any]]:
         if isinstance(inner := found.get("image_processor"), Mapping):
             return path, dict(inner)
     raise ConfigError(
-        f"{folder / FILES[1]} is missing, which says how images are made ready; fetch the model "
+        f"{folder / FILES[1]} is missing, which has the image settings; download the model "
         "again, or copy the file from its original"
     )
 
 
 def check_shape(settings: Preprocessor, folder: Path, side: int) -> None:
-    """Raise ConfigError where a preprocessor makes other images than squares of `side` pixels."""
+    """Raise ConfigError unless a preprocessor produces squares of `side` pixels."""
     if settings.shape != (side, side):
         raise ConfigError(
-            f"{folder / FILES[1]} makes images of {settings.shape} pixels, where config.json says "
+            f"{folder / FILES[1]} produces images of {settings.shape} pixels, but config.json has "
             f"image_size={side}"
         )
 
 
 def resize(pixels: Pixels, height: int, width: int, method: int) -> Pixels:
-    """uint8 [h, w, 3] in another size, by one of Pillow's methods."""
+    """Resize uint8 [h, w, 3] with one of Pillow's methods."""
     if pixels.shape[:2] == (height, width):
         return pixels
     image = Image.fromarray(pixels).resize((width, height), Image.Resampling(method))
@@ -155,6 +156,6 @@ def resize(pixels: Pixels, height: int, width: int, method: int) -> Pixels:
 
 
 def crop(pixels: Pixels, height: int, width: int) -> Pixels:
-    """The middle of an image."""
+    """The centre crop of an image."""
     top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
     return pixels[top : top + height, left : left + width]

@@ -1,4 +1,4 @@
-"""T5's encoder, of the first version (relu) and of v1.1 (gated gelu)."""
+"""T5's encoder, in the versions 1.0 (relu) and 1.1 (gated gelu)."""
 
 from collections.abc import Iterable
 

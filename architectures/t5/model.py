@@ -24,8 +24,8 @@ PLAIN = {"relu": "relu"}
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelConfig):
-    """T5's words for the fields. Those in the second half say nothing about the encoder's states,
-    or follow from others."""
+    """The fields of T5Config. Those in the second half do not affect the encoder, or follow from
+    others."""
 
     vocab_size: int = 32128
     d_model: int = 512
@@ -53,8 +53,7 @@ class Config(ModelConfig):
         if self.feed_forward_proj not in {*GATED, *PLAIN}:
             known = ", ".join((*GATED, *PLAIN))
             raise ConfigError(
-                f"feed_forward_proj={self.feed_forward_proj!r} is not implemented; "
-                f"there are {known}"
+                f"feed_forward_proj={self.feed_forward_proj!r} is not implemented; expected {known}"
             )
         if not 0 <= self.layer_norm_epsilon < 1:
             raise ConfigError(f"layer_norm_epsilon={self.layer_norm_epsilon} is not within 0..1")
@@ -62,13 +61,13 @@ class Config(ModelConfig):
         if buckets < 4 or longest <= buckets // 4:
             raise ConfigError(
                 f"relative_attention_num_buckets={buckets} and relative_attention_max_distance="
-                f"{longest} leave no bucket for far positions"
+                f"{longest} leave no bucket for distant positions"
             )
 
 
 @dataclass(frozen=True)
-class Run:
-    """Rows start..stop are texts of one length; bias [heads, length, length] is added to scores."""
+class TextRun:
+    """Rows start..stop, texts of one length; bias [heads, length, length] is added to scores."""
 
     start: int
     stop: int
@@ -77,7 +76,7 @@ class Run:
 
 
 class RelativeBias(nn.Module):
-    """One learned number per head and bucket of relative positions, shared by all layers."""
+    """A learned bias per head and bucket of relative positions, shared by all layers."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -92,8 +91,9 @@ class RelativeBias(nn.Module):
         return self.weight[self.bucket(place - place[:, None])].permute(2, 0, 1)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """distance = key - query -> its bucket: half of them for what comes later; in each half
-        the near ones singly, the far ones by their logarithm up to `longest`."""
+        """The buckets of distances key - query: half of them for later keys; in each half one per
+        near distance, and logarithmic ones up to `longest`.
+        """
         half = self.buckets // 2
         exact = half // 2
         far = distance.abs().clamp(min=1).float() / exact
@@ -111,13 +111,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(d, {"q": inner, "k": inner, "v": inner})
         self.o = nn.Linear(inner, d, shard="rowwise")
 
-    def forward(self, x: Tensor, runs: Sequence[Run], step: Step) -> Tensor:
+    def forward(self, x: Tensor, runs: Sequence[TextRun], step: Step) -> Tensor:
         qkv = self.qkv(x, step).view(len(x), 3, self.heads, -1)
         return self.o(torch.cat([attend(qkv[run.start : run.stop], run) for run in runs]), step)
 
 
-def attend(qkv: Tensor, run: Run) -> Tensor:
-    """qkv [n * length, 3, heads, d] of equally long texts -> [n * length, heads * d]."""
+def attend(qkv: Tensor, run: TextRun) -> Tensor:
+    """qkv [n * length, 3, heads, d] of texts of one length -> [n * length, heads * d]."""
     q, k, v = qkv.unflatten(0, (-1, run.length)).permute(2, 0, 3, 1, 4)
     bias = run.bias.to(q.dtype).expand(len(q), -1, -1, -1)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
@@ -145,13 +145,13 @@ class Layer(nn.Module):
         self.mlp_norm = nn.RMSNorm(d, eps)
         self.mlp = nn.GatedMLP(d, config.d_ff, act) if act else MLP(config)
 
-    def forward(self, x: Tensor, runs: Sequence[Run], step: Step) -> Tensor:
+    def forward(self, x: Tensor, runs: Sequence[TextRun], step: Step) -> Tensor:
         x = saturate(x + self.attention(self.attention_norm(x)[0], runs, step))
         return saturate(x + self.mlp(self.mlp_norm(x)[0], step))
 
 
 def saturate(x: Tensor) -> Tensor:
-    """Keep within float16 what was trained in bfloat16: the largest number instead of infinity."""
+    """Clamp to the range of float16: the weights were trained in bfloat16."""
     return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
 
@@ -163,7 +163,7 @@ class Encoder(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        found = [Run(*run, self.bias(run[2])) for run in runs(step.bounds)]
+        found = [TextRun(*run, self.bias(run[2])) for run in runs(step.bounds)]
         for layer in self.layers:
             x = layer(x, found, step)
         return self.norm(x)[0]

@@ -1,4 +1,4 @@
-"""Bugs that the parity test of T5 must notice."""
+"""Mutants of T5: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def no_bias(model: nn.Model) -> None:
 
 
 def one_direction(model: nn.Model) -> None:
-    """The decoder's rule: all buckets for what lies before, none for what comes later."""
+    """The decoder's buckets: all for earlier keys, none for later keys."""
 
     def change(bias: t5.RelativeBias) -> None:
         bucket = bias.bucket
@@ -52,7 +52,7 @@ def other_way(model: nn.Model) -> None:
 
 
 def linear_buckets(model: nn.Model) -> None:
-    """No logarithm: all that is far shares the last bucket of its half."""
+    """No logarithmic buckets: distant keys share the last bucket of their half."""
     each(model, t5.RelativeBias, lambda b: setattr(b, "longest", b.buckets // 4 + 1))
 
 
@@ -63,7 +63,7 @@ def first_layer_only(model: nn.Model) -> None:
         forward = attention.forward
         if first:
             attention.forward = lambda x, runs, step: forward(  # type: ignore[method-assign]
-                x, [t5.Run(r.start, r.stop, r.length, 0 * r.bias) for r in runs], step
+                x, [t5.TextRun(r.start, r.stop, r.length, 0 * r.bias) for r in runs], step
             )
         first.append(attention)
 
@@ -79,7 +79,7 @@ def norm_eps(model: nn.Model) -> None:
 
 
 def layer_norm(model: nn.Model) -> None:
-    """With the mean taken off, as norms of that name do elsewhere."""
+    """Subtract the mean first, as in other layer norms."""
 
     def change(norm: nn.RMSNorm) -> None:
         forward = norm.forward
@@ -100,7 +100,7 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="no logarithm for far positions", apply=linear_buckets)
     yield Mutant(name="bias in the first layer only", apply=first_layer_only)
     yield Mutant(name="embedding scaled", apply=common.embedding_scale)
-    yield Mutant(name="norm with the mean taken off", apply=layer_norm)
+    yield Mutant(name="norm with the mean subtracted", apply=layer_norm)
     yield Mutant(name="norm epsilon x 1000", apply=norm_eps, std=SMALL)
     yield Mutant(name="gate and up exchanged", apply=common.gate_and_up)
     yield Mutant(name="another activation", apply=common.activation)

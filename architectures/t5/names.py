@@ -1,4 +1,4 @@
-"""T5's names on the hub and in GGUF files, and what a file says of the model."""
+"""T5's names on the hub and in GGUF files, and the config of GGUF files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ GGUF = (
 
 
 def names(config: Config) -> Names:
-    """One bias by position, which the hub's names and those of GGUF files give to the first layer.
-
-    Each linear of the MLP: ours, the hub's name, that in GGUF files.
-    """
+    """The names; checkpoints have the shared position bias in the first layer."""
     gated = (("gate_proj", "wi_0", "gate"), ("up_proj", "wi_1", "up"), ("down_proj", "wo", "down"))
     plain = (("wi", "wi", "up"), ("wo", "wo", "down"))
     mlp = gated if config.feed_forward_proj in GATED else plain
@@ -46,10 +43,10 @@ def names(config: Config) -> Names:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """A config.json out of a GGUF file of an encoder.
+    """The config.json of a GGUF file of an encoder.
 
-    That the MLP has a gate, its tensor says. No key tells how far positions are told apart, and
-    llama.cpp takes 128, as every published T5 has it.
+    A gate tensor identifies the gated MLP. No key holds the largest distance, which is 128 in
+    llama.cpp and all published models.
     """
     get, tensors = under("t5encoder", container.metadata), container.tensors
     gated = "enc.blk.0.ffn_gate.weight" in tensors

@@ -1,7 +1,7 @@
-"""Bodies from transformers: any causal language model of the library whose only state is K/V.
+"""The transformers backend: any causal language model of the library with a K/V cache only.
 
-What no plugin claims is served by transformers' own class: slower than by a plugin, and from the
-day on which the class is released.
+Models that no plugin claims run with the class of transformers: slower than a plugin, but
+supported as soon as the library supports them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,9 @@ def ostro_architectures() -> Iterable[Architecture]:
 
 
 def knows(files: Files, config: Mapping[str, Any]) -> bool:
-    """Whether the first class that a config names is one of the installed transformers.
+    """Whether the first architecture of a config is a class of the installed transformers.
 
-    That importing transformers imports none of its classes keeps this light.
+    Importing transformers imports no model class, so the check is light.
     """
     classes = config.get("architectures")
     if not classes:

@@ -1,4 +1,4 @@
-"""A body's module tree: drawn on the meta device, with our modules in the places of torch's own."""
+"""Build a transformers model on the meta device, and replace torch's modules by ostro's."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from ostro.architectures.transformers.modules import Call, Embedding, Head, Line
 from ostro.architectures.transformers.trial import BODY
 
 REFUSED = (Conv1D, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.RNNBase)
-"""Modules that hold weights no format reads, or that look at the rows beside them."""
+"""Module classes that no weight format supports, or that mix rows."""
 
 
 def draw(config: Config) -> Any:
-    """The class's module tree, without weights. Raises Unsupported for what has no place here."""
+    """The module tree of the class, without weights. Raises Unsupported for unsupported modules."""
     name = config.body.__name__
     config.hf._attn_implementation = BODY
     with torch.device("meta"):
         try:
             top: Any = config.body(config.hf)
-        except Exception as error:  # of whatever kind: it is how a class refuses a config
-            raise no_body(name, f"it cannot be made from this config ({error!r:.200})") from error
+        except Exception as error:  # a class may raise any exception for a config
+            raise no_body(name, f"it cannot be built from this config ({error!r:.200})") from error
     for path, module in top.named_modules():
         if isinstance(module, REFUSED):
             raise no_body(name, f"{path} is a {type(module).__name__}")
     if top.get_output_embeddings() is None or top.get_decoder() is top:
         raise no_body(name, "it is not a decoder with a head")
     for path, _ in (*top.named_parameters(recurse=False), *top.named_buffers(recurse=False)):
-        raise no_body(name, f"it holds {path} beside its decoder and its head")
+        raise no_body(name, f"it has {path} outside of its decoder and head")
     return top.eval()
 
 
 def replace(top: Any, call: Call) -> None:
-    """Put our linears, embeddings and head in the places of torch's own, tied where they were."""
+    """Replace linears, embeddings and head by ostro's, with the same ties."""
     table, head, name = top.get_input_embeddings(), top.get_output_embeddings(), type(top).__name__
     if type(table) is not torch.nn.Embedding or type(head) is not torch.nn.Linear:
-        raise no_body(name, f"its ends are a {type(table).__name__} and a {type(head).__name__}")
+        raise no_body(
+            name, f"its embedding is a {type(table).__name__}, its head a {type(head).__name__}"
+        )
     tied = head.weight is table.weight
     if tied and head.bias is not None:
         raise no_body(name, "its head is tied and has a bias")
@@ -64,10 +66,10 @@ def replace(top: Any, call: Call) -> None:
 
 
 def tabulate(top: Any) -> None:
-    """Give buffers that no checkpoint holds (angles of a rotation...) their values.
+    """Initialise non-persistent buffers (rope frequencies...).
 
-    They are made by the class's own initialisation, as transformers does once it has read the
-    weights. Raises Unsupported where that does not say what they hold.
+    The class's own initialisation computes them, as transformers does after loading weights.
+    Raises Unsupported for buffers that it does not set.
     """
     for path, module in top.named_modules():
         loose = [name for name, value in vars(module).items() if is_meta(value)]
@@ -79,13 +81,13 @@ def tabulate(top: Any) -> None:
                 top._init_weights(module)
         loose += [name for name in names if is_blank(module._buffers[name])]
         if loose:
-            raise no_body(type(top).__name__, f"nothing says what {path}.{loose[0]} holds")
+            raise no_body(type(top).__name__, f"the buffer {path}.{loose[0]} has no initialisation")
 
 
 def materialise(top: Any, dtype: torch.dtype) -> None:
-    """Give all that a checkpoint must fill, and is not in a module of ours, room on the CPU.
+    """Allocate on the CPU all parameters outside of ostro's modules that a checkpoint fills.
 
-    Buffers that a checkpoint holds become parameters: a slot of the loader is one.
+    Persistent buffers become parameters, because the loader fills parameters.
     """
     wide = set(top._keep_in_fp32_modules_strict or ())
     if dtype == torch.float16:
@@ -105,7 +107,7 @@ def materialise(top: Any, dtype: torch.dtype) -> None:
 
 
 def buffers(module: nn.Module, *, stored: bool) -> list[tuple[str, Tensor]]:
-    """A module's own buffers: those that a checkpoint holds, or the others."""
+    """A module's own persistent buffers, or its other ones."""
     loose = module._non_persistent_buffers_set
     own = module.named_buffers(recurse=False)
     return [(name, buffer) for name, buffer in own if (name not in loose) is stored]
@@ -116,18 +118,18 @@ def is_meta(value: object) -> bool:
 
 
 def blank(tensor: Tensor) -> Tensor:
-    """Room on the CPU, full of what no table holds."""
-    return torch.full(tensor.shape, nothing(tensor), dtype=tensor.dtype)
+    """A tensor on the CPU, filled with a marker value."""
+    return torch.full(tensor.shape, marker(tensor), dtype=tensor.dtype)
 
 
 def is_blank(tensor: Tensor) -> bool:
-    """Whether something is left that `blank` has put there."""
-    left = tensor.isnan() if tensor.is_floating_point() else tensor == nothing(tensor)
+    """Whether a tensor still contains the marker value of `blank`."""
+    left = tensor.isnan() if tensor.is_floating_point() else tensor == marker(tensor)
     return bool(left.any())
 
 
-def nothing(tensor: Tensor) -> float:
-    """What no table holds. A truth value leaves no room for it: True, which masks do hold."""
+def marker(tensor: Tensor) -> float:
+    """A value that no buffer contains; True for booleans, which masks may contain."""
     if tensor.is_floating_point():
         return float("nan")
     return True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min

@@ -1,4 +1,4 @@
-"""The config of a body: transformers' own, and what the engine asks of any."""
+"""The config of the transformers backend: transformers' own, with the engine's fields."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ostro.checkpoints import Named
 from ostro.errors import ConfigError, Unsupported, UnsupportedArchitecture
 
 BATCHWIDE = ("dynamic", "longrope")
-"""Rope rules by which transformers rotates every row as the longest text of the batch asks."""
+"""Rope types whose frequencies depend on the longest text of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(config.TextConfig):
-    """body: the class that is run; hf: its config, whose `dtype` is what it computes in."""
+    """body: the transformers class; hf: its config, whose `dtype` is the compute dtype."""
 
     body: type[transformers.PreTrainedModel]
     hf: Any
@@ -30,8 +30,8 @@ class Config(config.TextConfig):
     def of_record(cls, record: Architecture, raw: Mapping[str, Any]) -> Self:
         """Build the config of a record whose `model` is "transformers:...".
 
-        Raises UnsupportedArchitecture where there is no such class, ConfigError where its config
-        refuses `raw`, Unsupported for what no body can do.
+        Raises UnsupportedArchitecture for an unknown class, ConfigError if its config rejects
+        `raw`, Unsupported for models that the backend cannot run.
         """
         body = class_of(record.model)
         if not (isinstance(body, type) and issubclass(body, transformers.PreTrainedModel)):
@@ -63,7 +63,7 @@ class Config(config.TextConfig):
 
 
 def class_of(reference: str) -> Any:
-    """The class that "transformers:Name" or "transformers:package.module:Name" names."""
+    """The class of "transformers:Name" or "transformers:package.module:Name"."""
     path = reference.removeprefix("transformers:")
     try:
         return resolve(path if ":" in path else reference)
@@ -77,7 +77,7 @@ def class_of(reference: str) -> Any:
 def config_of(cls: Any, raw: Mapping[str, Any]) -> Any:
     """Build transformers' config without the keys that choose kernels or formats.
 
-    Raises ConfigError where the class refuses a value.
+    Raises ConfigError if the class rejects a value.
     """
     kept = {
         key: config.decode_floats(value)
@@ -87,27 +87,27 @@ def config_of(cls: Any, raw: Mapping[str, Any]) -> Any:
     }
     try:
         made = cls(**kept)
-    except Exception as error:  # whatever a class of transformers raises, the file is at fault
-        raise ConfigError(f"config.json: {cls.__name__} refuses it: {error}") from error
+    except Exception as error:  # config classes raise any exception for an invalid file
+        raise ConfigError(f"config.json: {cls.__name__} rejects it: {error}") from error
     return made
 
 
 def refuse(body: Any, hf: Any) -> None:
-    """Raise Unsupported for what can be told from the class and its config alone."""
+    """Raise Unsupported for features that the class or its config show."""
     name = body.__name__
     if hf.is_encoder_decoder:
         raise no_body(name, "it is an encoder with a decoder")
     if not body.can_generate():
         raise no_body(name, "it is not a causal language model")
     if body._is_stateful:
-        raise no_body(name, "its layers keep another state than keys and values")
+        raise no_body(name, "its layers have other states than keys and values")
     for kind in rope_types(getattr(hf.get_text_config(), "rope_parameters", None)):
         if any(each in kind for each in BATCHWIDE):
-            raise no_body(name, f"rope_type={kind!r} rotates by the longest text of a batch")
+            raise no_body(name, f"rope_type={kind!r} depends on the longest text of a batch")
 
 
 def rope_types(rule: object) -> Iterator[str]:
-    """The types of a rope rule, or of a mapping of rules by layer type."""
+    """The types of rope parameters, or of rope parameters by layer type."""
     if isinstance(rule, Mapping):
         yield str(rule.get("rope_type", "default"))
         for inner in rule.values():
@@ -115,16 +115,19 @@ def rope_types(rule: object) -> Iterator[str]:
 
 
 def no_body(name: str, why: str) -> Unsupported:
-    """The error of a class that cannot be a body."""
-    return Unsupported(f"transformers' {name} cannot be served as it is: {why}; it wants a plugin")
+    """The error for a class that the backend cannot run."""
+    return Unsupported(
+        f"transformers' {name} cannot run in the transformers backend: {why}; install or write a "
+        "plugin for it"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BodyNames(Names):
-    """The names of a class's modules, and those that transformers renames to them as it loads.
+    """The names of a class's modules, with the renamings of transformers on loading.
 
-    `passed` are regular expressions of what the class does not read. What transformers does to
-    tensors as it loads them (stacking experts...) is not done: such tensors are left over.
+    `passed` are regular expressions of tensors that the class ignores. Conversions of transformers
+    on loading (stacking experts...) are not implemented: such tensors are left over.
     """
 
     renamings: Sequence[WeightRenaming] = ()
@@ -140,7 +143,7 @@ class BodyNames(Names):
 
 
 def names(config: Config) -> Names:
-    """How checkpoints of a class name its weights, as far as transformers' tables say it."""
+    """The names of a class's weights in checkpoints, from transformers' tables."""
     steps = get_checkpoint_conversion_mapping(config.body.__name__)
     if steps is None:
         steps = get_checkpoint_conversion_mapping(config.hf.model_type) or ()

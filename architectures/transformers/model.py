@@ -1,4 +1,4 @@
-"""A body: a causal language model of transformers, with our linears, embeddings and attention."""
+"""A causal language model of transformers, with ostro's linears, embeddings and attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostro.architectures.transformers.modules import MEMORY, Call, PagedCache
 
 
 class Model(nn.TokenModel):
-    """The modules of the class `config.body`, under the names that they have there."""
+    """The modules of the class `config.body`, with their names."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Model(nn.TokenModel):
         blueprint.materialise(top, config.hf.dtype)
         base = top.get_decoder()
         base.forward = handing(base.forward, self.call)
-        # in tuples, so that they are no children of this module, which has their children
+        # in tuples, because their children are already children of this module
         self.top, self.base, self.embedding = (top,), (base,), (top.get_input_embeddings(),)
         for name, child in top.named_children():
             self.add_module(name, child)
@@ -47,7 +47,7 @@ class Model(nn.TokenModel):
         return states
 
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
-        """By the class's own forward, whose decoder hands on what was computed before."""
+        """The logits of the class's forward, whose decoder returns the computed hidden states."""
         if step.wanted is not None:
             hidden, step = hidden[step.wanted], step.rows(step.wanted)
         with self.call.bound(step, hidden[None]):
@@ -56,7 +56,7 @@ class Model(nn.TokenModel):
 
 
 def handing(forward: Callable[..., Any], call: Call) -> Callable[..., Any]:
-    """A decoder's forward that hands on the hidden states of the call, where there are any."""
+    """A decoder's forward that returns the hidden states of the call, if there are any."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if call.hidden is None:

@@ -1,7 +1,7 @@
-"""A dry run of a body on the meta device: which layers attend, to what, and what they remember.
+"""A dry run of a transformers model on the meta device, which finds its attention layers.
 
-What a class does is asked of the class itself, not of its config: the attention interface sees the
-shapes of queries, keys and values, and the mask interface the function that says who sees whom.
+The properties of layers come from calls, not from the config: the attention interface receives the
+shapes of queries, keys and values, and the mask interface receives the mask function.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from ostro.architectures.transformers.modules import attend
 from ostro.errors import Unsupported
 
 BODY, TRIAL = "ostro", "ostro_trial"
-"""Our names for attention in transformers' registry. Only the trial's makes masks."""
+"""The names of ostro's attention in transformers' registry; only that of the trial builds masks."""
 
 SHAPED = "batched_mm"
-"""transformers' way to run experts that needs no numbers, but shapes alone."""
+"""The implementation of experts in transformers that depends on shapes only."""
 
 ROWS = 4
 FAR = 2**30
 
 KNOWN = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal"}
 NEUTRAL = {"dropout", "position_ids", "use_cache", "return_dict"}
-"""Keywords of the attention interface: those that are done, and those that ask for nothing.
+"""Keywords of the attention interface: implemented ones, and ones without effect.
 
-So do all that begin with "output_".
+Keywords with the prefix "output_" have no effect either.
 """
 
 AttentionInterface.register(BODY, attend)
 
 
 class Trial:
-    """What was seen of a class: per attention, in the order of calls, what it remembers."""
+    """The attention layers of a class, in the order of calls, with their cache specs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -55,16 +55,16 @@ class Trial:
         attention_mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """Stands in transformers' attention interface."""
+        """The function in transformers' attention interface."""
         asked = {option for option, given in options.items() if given is not None}
         strange = {o for o in asked - KNOWN - NEUTRAL if not o.startswith("output_")}
         if strange:
-            raise no_body(self.name, f"its attention asks for {', '.join(sorted(strange))}")
+            raise no_body(self.name, f"its attention uses {', '.join(sorted(strange))}")
         causal = options.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
-            raise no_body(self.name, "its attention looks ahead")
+            raise no_body(self.name, "its attention is not causal")
         if any(module is known for known, _ in self.layers):
-            raise no_body(self.name, "a layer of it attends twice")
+            raise no_body(self.name, "a layer calls attention twice")
         (_, heads, rows, d), (_, kv, keys, _) = query.shape, key.shape
         if rows != ROWS or keys != ROWS or heads % kv:
             raise no_body(
@@ -77,25 +77,25 @@ class Trial:
         return query.new_empty(1, rows, heads, dv), None
 
     def window(self, mask: Any, said: int | None) -> int:
-        """The window of a mask that was made here, or what a layer without a mask asks for."""
+        """The window of a mask that `mask` built, or of a layer without a mask."""
         if mask is None:
             return said or 0
         found = [window for made, window in self.masks if made is mask]
         if not found:
-            raise no_body(self.name, "it makes masks of its own")
+            raise no_body(self.name, "it builds its own masks")
         return found[0]
 
     def mask(
         self, *, mask_function: Callable[..., Any], local_size: int | None = None, **rest: Any
     ) -> Tensor:
-        """Stands in transformers' mask interface: finds out what a mask function lets see."""
+        """The function in transformers' mask interface: analyses the mask function."""
 
         def sees(query: int, key: int) -> bool:
             return bool(mask_function(*map(torch.tensor, (0, 0, query, key))))
 
         w = local_size or 0
         if sees(0, 1):
-            raise no_body(self.name, "its masks let tokens look ahead")
+            raise no_body(self.name, "its masks are not causal")
         plain = sees(FAR, 0) if not w else all(sees(q, q - w + 1) for q in (w, FAR))
         if not plain or (w and any(sees(q, q - w) for q in (w, FAR))):
             raise no_body(self.name, f"its masks are neither causal nor windows of {local_size}")
@@ -105,9 +105,9 @@ class Trial:
 
 
 def run(top: Any) -> list[tuple[nn.Module, CacheSpec]]:
-    """Every attention module of a class on the meta device, with what it remembers.
+    """The attention modules of a class on the meta device, with their cache specs.
 
-    Raises Unsupported where the class cannot be a body.
+    Raises Unsupported if the backend cannot run the class.
     """
     trial = Trial(type(top).__name__)
     AttentionInterface.register(TRIAL, trial.attend)
@@ -119,7 +119,7 @@ def run(top: Any) -> list[tuple[nn.Module, CacheSpec]]:
         top(input_ids=ids, attention_mask=ids + 1, position_ids=ids, use_cache=False)
     except Unsupported:
         raise
-    except Exception as error:  # of whatever kind: it is how a class says what it cannot do
+    except Exception as error:  # a class may raise any exception
         raise no_body(trial.name, f"a dry run of it fails ({error!r:.200})") from error
     finally:
         config._attn_implementation, config._experts_implementation = BODY, experts
@@ -131,5 +131,5 @@ def run(top: Any) -> list[tuple[nn.Module, CacheSpec]]:
             f"{len(seen)} of its {layers} layers attend through transformers' attention interface",
         )
     if "position_ids" not in signature(top.get_decoder().forward).parameters:
-        raise no_body(trial.name, "it takes no positions")
+        raise no_body(trial.name, "it does not accept position_ids")
     return seen

@@ -1,7 +1,7 @@
-"""Whisper's encoder: convolutions over a log-mel spectrum, then pre-norm layers.
+"""Whisper's encoder: convolutions over a log-mel spectrogram, then pre-norm layers.
 
 Radford et al. 2022; reference class WhisperEncoder of transformers. Module paths are those of the
-hub's checkpoints below `model.encoder`; other families hear with it as well.
+hub's checkpoints below `model.encoder`; other families use it as well.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ostro.errors import ConfigError
 
 EPS = 1e-5
 STRIDE = 2
-"""Frames of the spectrum per row of the encoder."""
+"""Frames of the spectrogram per row of the encoder."""
 
 TRAINING = (
     "dropout activation_dropout encoder_layerdrop init_std scale_embedding max_length "
     "apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob "
     "mask_feature_length mask_feature_min_masks classifier_proj_size use_weighted_layer_sum"
 ).split()
-"""Keys that the forward pass does not read; transformers computes with none of them either."""
+"""Keys that do not affect the forward pass, in transformers neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """`max_source_positions`: rows that the encoder makes of one window of sound."""
+    """`max_source_positions`: the rows of one audio window."""
 
     num_mel_bins: int = 80
     d_model: int = 1280
@@ -63,12 +63,13 @@ class EncoderConfig(ModelConfig):
             )
         if self.activation_function != "gelu":
             raise ConfigError(
-                f"activation_function={self.activation_function!r} is not implemented; only gelu is"
+                f"activation_function={self.activation_function!r} is not implemented; expected "
+                "gelu"
             )
 
 
 class Convolution(nn.Module):
-    """Over three neighbouring frames: [n, T] -> [d, ceil(T / stride)] in the input's dtype."""
+    """A convolution over three frames: [n, T] -> [d, ceil(T / stride)] in the input's dtype."""
 
     def __init__(self, n: int, d: int, stride: int = 1) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class Convolution(nn.Module):
 
 
 def projections(d: int) -> nn.Linear:
-    """q, k and v in one. A bias on k would move all scores of a query alike: there is none."""
+    """Fused q, k and v. k has no bias: it would shift all scores of a query equally."""
     return nn.Linear(d, dict.fromkeys(("q_proj", "k_proj", "v_proj"), d), bias=("q_proj", "v_proj"))
 
 
@@ -102,7 +103,7 @@ class EncoderLayer(nn.Module):
 
 
 def bounded(x: Tensor) -> Tensor:
-    """float16 is narrow for these layers: cut off what would overflow, as the reference does."""
+    """Clamp float16 values that would overflow, as in the reference."""
     if x.dtype != torch.float16:
         return x
     most = torch.finfo(x.dtype).max - 1000
@@ -124,8 +125,8 @@ class Encoder(nn.Module):
     ) -> list[Tensor]:
         """Log-mel spectra [num_mel_bins, frames] -> the states [ceil(frames / 2), d] of each.
 
-        `step` has a row for each spectrum. `rows` says how many of their states are heard, where a
-        spectrum goes on behind its sound.
+        `step` has a row for each spectrum. `rows` limits the states of each, for spectra that are
+        longer than their audio.
         """
         parts = [F.gelu(self.conv2(F.gelu(self.conv1(x)))).T for x in spectra]
         parts = parts if rows is None else [x[:n] for x, n in zip(parts, rows, strict=True)]
@@ -139,12 +140,12 @@ class Encoder(nn.Module):
         return [self.layer_norm(self.pool(part)) for part in x.split(lengths)]
 
     def pool(self, x: Tensor) -> Tensor:
-        """What becomes of the rows [n, d] of one sound before the last norm."""
+        """Pool the rows [n, d] of one spectrum before the last norm."""
         return x
 
 
 def layer_pairs(theirs: str, ours: str) -> tuple[Pair, ...]:
-    """The names of an encoder's layers that differ from those of our modules."""
+    """The names of encoder layers that differ from the module paths."""
     return (
         Pair(f"{theirs}.self_attn.out_proj", f"{ours}.self_attn.o_proj"),
         Pair(f"{theirs}.fc1", f"{ours}.mlp.fc1"),

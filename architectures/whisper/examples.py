@@ -1,4 +1,4 @@
-"""Tokens of a decoder that hears a sound, small enough for tests."""
+"""Example prompts with audio, for the conformance kit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostro.architectures.whisper.inputs import Inputs
 from ostro.testing import Example, sound, words
 
 SECONDS = (1.0, 0.6)
-"""A sound that fills the window, and one that does not."""
+"""The lengths of audio: a full window, and a shorter one."""
 
 
 def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:

@@ -1,4 +1,4 @@
-"""What Whisper makes of sound: one window of its log-mel spectrum at a time."""
+"""Whisper's inputs: windows of the log-mel spectrogram of audio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Samples = np.ndarray[Any, Any]
 
 
 class Inputs(Base):
-    """All layers of the decoder look at the window, whatever stands in the prompt."""
+    """The audio window is an item of cross attention, without placeholders in the prompt."""
 
     def __init__(self, raw: Mapping[str, Any], folder: Path) -> None:
         super().__init__(raw, folder)
@@ -25,35 +25,35 @@ class Inputs(Base):
         self.rows = int(raw.get("max_source_positions", 1500))
         self.frames = 2 * self.rows
         bins = raw.get("num_mel_bins", self.mel.bins)
-        heard = (self.mel.bins, self.mel.window // self.mel.hop)
-        if heard != (bins, self.frames):
+        shape = (self.mel.bins, self.mel.window // self.mel.hop)
+        if shape != (bins, self.frames):
             raise ConfigError(
-                f"preprocessor_config.json makes {heard[1]} frames of {heard[0]} bins, where "
-                f"config.json says {self.frames} of {bins}"
+                f"preprocessor_config.json gives {shape[1]} frames of {shape[0]} bins, but "
+                f"config.json has {self.frames} of {bins}"
             )
 
     def audio(self, samples: Samples) -> Item:
-        """A sound no longer than the window; silence follows it.
+        """An item of audio within the window, padded with silence.
 
-        Raises RequestError for a longer one: whoever transcribes it cuts it.
+        Raises RequestError for longer audio; the transcription pipeline splits it.
         """
         if len(samples) > self.mel.window:
             raise RequestError(
-                f"the sound is {len(samples) / self.rate:.1f} s long, where the model hears "
-                f"{self.mel.seconds} s at a time"
+                f"the audio has {len(samples) / self.rate:.1f} s, the model supports at most "
+                f"{self.mel.seconds} s"
             )
         silence = (0, self.mel.window - len(samples))
         return self.window(self.spectrum(np.pad(samples, silence)), 0)
 
     def spectrum(self, samples: Samples) -> Samples:
-        """The log-mel spectrum float32 [bins, n // hop] of a sound float32 [n] of any length."""
+        """The log-mel spectrogram float32 [bins, n // hop] of audio float32 [n] of any length."""
         return self.mel.spectrum(samples)
 
     def window(self, spectrum: Samples, start: int) -> Item:
-        """The item of one window of a spectrum, from frame `start` on; zeros where it ends."""
-        heard = spectrum[:, start : start + self.frames]
+        """The item of one window of a spectrogram, from frame `start` on, padded with zeros."""
+        shape = spectrum[:, start : start + self.frames]
         frames = np.zeros((self.mel.bins, self.frames), np.float32)
-        frames[:, : heard.shape[1]] = heard
+        frames[:, : shape.shape[1]] = shape
         return Item(
             kind="audio",
             key=content_key("whisper", frames),

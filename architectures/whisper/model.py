@@ -1,4 +1,4 @@
-"""Whisper: a decoder that writes down what an encoder has heard (Radford et al. 2022)."""
+"""Whisper: speech recognition with an encoder and a decoder (Radford et al. 2022)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ostro.errors import RequestError
 GENERATION = (
     "decoder_layerdrop suppress_tokens begin_suppress_tokens forced_decoder_ids median_filter_width"
 ).split()
-"""Keys about training and about the choice of tokens."""
+"""Keys on training and generation."""
 
 RENAMED = {
     "hidden_size": "d_model",
@@ -33,7 +33,7 @@ RENAMED = {
     "num_attention_heads": "decoder_attention_heads",
     "max_position_embeddings": "max_target_positions",
 }
-"""The decoder's sizes, as text configs call them and as Whisper's do."""
+"""The decoder's sizes: names of text configs, and Whisper's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +120,7 @@ class Model(nn.TokenModel):
         for spectrum in spectra:
             if spectrum.shape[1] != self.frames:
                 raise RequestError(
-                    f"a spectrum of {spectrum.shape[1]} frames, where this model hears "
-                    f"{self.frames}"
+                    f"a spectrogram of {spectrum.shape[1]} frames, expected {self.frames}"
                 )
         return [(states,) for states in self.model.encoder(spectra, step)]
 

@@ -1,4 +1,4 @@
-"""Bugs that the parity tests of Whisper must notice."""
+"""Mutants of Whisper: porting bugs that its parity test must detect."""
 
 from collections.abc import Callable, Iterator
 
@@ -57,7 +57,7 @@ def no_bias_on_v(model: nn.Model) -> None:
     each(model, Attention, change)
 
 
-def sounds_reversed(model: nn.Model) -> None:
+def filters_reversed(model: nn.Model) -> None:
     def change(convolution: Convolution) -> None:
         convolution.weight.data = convolution.weight.data.flip(-1)
 
@@ -65,7 +65,7 @@ def sounds_reversed(model: nn.Model) -> None:
 
 
 def frames_late(model: nn.Model) -> None:
-    """A convolution that pads at the end alone."""
+    """Pad convolutions at the end only."""
 
     def change(convolution: Convolution) -> None:
         forward = convolution.forward
@@ -74,7 +74,7 @@ def frames_late(model: nn.Model) -> None:
     each(model, Convolution, change)
 
 
-def deaf(model: nn.Model) -> None:
+def no_cross_attention(model: nn.Model) -> None:
     def change(layer: DecoderLayer) -> None:
         silence = lambda x, step: torch.zeros_like(x)  # noqa: E731
         layer.encoder_attn.forward = silence  # type: ignore[method-assign]
@@ -82,8 +82,8 @@ def deaf(model: nn.Model) -> None:
     each(model, DecoderLayer, change)
 
 
-def layers_share_a_memory(model: nn.Model) -> None:
-    """Every layer reads what the first one wrote."""
+def shared_cross_cache(model: nn.Model) -> None:
+    """Every layer reads the cache of the first layer."""
 
     def change(decoder: Decoder) -> None:
         first = decoder.layers[0].encoder_attn.layer
@@ -101,11 +101,11 @@ def layers_share_a_memory(model: nn.Model) -> None:
 def mutants() -> Iterator[Mutant]:
     yield Mutant(name="scores of the encoder scaled by 1.1", apply=scale(nn.EncoderAttention))
     yield Mutant(name="scores of the decoder scaled by 1.1", apply=scale(Attention))
-    yield Mutant(name="scores of what is heard scaled by 1.1", apply=scale(nn.CrossAttention))
+    yield Mutant(name="scores of the cross attention scaled by 1.1", apply=scale(nn.CrossAttention))
     yield Mutant(name="layer norm epsilon 0.1", apply=norm_eps, std=SMALL)
     yield Mutant(name="another activation", apply=another_activation)
     yield Mutant(
-        name="positions of the encoder all the first",
+        name="positions of the encoder all zero",
         apply=spoil_positions(Encoder, torch.zeros_like),
     )
     yield Mutant(
@@ -115,7 +115,7 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="no norm before attention", apply=first_norm_missing)
     yield Mutant(name="no norm after the encoder", apply=last_norm_missing)
     yield Mutant(name="no bias on v", apply=no_bias_on_v)
-    yield Mutant(name="convolutions backwards", apply=sounds_reversed)
+    yield Mutant(name="convolutions backwards", apply=filters_reversed)
     yield Mutant(name="convolutions one frame late", apply=frames_late)
-    yield Mutant(name="a decoder that hears nothing", apply=deaf)
-    yield Mutant(name="one memory for all layers", apply=layers_share_a_memory)
+    yield Mutant(name="no cross attention", apply=no_cross_attention)
+    yield Mutant(name="one cross attention cache for all layers", apply=shared_cross_cache)

@@ -1,7 +1,7 @@
-"""Log-mel spectra as Whisper hears them, in numpy.
+"""Log-mel spectrograms for Whisper, in numpy.
 
-What transformers' WhisperFeatureExtractor computes, which imports torch, of any length of sound and
-in bounded memory. Mel filters are those of Slaney's Auditory Toolbox (1998).
+The values are those of transformers' WhisperFeatureExtractor, without torch, for audio of any
+length and in bounded memory. Mel filters are those of Slaney's Auditory Toolbox (1998).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ostro.errors import ConfigError
 Array = np.ndarray[Any, Any]
 
 BLOCK = 3000
-"""Frames that are transformed at once."""
+"""Frames per transform."""
 
 SIZES = {"bins": "feature_size", "hop": "hop_length", "size": "n_fft", "seconds": "chunk_length"}
 """The fields of `Mel` in a preprocessor_config.json."""
@@ -30,7 +30,7 @@ SIZES = {"bins": "feature_size", "hop": "hop_length", "size": "n_fft", "seconds"
 @dataclass(frozen=True, kw_only=True)
 class Mel:
     """`bins` mel filters up to half of `rate` (samples per second), over frames of `size` samples,
-    one every `hop` samples. A model hears `seconds` at a time.
+    one every `hop` samples. The audio window has `seconds`.
     """
 
     bins: int = 80
@@ -41,14 +41,14 @@ class Mel:
 
     @property
     def window(self) -> int:
-        """Samples that a model hears at a time."""
+        """The samples of an audio window."""
         return self.seconds * self.rate
 
     def spectrum(self, samples: Array) -> Array:
-        """samples float32 [n] -> log-mel spectrum float32 [bins, n // hop].
+        """samples float32 [n] -> log-mel spectrogram float32 [bins, n // hop].
 
-        At most 80 dB deep, scaled to about -1..1. The sound is mirrored at its ends; it must be
-        longer than half a frame.
+        Clipped at 80 dB below the maximum and scaled to about -1..1. The audio is reflected at its
+        ends and must be longer than half a frame.
         """
         half = self.size // 2
         padded = np.pad(samples.astype(np.float64), half, mode="reflect")
@@ -89,17 +89,17 @@ def hertz(mel: Array) -> Array:
 
 
 def read_mel(folder: Path) -> Mel:
-    """What a model's folder says of its spectra.
+    """The spectrogram settings of a model folder.
 
-    Raises ConfigError where no file says it, or where it says what is not implemented.
+    Raises ConfigError for missing or unsupported settings.
     """
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
             break
     else:
         raise ConfigError(
-            f"{folder.name} has no preprocessor_config.json, which says how its model hears; fetch "
-            "it from where the weights came from"
+            f"{folder.name} has no preprocessor_config.json, which has the audio settings; "
+            "download it from the source of the weights"
         )
     try:
         raw = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -109,7 +109,7 @@ def read_mel(folder: Path) -> Mel:
     known = {"sampling_rate": Mel.rate, "dither": 0.0, "padding_value": 0.0}
     for key, value in known.items():
         if raw.get(key, value) != value:
-            raise ConfigError(f"{name}: {key}={raw[key]!r} is not implemented, only {value} is")
+            raise ConfigError(f"{name}: {key}={raw[key]!r} is not implemented; expected {value}")
     sizes = {
         "bins": "feature_size",
         "hop": "hop_length",
@@ -119,5 +119,5 @@ def read_mel(folder: Path) -> Mel:
     given = {ours: raw[theirs] for ours, theirs in sizes.items() if theirs in raw}
     for ours, value in given.items():
         if not isinstance(value, int) or not 0 < value < 2**16:
-            raise ConfigError(f"{name}: {sizes[ours]}={value!r:.80} is no size")
+            raise ConfigError(f"{name}: {sizes[ours]}={value!r:.80} is not a positive integer")
     return Mel(**given)

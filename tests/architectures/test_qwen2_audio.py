@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostro.architectures.qwen2_audio import TINY
-from ostro.architectures.qwen2_audio.examples import SOUNDS
+from ostro.architectures.qwen2_audio.examples import CLIPS
 from ostro.architectures.qwen2_audio.inputs import Inputs
 from ostro.architectures.qwen2_audio.model import Config, names
 from ostro.core.errors import ConfigError, RequestError
@@ -24,7 +24,7 @@ class TestQwen2Audio(ArchitectureTests):
     name = "qwen2_audio"
 
     def test_audio_has_as_many_tokens_as_in_the_reference(self, tiny: Subject) -> None:
-        for samples in (*SOUNDS, sound(3, 0.0301), sound(4, 0.999)):
+        for samples in (*CLIPS, sound(3, 0.0301), sound(4, 0.999)):
             frames = -(-len(samples) // 160)
             rows = (frames - 1) // 2 + 1
             item = tiny.inputs.audio(samples)
@@ -78,7 +78,7 @@ def test_audio_that_is_too_short_or_malformed_is_rejected(
 
 def test_a_prompt_without_a_place_is_refused(inputs: Inputs) -> None:
     with pytest.raises(RequestError, match="no place"):
-        inputs.place([1, 2, 3], [inputs.audio(SOUNDS[0])])
+        inputs.place([1, 2, 3], [inputs.audio(CLIPS[0])])
 
 
 def test_inputs_ask_for_a_preprocessor_config(tmp_path: Path) -> None:

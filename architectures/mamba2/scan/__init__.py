@@ -5,8 +5,8 @@
 x [T, h, p], dt [T, h], b and c [T, g, n] are rows of all sequences, one after the other, in one
 float type (views of wider rows, all but the first dimension contiguous); head i reads group
 i // (h // g). a, d and dt_bias [h] float32; limit: the least and the most that a time step may be.
-state [blocks, h, p, n] float32: `places` (a `StateLayout`) finds the state S before a sequence's
-first row, zeros where it begins; the state after its last row is put into its new block, which may
+state [blocks, h, p, n] float32: `places` (a `StateLayout`) locates the state S before a sequence's
+first row, zeros at its start; the state after its last row is written to its new block, which may
 be the same. Row by row, in float32:
 
     step = softplus(dt + dt_bias), clamped to limit

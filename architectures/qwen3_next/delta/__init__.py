@@ -6,8 +6,8 @@ Qwen3NextGatedDeltaNet).
 q and k [T, hk, dk], v [T, hv, dv], b and a [T, hv] are rows of all sequences, one after the other,
 in one float type (views of wider rows, all but the first dimension contiguous); value head i reads
 key head i // (hv // hk). rate (negative) and dt_bias [hv] float32. state [blocks, hv, dk, dv]
-float32: `places` (a `StateLayout`) finds the state S before a sequence's first row, zeros where it
-begins; the state after its last row is put into its new block, which may be the same. Row by row,
+float32: `places` (a `StateLayout`) locates the state S before a sequence's first row, zeros at its
+start; the state after its last row is written to its new block, which may be the same. Row by row,
 in float32, with q and k brought to length 1 (1e-6 under the root) and q then divided by sqrt(dk):
 
     S = exp(rate * softplus(a + dt_bias)) * S
