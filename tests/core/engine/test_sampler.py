@@ -177,7 +177,7 @@ RULES: dict[str, dict[str, Any]] = {
         "min_tokens": 20,
     },
 }
-PROMPT, SAID = (1, 5, 6, 7, 5), (6, 9, 5, 6)
+PROMPT, OUTPUT = (1, 5, 6, 7, 5), (6, 9, 5, 6)
 """Token 6 is twice in the output and is in the prompt; 5 6 is repeated, 9 and 7 have followed."""
 
 
@@ -185,18 +185,18 @@ PROMPT, SAID = (1, 5, 6, 7, 5), (6, 9, 5, 6)
 def test_tokens_are_drawn_as_often_as_their_probability(name: str) -> None:
     rows, logits = 400, noise(1, size=1.0)
     counts, sampler = torch.zeros(VOCAB), sampler_of(rows)
-    sequences = [add_row(sampler, i, PROMPT, SAID, seed=i, **RULES[name]) for i in range(rows)]
+    sequences = [add_row(sampler, i, PROMPT, OUTPUT, seed=i, **RULES[name]) for i in range(rows)]
     expected = likelihood(logits[0], sequences[0])
     for step in range(5):
         for i, sequence in enumerate(sequences):
             sequence.seed = step * rows + i
-            sequence.tokens = [*PROMPT, *SAID]
+            sequence.tokens = [*PROMPT, *OUTPUT]
             sampler.add(sequence)
         drawn = draw(sampler, logits.expand(rows, -1), *sequences)
         counts += torch.bincount(torch.tensor(drawn.tokens), minlength=VOCAB)
     assert distance(counts, expected) < 3.5
     other = RULES["neutral" if name != "neutral" else "hot"]
-    wrong = likelihood(logits[0], add_row(sampler, 0, PROMPT, SAID, **other))
+    wrong = likelihood(logits[0], add_row(sampler, 0, PROMPT, OUTPUT, **other))
     assert name == "neutral" or float((wrong - expected).abs().sum()) > 0.05
 
 
@@ -212,7 +212,7 @@ def test_temperature_zero_draws_the_first_of_the_largest_logits() -> None:
 def test_greedy_tokens_follow_the_penalties_from_step_to_step(name: str) -> None:
     """Tokens drawn on the device count in the next step."""
     sampler = sampler_of()
-    sequence = add_row(sampler, 3, PROMPT, SAID, **{**RULES[name], "temperature": 0})
+    sequence = add_row(sampler, 3, PROMPT, OUTPUT, **{**RULES[name], "temperature": 0})
     for step in range(25):
         logits = noise(step, size=0.5)
         [token] = draw(sampler, logits, sequence).tokens
@@ -231,12 +231,12 @@ def test_rows_of_one_step_keep_their_own_rules() -> None:
         made = {}
         for number, row in zip(numbers, rows, strict=True):
             rules = dict(chosen[number])
-            made[number] = add_row(sampler, row, PROMPT, SAID, rules.pop("seed", 5), **rules)
+            made[number] = add_row(sampler, row, PROMPT, OUTPUT, rules.pop("seed", 5), **rules)
         for step in range(6):
             logits = noise(step).expand(len(made), -1)
             draw(sampler, logits, *made.values())
         return {
-            number: sequence.tokens[len(PROMPT) + len(SAID) :] for number, sequence in made.items()
+            number: sequence.tokens[len(PROMPT) + len(OUTPUT) :] for number, sequence in made.items()
         }
 
     count = len(chosen)
@@ -320,7 +320,7 @@ def test_input_logits_are_not_modified() -> None:
     """They may be the output of a captured step."""
     sampler, logits = sampler_of(), noise(4)
     before = logits.clone()
-    draw(sampler, logits, add_row(sampler, 0, PROMPT, SAID, **RULES["everything"]))
+    draw(sampler, logits, add_row(sampler, 0, PROMPT, OUTPUT, **RULES["everything"]))
     assert torch.equal(logits, before)
 
 
