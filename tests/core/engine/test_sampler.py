@@ -235,9 +235,8 @@ def test_rows_of_one_step_keep_their_own_rules() -> None:
         for step in range(6):
             logits = noise(step).expand(len(made), -1)
             draw(sampler, logits, *made.values())
-        return {
-            number: sequence.tokens[len(PROMPT) + len(OUTPUT) :] for number, sequence in made.items()
-        }
+        start = len(PROMPT) + len(OUTPUT)
+        return {number: sequence.tokens[start:] for number, sequence in made.items()}
 
     count = len(chosen)
     together = tokens(range(count), range(count))
