@@ -33,7 +33,7 @@ def test_weights_of_another_file_type_are_rejected(runner: CliRunner) -> None:
 def test_an_index_with_a_missing_shard_is_rejected(runner: CliRunner) -> None:
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
     (runner.folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    runner.assert_rejected(CheckpointError, "model-00002-of-00002.safetensors", "absent")
+    runner.assert_rejected(CheckpointError, "model-00002-of-00002.safetensors", "is missing")
 
 
 def test_missing_and_left_over_tensors_are_listed(runner: CliRunner) -> None:
