@@ -32,7 +32,7 @@ _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 class RequestId:
     """Assigns each request an id and returns it in X-Request-ID.
 
-    A client's own id is kept if it consists of letters, digits and `_.:-`.
+    A client's own id is kept if it consists of alphanumeric characters and `_.:-`.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -15,7 +15,7 @@ import torch
 import transformers
 from tiny.dia import make_dia
 from tiny.flux import make_flux
-from tiny.trained import BAR, FELT, Names, Served, Shelf, distance, draw, train, wrapped
+from tiny.trained import BAR, FELT, LoadedAdapters, Names, Served, distance, draw, train, wrapped
 from torch import Tensor
 
 from ostro.architectures.flux.model import unpack
@@ -118,7 +118,7 @@ def test_vectors_of_one_step_are_each_adapter_s(
 # Jobs
 
 
-class Working(Shelf):
+class Working(LoadedAdapters):
     """A model that does jobs, and adapters that it has read."""
 
     def __init__(self, folder: Path, plugins: PluginManager) -> None:

@@ -18,14 +18,18 @@ FORMATS = ("tokenizer",)
 
 def words(tree: ast.AST) -> Iterator[str]:
     """All names and strings of a module but its docstrings, which may tell sources."""
-    told = {
+    docstrings = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
     }  # docstrings, of attributes too
     for node in ast.walk(tree):
         for name in ("id", "attr", "name", "arg", "module"):
             if isinstance(value := getattr(node, name, None), str):
                 yield value
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
             yield node.value
 
 

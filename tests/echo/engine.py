@@ -116,7 +116,7 @@ class EchoEngine:
             if rules.prompt_logprobs is not None and index == 0:
                 output.prompt_logprobs = [
                     None,
-                    *(told(t, rules.prompt_logprobs) for t in prompt[1:]),
+                    *(logprobs_of(t, rules.prompt_logprobs) for t in prompt[1:]),
                 ]
         if rules.max_tokens == 0:
             output.finish = "length"
@@ -129,7 +129,7 @@ class EchoEngine:
                 return output
             output.tokens = [token]
             if rules.logprobs is not None:
-                output.logprobs = [told(token, rules.logprobs)]
+                output.logprobs = [logprobs_of(token, rules.logprobs)]
             self.counters.generated_tokens += 1
             if count + 1 == rules.max_tokens:
                 output.finish = "length"
@@ -205,7 +205,7 @@ class EchoEngine:
         self.live.clear()
 
 
-def told(token: int, wide: int) -> TokenLogprobs:
+def logprobs_of(token: int, wide: int) -> TokenLogprobs:
     top = tuple((other, -other / 1000) for other in range(token, token + wide))
     return TokenLogprobs(token, -token / 1000, top)
 

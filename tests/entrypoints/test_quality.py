@@ -1,4 +1,4 @@
-"""`ostro quality`: what few bits cost, by figures that are right where one knows them."""
+"""`ostro quality`: the loss of quantization, with results that are known in advance."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Case:
     changes: what the config says else than the tiny one; what a file cannot say has the value that
     it stands for; others: the same of what is not the text's. stated: what a published config.json
     says besides, and transformers does not save. media: the preprocessor_config.json of a model
-    that sees or hears, of which a projector is made as well. change: what is done to the folder, or
+    with media, of which a projector is made as well. change: what is done to the folder, or
     to the reference. options: more for the converter. asked: the architecture to load the file as.
     refused: what is said where it cannot be done.
     """

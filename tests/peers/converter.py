@@ -6,12 +6,12 @@ CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES). Of every architectur
 know, transformers saves a tiny model with honest weights, `convert_hf_to_gguf.py --outtype f32`
 makes a file of it, and what we load from the file is compared with transformers: the greatest
 difference of the logits (an encoder's states, a classifier's scores) as a share of their standard
-deviation. Of one that sees or hears, both files are made, text and projector, and media are in the
-prompts. What failed is told in the words of the one who failed.
+deviation. Of models with media, both files are made, text and projector, and media are in the
+prompts. Errors are printed as the converter or ostro reports them.
 
 The converter runs as it is, in a process of its own under PYTHON, with the gguf package of its
 checkout. It knows pre-tokenizers by a hash of what they make of a text; of ours, trained on a few
-lines, it is told a name. For T5 it needs protobuf, which ours does not: PYTHON is by default that
+lines, RUN gives it a name. For T5 it needs protobuf, which ours does not: PYTHON is by default that
 of an environment `converter` beside those of the other peers, and where there is none, this one.
 """
 
@@ -47,7 +47,7 @@ from conversion.base import TextModel
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 runpy.run_path(sys.argv[0] + "/{SCRIPT}", run_name="__main__")
 """
-"""The converter, after it was told the name of our pre-tokenizer."""
+"""Runs the converter with a name for the tokenizer's pre-tokenizer."""
 
 
 @dataclass(frozen=True)

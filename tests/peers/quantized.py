@@ -107,7 +107,7 @@ Where llama.cpp (July 2026) computes else than transformers, a config says what 
   betas of it; this ramp begins at the first pair and ends at the eighth.
 - DeepSeek-V2: llama.cpp ranks groups of experts by the sum of their two best, as V3 does; V2 is
   defined by the best one.
-- DeepSeek-V2-Lite: llama.cpp tells it from V2 by having 26 or 27 layers.
+- DeepSeek-V2-Lite: llama.cpp distinguishes it from V2 by its 26 or 27 layers.
 - Qwen2.5-VL: llama.cpp does not read the epsilon of qwen2vl, as its hyperparameters fall through to
   those of qwen2 in a comment only.
 - Qwen3-VL: in llama.cpp, pairs for which interleaved sections do not reach (the 62nd and 63rd of

@@ -41,12 +41,12 @@ def save(weights: AdapterWeights, folder: Path, **config: object) -> Path:
         tensors[f"base_model.model.{name}.lora_B.weight"] = each.b.contiguous()
     save_file(tensors, folder / "adapter_model.safetensors")
     rank = next(iter(weights.weights.values())).rank
-    told = {
+    fields = {
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": rank / 2,
         "target_modules": ["q_proj", "v_proj", "o_proj"],
         **config,
     }
-    (folder / "adapter_config.json").write_text(json.dumps(told))
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
     return folder

@@ -190,16 +190,16 @@ def projector_keys(made: Subject, kind: str) -> dict[str, Any]:
     config = made.reference.config
     width = config.get_text_config().hidden_size
     if made.name == "qwen2_audio":
-        hears = config.audio_config
+        audio = config.audio_config
         return {
             "clip.projector_type": kind,
             "clip.has_audio_encoder": True,
             "clip.audio.projection_dim": width,
-            "clip.audio.embedding_length": hears.d_model,
-            "clip.audio.feed_forward_length": hears.encoder_ffn_dim,
-            "clip.audio.block_count": hears.encoder_layers,
-            "clip.audio.attention.head_count": hears.encoder_attention_heads,
-            "clip.audio.num_mel_bins": hears.num_mel_bins,
+            "clip.audio.embedding_length": audio.d_model,
+            "clip.audio.feed_forward_length": audio.encoder_ffn_dim,
+            "clip.audio.block_count": audio.encoder_layers,
+            "clip.audio.attention.head_count": audio.encoder_attention_heads,
+            "clip.audio.num_mel_bins": audio.num_mel_bins,
         }
     sees = config.vision_config
     keys = {

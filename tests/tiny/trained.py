@@ -87,7 +87,7 @@ def draw(model: torch.nn.Module, *, seed: int = SEED, std: float = 0.2) -> None:
             weight.add_(noise)
 
 
-class Shelf:
+class LoadedAdapters:
     """A registry of a model, and what it holds by name."""
 
     def __init__(self, registry: Registry | None) -> None:
@@ -124,7 +124,7 @@ class Shelf:
             adapter_pool.release(held)
 
 
-class Served(Shelf):
+class Served(LoadedAdapters):
     """An engine over a subject's base, with loaded adapters."""
 
     def __init__(self, subject: Subject, engine: Engine | None = None) -> None:

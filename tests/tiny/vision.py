@@ -49,8 +49,8 @@ def make_vision(folder: Path, **sees: Any) -> Path:
     words = make_tokenizer()
     words.add_special_tokens([AddedToken(name, special=True) for name in CONTROLS])
     words.save(str(folder / "tokenizer.json"))
-    told = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    fields = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
     (folder / "preprocessor_config.json").write_text(json.dumps({**SEES, **sees}))
     return folder
 

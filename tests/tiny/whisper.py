@@ -69,8 +69,8 @@ def make_whisper(
     model.save_pretrained(folder)
     make_tokenizer(seconds).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
-    hears = {"feature_size": TINY["num_mel_bins"], "chunk_length": seconds}
-    (folder / "preprocessor_config.json").write_text(json.dumps(hears))
+    fields = {"feature_size": TINY["num_mel_bins"], "chunk_length": seconds}
+    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
     return model
 
 

@@ -436,13 +436,13 @@ def test_requantize_is_done_by_the_model_that_is_named(made: ThreeModels) -> Non
     def requantize(message: Requantize, report: Any) -> list[str]:
         asked.append(message)
         report("reading weights", 1, 2)
-        return ["told"]
+        return ["explained"]
 
     engine = MultiModelEngine(
         {"chat": ModelEntry(made.chat), "other": ModelEntry(made.other, requantize=requantize)}
     )
     message, progress = Requantize(id="q", model="other", quant="q4_0"), list[tuple[Any, ...]]()
-    assert engine.requantize(message, lambda *news: progress.append(news)) == ["told"]
+    assert engine.requantize(message, lambda *news: progress.append(news)) == ["explained"]
     assert asked == [message] and progress == [("reading weights", 1, 2)]
 
 

@@ -447,7 +447,7 @@ def test_everything_that_waits_fails_when_the_engine_dies() -> None:
         assert [type(result) for result in results] == [EngineDied] * 5
         assert {str(result) for result in results} == {"killed by signal 9"}
         await gone
-        assert engine.sent == sent, "a dead engine is told nothing"
+        assert engine.sent == sent, "a dead engine receives no messages"
         assert not engine.ready and not engine.hung and engine.requests == 0
         with pytest.raises(EngineDied, match="signal 9"):
             await Reader(engine, ask()).task

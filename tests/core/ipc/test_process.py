@@ -171,17 +171,17 @@ def test_abort(make: Callable[[], AsyncEngine]) -> None:
 def test_abort_of_one_choice(make: Callable[[], AsyncEngine]) -> None:
     async def test(engine: AsyncEngine) -> None:
         rules = Sampling(n=3, max_tokens=1000, ignore_eos=True)
-        told: dict[int, int] = {}
+        counts: dict[int, int] = {}
         finish: dict[int, str] = {}
         async for output in engine.generate(ask(sampling=rules)):
-            if not told:
+            if not counts:
                 engine.abort("a", 1)
                 engine.abort("nobody", 1)
-            told[output.index] = told.get(output.index, 0) + len(output.tokens)
+            counts[output.index] = counts.get(output.index, 0) + len(output.tokens)
             if output.finish:
                 finish[output.index] = output.finish
         assert finish == {0: "length", 1: "abort", 2: "length"}
-        assert told[0] == told[2] == 1000 > told[1]
+        assert counts[0] == counts[2] == 1000 > counts[1]
         stats = await engine.stats()
         assert stats.running == 0 and stats.generated_tokens < 3000
 

@@ -201,8 +201,10 @@ def test_formats_may_differ_from_tensor_to_tensor(folder: Folder) -> None:
 
 def test_progress_ends_at_the_whole(folder: Folder) -> None:
     folder.write()
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     asked = Settings(dtype="float32", device="cpu")
-    load_model(folder.path, asked, folder.plugins, lambda done, total: told.append((done, total)))
-    assert told == sorted(told) and told[-1][0] == told[-1][1]
-    assert told[-1][1] == sum(t.nbytes for t in folder.tensors.values())
+    load_model(
+        folder.path, asked, folder.plugins, lambda done, total: reports.append((done, total))
+    )
+    assert reports == sorted(reports) and reports[-1][0] == reports[-1][1]
+    assert reports[-1][1] == sum(t.nbytes for t in folder.tensors.values())

@@ -144,9 +144,9 @@ def test_the_last_byte_counts(form: str, kind: str) -> None:
 
 
 def wav(data: bytes = bytes(3200), size: int | None = None, **fields: int) -> bytes:
-    """A WAV file that says of itself what it is told to."""
-    told = {"kind": 1, "channels": 1, "rate": 16000, "bytes": 32000, "align": 2, "bits": 16}
-    head = struct.pack("<HHIIHH", *(told | fields).values())
+    """Return a WAV file with the given header fields."""
+    defaults = {"kind": 1, "channels": 1, "rate": 16000, "bytes": 32000, "align": 2, "bits": 16}
+    head = struct.pack("<HHIIHH", *(defaults | fields).values())
     length = struct.pack("<I", len(data) if size is None else size)
     body = b"WAVEfmt " + struct.pack("<I", 16) + head + b"data" + length + data
     return b"RIFF" + struct.pack("<I", len(body)) + body

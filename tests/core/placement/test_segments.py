@@ -292,9 +292,9 @@ def test_a_step_is_read_one_pass_late(made: Made, device: SimulatedDevice) -> No
     engine, _ = replaying(made("llama"), FOURS)
     rules = Sampling(temperature=0, max_tokens=3, ignore_eos=True)
     engine.submit(TokenRequest(id="a", tokens=[5, 6], sampling=rules))
-    heard = [[token for output in engine.step() for token in output.tokens] for _ in range(4)]
-    assert [len(tokens) for tokens in heard] == [0, 1, 1, 1]
-    assert [tokens[0] for tokens in heard[1:]] == greedy(made("llama").engine(), [[5, 6]], 3)[0]
+    outputs = [[token for output in engine.step() for token in output.tokens] for _ in range(4)]
+    assert [len(tokens) for tokens in outputs] == [0, 1, 1, 1]
+    assert [tokens[0] for tokens in outputs[1:]] == greedy(made("llama").engine(), [[5, 6]], 3)[0]
 
 
 def anew(self: Decoder, x: Tensor, step: Step) -> Tensor:

@@ -206,16 +206,16 @@ def test_an_ostro_error_of_locate_reaches_the_user(site: Site) -> None:
 
 
 def test_configure_reaches_all_plugins_and_later_ones(site: Site) -> None:
-    told = "told = []\n@hookimpl\ndef ostro_configure(settings): told.append(settings.name)\n"
-    module = site.wheel("good", told)
+    names = "names = []\n@hookimpl\ndef ostro_configure(settings): names.append(settings.name)\n"
+    module = site.wheel("good", names)
     site.wheel("bad", "@hookimpl\ndef ostro_configure(settings): settings.name = 'mine'\n")
     manager = site.load(Settings(name="served"))
-    assert sys.modules[module].told == ["served"]
+    assert sys.modules[module].names == ["served"]
     assert "FrozenInstanceError" in manager.broken["bad"].reason
 
     class Late:
         def __init__(self) -> None:
-            self.told: list[str | None] = []
+            self.names: list[str | None] = []
 
     late = Late()
 
@@ -223,12 +223,12 @@ def test_configure_reaches_all_plugins_and_later_ones(site: Site) -> None:
 
     @hookimpl
     def ostro_configure(settings: Settings) -> None:
-        late.told.append(settings.name)
+        late.names.append(settings.name)
         raise ValueError
 
     late.ostro_configure = ostro_configure  # type: ignore[attr-defined]
     manager.register(late, "late")
-    assert late.told == ["served"]
+    assert late.names == ["served"]
     assert "late" in manager.broken and manager.get_plugin("late") is None
 
 

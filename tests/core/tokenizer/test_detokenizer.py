@@ -14,8 +14,8 @@ class TestStreaming:
     def test_half_a_character_is_held_back(self, folder: Path) -> None:
         tokenizer = load_tokenizer(folder)
         stream = tokenizer.detokenizer()
-        letters = [tokenizer.id(letter) for letter in "ðŁĻĤ"]  # the four bytes of U+1F642
-        assert [stream.add([id]) for id in letters] == ["", "", "", "🙂"]
+        ids = [tokenizer.id(letter) for letter in "ðŁĻĤ"]  # the four bytes of U+1F642
+        assert [stream.add([id]) for id in ids] == ["", "", "", "🙂"]
 
     def test_incomplete_utf8_becomes_a_replacement_character(self, folder: Path) -> None:
         tokenizer = load_tokenizer(folder)

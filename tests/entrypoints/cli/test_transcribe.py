@@ -56,5 +56,5 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
         run(folder, "nothing.wav")
     with pytest.raises(UsageError, match="one FILE"):
         run(folder, str(folder / "a.wav"), str(folder / "b.flac"), "-o", "x.txt")
-    with pytest.raises(RequestError, match="no language 'elvish'"):
+    with pytest.raises(RequestError, match="does not support the language 'elvish'"):
         run(folder, str(folder / "b.flac"), "--language", "elvish")

@@ -56,7 +56,7 @@ def model(folder: Path) -> Iterator[LocalModel]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A model that hears, and one of text."""
+    """A Whisper model and a text model."""
     text = make_model(tmp_path_factory.mktemp("models") / "text")
     adapters = (f"accent={folder.parent / 'accent'}",)
     asked = Settings(reference=str(folder), dtype="float32", adapters=adapters)
@@ -107,9 +107,9 @@ def test_fields_change_the_text(server: RunningServer, model: LocalModel) -> Non
     assert german == written(model, language="de").text != plain
     guided = post(server, **COLD, prompt="hello world").json()["text"]
     assert guided == written(model, prompt="hello world").text != plain
-    heard = post(server, temperature="0.0001", response_format="verbose_json").json()
+    transcript = post(server, temperature="0.0001", response_format="verbose_json").json()
     expected = written(model, language=None)
-    assert heard["text"] == expected.text and heard["language"]
+    assert transcript["text"] == expected.text and transcript["language"]
     texts = {post(server, language="en", temperature="1.9").json()["text"] for _ in range(5)}
     assert len(texts) > 1
 

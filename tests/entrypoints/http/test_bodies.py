@@ -193,7 +193,7 @@ def test_numbers_out_of_range(server: Any, path: str, field: str, values: list[A
         {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 2},
         {"dry_multiplier": 0.8, "dry_penalty_last_n": 64, "dry_sequence_breakers": ["\n"]},
         {"min_tokens": 2, "max_tokens": 5, "ignore_eos": True, "stop_token_ids": [3]},
-        {"cache_salt": "tenant", "priority": -3, "user": "u", "metadata": {"k": "v"}},
+        {"cache_salt": "user", "priority": -3, "user": "u", "metadata": {"k": "v"}},
         {"temperature": None, "n": None, "stop": None, "logit_bias": None, "tools": None},
         {"response_format": {"type": "text"}},
     ],
