@@ -82,9 +82,9 @@ def guided(scores: Tensor, rules: Rules) -> Tensor:
 
     With a top-k, guidance selects the k codes, which keep their scores with the text.
     """
-    told, untold = scores
-    far = told + rules.guidance * (told - untold)
+    conditional, unconditional = scores
+    far = conditional + rules.guidance * (conditional - unconditional)
     if not rules.top_k:
         return far
     best = far.topk(min(rules.top_k, far.shape[-1])).indices
-    return torch.full_like(told, -torch.inf).scatter(-1, best, told.gather(-1, best))
+    return torch.full_like(conditional, -torch.inf).scatter(-1, best, conditional.gather(-1, best))

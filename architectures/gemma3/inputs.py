@@ -43,8 +43,8 @@ class Inputs(llava.Inputs):
     @cached_property
     def lines(self) -> dict[int, int]:
         """The tokens of newlines, by their number of newlines."""
-        if (told := self.raw.get("line_token_ids")) and told[0] is not None:
-            return {n: id for n, id in enumerate(told, 1) if id is not None}
+        if (listed := self.raw.get("line_token_ids")) and listed[0] is not None:
+            return {n: id for n, id in enumerate(listed, 1) if id is not None}
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"{path} is missing, which has the newline tokens around images")

@@ -63,8 +63,8 @@ class Inputs(ostro.Inputs):
 
     @cached_property
     def preprocessor(self) -> pixels.Preprocessor:
-        told = self.raw.get("preprocessor_config")
-        found = self.settings.of(told, self.folder) if told else self.settings.read(self.folder)
+        stated = self.raw.get("preprocessor_config")
+        found = self.settings.of(stated, self.folder) if stated else self.settings.read(self.folder)
         check_shape(found, self.folder, self.side)
         return found
 

@@ -60,8 +60,8 @@ class Inputs(ostro.Inputs):
 
     @cached_property
     def images(self) -> Preprocessor:
-        if told := self.raw.get("preprocessor_config"):
-            return settings_of(told, self.folder, self.vision)
+        if stated := self.raw.get("preprocessor_config"):
+            return settings_of(stated, self.folder, self.vision)
         return read(self.folder, "image", self.vision)
 
     @cached_property

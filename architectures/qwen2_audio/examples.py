@@ -22,9 +22,9 @@ def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
     hears = {"feature_size": raw["audio_config"]["num_mel_bins"], "chunk_length": 1}
     (folder / "preprocessor_config.json").write_text(json.dumps(hears))
     inputs, extract = Inputs(raw, folder), WhisperFeatureExtractor(**hears)
-    for heard in SELECTIONS:
-        tokens, sounds = words(9, 100), [CLIPS[i] for i in heard]
-        for i in heard:
+    for selection in SELECTIONS:
+        tokens, sounds = words(9, 100), [CLIPS[i] for i in selection]
+        for i in selection:
             tokens += [raw["audio_token_index"], *words(5, 100, seed=i)]
         prompt = inputs.place(tokens, [inputs.audio(samples) for samples in sounds])
         yield Example(prompt, reference(extract, sounds, len(prompt.tokens)))

@@ -22,10 +22,10 @@ class Inputs(Base):
 
     def __init__(self, raw: Mapping[str, Any], folder: Path) -> None:
         super().__init__(raw, folder)
-        told = raw.get("preprocessor_config")
+        stated = raw.get("preprocessor_config")
         self.mel = (
-            Mel(bins=told["feature_size"], seconds=told["chunk_length"])
-            if told
+            Mel(bins=stated["feature_size"], seconds=stated["chunk_length"])
+            if stated
             else read_mel(folder)
         )
         self.token = int(raw.get("audio_token_index", raw.get("audio_token_id", 151646)))

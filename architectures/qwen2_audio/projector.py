@@ -63,12 +63,12 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "encoder_ffn_dim": llava.stated(container, "audio.feed_forward_length"),
         "max_source_positions": rows,
     }
-    heard = {"feature_size": bins, "chunk_length": rows * FRAMES * Mel.hop // Mel.rate}
+    preprocessor = {"feature_size": bins, "chunk_length": rows * FRAMES * Mel.hop // Mel.rate}
     return {
         "text_config": llama.gguf_config(container),
         "audio_config": audio,
         "audio_token_index": llava.token(container, "<|AUDIO|>"),
-        "preprocessor_config": heard,
+        "preprocessor_config": preprocessor,
     }
 
 

@@ -38,8 +38,8 @@ def levels(change: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[nn.Token
 
         def spoil(step: Step) -> Tensor:
             if step.features is not None:
-                heard = change(list(step.features.levels))
-                step = replace(step, features=replace(step.features, levels=heard))
+                changed = change(list(step.features.levels))
+                step = replace(step, features=replace(step.features, levels=changed))
             return hidden(step)
 
         model.hidden = spoil  # type: ignore[method-assign]
@@ -81,7 +81,7 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="tower: no learned positions", apply=no_positions)
     yield Mutant(name="tower: learned positions cut off", apply=other_corners)
     yield Mutant(name="tower: another epsilon in the norms", apply=layer_norm_eps, std=SMALL)
-    yield Mutant(name="levels: none", apply=levels(lambda heard: []))
+    yield Mutant(name="levels: none", apply=levels(lambda features: []))
     yield Mutant(name="levels: in another order", apply=levels(lambda features: features[::-1]))
     yield Mutant(name="levels: of other layers", apply=early_layers)
     yield Mutant(name="levels: single patches normed", apply=early_norm)

@@ -90,7 +90,7 @@ def open_cache() -> Path:
     check_owner(folder)
     above = folder.resolve().parent
     for parent in (above, *above.parents):
-        # Whoever writes to a folder above can put another one in the place of ours.
+        # A user who can write to a folder above can replace this one.
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise PermissionError(f"{parent} is writable by all users; run chmod o-w {parent}")

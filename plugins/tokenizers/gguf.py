@@ -62,7 +62,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") ->
     pieces = header.pieces()
     with tokenizer_errors(f"{source}: malformed {kind} vocabulary"):
         backend, rules = builders[kind](header, pieces)
-    # GGUF does not state whether a token strips the space after it; only Phi-3's tokens do.
+    # GGUF does not state whether a token removes the space after it; only Phi-3's tokens do.
     phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"
     added = pieces.added(keep_space=("<unk>", "<s>", "<|endoftext|>") if phi3 else None)
     backend.add_tokens(added)

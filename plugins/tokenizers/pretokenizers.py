@@ -65,7 +65,7 @@ SPARK = (
 )
 HALVINGS = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
 
-# The cased letters of Unicode, listed as in the model's file.
+# The cased characters of Unicode, listed as in the model's file.
 DEEPSEEK_LETTERS = (
     r"[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
     r"\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-"

@@ -1,4 +1,4 @@
-"""Adapters on bases in few bits, and on bodies from transformers: what PEFT says of the same."""
+"""Adapters on quantized bases, and on models of the transformers backend, against PEFT."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plugins() -> PluginManager:
     return all_plugins()
 
 
-# Bases in few bits
+# Quantized bases
 
 
 def floats(model: Model) -> Iterator[tuple[str, Tensor]]:

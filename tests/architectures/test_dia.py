@@ -140,7 +140,7 @@ class Truth:
     def samples(self) -> Tensor:
         return self.dia.sound(self.written[2])
 
-    def heard(self, model: Model) -> dict[str, float]:
+    def deviations(self, model: Model) -> dict[str, float]:
         """How far ours is from it, stage by stage."""
         with torch.inference_mode():
             states = model.model.encoder(self.texts, ROWS).view_as(self.states)
@@ -172,9 +172,9 @@ def faint_truth(faint: Dia) -> Truth:
 
 
 def test_every_stage_is_as_in_transformers(model: Model, truth: Truth) -> None:
-    heard = truth.heard(model)
-    assert heard.pop("codes") == 0
-    assert max(heard.values()) <= BAR, heard
+    found = truth.deviations(model)
+    assert found.pop("codes") == 0
+    assert max(found.values()) <= BAR, found
     assert truth.logits.shape == (2, 30, 4, 36)
     lengths = [len(codes) for codes in truth.written]
     assert STEPS + 1 in lengths and min(lengths) < STEPS, "both ends are tried"
@@ -217,12 +217,12 @@ def test_every_mutant_fails_parity(
     against = truth if mutant.std is None else faint_truth
     spoiled = load(against.dia.folder, plugins)
     mutant.apply(spoiled)
-    assert max(against.heard(spoiled).values()) >= RED
+    assert max(against.deviations(spoiled).values()) >= RED
 
 
 def test_faint_weights_are_as_in_transformers(plugins: PluginManager, faint_truth: Truth) -> None:
-    heard = faint_truth.heard(load(faint_truth.dia.folder, plugins))
-    assert max(heard.values()) <= BAR, heard
+    found = faint_truth.deviations(load(faint_truth.dia.folder, plugins))
+    assert max(found.values()) <= BAR, found
 
 
 def test_adapter_deltas_reach_every_linear(dia: Dia, plugins: PluginManager, truth: Truth) -> None:
@@ -234,7 +234,7 @@ def test_adapter_deltas_reach_every_linear(dia: Dia, plugins: PluginManager, tru
             if torch.equal(predicted(model, truth.texts, truth.codes[:4]), before):
                 silent.append(path)
             module.deltas.clear()
-    assert not silent, f"a delta is not heard on: {', '.join(silent)}"
+    assert not silent, f"a delta does not reach: {', '.join(silent)}"
 
 
 def test_every_linear_gets_the_sequence_of_each_row(dia: Dia, plugins: PluginManager) -> None:

@@ -1,4 +1,4 @@
-"""Dia in few bits: states and logits are those of its dequantized weights."""
+"""Dia quantized: states and logits are those of its dequantized weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.inference_mode()
-def heard(model: Any) -> list[Tensor]:
+def outputs(model: Any) -> list[Tensor]:
     """States of the encoder, and logits [n, places, channels, V] for given codes."""
     memory = model.remember(TEXTS, len(CODES), ROWS)
     logits = [model.logits(frame, memory, i, ROWS) for i, frame in enumerate(CODES)]
@@ -49,4 +49,6 @@ def test_quantized_models_match_dequantized_weights(folder: Path, every: bool) -
     plugins: PluginManager = all_plugins()
     for format in formats(plugins) if every else sample_formats(plugins, "dia"):
         loaded = load_model(folder, Settings(dtype="float32", quant=format, exact=True), plugins)
-        assert_matches_dequantized(loaded, plugins, format, lambda model=loaded.model: heard(model))
+        assert_matches_dequantized(
+            loaded, plugins, format, lambda model=loaded.model: outputs(model)
+        )

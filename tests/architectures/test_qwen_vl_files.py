@@ -33,13 +33,13 @@ def raw(plugins: PluginManager, name: str, **changes: dict[str, Any]) -> dict[st
     return {**tiny, **parts, "model_type": name}
 
 
-def configured(plugins: PluginManager, name: str, told: dict[str, Any]) -> Any:
-    return resolve(plugins.get("architectures", name).config).from_hf(told)
+def configured(plugins: PluginManager, name: str, stated: dict[str, Any]) -> Any:
+    return resolve(plugins.get("architectures", name).config).from_hf(stated)
 
 
 def test_old_files_state_the_texts_part_at_the_top(plugins: PluginManager) -> None:
-    told = raw(plugins, "qwen2_5_vl")
-    text = dict(told["text_config"])
+    stated = raw(plugins, "qwen2_5_vl")
+    text = dict(stated["text_config"])
     rope = text.pop("rope_parameters")
     text |= {
         "rope_theta": rope["rope_theta"],
@@ -49,11 +49,11 @@ def test_old_files_state_the_texts_part_at_the_top(plugins: PluginManager) -> No
         "max_window_layers": 70,
         "tie_word_embeddings": True,
     }
-    vision = {**told["vision_config"], "in_chans": 3, "spatial_patch_size": 14}
+    vision = {**stated["vision_config"], "in_chans": 3, "spatial_patch_size": 14}
     old = configured(
         plugins, "qwen2_5_vl", {**text, "vision_config": vision, "model_type": "qwen2_5_vl"}
     )
-    new = configured(plugins, "qwen2_5_vl", told)
+    new = configured(plugins, "qwen2_5_vl", stated)
     assert old.text.sections == new.text.sections and old.vision == new.vision
     assert old.text.rope_parameters["rope_theta"] == rope["rope_theta"]
     assert old.text.tie_word_embeddings and not new.text.tie_word_embeddings

@@ -64,7 +64,7 @@ def convert(reference: Any, file: Path, format: str) -> None:
 @pytest.mark.parametrize("format", ["F32", "BF16", "Q8_0"])
 @pytest.mark.parametrize("mlp", ["relu", "gated-gelu"])
 def test_gguf_files(mlp: str, format: str, tmp_path: Path) -> None:
-    """No key tells how far positions are told apart: it is as all published models have it."""
+    """No key states the largest distance of positions: that of all published models is used."""
     plugins = PluginManager()
     plugins.load(Settings())
     shape = {**TINY, "d_kv": 16, "feed_forward_proj": mlp, "relative_attention_max_distance": 128}

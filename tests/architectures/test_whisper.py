@@ -79,8 +79,8 @@ def test_long_audio_is_encoded_in_windows(tmp_path: Path) -> None:
     spectrum = inputs.spectrum(sound(1, 2.5))
     middle, last = inputs.window(spectrum, 60), inputs.window(spectrum, 180)
     assert np.array_equal(middle.arrays["spectrum"].numpy(), spectrum[:, 60:160])
-    heard = last.arrays["spectrum"].numpy()
-    assert np.array_equal(heard[:, :70], spectrum[:, 180:]) and not heard[:, 70:].any()
+    padded = last.arrays["spectrum"].numpy()
+    assert np.array_equal(padded[:, :70], spectrum[:, 180:]) and not padded[:, 70:].any()
     assert len({middle.key, last.key, inputs.window(spectrum, 61).key}) == 3
     assert inputs.window(spectrum, 60).key == middle.key
     with pytest.raises(RequestError, match=r"2\.5 s long"):

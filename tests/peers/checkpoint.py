@@ -97,7 +97,7 @@ def weights() -> Iterator[tuple[str, str, Tensor]]:
 def vocabulary() -> list[str]:
     """The end mark, the bytes, then as many words as the embedding has rows."""
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = ("Ġ" + "".join(letters) for letters in product(ascii_lowercase, repeat=4))
+    words = ("Ġ" + "".join(characters) for characters in product(ascii_lowercase, repeat=4))
     return [END, *bytes_, *islice(words, CONFIG["vocab_size"] - 1 - len(bytes_))]
 
 

@@ -52,7 +52,7 @@ FORMATS = GGML + OTHERS
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 VOCAB = 512
-WORDS = ["".join(letters) for letters in islice(product(ascii_lowercase, repeat=3), VOCAB)]
+WORDS = ["".join(characters) for characters in islice(product(ascii_lowercase, repeat=3), VOCAB)]
 """Every id is a word of its own, so that texts are tokens."""
 
 SHAPE = {**SIZES, **HEADS, "vocab_size": VOCAB, "max_position_embeddings": 256}

@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)
-class House:
+class WheelVenv:
     """A fresh environment: its `bin` folder, and the wheels that were built for it."""
 
     bin: Path
@@ -77,11 +77,11 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> WheelVenv:
     """An environment with ostro's wheel and those of both examples."""
-    home = tmp_path_factory.mktemp("house")
+    home = tmp_path_factory.mktemp("wheels")
     venv.create(home / "env", with_pip=True)
-    made = House(home / "env" / "bin", home / "dist")
+    made = WheelVenv(home / "env" / "bin", home / "dist")
     made.dist.mkdir()
     if made.run("python", "-m", "pip", "install", "-q", "hatchling>=1.27").returncode:
         pytest.skip("hatchling cannot be installed: is there no package index in reach?")
@@ -130,8 +130,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, reference
 
 
-def test_ostro_finds_both(house: House) -> None:
-    ran = house.run("ostro", "plugins")
+def test_ostro_finds_both(wheels: WheelVenv) -> None:
+    ran = wheels.run("ostro", "plugins")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [line.split("\t") for line in ran.stdout.splitlines()]
     assert ["arcee", "active", "ostro-arch-arcee 1.0", "architectures: arcee"] in lines
@@ -140,18 +140,18 @@ def test_ostro_finds_both(house: House) -> None:
     assert not [line for line in lines if line[1] != "active"]
 
 
-def test_each_wheel_is_clean(house: House) -> None:
-    for wheel in sorted(house.dist.glob("ostro_[aq]*.whl")):
-        ran = house.run("ostro", "plugin", "check", str(wheel))
+def test_each_wheel_is_clean(wheels: WheelVenv) -> None:
+    for wheel in sorted(wheels.dist.glob("ostro_[aq]*.whl")):
+        ran = wheels.run("ostro", "plugin", "check", str(wheel))
         assert ran.returncode == 0 and "0 errors, 0 warnings" in ran.stdout, ran.stdout
 
 
-def test_an_author_needs_nothing_but_the_wheel(house: House, tmp_path: Path) -> None:
+def test_an_author_needs_nothing_but_the_wheel(wheels: WheelVenv, tmp_path: Path) -> None:
     for kind in ("architecture", "quantizer"):
-        ran = house.run("ostro", "plugin", "new", "x", "--kind", kind, "-o", str(tmp_path / kind))
+        ran = wheels.run("ostro", "plugin", "new", "x", "--kind", kind, "-o", str(tmp_path / kind))
         assert ran.returncode == 0 and ".gitignore" in ran.stdout, ran.stderr
-        assert house.run("ostro", "plugin", "check", str(tmp_path / kind)).returncode == 0
-    assert "| `nn.Linear` |" in house.run("ostro", "plugin", "blocks").stdout
+        assert wheels.run("ostro", "plugin", "check", str(tmp_path / kind)).returncode == 0
+    assert "| `nn.Linear` |" in wheels.run("ostro", "plugin", "blocks").stdout
 
 
 @torch.inference_mode()
@@ -164,18 +164,18 @@ def continued(reference: Any, prompt: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def server(house: House, model: tuple[Path, Any]) -> Iterator[str]:
+def server(wheels: WheelVenv, model: tuple[Path, Any]) -> Iterator[str]:
     """The URL of `ostro serve` in the fresh environment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = ("serve", "-m", str(model[0]), "--dtype", "float32", "-p", str(port))
-    log = house.dist / "serve.log"
+    log = wheels.dist / "serve.log"
     with log.open("w") as file:
         running = subprocess.Popen(
-            [str(house.bin / "ostro"), *words],
-            env=house.environment(),
-            cwd=house.dist,
+            [str(wheels.bin / "ostro"), *words],
+            env=wheels.environment(),
+            cwd=wheels.dist,
             stdout=file,
             stderr=file,
         )
@@ -198,13 +198,15 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_the_architecture_is_served(house: House, model: tuple[Path, Any], server: str) -> None:
+def test_the_architecture_is_served(
+    wheels: WheelVenv, model: tuple[Path, Any], server: str
+) -> None:
     """HTTP, the process at hand, and transformers say the same tokens."""
     folder, reference = model
-    ran = house.run("python", "-c", IN_PROCESS, str(folder), json.dumps(MESSAGES), str(COUNT))
+    ran = wheels.run("python", "-c", IN_PROCESS, str(folder), json.dumps(MESSAGES), str(COUNT))
     assert ran.returncode == 0, ran.stderr
     home, prompt, tokens, answer = json.loads(ran.stdout.splitlines()[-1])
-    assert Path(home).is_relative_to(house.bin.parent), "this is not the wheel's ostro"
+    assert Path(home).is_relative_to(wheels.bin.parent), "this is not the wheel's ostro"
     assert tokens == continued(reference, prompt)
     body = {"messages": MESSAGES, "temperature": 0, "max_tokens": COUNT, "ignore_eos": True}
     made = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=60).json()
@@ -213,24 +215,24 @@ def test_the_architecture_is_served(house: House, model: tuple[Path, Any], serve
     assert made["usage"]["prompt_tokens"] == len(prompt)
 
 
-def test_the_kit_is_satisfied(house: House) -> None:
+def test_the_kit_is_satisfied(wheels: WheelVenv) -> None:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--ostro-arch", "arcee")
-    ran = house.run("python", *words, "--pyargs", "ostro.testing")
+    ran = wheels.run("python", *words, "--pyargs", "ostro.testing")
     assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout[-3000:] + ran.stderr
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
-def test_their_own_tests_pass(house: House, project: Path, tmp_path: Path) -> None:
+def test_their_own_tests_pass(wheels: WheelVenv, project: Path, tmp_path: Path) -> None:
     shutil.copytree(project / "tests", tmp_path / "tests")
     shutil.copy(project / "pyproject.toml", tmp_path)
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", str(tmp_path))
-    ran = house.run("python", *words)
+    ran = wheels.run("python", *words)
     assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout[-3000:] + ran.stderr
 
 
-def test_a_wheel_of_the_past_is_refused_with_the_reason(house: House, tmp_path: Path) -> None:
+def test_a_wheel_of_the_past_is_refused_with_the_reason(wheels: WheelVenv, tmp_path: Path) -> None:
     """Its metadata is read before any of it is imported."""
-    [wheel] = house.dist.glob("ostro_arch_arcee-*.whl")
+    [wheel] = wheels.dist.glob("ostro_arch_arcee-*.whl")
     old = tmp_path / "old"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(old)
@@ -244,12 +246,12 @@ def test_a_wheel_of_the_past_is_refused_with_the_reason(house: House, tmp_path: 
     (old / "ostro_arch_old" / "__init__.py").write_text("raise AssertionError('imported')")
     entry = metadata.with_name("entry_points.txt")
     entry.write_text("[ostro]\nold = ostro_arch_old\n")
-    ran = house.run("ostro", "plugins", PYTHONPATH=str(old))
+    ran = wheels.run("ostro", "plugins", PYTHONPATH=str(old))
     ours = ".".join(map(str, API))
     reason = f"it requires the plugin API <0.2,>=0.1, this ostro has {ours}"
     assert ran.returncode == 1 and f"old\tbroken\tostro-arch-old 1.0\t{reason}" in ran.stdout
     assert "arcee\tactive" in ran.stdout, "one bad wheel took another with it"
-    checked = house.run("ostro", "plugin", "check", str(zipped(old, tmp_path / "old.whl")))
+    checked = wheels.run("ostro", "plugin", "check", str(zipped(old, tmp_path / "old.whl")))
     assert checked.returncode == 1 and reason in checked.stdout
 
 
@@ -261,13 +263,13 @@ def zipped(folder: Path, target: Path) -> Path:
 
 
 @pytest.mark.skipif(not KEPT.is_dir(), reason="the first wheels are kept at API 1.0")
-def test_wheels_of_every_version_are_used_unmodified(house: House, tmp_path: Path) -> None:
+def test_wheels_of_every_version_are_used_unmodified(wheels: WheelVenv, tmp_path: Path) -> None:
     kept = sorted(KEPT.glob("*.whl"))
     assert kept, f"{KEPT} holds no wheels"
     for wheel in kept:
         site = tmp_path / wheel.stem
-        house.pip("install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel))
-        ran = house.run("ostro", "plugins", "--json", PYTHONPATH=str(site))
+        wheels.pip("install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel))
+        ran = wheels.run("ostro", "plugins", "--json", PYTHONPATH=str(site))
         name = wheel.name.split("-")[0].replace("_", "-")
         found = [each for each in json.loads(ran.stdout) if each["source"].startswith(name)]
         assert found and all(each["status"] == "active" for each in found), ran.stdout

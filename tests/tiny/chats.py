@@ -80,8 +80,8 @@ def attempt(template: ChatTemplate, messages: Messages, **how: Any) -> str | Non
 
 def small(*controls: str, chat_template: Any = None) -> Tokenizer:
     """A tokenizer of single bytes and one merge, with control tokens."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    ids = {letter: id for id, letter in enumerate([*letters, "ab"])}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {character: id for id, character in enumerate([*alphabet, "ab"])}
     backend = tokenizers.Tokenizer(models.BPE(ids, [("a", "b")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -58,13 +58,13 @@ def bert_folder(path: Path) -> Path:
 
 def header(**changes: Any) -> dict[str, Any]:
     """A small byte-level vocabulary as a GGUF header has it; None takes a key away."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*letters, "ab", "Ġab", "<|im_end|>", "<user>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, "ab", "Ġab", "<|im_end|>", "<user>"]
     fields: dict[str, Any] = {
         "model": "gpt2",
         "pre": "qwen2",
         "tokens": tokens,
-        "token_type": [1] * (len(letters) + 2) + [3, 4],
+        "token_type": [1] * (len(alphabet) + 2) + [3, 4],
         "merges": ["a b", "Ġ ab"],
         "eos_token_id": 0,
     }

@@ -20,7 +20,7 @@ def lora(
     expert: Tensor | None = None,
     experts: int = 1,
 ) -> Tensor:
-    """See the package; no number is looked at on the host."""
+    """See the package; the host reads no tensor."""
     mine = mixture.expand(x.shape[0]).long()
     held, weights = pages[mine], scales[mine]
     place = held.clamp(min=0).long() * experts

@@ -2,7 +2,7 @@
 
 The best of a tile is found by one maximum over integers that hold a key and, below it, how far its
 expert is from the end: they have the order that the choice has, ties and NaN included. No sum is
-atomic: whoever sorts an expert's copies counts those of lower experts itself.
+atomic: the program that sorts an expert's copies counts those of lower experts itself.
 """
 
 from __future__ import annotations

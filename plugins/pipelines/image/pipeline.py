@@ -142,8 +142,8 @@ class Images:
                 images = (
                     [] if "images" not in output.arrays else pil_images(output.arrays["images"])
                 )
-                told = list(output.generations) if final and adapters else None
-                yield Progress(output.done, output.total, images, final, told)
+                generations = list(output.generations) if final and adapters else None
+                yield Progress(output.done, output.total, images, final, generations)
 
     def prepare(self, prompt: str, drawing: Drawing, image: Any) -> JobRequest:
         drawing.check()

@@ -108,12 +108,12 @@ def truths(dev: Any) -> dict[str, tuple[Tensor, Tensor]]:
 def test_every_mutant_fails_parity(
     mutant: Mutant, dev: Any, truths: dict[str, tuple[Tensor, Tensor]]
 ) -> None:
-    model, heard = dev.load(), []
+    model, deviations = dev.load(), []
     mutant.apply(model)
     for kind, (theirs, noise) in truths.items():
         images, _, latents = draw(model, REQUESTS[kind])
-        heard += [deviation(images, theirs), deviation(latents, noise)]
-    assert max(heard) >= RED
+        deviations += [deviation(images, theirs), deviation(latents, noise)]
+    assert max(deviations) >= RED
 
 
 def test_progress_is_reported_per_slice(dev: Any) -> None:
@@ -173,11 +173,11 @@ def test_adapter_deltas_reach_every_linear(dev: Any) -> None:
             if torch.equal(draw(model, asked)[0], before):
                 silent.append(path)
             module.deltas.clear()
-    assert not silent, f"a delta is not heard on: {', '.join(silent)}"
+    assert not silent, f"a delta is not deviations on: {', '.join(silent)}"
 
 
 class Owner:
-    """A delta that is told whose rows it sees."""
+    """A delta that records the rows it is applied to."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, list[int]]] = []

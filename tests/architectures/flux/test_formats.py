@@ -1,4 +1,4 @@
-"""FLUX in few bits: every part says what its dequantized weights say."""
+"""FLUX quantized: the outputs of every part are those of its dequantized weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.inference_mode()
-def heard(model: Any) -> list[Tensor]:
+def outputs_of(model: Any) -> list[Tensor]:
     """Pooled and T5's states, the velocity of noise under them, and images of noise."""
     random = torch.Generator().manual_seed(0)
     pooled, states = model.encode_text(TEXT, ROWS)
@@ -64,5 +64,5 @@ def test_quantized_models_match_dequantized_weights(
     for format in formats(plugins) if every else sample_formats(plugins, "flux"):
         loaded = load_model(folder, Settings(dtype="float32", quant=format, exact=True), plugins)
         assert_matches_dequantized(
-            loaded, plugins, format, lambda model=loaded.model: heard(model), DEEP
+            loaded, plugins, format, lambda model=loaded.model: outputs_of(model), DEEP
         )

@@ -26,15 +26,15 @@ PROMPTS = (
 )
 MERGES = [("c", "a"), ("a", "t</w>"), ("ca", "t</w>"), ("t", "h"), ("th", "e</w>"), ("m", "at</w>")]
 WORDS = ("▁", "▁a", "▁cat", "▁the", "▁photo", "▁of", "▁on", "▁mat", "'s", "▁hat", "at", "s")
-LETTERS = "abcdefghijklmnopqrstuvwxyzACMHTO42,!'éêà<|>/"
+CHARACTERS = "abcdefghijklmnopqrstuvwxyzACMHTO42,!'éêà<|>/"
 
 
 def clip(folder: Path, older: bool) -> Any:
     """CLIP's tokenizer with a small vocabulary; `older` folders have no tokenizer.json."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    letters = sorted(ByteLevel.alphabet())
-    pieces: Iterable[str] = [*letters, *(f"{x}</w>" for x in letters), *map("".join, MERGES)]
+    alphabet = sorted(ByteLevel.alphabet())
+    pieces: Iterable[str] = [*alphabet, *(f"{x}</w>" for x in alphabet), *map("".join, MERGES)]
     names = [*dict.fromkeys(pieces), "<|startoftext|>", "<|endoftext|>"]
     vocab = {piece: id for id, piece in enumerate(names)}
     theirs = transformers.CLIPTokenizer(vocab=vocab, merges=MERGES, model_max_length=77)
@@ -58,7 +58,7 @@ def t5(folder: Path) -> Any:
     marks = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     words = [(word, -2.0 - 0.1 * i) for i, word in enumerate(WORDS)]
     theirs = transformers.T5Tokenizer(
-        vocab=[*marks, *words, *((x, -8.0) for x in LETTERS)], extra_ids=0
+        vocab=[*marks, *words, *((x, -8.0) for x in CHARACTERS)], extra_ids=0
     )
     theirs.save_pretrained(folder)
     return theirs
@@ -75,8 +75,8 @@ def test_ids_are_those_of_transformers(tmp_path: Path, older: bool, guided: bool
         plain = prompt.replace("<|endoftext|>", "").replace("</s>", "")
         how = {"padding": "max_length", "truncation": True}
         asked = first(plain, max_length=77, **how)["input_ids"]
-        heard = second(plain, max_length=length, **how)["input_ids"]
-        assert inputs.texts(plain) == (asked, heard), plain
+        expected = second(plain, max_length=length, **how)["input_ids"]
+        assert inputs.texts(plain) == (asked, expected), plain
     assert inputs.cut(PROMPTS[-1] * 2) and not inputs.cut(PROMPTS[1])
 
 

@@ -242,8 +242,8 @@ def test_an_unknown_name_may_be_resolved(
     llama: Subject, engine: Engine, registry: Registry, tmp_path: Path
 ) -> None:
     folder = save(adapter(llama, 1), tmp_path / "a")
-    with pytest.raises(AdapterNotFound, match="no adapter 'tenant-7'"):
-        said(engine, **{"tenant-7": 1.0})
+    with pytest.raises(AdapterNotFound, match="no adapter 'customer-7'"):
+        said(engine, **{"customer-7": 1.0})
     loader = registry.loader
     settings = replace(loader.settings, adapter_resolvers=True)
 
@@ -252,15 +252,15 @@ def test_an_unknown_name_may_be_resolved(
     plugins.locate = (  # type: ignore[method-assign]
         lambda reference, settings, kind="model": (
             folder
-            if (reference, kind) == ("tenant-7", "adapter")
+            if (reference, kind) == ("customer-7", "adapter")
             else locate(reference, settings, kind)
         )
     )
     registry.loader = replace(loader, settings=settings)
     try:
-        assert said(engine, **{"tenant-7": 1.0})
+        assert said(engine, **{"customer-7": 1.0})
         with pytest.raises(AdapterError):
-            said(engine, **{"tenant-8": 1.0})
+            said(engine, **{"customer-8": 1.0})
     finally:
         plugins.locate = locate  # type: ignore[method-assign]
 

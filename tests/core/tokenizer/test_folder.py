@@ -84,10 +84,10 @@ class TestFolder:
 
     def test_clip_files_without_tokenizer_json(self, tmp_path: Path) -> None:
         transformers = pytest.importorskip("transformers")
-        letters = [*pre_tokenizers.ByteLevel.alphabet()]
-        letters += [f"{letter}</w>" for letter in letters]
+        alphabet = [*pre_tokenizers.ByteLevel.alphabet()]
+        alphabet += [f"{letter}</w>" for letter in alphabet]
         merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o</w>"), ("'", "s</w>")]
-        words = letters + [a + b for a, b in merges] + ["<|startoftext|>", "<|endoftext|>"]
+        words = alphabet + [a + b for a, b in merges] + ["<|startoftext|>", "<|endoftext|>"]
         write(tmp_path / "vocab.json", **{word: id for id, word in enumerate(words)})
         lines = "".join(f"{a} {b}\n" for a, b in merges)
         (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{lines}")

@@ -53,5 +53,5 @@ def test_noise_is_small_and_the_same_for_one_seed() -> None:
     assert words(9, 100, first=90) == words(9, 100, first=90) != words(9, 100, first=90, seed=1)
     assert {*words(99, 100, first=90)} == {*range(90, 100)}
     assert pixels(0, 3, 5).shape == (3, 5, 3) and pixels(1, 2, 3, 5).dtype == np.uint8
-    heard = sound(0, 0.5)
-    assert len(heard) == 8000 and heard.dtype == np.float32 and abs(heard).max() < 1
+    samples = sound(0, 0.5)
+    assert len(samples) == 8000 and samples.dtype == np.float32 and abs(samples).max() < 1

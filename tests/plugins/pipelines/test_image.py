@@ -81,14 +81,16 @@ def close(image: Any, expected: np.ndarray) -> bool:
 
 
 def test_python_draws_what_the_model_draws(model: LocalModel, expected: list[np.ndarray]) -> None:
-    told: list[tuple[int, int, int]] = []
+    reported: list[tuple[int, int, int]] = []
     images = model.draw(
-        PROMPT, progress=lambda done, total, shown: told.append((done, total, len(shown))), **ASKED
+        PROMPT,
+        progress=lambda i, n, shown: reported.append((i, n, len(shown))),
+        **ASKED,
     )
     assert len(images) == 1 and images[0].size == (32, 48)
     assert close(images[0], expected[0])
-    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
-    assert told[-1][0] == told[-1][1]
+    assert [done for done, _, _ in reported] == sorted(done for done, _, _ in reported)
+    assert reported[-1][0] == reported[-1][1]
     two = model.draw(PROMPT, n=2, previews=1, **ASKED)
     assert all(close(image, want) for image, want in zip(two, expected, strict=True))
     assert not close(two[0], expected[1])
@@ -207,8 +209,8 @@ def test_http_responses_list_adapters(server: RunningServer, expected: list[np.n
     assert close(unpacked(mute["data"][0]["b64_json"]), expected[0])
     streamed = server.post(path, **asked, adapter="ink", stream=True, partial_images=1)
     lines = [x for x in streamed.text.splitlines() if x.startswith("data: ")]
-    told = [json.loads(x.removeprefix("data: ")).get("adapter_generations") for x in lines]
-    assert len(told) > 2 and told == [None] * (len(told) - 1) + [drawn["adapter_generations"]]
+    named = [json.loads(x.removeprefix("data: ")).get("adapter_generations") for x in lines]
+    assert len(named) > 2 and named == [None] * (len(named) - 1) + [drawn["adapter_generations"]]
 
 
 def test_a_part_that_is_not_there(folder: Path, tmp_path: Path) -> None:

@@ -77,13 +77,13 @@ def close(sound: np.ndarray, expected: np.ndarray, most: float = 1e-4) -> bool:
 
 
 def test_python_says_what_the_model_says(model: LocalModel, expected: np.ndarray) -> None:
-    told: list[tuple[int, int]] = []
-    sound = model.speak(TEXT, progress=lambda done, total: told.append((done, total)), **ASKED)
+    reported: list[tuple[int, int]] = []
+    sound = model.speak(TEXT, progress=lambda done, total: reported.append((done, total)), **ASKED)
     assert close(sound.samples, expected) and sound.rate == RATE
     assert sound.samples.dtype == np.float32 and sound.seconds == 0.3
     assert float(expected.std()) > 0.05, "silence proves nothing"
-    assert [done for done, _ in told] == list(range(1, len(told) + 1))
-    assert told[-1][0] == told[-1][1]
+    assert [done for done, _ in reported] == list(range(1, len(reported) + 1))
+    assert reported[-1][0] == reported[-1][1]
     assert not close(model.speak(TEXT, **{**ASKED, "seed": 8}).samples, expected)
     other = model.speak("Hello.", voice="S2", **ASKED)
     assert close(other.samples, model.speak("[S2] Hello.", **ASKED).samples)

@@ -151,7 +151,7 @@ def choice_of(tokenizer: Tokenizer, *stops: str, **options: Any) -> Choice:
     return Choice(0, tokenizer.detokenizer(), Stop(stops), **options)
 
 
-def told(text: str) -> TokenOutput:
+def output_of(text: str) -> TokenOutput:
     """An output of the tokens of a text, with logprobs."""
     ids = list(text.encode())
     return TokenOutput(id="a", tokens=ids, logprobs=[TokenLogprobs(id, -float(id)) for id in ids])
@@ -159,17 +159,17 @@ def told(text: str) -> TokenOutput:
 
 def test_logprobs_come_with_their_text(tokenizer: Tokenizer) -> None:
     choice = choice_of(tokenizer, "xyz", logprobs=True)
-    deltas = [choice.add(told("a")), choice.add(told("bx")), choice.add(told("y"))]
+    deltas = [choice.add(output_of("a")), choice.add(output_of("bx")), choice.add(output_of("y"))]
     assert [delta.text for delta in deltas] == ["a", "b", ""]
     assert [delta.offsets for delta in deltas] == [[0], [1], []]
     assert deltas[2].logprobs is None
-    last = choice.add(told("-"))
+    last = choice.add(output_of("-"))
     assert (last.text, last.offsets, last.tokens) == ("xy-", [2, 3, 4], list(b"xy-"))
 
 
 def test_logprobs_of_a_character_in_pieces(tokenizer: Tokenizer) -> None:
     choice = choice_of(tokenizer, logprobs=True)
-    first, *rest = told("é").tokens
+    first, *rest = output_of("é").tokens
     held = choice.add(TokenOutput(id="a", tokens=[first], logprobs=[TokenLogprobs(first, -1.0)]))
     assert held.text == "" and held.logprobs is None
     done = choice.add(TokenOutput(id="a", tokens=rest, logprobs=[TokenLogprobs(rest[0], -2.0)]))
@@ -178,7 +178,7 @@ def test_logprobs_of_a_character_in_pieces(tokenizer: Tokenizer) -> None:
 
 def test_the_end_flushes(tokenizer: Tokenizer) -> None:
     choice = choice_of(tokenizer, "lone")
-    assert choice.add(told("hello")).text == "hel"
+    assert choice.add(output_of("hello")).text == "hel"
     end = choice.add(TokenOutput(id="a", finish="length"))
     assert (end.text, end.finish, choice.done) == ("lo", "length", True)
     cut = choice_of(tokenizer)
@@ -187,7 +187,7 @@ def test_the_end_flushes(tokenizer: Tokenizer) -> None:
 
 def test_a_stop_string_in_the_last_piece(tokenizer: Tokenizer) -> None:
     choice = choice_of(tokenizer, "end")
-    output = told("the end")
+    output = output_of("the end")
     output.finish = "length"
     delta = choice.add(output)
     assert (delta.text, delta.finish, delta.stopped_by) == ("the ", "stop", "end")

@@ -41,7 +41,7 @@ def saved(name: str, weight: Tensor, axis: int) -> tuple[dict[str, Tensor], Tens
 def test_codes_that_are_viewed_as_floats_are_no_reason_to_warn(
     serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """hqq's view_as_float; a scale that is no number is one."""
+    """hqq's view_as_float; a scale of NaN is 1."""
     looks = []
 
     def viewed(name: str, weight: Tensor, scale: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:

@@ -93,8 +93,8 @@ def test_a_long_sound_gives_the_segments_of_the_reference(pair: Pair) -> None:
     found = pair.compare(sound(4.3), {"task": "transcribe"})
     assert len({each.seek for each in found.segments}) >= 4
     spectrum = torch.from_numpy(pair.compute_spectrum(sound(4.3)))[None]
-    heard = pair.theirs.detect_language(spectrum, num_segment_frames=100)
-    assert heard.tolist() == [IDS[found.language]]
+    detected = pair.theirs.detect_language(spectrum, num_segment_frames=100)
+    assert detected.tolist() == [IDS[found.language]]
     times = [token for each in found.segments for token in each.tokens if token >= TIMES]
     assert times and all(END not in each.tokens for each in found.segments)
     assert found.duration == 4.3 and found.text == "".join(s.text for s in found.segments).strip()
@@ -230,10 +230,10 @@ def test_a_generation_config_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_model_without_a_generation_config_is_known_by_its_tokenizer(tmp_path: Path) -> None:
     make_whisper(tmp_path)
     words = load_tokenizer(tmp_path)
-    told = Controls.read(words, tmp_path)
+    stated = Controls.read(words, tmp_path)
     (tmp_path / "generation_config.json").unlink()
     found = Controls.read(words, tmp_path)
-    assert replace(told, never=(), never_first=(), latest=None) == found
+    assert replace(stated, never=(), never_first=(), latest=None) == found
     assert found.opening("de", "translate", True) == [
         IDS[name] for name in ("startoftranscript", "de", "translate")
     ]
