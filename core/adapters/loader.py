@@ -85,6 +85,7 @@ class AdapterLoader:
             pages=count * sets,
             sets=sets,
             base=weights.base,
+            # Packed in the reader's thread: only copies are left for that of the engine.
             packed={
                 deltas[module]: deltas[module].pack(factors, count * sets, sets)
                 for module, factors in targets.factors.items()
@@ -145,6 +146,7 @@ class AdapterLoader:
                     "the adapter into a model with a tokenizer of its own"
                 )
 
+    # Loaded for the first adapter with special tokens: most have none.
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The base's tokenizer; None if its files have none."""

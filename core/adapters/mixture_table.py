@@ -104,6 +104,7 @@ class MixtureTable:
             if entry.slot is not None:
                 slots[special], strengths[special] = entry.slot, entry.scale
                 special += 1
+        # Copies that do not block: rows change while the device computes the step before.
         self.pages[row] = to_device(pages, torch.int32, self.device)
         self.scales[:, row] = to_device(scales, torch.float32, self.device)
         self.owners[row] = to_device(owners, torch.int32, self.device)

@@ -394,6 +394,7 @@ class Registry:
                     param="adapters",
                 )
             scales[generation] = scales.get(generation, 0.0) + ref.scale
+        # Without those of scale 0: such a request shares the prefix cache of the base.
         chosen = {g: s for g, s in scales.items() if s}
         adapters = [self.store.adapters[generation] for generation in chosen]
         check_mixture(adapters, list(chosen.values()))
@@ -420,6 +421,7 @@ class Registry:
 
     def close(self) -> None:
         """Stop reading, and detach all adapters from the model."""
+        # Without a wait: a read may take minutes, and its result is not needed.
         self.reader.shutdown(wait=False, cancel_futures=True)
         self.store.adapter_pool.detach()
 

@@ -58,6 +58,7 @@ class Scaling:
         """Write the scalings of t rows to `rows` of the table; hidden [t, d] are the last hidden
         states of these rows under the base.
         """
+        # In float32 and on the device: the host would wait for the step to read them.
         scalings = self.mixer.scalings(hidden).float()
         scales = scalings[:, self.layers, self.members] * self.factors  # [t, deltas, n]
         here, count = slice(rows.start, rows.stop), len(self.pages)

@@ -64,6 +64,7 @@ class AdapterStore:
         for generation in list(self.adapters):
             if size <= self.host_bytes:
                 return
+            # The pool has a reference to it: eviction here would free nothing.
             on_device = generation in self.adapter_pool.adapters
             if self.use_counts[generation] or generation in needed or on_device:
                 continue
@@ -71,6 +72,7 @@ class AdapterStore:
 
     def remove(self, generation: str) -> None:
         """Remove an adapter and free its room on the device, if it is there."""
+        # Also without an adapter: a pinned one may have been evicted from the store.
         self.adapter_pool.pinned.discard(generation)
         if adapter := self.adapters.pop(generation, None):
             for each in (adapter, *adapter.members):

@@ -155,6 +155,7 @@ class MultiModelEngine:
     def finish_read(self, registry: Registry, result: ReadResult) -> None:
         """Go on with the request or command that waited for a read; an error fails it alone."""
         waiting = self.waiting.pop(result.id, None)
+        # Commands wait for reads as well, under ids of their own.
         if waiting is None:
             self.answer(registry, result)
             return
@@ -178,6 +179,7 @@ class MultiModelEngine:
 
     def dispatch(self, entry: ModelEntry, request: Request) -> None:
         """Submit a request, whose adapters have been read, to the engine of its kind."""
+        # Here, not at submission: the adapter may have been replaced while the request waited.
         mixture = EMPTY
         if entry.registry is not None and request.adapters:
             tokens = request.tokens if isinstance(request, TokenRequest) else ()
@@ -247,6 +249,7 @@ class MultiModelEngine:
             choices = range(waiting.request.sampling.n)
             if index not in choices or index in waiting.aborted:
                 return []
+            # Choices share one submission: the choice is dropped after it, if others are left.
             waiting.aborted.add(index)
             outputs = [TokenOutput(id=id, index=index, finish="abort")]
             if len(waiting.aborted) < len(choices):

@@ -160,6 +160,7 @@ class AsyncEngine(ABC):
             # Shared memory outlives both processes unless it is unlinked.
             free_arrays(request)
             raise
+        # Before the request is sent: an engine in this process may answer at once.
         self._streams[request.id] = stream
         self._idle.clear()
         try:
@@ -172,6 +173,7 @@ class AsyncEngine(ABC):
         finally:
             free_arrays(request)
             del self._streams[request.id]
+            # Closed early: the engine still computes the request.
             if left and self.fault is None:
                 self._send(Abort(request.id))
             if not self._streams:
@@ -380,6 +382,7 @@ class ThreadEngine(AsyncEngine):
     async def close(self) -> None:
         self._inbox.put(Close())
         self._lose(EngineDied("the engine is closed"))
+        # The thread ends after its step; to join it here would block the event loop.
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 

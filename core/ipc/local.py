@@ -62,6 +62,7 @@ class LocalEngine:
                 yield output
         finally:
             del self.received[request.id]
+            # Closed early, or failed: nothing else would remove the request from the engine.
             if left:
                 self.engine.abort(request.id)
 

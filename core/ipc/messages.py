@@ -247,7 +247,7 @@ class Frames:
     """Splits the bytes of a socket into the bodies of messages."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer = bytearray()  # the begin of a message that is not complete
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes and return the bodies that are complete.
@@ -259,6 +259,7 @@ class Frames:
         bodies, start = [], 0
         while len(buffer) - start >= LENGTH:
             size = int.from_bytes(buffer[start : start + LENGTH], "little")
+            # Checked before the body arrives: a broken length would fill the memory.
             if size > LIMIT:
                 raise EngineDied(
                     f"a message between the processes has {size} bytes, the limit is {LIMIT}"

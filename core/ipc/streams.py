@@ -59,6 +59,7 @@ class TokenStream(OutputStream[TokenOutput]):
 
     def put(self, output: TokenOutput) -> None:
         self._size += size(output)
+        # The engine does not wait for readers: one that stalls must not fill the memory.
         if self._size > BUFFER:
             self.fail(Overloaded("the client does not read the response; the request was aborted"))
             return

@@ -1,9 +1,9 @@
-"""Libraries: C++ files compiled once for this CPU and kept in $OSTRO_CACHE.
+"""Native libraries: C++ files compiled once for this CPU and cached in $OSTRO_CACHE.
 
-A library runs with the rights of the process. It is loaded only if this user or root wrote it,
-nobody else could change it since, and its bytes have the digest that was stored when it was
-compiled. Anything else in the cache is compiled anew. Where the cache cannot be used, libraries go
-to a temporary folder of the process.
+A library runs with the rights of the process. It is loaded only if this user or root owns it, no
+other user can write to it, and its bytes have the digest that was stored when it was compiled.
+Otherwise it is compiled again. If the cache cannot be used, libraries are compiled to a temporary
+folder of the process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEADERS = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 
 FAILED: dict[str, str] = {}
-"""Libraries that this process could not compile or load, and why: it does not try again."""
+"""Errors of libraries that could not be compiled or loaded: the process does not try again."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +77,9 @@ def compile_once(source: Path, library: Path) -> Path:
 
 
 def open_cache() -> Path:
-    """The folder of libraries, made if it is missing.
+    """The folder of libraries, created if it is missing.
 
-    Raises OSError where it cannot be made, or where others than this user can write to it.
+    Raises OSError if it cannot be created, or if other users can write to it.
     """
     folder = CACHE.read() / "native"
     folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def open_cache() -> Path:
     check_owner(folder)
     above = folder.resolve().parent
     for parent in (above, *above.parents):
-        # A user who can write to a folder above can replace this one.
+        # A user who can write to a folder above can replace ours; sticky folders prevent it.
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise PermissionError(f"{parent} is writable by all users; run chmod o-w {parent}")
@@ -98,7 +98,7 @@ def open_cache() -> Path:
 
 
 def check_owner(path: Path) -> None:
-    """Raise PermissionError unless a path is ours or root's, and nobody else can write to it."""
+    """Raise PermissionError unless this user or root owns a path and no others can write to it."""
     found = path.lstat()
     if found.st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{path} belongs to user {found.st_uid}; remove it")
@@ -107,7 +107,7 @@ def check_owner(path: Path) -> None:
 
 
 def is_intact(library: Path) -> bool:
-    """Whether a library is there, safe to load, and as it was compiled."""
+    """Whether a library exists, is safe to load, and has the bytes that were compiled."""
     digest = digest_file(library)
     try:
         for file in (library, digest):
@@ -130,7 +130,7 @@ def digest_of(library: Path) -> str:
 
 
 def build(source: Path, library: Path) -> None:
-    """Compile `source` to `library`, in a folder beside it first: a file appears whole or not."""
+    """Compile `source` to `library`, by way of a folder beside it: no file appears in part."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / "made.so"
         command = [*compiler(), *FLAGS, "-shared", "-fPIC", f"-I{HEADERS}"]
@@ -140,7 +140,7 @@ def build(source: Path, library: Path) -> None:
             lines = [line for line in done.stderr.splitlines() if "error" in line]
             why = (lines or ["no reason given"])[0].strip()
             raise ImportError(f"{compiler()[0]} could not compile {source.name}: {why}")
-        made.chmod(0o700)  # whatever the umask is
+        made.chmod(0o700)  # not left to the umask: `check_owner` refuses group write
         digest = digest_file(made)
         digest.write_text(digest_of(made))
         digest.chmod(0o600)
@@ -150,7 +150,7 @@ def build(source: Path, library: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; file systems without locks do without."""
+    """Hold the lock of a folder; no lock on file systems that have none."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):
@@ -162,7 +162,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @cache
 def temporary_folder() -> Path:
-    """A folder of this process alone, removed when it exits."""
+    """A private folder of this process, removed when it exits."""
     folder = tempfile.mkdtemp(prefix="ostro-native-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -189,7 +189,7 @@ def compiler() -> list[str]:
 
 @cache
 def machine() -> bytes:
-    """What a compiled file depends on beside its source: compiler, flags, CPU."""
+    """The compiler, flags and CPU that a compiled file depends on, besides its source."""
     try:
         version = subprocess.run([*compiler(), "--version"], capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

@@ -1,7 +1,7 @@
 """Signatures: the tensors that a native kernel takes, checked before it gets their addresses.
 
-A C++ function sees addresses and sizes. It cannot notice that a tensor is shorter than another one
-says, and would read or write whatever lies behind it. A wrapper therefore passes every tensor
+A C++ function receives addresses and sizes. It cannot detect that a tensor is shorter than another
+one implies, and would read or write beyond its end. A wrapper therefore passes every tensor
 through the kernel's `Signature`. A combination of shapes, strides and types is examined once;
 later calls look it up. Calls of a CPU graph are checked when they are captured, and never again:
 a replay has the same tensors.
@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Float types that kernels compute in."""
 
 LIMIT = 4096
-"""Combinations that a signature remembers. Prompts of every length would fill the memory."""
+"""Most combinations that a signature caches: prompts have many lengths."""
 
 LEADING = "..."
 
@@ -72,6 +72,7 @@ class Signature:
         if key in self.known:
             return
         self.check(tensors, sizes)
+        # Cleared rather than evicted one by one: a check costs little, and this hardly ever runs.
         if len(self.known) >= LIMIT:
             self.known.clear()
         self.known.add(key)
@@ -152,7 +153,7 @@ def describe(dims: str, sizes: Sizes) -> str:
 
 
 def is_contiguous(tensor: Tensor, arg: Arg) -> bool:
-    """Whether each dimension that is not strided steps over exactly what lies inside of it."""
+    """Whether each dimension that is not strided has the stride of a contiguous tensor."""
     words, strided = spread(arg.dims, tensor.ndim), arg.strided.split()
     step = 1
     for dim in reversed(range(tensor.ndim)):

@@ -41,6 +41,7 @@ def read_rules(text: str, option: str = PLACEMENT) -> list[PatternRule]:
     """
     if "=" not in text:
         return list(table_rules(read_table(Path(text), option), option))
+    # Commas inside of brackets separate numbers, not rules.
     rules = []
     for item in re.split(r",(?![^\[]*\])", text):
         pattern, equals, target = (part.strip().strip("\"'") for part in item.partition("="))
@@ -82,6 +83,7 @@ def matches(pattern: str, model: Module, units: Collection[str]) -> list[str]:
     """
     compiled = regex(pattern)
     hits = {path for path, _ in model.named_modules() if path and compiled.fullmatch(path)}
+    # Modules inside of a match belong to it: a unit is placed by the outermost one.
     tops = [path for path in sorted(hits) if not hits.intersection(ancestors(path))]
     if not tops:
         names = dict.fromkeys([*units, *(path.rpartition(".")[2] for path in units)])

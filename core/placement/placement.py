@@ -171,6 +171,7 @@ class Placement:
 
         def claim(module: Module, device: torch.device) -> None:
             for name, child in module.named_children():
+                # The first device keeps the original; every other one gets a copy.
                 here = devices.get(child, device)
                 if first.setdefault(child, here) == here:
                     claim(child, here)
@@ -218,6 +219,7 @@ class Placement:
         if self.transfers is None:
             return None
         found = []
+        # A segment ends where the list of layers, the device or the reason changes.
         for (_, device, why), run in groupby(
             self.decoder_layers(),
             lambda unit: (unit.layer, unit.device, self.capture_obstacle(unit, replay)),

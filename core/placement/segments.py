@@ -98,6 +98,7 @@ class Recorded:
         self.transfers, self.forward = transfers, forward
         recordings = [Recording(transfers, segment) for segment in segments]
         self.recordings = {unit: each for each in recordings for unit in each.segment.units}
+        # The recording pass: each `Recording` computes its layers and records their calls.
         self()
         for recording in recordings:
             recording.finish(capture)
@@ -156,6 +157,7 @@ class Recording:
         Raises NotSequential if it is not the next one, or gets a tensor that is neither an argument
         of the first layer nor a result of the one before it.
         """
+        # The graph runs the layers in this order: any other order would give other results.
         if [*self.calls, unit] != [*self.segment.units[: len(self.calls) + 1]]:
             raise NotSequential(ORDER)
         # The captured calls must read inputs and each other's results, not this call's tensors.
@@ -192,6 +194,7 @@ class Recording:
 
     def finish(self, capture: Capture) -> None:
         """Capture the recorded calls."""
+        # The tensors of the recording pass are no longer needed: free their memory.
         self.lasting, self.passing, self.seen = {}, {}, []
         self.launch = capture(self.repeat, self.segment.device)
 
