@@ -198,7 +198,7 @@ def test_an_encoder_error_ends_the_request_of_its_medium_alone(
     assert [generated["a"], generated["b"]] == wanted
     [error] = errors
     if kind == "inline":
-        assert error == "an image of 25 x 25 pixels, where this tower takes 24 x 24; resize it"
+        assert error == "an image of 25 x 25 pixels, expected 24 x 24; resize it"
     else:
         assert "IndexError" in error and "in encoding of image (plugin quant.dense" in error
         assert "called by architectures.mllama, vision.py:" in error
