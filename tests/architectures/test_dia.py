@@ -405,7 +405,7 @@ def test_a_short_context_holds_less(dia: Dia, plugins: PluginManager) -> None:
     assert len(written(short, text(2), max_seconds=None)) == 30 + 1
     with pytest.raises(RequestError, match=r"bytes, which are not within 1\.\.30"):
         spoken(short, [65] * 31)
-    with pytest.raises(RequestError, match="holds no speech"):
+    with pytest.raises(RequestError, match="is too short for speech"):
         spoken(load(dia.folder, plugins, context=6), [65])
 
 
@@ -459,14 +459,14 @@ def test_a_codec_that_is_not_there(tmp_path: Path, plugins: PluginManager) -> No
 @pytest.mark.parametrize(
     ("where", "change", "said"),
     [
-        ("", {"delay_pattern": [0, 1, 2]}, "made for 4, not for 3, the delays"),
+        ("", {"delay_pattern": [0, 1, 2]}, "the decoder has 4, expected 3, the delays"),
         ("", {"delay_pattern": [1, 2, 3, 4]}, "does not begin with 0"),
         ("", {"delay_pattern": [0, 1, 2, 95]}, "stay within 0..94"),
-        ("codec", {"n_codebooks": 3}, "made for 4, not for 3, the codebooks"),
-        ("codec", {"codebook_size": 64}, "made for 32, not for 64, the codes"),
+        ("codec", {"n_codebooks": 3}, "the decoder has 4, expected 3, the codebooks"),
+        ("codec", {"codebook_size": 64}, "the decoder has 32, expected 64, the codes"),
         ("codec", {"downsampling_ratios": [3, 4]}, "are not even"),
         ("codec", {"decoder_hidden_size": 30}, "cannot be halved 2 times"),
-        ("decoder_config", {"cross_hidden_size": 40}, "made for 40, not for 48"),
+        ("decoder_config", {"cross_hidden_size": 40}, "the decoder has 40, expected 48"),
         ("decoder_config", {"bos_token_id": 36}, "bos_token_id=36"),
         ("decoder_config", {"cross_num_key_value_heads": 3}, "not a multiple of"),
         ("encoder_config", {"num_attention_heads": 3}, "not a multiple of"),

@@ -39,7 +39,9 @@ class TestEmbeddingGemma(ArchitectureTests):
         from ostro.architectures.embeddinggemma.model import Config
 
         tiny = plugins.get("architectures", self.name).tiny
-        with pytest.raises(ConfigError, match="use_bidirectional_attention=false is no encoder"):
+        with pytest.raises(
+            ConfigError, match="use_bidirectional_attention=false is not an encoder"
+        ):
             Config.from_hf({**tiny, "use_bidirectional_attention": False})
 
     @pytest.mark.parametrize("format", ["F32", "BF16", "Q8_0"])

@@ -311,7 +311,7 @@ def test_windows_may_be_listed(
         ("llama", "llama.rope.scaling.type", "longrope", "type='longrope' is not implemented"),
         ("llama", "llama.rope.scaling.alpha", 2.0, "scaling.alpha is not implemented"),
         ("llama 3", "llama.rope.dimension_count", 8, "rope_freqs.weight is F32"),
-        ("llama 3", "llama.rope.scaling.type", "yarn", "beside rope scaling 'yarn'"),
+        ("llama 3", "llama.rope.scaling.type", "yarn", "with rope scaling 'yarn'"),
         ("llama", "llama.attention.head_count", "four", "num_attention_heads='four'"),
         ("llama", "llama.attention.head_count_kv", [2, 2], "num_key_value_heads="),
         ("gemma3", "gemma3.attention.sliding_window_pattern", 0, "sliding_window_pattern=0"),

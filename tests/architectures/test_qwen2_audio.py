@@ -68,7 +68,7 @@ def test_what_a_file_leaves_out_is_the_default() -> None:
     assert (config.audio.d_model, config.audio.num_mel_bins) == (1280, 128)
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(1.1, r"1\.1 s long"), (0.02, "too short")])
+@pytest.mark.parametrize(("seconds", "said"), [(1.1, r"has 1\.1 s"), (0.02, "too short")])
 def test_audio_that_is_too_short_or_malformed_is_rejected(
     inputs: Inputs, seconds: float, said: str
 ) -> None:

@@ -71,7 +71,7 @@ def test_old_files_state_the_texts_part_at_the_top(plugins: PluginManager) -> No
         ("qwen2_5_vl", {"vision_config": {"window_size": 4}}, "window_size=4"),
         ("qwen2_5_vl", {"vision_config": {"patch_size": [4, 4]}}, "patch_size"),
         ("qwen2_5_vl", {"vision_config": {"depth": 0}}, "depth=0"),
-        ("qwen3_vl", {"vision_config": {"num_position_embeddings": 24}}, "24 is no square"),
+        ("qwen3_vl", {"vision_config": {"num_position_embeddings": 24}}, "24 is not a square"),
         ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [1, 3]}}, "deepstack"),
         ("qwen3_vl", {"vision_config": {"hidden_act": "silu"}}, "hidden_act='silu'"),
         ("qwen3_vl", {"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "yarn"),

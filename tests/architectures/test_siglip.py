@@ -207,7 +207,9 @@ def test_settings_that_are_not_implemented_are_refused(
 
 
 def test_images_that_a_tower_does_not_take_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"preprocessor_config\.json makes images of \(24, 24\)"):
+    with pytest.raises(
+        ConfigError, match=r"preprocessor_config\.json produces images of \(24, 24\)"
+    ):
         check_shape(read(tmp_path, **SIGLIP), tmp_path, 30)
 
 

@@ -88,13 +88,13 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], type[OstroError], str]] = {
         "0 of its 2 layers attend",
     ),
     "GPT2LMHeadModel": ({"n_embd": 64, "n_layer": 2, "n_head": 4}, Unsupported, "is a Conv1D"),
-    "GemmaForCausalLM": ({"head_dim": 16}, Unsupported, "its ends are a GemmaTextScaledWord"),
+    "GemmaForCausalLM": ({"head_dim": 16}, Unsupported, "its embedding is a GemmaTextScaledWord"),
     "BertModel": ({}, Unsupported, "not a causal language model"),
     "DiffLlamaForCausalLM": ({}, Unsupported, "attends twice"),
     "Phi3ForCausalLM": (
         {"rope_parameters": LONGROPE, "pad_token_id": 0},
         Unsupported,
-        "rope_type='longrope' rotates by the longest text of a batch",
+        "rope_type='longrope' depends on the longest text of a batch",
     ),
     "OlmoeForCausalLM": (
         {"num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": 2},
@@ -183,7 +183,7 @@ def test_kernels_that_a_config_asks_for_are_left_out(folder: Path, plugins: Plug
 @pytest.mark.parametrize(
     ("config", "error", "words"),
     [
-        ({"hidden_size": "many"}, ConfigError, "OlmoConfig refuses it"),
+        ({"hidden_size": "many"}, ConfigError, "OlmoConfig rejects it"),
         ({"hidden_act": "no_such"}, Unsupported, "cannot be made from this config"),
         ({"num_hidden_layers": 10**6}, ConfigError, "holds only"),
         ({"hidden_size": 2**20}, ConfigError, "too few"),
