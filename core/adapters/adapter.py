@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostro.core.adapters.delta import AdapterDelta, Factors, PackedFactors
 from ostro.core.adapters.weights import Mixer
-from ostro.core.nn import Storage
+from ostro.core.nn.storage import Storage
 
 
 @dataclass(eq=False, kw_only=True)

@@ -16,8 +16,9 @@ from ostro.core.adapters.mixture_table import MixtureTable
 from ostro.core.adapters.targets import WeightPart
 from ostro.core.adapters.weights import LowRank
 from ostro.core.cache import zeros
-from ostro.core.nn import Embedding, Linear, Storage
+from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.experts import ExpertLinear
+from ostro.core.nn.storage import Storage
 from ostro.core.ops import Op, Target, lora
 from ostro.core.step import Step
 

@@ -27,8 +27,8 @@ from ostro.core.errors import (
     OstroError,
 )
 from ostro.core.load.open import open_container
-from ostro.core.nn import Storage, Stored
 from ostro.core.nn.experts import ExpertLinear
+from ostro.core.nn.storage import Storage, Stored
 from ostro.core.ops import Target
 from ostro.core.paths import resolve_path
 from ostro.core.plugins.manager import PluginManager

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -76,10 +76,7 @@ class Saving:
         """Every weight slot, with a function that reads its storage."""
         known, by_slot, _ = self.arranged
         for name, tensors in by_slot.items():
-            yield (
-                known[name],
-                lambda slot=known[name], tensors=tensors: self.reader.storage(slot, tensors),
-            )  # type: ignore[misc]
+            yield known[name], partial(self.reader.storage, known[name], tensors)
 
     def other_tensors(self) -> dict[str, Tensor]:
         """The checkpoint's tensors that belong to no weight slot, unchanged, by original name."""

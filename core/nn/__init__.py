@@ -14,7 +14,6 @@ from ostro.core.nn.mlp import MLP, GatedMLP
 from ostro.core.nn.model import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.nn.norm import LayerNorm, RMSNorm
 from ostro.core.nn.rope import Rope
-from ostro.core.nn.storage import Storage, Stored
 
 __all__ = [
     "MLP",
@@ -43,7 +42,5 @@ __all__ = [
     "RecurrentLayer",
     "Rope",
     "Router",
-    "Storage",
-    "Stored",
     "TokenModel",
 ]

@@ -1,9 +1,9 @@
-"""Operations: for each a naive twin that is the truth, a Triton kernel, and a native one.
+"""Operations, each with a naive reference kernel in plain torch, a Triton and a native kernel.
 
-One folder per op. Its `__init__.py` documents shapes and units in the wrapper's docstring and
-lists its `KERNELS`; `naive.py`, `triton.py` and `native.py` (over `native.cpp`; `cpu.py` where
-stock operations are fast) hold functions of that same signature.
-A module holds an `Op`, which selects its kernel once, at load; a call only calls it.
+One folder per operation. Its `__init__.py` documents shapes and units and lists its `KERNELS`.
+`naive.py`, `triton.py`, `native.py` (with `native.cpp`) and `cpu.py` (stock torch operations)
+implement functions of the same signature. A module has an `Op`, which selects its kernel once, at
+load; a call has no dispatch overhead.
 """
 
 from ostro.core.ops.choose import Choice, Fused, Kernel, Op, Target

@@ -1,4 +1,4 @@
-"""The only chooser: which kernel an operation runs, decided once, at load, with the reason."""
+"""Select the kernel of each operation, once, at load, with the reason for the choice."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ostro.core.records import Import, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One implementation of an op.
+    """One implementation of an operation.
 
-    `fits(facts)` checks shapes known at load ("head_dim": 128...). `quantizes_activations` marks a
-    kernel that rounds its inputs to low-bit integers, which an exact target refuses. `layout` is a
-    type that repacks a weight for the kernel: a storage makes one, once, and passes it to the
-    kernel in the weight's place.
+    `fits(facts)` checks shapes known at load ("head_dim": 128, ...). `quantizes_activations` marks
+    a kernel that quantizes its inputs, which an exact target rejects. `layout` is a type that
+    converts a weight to the kernel's layout: a storage creates it once and passes it to the kernel
+    instead of the weight.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was chosen and why; `ostro inspect --explain` prints it."""
+    """A selected kernel and the reason; `ostro inspect --explain` prints it."""
 
     op: str
     kernel: Kernel
@@ -43,7 +43,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where a model will run: what the choice of a kernel may depend on."""
+    """The device, dtype and guarantees for which kernels are selected."""
 
     device: torch.device
     dtype: torch.dtype
@@ -54,10 +54,10 @@ class Target:
 
 
 class Op:
-    """An operation of a module: its naive kernel until `select` chooses another.
+    """An operation of a module: runs its naive kernel until `select` chooses another.
 
-    `kernels` come in order of preference, the naive kernel last. `facts` are shapes known when the
-    module is built, which a kernel's `fits` may ask for.
+    `kernels` are in order of preference, the naive kernel last. `facts` are shapes known when the
+    module is built, the input of a kernel's `fits`.
     """
 
     def __init__(self, kernels: tuple[Kernel, ...], **facts: Any) -> None:
@@ -73,7 +73,7 @@ class Op:
         return self.kernel(*args, **kwargs)
 
     def select(self, target: Target) -> Choice:
-        """Choose the first kernel that fits the target and call it from now on."""
+        """Select the first kernel that fits the target. Raises Unsupported if there is none."""
         refused = []
         for kernel in [k for k in self.kernels if target.device.type in k.devices]:
             if reason := refusal(kernel, target, self.facts):
@@ -93,10 +93,10 @@ class Op:
 
 
 class Fused(Op):
-    """An op in the place of a plain composition, taken only where one of its kernels fits.
+    """A fused operation that replaces several operations if one of its kernels fits.
 
-    The last kernel is its naive twin, which states what it computes and is used by tests alone;
-    where no other fits, `on` stays False and the module runs the composition.
+    The last kernel is the naive reference, which only tests run. If no other kernel fits, `on` is
+    False and the module runs the separate operations.
     """
 
     on = False
@@ -115,9 +115,9 @@ class Fused(Op):
 
 
 def refusal(kernel: Kernel, target: Target, facts: Mapping[str, Any]) -> str | None:
-    """Say why a kernel does not fit, or None."""
+    """Why a kernel does not fit a target, or None if it fits."""
     if target.only not in (None, kernel.name):
-        return f"only {target.only} was asked for"
+        return f"only {target.only} is allowed"
     if target.device.type not in kernel.devices:
         return f"not for {target.device.type}"
     if kernel.dtypes is not None and target.dtype not in kernel.dtypes:

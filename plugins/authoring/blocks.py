@@ -45,7 +45,7 @@ def blocks() -> Iterator[tuple[str, str]]:
         for node in ast.parse(file.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 said[node.name] = sentence(ast.get_docstring(node) or "")
-    public = exported(room("core").parent / "nn.py")
+    public = exported(folder / "__init__.py")
     yield from ((name, said[name]) for name in public if name in said)
 
 

@@ -1,6 +1,6 @@
-"""The public surface: the names that a plugin may import, and what to write instead of others.
+"""The public surface: the names that plugins may import, and replacements for other names.
 
-Sources are parsed and never run, and nothing here imports torch.
+Sources are parsed, not executed, and this module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODULES = (
     "pipelines",
     "testing",
 )
-"""The public modules beside `ostro` itself and `ostro.trunks`: the names in their `__all__`."""
+"""The public modules besides `ostro` and `ostro.trunks`; public are the names in `__all__`."""
 
 PROVISIONAL = (
     "caches",
@@ -41,13 +41,13 @@ PROVISIONAL = (
     "TokenizerSource",
     "nn.RecurrentLayer",
 )
-"""Public modules and names that may still change in a minor version; all others are stable."""
+"""Public modules and names that may change in a minor version; all others are stable."""
 
 PAGE = "docs/api.md lists the public names"
 
 
 class Import(NamedTuple):
-    """`from module import name`, or `import module` where `name` is empty, on that line."""
+    """`from module import name`, or `import module` if `name` is empty, with its line."""
 
     line: int
     module: str
@@ -55,12 +55,12 @@ class Import(NamedTuple):
 
     @property
     def full(self) -> str:
-        """What is imported, as one dotted name."""
+        """The imported module or object as a dotted name."""
         return f"{self.module}.{self.name}".rstrip(".")
 
 
 def imports(nodes: Iterable[ast.AST], package: Sequence[str]) -> Iterator[Import]:
-    """The imports among the nodes of a source, relative ones seen from the package it lies in."""
+    """The imports among AST nodes, with relative ones resolved against `package`."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (Import(node.lineno, alias.name, "") for alias in node.names)
@@ -71,10 +71,10 @@ def imports(nodes: Iterable[ast.AST], package: Sequence[str]) -> Iterator[Import
 
 
 def breach(imported: Import, plugin: str = "") -> tuple[str, str] | None:
-    """Why a plugin may not import something of ostro, and what to write; None if it may.
+    """Why a plugin may not import something of ostro, and the replacement; None if it may.
 
     Public are the names that `ostro` exports, those in `__all__` of its public `MODULES`, and
-    trunks. `plugin` is the module of the importing plugin, where it is a built-in one.
+    trunks. `plugin` is the module of the importing plugin if it is built in.
     """
     room, *rest = imported.full.split(".")
     if room != "ostro" or (plugin and f"{imported.full}.".startswith(f"{plugin}.")):
@@ -88,15 +88,15 @@ def breach(imported: Import, plugin: str = "") -> tuple[str, str] | None:
         return None if known else (f"ostro.{rest[0]} exports no {'.'.join(rest[1:])!r}", PAGE)
     if rest[0] in ("trunks", "architectures", "quant") and len(rest) > 1:
         todo = f"build on one of {', '.join(sorted(trunks()))}, or on ostro.nn"
-        return None if rest[1] in trunks() else (f"{rest[1]} is no trunk", todo)
+        return None if rest[1] in trunks() else (f"{rest[1]} is not a trunk", todo)
     return (
-        f"{imported.full} is not part of ostro's public surface and may change any day",
+        f"{imported.full} is not part of ostro's public API and may change at any time",
         replacement(imported.name or rest[-1]) or PAGE,
     )
 
 
 def replacement(name: str) -> str | None:
-    """The import of a public name, as source; None where no public module exports the name."""
+    """The import statement of a public name, or None if no public module exports it."""
     if name in exported():
         return f"write `from ostro import {name}`"
     found = next((module for module in MODULES if name in public_names(module)), None)
@@ -104,17 +104,22 @@ def replacement(name: str) -> str | None:
 
 
 def exported() -> frozenset[str]:
-    """The names that `from ostro import` finds, deprecated ones included."""
+    """The names that `ostro` exports, including deprecated ones."""
     ostro = import_module("ostro")
     return frozenset({*ostro.__all__, *ostro.DEPRECATED, "__version__"})
 
 
+LISTS = {"nn": "ostro.core.nn", "testing": "ostro.plugins.conformance"}
+"""Modules with the `__all__` of public modules that re-export all of it."""
+
+
 @cache
 def public_names(module: str) -> frozenset[str]:
-    """`__all__` of one of `MODULES`, read from its source."""
-    spec = find_spec("ostro.plugins.conformance" if module == "testing" else f"ostro.{module}")
-    assert spec is not None and spec.origin is not None, f"ostro has a module {module}"
+    """`__all__` of one of `MODULES`, read from its source, without importing torch."""
+    source = LISTS.get(module, f"ostro.{module}")
+    spec = find_spec(source)
+    assert spec is not None and spec.origin is not None, f"{source} does not exist"
     for node in ast.parse(Path(spec.origin).read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))
-    raise AssertionError(f"ostro.{module} has no __all__")
+    raise AssertionError(f"{source} has no __all__")

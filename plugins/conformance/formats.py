@@ -12,8 +12,9 @@ from torch.nn import Module
 
 from ostro.core.load.model import LoadedModel
 from ostro.core.load.quantize import makers
-from ostro.core.nn import Embedding, Linear, Router, Storage
+from ostro.core.nn import Embedding, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
+from ostro.core.nn.storage import Storage
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, resolve

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ostro.core.load.experts import ExpertNames, RowPart
     from ostro.core.load.names import Add, HeadRows, Names, Pair, Unpermute
     from ostro.core.media import Array, Inputs, Item, Prompt, content_key
-    from ostro.core.nn import Storage, Stored
+    from ostro.core.nn.storage import Storage, Stored
     from ostro.core.ops.choose import Fused, Kernel
     from ostro.core.protocols import (
         AdapterReader,
@@ -94,7 +94,7 @@ _NAMES = {
     "ostro.core.load.experts": "ExpertNames RowPart",
     "ostro.core.load.names": "Add HeadRows Names Pair Unpermute",
     "ostro.core.media": "Array Inputs Item Prompt content_key",
-    "ostro.core.nn": "Storage Stored",
+    "ostro.core.nn.storage": "Storage Stored",
     "ostro.core.ops.choose": "Fused Kernel",
     "ostro.core.protocols": "AdapterReader CheckpointOpener CheckpointWriter CommandParser "
     "CommandRunner ConfigClass ConfigReader Endpoint FormatPlanner LogitsProcessorClass "

@@ -122,14 +122,14 @@ def test_long_sequences_alone_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(kernels, "advance", lambda *given: None)
     with poison():
         y = kernels.scan(*arguments("prompts", 4, 16, 2, 24, torch.float16))
-        fixed = kernels.scan_fixed(*arguments("prompts", 4, 16, 2, 24, torch.float16))
+        fixed = kernels.scan_deterministic(*arguments("prompts", 4, 16, 2, 24, torch.float16))
     for part, count in zip(y.split(rows), rows, strict=True):
         assert count == 0 or bool(part.isnan().all()) == (count > chunks.SHORT)
     assert not fixed.isnan().any()
 
 
 def test_reproducible_rows_go_one_by_one() -> None:
-    for deterministic, name in ((False, "triton"), (True, "triton_fixed")):
+    for deterministic, name in ((False, "triton"), (True, "triton_deterministic")):
         target = Target(
             device=torch.device("cuda"), dtype=torch.bfloat16, deterministic=deterministic
         )

@@ -21,8 +21,8 @@ from ostro import Kernel, ops
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.kernels:scan", devices=("cuda",)),
     Kernel(
-        name="triton_fixed",
-        call=f"{__name__}.kernels:scan_fixed",
+        name="triton_deterministic",
+        call=f"{__name__}.kernels:scan_deterministic",
         devices=("cuda",),
         deterministic=True,
     ),

@@ -79,7 +79,7 @@ def scan(
     return out
 
 
-scan_fixed = partial(scan, deterministic=True)
+scan_deterministic = partial(scan, deterministic=True)
 
 
 def prepare(

@@ -22,8 +22,8 @@ from ostro import Kernel, ops
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.kernels:delta_rule", devices=("cuda",)),
     Kernel(
-        name="triton_fixed",
-        call=f"{__name__}.kernels:delta_rule_fixed",
+        name="triton_deterministic",
+        call=f"{__name__}.kernels:delta_rule_deterministic",
         devices=("cuda",),
         deterministic=True,
     ),

@@ -78,7 +78,7 @@ def delta_rule(
     return out
 
 
-delta_rule_fixed = partial(delta_rule, deterministic=True)
+delta_rule_deterministic = partial(delta_rule, deterministic=True)
 
 
 def prepare(

@@ -1,4 +1,4 @@
-"""The gated activation of a gated MLP: act(gate) * up, out of the fused [gate | up] rows.
+"""The activation of a gated MLP: act(gate) * up, from fused [gate | up] rows.
 
     act_mul(x, act) -> [..., n]
 

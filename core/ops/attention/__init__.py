@@ -69,8 +69,8 @@ class HostMetadata:
 KERNELS = (
     Kernel(name="triton", call=f"{__name__}.triton:attention", devices=("cuda",)),
     Kernel(
-        name="triton_fixed",
-        call=f"{__name__}.triton:attention_fixed",
+        name="triton_deterministic",
+        call=f"{__name__}.triton:attention_deterministic",
         devices=("cuda",),
         deterministic=True,
     ),

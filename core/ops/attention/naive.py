@@ -1,4 +1,4 @@
-"""Attention in plain torch, one sequence after the other: the truth the kernels are held to."""
+"""Attention in plain torch, one sequence at a time: the reference for all kernels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Attention, one row at a time: bitwise the same whatever else is in the batch, and slow.
+"""Batch-invariant attention in plain torch, one row at a time; slow.
 
-A row's scores, their softmax and the weighted sum are taken over exactly the keys that it sees, in
-products whose shapes depend on nothing but the row's own position. So it does not matter with which
-other rows, or in chunks of which size, the row was computed.
+Scores, softmax and weighted sum of a row cover exactly the keys that it attends to, in operations
+whose shapes depend on the position of the row only. So the bits of a row depend neither on other
+rows nor on the size of prefill chunks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tile sizes of the Triton attention per kind of GPU: what compiles without spilled registers."""
+"""Tile sizes of the Triton attention per kind of GPU: the largest without spilled registers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ TAILS = {("sm_90", False, 1): Tiles(16, 32, 4, 4)}
 
 
 def target_family() -> str:
-    """Which rows of TILES are for the GPU at hand."""
+    """The key of the current GPU in TILES."""
     if triton.knobs.runtime.interpret:
         return "interpreter"
     target = triton.runtime.driver.active.get_current_target()

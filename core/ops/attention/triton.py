@@ -117,7 +117,7 @@ def attention(
     return out
 
 
-attention_fixed = partial(attention, deterministic=True)
+attention_deterministic = partial(attention, deterministic=True)
 
 
 @dataclass(frozen=True, slots=True)

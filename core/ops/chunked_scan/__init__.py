@@ -1,7 +1,7 @@
-"""Linear recurrences in chunks: what the Triton kernels of scans and delta rules share.
+"""Chunked linear recurrences: the shared part of the Triton kernels of scans and delta rules.
 
-A state S [K, V] per head decays, takes in k v^T and is read by q, row by row. In a chunk of rows
-all of that is products of matrices. With S the state before the chunk, by row
+Per row and head, a state S [K, V] decays, is updated with k v^T and is read with q. Within a chunk
+of rows these are matrix products. With S the state before the chunk, by row
 
     d = solve (v - known * k S)             where the rule subtracts what is known, else d = v
     y = read * q S + mix d

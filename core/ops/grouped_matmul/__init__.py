@@ -1,12 +1,12 @@
-"""Grouped matmul: every row times the weight of its own expert.
+"""Grouped matmul: multiply each row by the weight of its expert.
 
     grouped(x, weight, expert_of_row) -> [t, n]
 
 x [t, k], rows sorted by expert, last dimension contiguous; weight [experts, n, k] of x's dtype,
 contiguous; expert_of_row [t] int64, ascending, each within 0..experts - 1. Row r of the answer is
 weight[expert_of_row[r]] @ x[r], summed in float32 and rounded once to x's dtype. An expert may have
-any number of rows, none as well. Which kernel runs and how it is launched depends on shapes alone,
-so that a launch can be captured.
+any number of rows, including none. The launch depends on shapes only, so that it can be captured
+in a graph.
 """
 
 import torch
@@ -24,16 +24,16 @@ KERNELS = (
         dtypes=(*HALVES, torch.float32),
     ),
     Kernel(
-        name="triton_fixed",
-        call=f"{__name__}.triton:grouped_fixed",
+        name="triton_deterministic",
+        call=f"{__name__}.triton:grouped_deterministic",
         devices=("cuda",),
         dtypes=(*HALVES, torch.float32),
         deterministic=True,
     ),
     Kernel(name="native", call=f"{__name__}.native:grouped", devices=("cpu",), dtypes=DTYPES),
     Kernel(
-        name="native_fixed",
-        call=f"{__name__}.native:grouped_fixed",
+        name="native_deterministic",
+        call=f"{__name__}.native:grouped_deterministic",
         devices=("cpu",),
         dtypes=DTYPES,
         deterministic=True,

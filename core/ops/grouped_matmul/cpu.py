@@ -1,4 +1,4 @@
-"""Grouped matmul on CPU with torch's own: one product per expert that has rows."""
+"""Grouped matmul on CPU with stock torch operations: one matmul per expert with rows."""
 
 from __future__ import annotations
 

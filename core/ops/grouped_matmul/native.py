@@ -1,4 +1,4 @@
-"""Grouped matmul on CPU: our own for few rows per expert, torch's for many."""
+"""Grouped matmul on CPU: a C++ kernel for few rows per expert, torch for many."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MANY = 16 if torch.cpu._is_amx_tile_supported() else 64
 def grouped(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
     """See the package."""
     many = x.shape[0] >= MANY * weight.shape[0]
-    return (cpu.grouped if many else grouped_fixed)(x, weight, expert_of_row)
+    return (cpu.grouped if many else grouped_deterministic)(x, weight, expert_of_row)
 
 
-def grouped_fixed(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
-    """See the package; a row's result has the same bits whatever other rows there are."""
+def grouped_deterministic(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
+    """See the package; batch-invariant."""
     x = x.contiguous()
     SIGNATURE(weight, x, expert_of_row)
     rows, (_, n, k) = x.shape[0], weight.shape

@@ -41,8 +41,8 @@ def grouped(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
     return launch(x, weight, expert_of_row, MANY if many and fits else FEW)
 
 
-def grouped_fixed(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
-    """See the package; a row's result has the same bits whatever other rows there are."""
+def grouped_deterministic(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
+    """See the package; batch-invariant."""
     return launch(x, weight, expert_of_row, FEW)
 
 

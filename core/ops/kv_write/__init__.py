@@ -1,4 +1,4 @@
-"""Write the keys and values of a step's rows into the pages of a cache.
+"""Write the keys and values of a step's rows to the pages of a KV cache.
 
     kv_write(k, v, k_cache, v_cache, slots) -> None
 

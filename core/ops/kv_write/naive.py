@@ -1,4 +1,4 @@
-"""Writing into pages in plain torch."""
+"""Write to KV cache pages in plain torch."""
 
 from __future__ import annotations
 

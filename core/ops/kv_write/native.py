@@ -1,4 +1,4 @@
-"""Writing into pages on CPU."""
+"""Write to KV cache pages on CPU."""
 
 from __future__ import annotations
 

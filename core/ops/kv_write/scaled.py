@@ -1,4 +1,4 @@
-"""Keys and values in one byte an element: how they are rounded, and what they stand for."""
+"""Keys and values quantized to one byte per element, with one scale per token and head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ostro.core.errors import InvalidTensor
 
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The types that pages may be narrowed to, and the largest element of each that is used."""
+"""Element dtypes of quantized pages, and the largest value used of each."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,5 +73,5 @@ def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def widen(elements: Tensor, scales: Tensor) -> Tensor:
-    """What elements [..., d] and scales [...] stand for, in float32."""
+    """Dequantize elements [..., d] with scales [...]: float32."""
     return elements.float() * scales[..., None]

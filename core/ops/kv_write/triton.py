@@ -1,4 +1,4 @@
-"""Writing into pages in Triton: a program moves all heads of one row."""
+"""Write to KV cache pages in Triton: one program writes all heads of one row."""
 
 from __future__ import annotations
 

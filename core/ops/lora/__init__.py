@@ -1,11 +1,10 @@
-"""What adapters add to a linear: y += sum_j s_j B_j (A_j x), other pages j for each row.
+"""LoRA of a batch with different adapters per row: y += sum_j s_j B_j (A_j x) over pages j.
 
     lora(x, y, a, b, widths, pages, scales, mixture, expert=None, experts=1) -> y
 
-An adapter's rank rows lie in *pages* of 16, those it lacks zero, so that ranks need no padding to
-the largest and adapters of any rank lie side by side; a mixture of several is nothing but more
-pages. Which pages, and how much of each, is data on the device: a call never depends on it, and
-may be captured.
+The rank dimension of an adapter is split into *pages* of 16, padded with zeros, so that ranks are
+not padded to the largest rank of the batch. A mixture of adapters is a list of more pages. The
+pages and scales are data on the device, so that a call can be captured in a graph.
 
 x [t, k] and y [t, n] of the model's dtype, last dimension contiguous; y is changed in place and
 returned. a [P, parts, 16, k] and b [P, 16, n] in the same dtype; `widths` are the columns of y that

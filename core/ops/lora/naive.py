@@ -1,4 +1,4 @@
-"""What adapters add, in plain torch: the truth that kernels are held to, a row at a time."""
+"""LoRA in plain torch, one row at a time: the reference for all kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lora(
         there = held[row] >= 0
         h = (a[place[row]].float() @ x[row].float()) * weights[row][:, None, None]
         more = expand(h, b[place[row]].float(), widths)
-        # a hole stands at page 0, whose numbers are somebody else's
+        # Page -1 is clamped to page 0, which belongs to another adapter: mask its contribution.
         total = out.float() + torch.where(there[:, None], more, 0.0).sum(0)
         out.copy_(torch.where(there.any(), total.to(y.dtype), out))
     return y

@@ -1,4 +1,4 @@
-"""Routing: which experts each row takes, how much of each, and the copies of rows in their order.
+"""MoE routing: select the experts and weights of each row, and sort the copies of rows by expert.
 
     route(logits, rule, bias=None) -> (experts [T, k] int64, weights [T, k] float32)
 
@@ -60,7 +60,7 @@ def check(logits: Tensor, rule: RoutingRule) -> None:
 
 
 def room(logits: Tensor, rule: RoutingRule) -> tuple[Tensor, Tensor]:
-    """Room for experts and weights."""
+    """Allocate the outputs: experts and weights."""
     check(logits, rule)
     shape, device = (logits.shape[0], rule.top), logits.device
     experts = torch.empty(shape, dtype=torch.int64, device=device)
@@ -68,7 +68,7 @@ def room(logits: Tensor, rule: RoutingRule) -> tuple[Tensor, Tensor]:
 
 
 def kernels(function: str, dtypes: tuple[torch.dtype, ...] | None = None) -> tuple[Kernel, ...]:
-    """Of either op: all are reproducible, no sum depends on other rows and nothing is atomic."""
+    """The kernels of an operation; all are deterministic, without atomics."""
     modules = {"triton": ("cuda",), "native": ("cpu",), "naive": ("cpu", "cuda")}
     return tuple(
         Kernel(

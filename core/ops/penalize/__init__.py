@@ -1,4 +1,4 @@
-"""Change logits by what each sequence has said: penalties, biases, forbidden tokens.
+"""Apply penalties, logit biases and forbidden tokens to logits.
 
     penalize(logits, params) -> logits (in place)
 

@@ -1,4 +1,4 @@
-"""Draw one token per row, each row by its own rules.
+"""Sample one token per row, with sampling parameters per row.
 
     sample(logits, params) -> tokens [B] int64
 

@@ -22,7 +22,7 @@ CANDIDATES = (1024, 16384)
 
 
 class Rule(NamedTuple):
-    """What `Draw` says of one row."""
+    """The parameters of one row of a `Draw`."""
 
     temperature: float
     top_k: int

@@ -1,4 +1,4 @@
-"""Attention within sequences that lie one after the other, without a cache: encoders and towers.
+"""Attention within concatenated sequences, without a cache: encoders and vision towers.
 
     varlen_attention(q, k, v, bounds, scale, window=0, causal=False) -> [T, h, dv]
 

@@ -280,7 +280,7 @@ CASES = {
         {"experts": torch.stack([torch.randperm(6)[:3] for _ in range(5)])},
     ),
     "grouped": Case(
-        f"{OPS}.grouped_matmul.native:grouped_fixed",
+        f"{OPS}.grouped_matmul.native:grouped_deterministic",
         f"{OPS}.grouped_matmul.naive:grouped",
         lambda kernel, **x: kernel(*x.values()),
         {"x": rand(4, 40), "weight": rand(4, 20, 40), "expert_of_row": ints(0, 1, 1, 2)},

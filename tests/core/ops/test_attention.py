@@ -352,7 +352,7 @@ def test_triton_refuses_heads_that_do_not_divide() -> None:
 
 
 def test_the_fixed_kernel_is_chosen_where_rows_must_be_reproducible() -> None:
-    for deterministic, name in ((False, "triton"), (True, "triton_fixed")):
+    for deterministic, name in ((False, "triton"), (True, "triton_deterministic")):
         target = Target(
             device=torch.device("cuda"), dtype=torch.float16, deterministic=deterministic
         )

@@ -26,7 +26,7 @@ KERNELS = {
     "cpu": cpu.attention,
     "native": native.attention,
     "triton": triton.attention,
-    "triton_fixed": triton.attention_fixed,
+    "triton_deterministic": triton.attention_deterministic,
 }
 KV, HEADS, D, PAGE = 2, 4, 32, 16
 # queries, lengths, full: a prompt cut where an image begins and ends; memories longer and shorter

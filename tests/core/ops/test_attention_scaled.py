@@ -29,7 +29,7 @@ KERNELS = {
     "cpu": cpu.attention,
     "native": native.attention,
     "triton": triton.attention,
-    "triton_fixed": triton.attention_fixed,
+    "triton_deterministic": triton.attention_deterministic,
 }
 BY_TORCH = (rowwise.attention, cpu.attention, native.attention)
 SINKS = torch.linspace(-1, 2, 6, device=DEVICE)

@@ -58,7 +58,7 @@ def test_naive() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("call", [triton.grouped, triton.grouped_fixed])
+@pytest.mark.parametrize("call", [triton.grouped, triton.grouped_deterministic])
 def test_triton(call: Call, runs: list[int], shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert_equals_naive(call, arguments(runs, *shape, dtype))
 
@@ -66,16 +66,16 @@ def test_triton(call: Call, runs: list[int], shape: tuple[int, int], dtype: torc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("call", [cpu.grouped, native.grouped, native.grouped_fixed])
+@pytest.mark.parametrize("call", [cpu.grouped, native.grouped, native.grouped_deterministic])
 def test_cpu(call: Call, runs: list[int], shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert_equals_naive(call, arguments(runs, *shape, dtype, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("call", [triton.grouped_fixed, native.grouped_fixed])
+@pytest.mark.parametrize("call", [triton.grouped_deterministic, native.grouped_deterministic])
 def test_fixed_rows_have_the_same_bits_in_any_company(call: Call, dtype: torch.dtype) -> None:
-    device = DEVICE if call is triton.grouped_fixed else torch.device("cpu")
-    if call is triton.grouped_fixed and DEVICE.type == "cpu":
+    device = DEVICE if call is triton.grouped_deterministic else torch.device("cpu")
+    if call is triton.grouped_deterministic and DEVICE.type == "cpu":
         pytest.skip("interpreted, a tile's rows are multiplied by BLAS, which minds their company")
     x, weight, expert_of_row = arguments([3, 0, 22, 9], 70, 150, dtype, device)
     together = call(x, weight, expert_of_row)
@@ -88,9 +88,9 @@ def test_fixed_rows_have_the_same_bits_in_any_company(call: Call, dtype: torch.d
     ("device", "dtype", "deterministic", "kernel"),
     [
         ("cuda", torch.bfloat16, False, "triton"),
-        ("cuda", torch.bfloat16, True, "triton_fixed"),
+        ("cuda", torch.bfloat16, True, "triton_deterministic"),
         ("cpu", torch.bfloat16, False, "native"),
-        ("cpu", torch.bfloat16, True, "native_fixed"),
+        ("cpu", torch.bfloat16, True, "native_deterministic"),
         ("cpu", torch.float64, False, "cpu"),
         ("cpu", torch.float64, True, "naive"),
     ],

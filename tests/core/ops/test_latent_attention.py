@@ -107,7 +107,7 @@ def test_rows_that_see_all_are_left_to_attention() -> None:
     ("dtype", "rank", "deterministic", "chosen"),
     [
         (torch.bfloat16, 512, False, "triton_latent"),
-        (torch.bfloat16, 512, True, "triton_fixed"),
+        (torch.bfloat16, 512, True, "triton_deterministic"),
         (torch.float32, 512, False, "triton"),
         (torch.bfloat16, 40, False, "triton"),
     ],

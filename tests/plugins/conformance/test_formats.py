@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.load.quantize import makers
-from ostro.core.nn import Storage
+from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.plugins.conformance import formats
@@ -150,7 +150,7 @@ def test_a_weight_that_does_not_fit_a_format_is_detected(plugins: PluginManager)
     shape = {**record.wide, "intermediate_size": 96}
     with (
         subject(plugins, "llama", config=shape) as odd,
-        pytest.raises(AssertionError, match="96 columns are no multiple"),
+        pytest.raises(AssertionError, match="96 columns are not a multiple"),
     ):
         assert_grid(odd, "afq4")
 
