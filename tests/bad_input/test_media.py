@@ -170,7 +170,7 @@ def test_a_stream_is_refused_by_status(server: RunningServer, expected: str) -> 
 
 
 def test_an_image_to_a_model_of_text(server: RunningServer) -> None:
-    reason = "text takes text only, no image"
+    reason = "text accepts text only, not image"
     refused(ask(server, shown(WIDE), "hello", model="text"), 400, reason, "messages")
     assert reply_of(ask(server, "hello", model="text"))
 

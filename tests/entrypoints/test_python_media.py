@@ -136,7 +136,7 @@ def test_too_many(model: LocalModel) -> None:
 
 def test_a_model_of_text_takes_none(tmp_path: Path) -> None:
     with ostro.load(make_model(tmp_path / "tiny"), dtype="float32") as model:
-        with pytest.raises(Unsupported, match="tiny takes text only, no image"):
+        with pytest.raises(Unsupported, match="tiny accepts text only, not image"):
             ask(model, shown(WIDE), "hello")
         assert ask(model, "hello")
 

@@ -73,7 +73,7 @@ def test_what_cannot_run_is_refused(bert: tuple[LocalModel, Any]) -> None:
         model.embed([])
     with pytest.raises(ContextLengthExceeded, match=r"input\[1\]: the context is 64"):
         model.embed(["a", "hello world " * 100])
-    with pytest.raises(RequestError, match="no prompt 'query'; there are none"):
+    with pytest.raises(RequestError, match="has no prompt 'query'; expected one of none"):
         model.embed("a", prompt="query")
     with pytest.raises(UsageError, match="supports embed, not rerank"):
         model.rerank("a", ["b"])

@@ -116,7 +116,7 @@ def test_options_that_do_not_go_together(ostro, tiny: str, files: dict[str, str]
 
 def test_a_model_of_text_takes_none(ostro, tiny: str, files: dict[str, str]) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--image", files["a.png"])
-    assert ran.code == Unsupported.exit_code and "takes text only, no image" in ran.err
+    assert ran.code == Unsupported.exit_code and "accepts text only, not image" in ran.err
 
 
 def test_a_folder_without_its_preprocessor(

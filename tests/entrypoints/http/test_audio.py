@@ -187,7 +187,7 @@ def test_no_model_needs_to_be_named(server: RunningServer) -> None:
 FIELDS: list[tuple[dict[str, str], int, str, str | None]] = [
     ({"model": "tiny"}, 404, "model 'tiny' not found", "model"),
     ({"model": "text"}, 400, "not transcribe; use whisper", "model"),
-    ({"language": "elvish"}, 400, "no language 'elvish'", "language"),
+    ({"language": "elvish"}, 400, "does not support the language 'elvish'", "language"),
     ({"temperature": "warm"}, 400, "'warm' is not a number", "temperature"),
     ({"temperature": "nan"}, 400, "temperature", "temperature"),
     ({"temperature": "-1"}, 400, "not within 0..2", "temperature"),
@@ -221,7 +221,7 @@ FILES = {
     "truncated": (SOUND[: len(SOUND) // 2], "truncated"),
     "header": (SOUND[:44], "truncated"),
     "truncated-flac": (file_of(form="FLAC")[:5000], "cannot be read"),
-    "short": (file_of(0.05), "0.1 s are the least"),
+    "short": (file_of(0.05), "expected at least 0.1 s"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "audio file cannot be read"),
 }
 

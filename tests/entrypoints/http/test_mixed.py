@@ -214,7 +214,7 @@ def test_the_official_client(server: RunningServer) -> None:
         assert "-->" in sounds.create(**how, language="en", response_format="srt")
         *pieces, done = sounds.create(**how, language="en", stream=True)
         assert done.text == text == "".join(piece.delta for piece in pieces).strip()
-        with pytest.raises(openai.BadRequestError, match="takes text only, no image"):
+        with pytest.raises(openai.BadRequestError, match="accepts text only, not image"):
             client.chat.completions.create(model="text", messages=[message])
         with pytest.raises(openai.BadRequestError, match="audio file cannot be read"):
             sounds.create(model="whisper", file=("a.wav", b"none"))
