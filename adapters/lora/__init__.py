@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): PEFT's folders, MLX's, GGUF adapters, diffusers' and kohya's files."""
+"""LoRA (Hu et al. 2021): folders of PEFT and MLX, GGUF adapters, files of diffusers and kohya."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from ostro import Adapter, Files, hookimpl
 
 PICKLES = ("adapter_model.bin", "pytorch_lora_weights.bin", "adapters.npz")
-"""Weights of adapters that would have to be unpickled, or that no reader here opens."""
+"""Weight files that are refused: pickles, and archives without a reader."""
 
 
 def claims(files: Files, config: Mapping[str, Any]) -> bool:
-    """Whether a folder looks like a LoRA: by its adapter_config.json, else by its weight files.
+    """Whether a folder is a LoRA, from adapter_config.json, else from its weight files.
 
-    A folder of a model, and an X-LoRA's, which is a kind of its own, are left alone.
+    Model folders and X-LoRA folders are not claimed.
     """
     if "xlora_config.json" in files.names:
         return False

@@ -1,6 +1,6 @@
-"""PEFT's LoraConfig, as an adapter_config.json says it (Mangrulkar et al. 2022; version 0.21).
+"""Read PEFT's LoraConfig from adapter_config.json (Mangrulkar et al. 2022; version 0.21).
 
-What changes the answers of an adapter is read, or refused by name.
+Keys that change an adapter's outputs are implemented, or refused by name.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ HARMLESS = frozenset(
     "lora_dropout runtime_config fan_in_fan_out megatron_core qalora_group_size loftq_config "
     "eva_config corda_config lora_ga_config velora_config".split()
 )
-"""What says nothing of the answers: where it came from, how it was trained and begun.
+"""Keys that do not change outputs: origin, training and initialisation.
 
-fan_in_fan_out is how the base's own weights lie; A and B are the same for either. The configs of
-beginnings say nothing beside `init_lora_weights`.
+fan_in_fan_out is the layout of the base's weights and does not change A and B. Configs of
+initialisations have no effect besides `init_lora_weights`.
 """
 
 READ = frozenset(
@@ -36,7 +36,7 @@ READ = frozenset(
 )
 
 PLAIN = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Beginnings that leave the base as it was; others take what they begin with out of it."""
+"""Initialisations that do not change the base; others subtract the initial factors from it."""
 
 REFUSED = {
     "trainable_token_indices": "single tokens that were trained are not added to an embedding; "
@@ -56,7 +56,7 @@ REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a LoraConfig says of how its factors apply, and to which modules."""
+    """The settings of a LoraConfig: scales of factors, and target modules."""
 
     rank: int
     alpha: float
@@ -76,7 +76,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], file: str = FILE) -> Settings:
-        """Read a parsed adapter_config.json; raises AdapterError by the name of a key."""
+        """Read a parsed adapter_config.json. Raises AdapterError with the name of the key."""
         return _Reader(config, file).settings()
 
     def sizes(self, names: Sequence[str]) -> dict[str, tuple[int, float]]:
@@ -97,7 +97,7 @@ class Settings:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What makes it what it is, beside its tensors."""
+        """The settings that identify the adapter, besides its tensors."""
         return {
             "r": self.rank,
             "lora_alpha": self.alpha,
@@ -176,7 +176,7 @@ class _Reader:
         return value
 
     def _names(self, key: str, *, text: bool = False) -> Any:
-        """A list of names; where `text`, also one string. None where it says nothing."""
+        """A list of names, with `text` also one string; None for a missing key."""
         value = self.config.get(key)
         if value is None or (text and isinstance(value, str)):
             return value

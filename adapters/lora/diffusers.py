@@ -1,4 +1,4 @@
-"""Single files of diffusers, under the names that diffusers gives the weights.
+"""Read LoRA files of diffusers, with diffusers' names of weights.
 
 `transformer.transformer_blocks.0.attn.to_q.lora_A.weight` and `.lora_B.weight`; older files say
 `lora.down` and `lora.up`. A part's scale is that of its LoraConfig where the header's
@@ -32,7 +32,7 @@ FACTOR = re.compile(
 
 
 def read(file: str, container: Container) -> AdapterWeights:
-    """Read a diffusers file. Raises AdapterError by its tensor, or the key of its metadata."""
+    """Read a diffusers file. Raises AdapterError with the tensor, or the metadata key."""
     modules = by_module(
         file,
         container.tensors,
@@ -81,7 +81,7 @@ def _module(
 def _sizes(
     file: str, container: Container, modules: Mapping[str, Any]
 ) -> dict[str, tuple[int, float]]:
-    """Ranks and scales of the modules that the file's metadata speaks of."""
+    """Ranks and scales of the modules in the file's metadata."""
     said = _metadata(file, container)
     found: dict[str, tuple[int, float]] = {}
     for part in PARTS:
@@ -90,7 +90,7 @@ def _sizes(
         }
         if not config:
             continue
-        # PEFT's patterns know nothing of the pipeline's parts.
+        # PEFT's patterns do not contain the names of pipeline components
         names = [name.removeprefix(f"{part}.") for name in modules if name.startswith(f"{part}.")]
         sizes = Settings.of(config, f"{file}: {METADATA}: {part}").sizes(names)
         found |= {f"{part}.{name}": size for name, size in sizes.items()}

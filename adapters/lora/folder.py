@@ -1,4 +1,4 @@
-"""What lies beside the weights of an adapter: its chat template, the tokens it added, pickles."""
+"""Read the other files of an adapter folder: chat template, added tokens; refuse pickles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATE_BYTES = 1_000_000
 
 
 def parsed(source: AdapterSource, name: str) -> Mapping[str, Any]:
-    """A JSON file of the folder; empty where there is none."""
+    """A JSON file of the folder; empty if it does not exist."""
     if name not in source.files.names:
         return {}
     found = source.files.json.get(name)
@@ -25,7 +25,7 @@ def parsed(source: AdapterSource, name: str) -> Mapping[str, Any]:
 def template(source: AdapterSource) -> str | None:
     """The chat template: a file of its own, else that of tokenizer_config.json, else None.
 
-    Where the latter has several by name, it is the one called "default".
+    Of several named templates it is the one named "default".
     """
     if TEMPLATE in source.files.names:
         return _template_file(source)
@@ -52,7 +52,7 @@ def _template_file(source: AdapterSource) -> str:
 
 
 def added_tokens(source: AdapterSource) -> dict[str, int]:
-    """Ids by the tokens that added_tokens.json lists; a base may have all of them itself."""
+    """Ids by token in added_tokens.json; the base may have the tokens as well."""
     found = parsed(source, "added_tokens.json")
     for token, id in found.items():
         if isinstance(id, bool) or not isinstance(id, int) or id < 0:
@@ -61,7 +61,7 @@ def added_tokens(source: AdapterSource) -> dict[str, int]:
 
 
 def refuse_pickles(source: AdapterSource) -> None:
-    """Raise AdapterError where a folder's weights are pickled."""
+    """Raise AdapterError if a folder's weights are pickles."""
     if found := [name for name in PICKLES if name in source.files.names]:
         raise errors.AdapterError(
             f"{found[0]}: is a pickle or an archive, which is never opened; save the adapter "

@@ -1,4 +1,4 @@
-"""GGUF adapters, as llama.cpp's convert_lora_to_gguf.py writes them and its loader takes them.
+"""Read GGUF adapters, in the format of llama.cpp's convert_lora_to_gguf.py.
 
 Beside each weight's name `.lora_a` [r, k] and `.lora_b` [n, r], those of stacked experts
 [e, r, k] and [e, n, r]. Of token_embd, n tokens by k, `.lora_a` is [n, r] and `.lora_b` [k, r].
@@ -21,7 +21,7 @@ INVOCATION = "adapter.alora.invocation_tokens"
 
 
 def read(file: str, container: Container) -> AdapterWeights:
-    """Read a GGUF adapter. Raises AdapterError by the key of its metadata, or by its tensor."""
+    """Read a GGUF adapter. Raises AdapterError with the metadata key or the tensor."""
     said = container.metadata
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if said.get(key) != wanted:

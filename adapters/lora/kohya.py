@@ -1,4 +1,4 @@
-"""Single files of kohya's sd-scripts for FLUX.1, under the names that diffusers gives the weights.
+"""Read LoRA files of kohya's sd-scripts for FLUX.1, and convert their names to diffusers'.
 
 `lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight` is A [r, k], `.lora_up.weight` B [n, r],
 `.alpha` the numerator of the scale, which is 1 without it. Names are Black Forest Labs' with dots
@@ -53,7 +53,7 @@ T5 = re.compile(
 )
 
 Shares = list[tuple[str, int]]
-"""What a weight is called here, or its parts one after the other, each with its share of rows."""
+"""Names of a weight's consecutive row ranges, with their shares of the rows."""
 
 
 def claims(container: Container) -> bool:
@@ -62,7 +62,7 @@ def claims(container: Container) -> bool:
 
 
 def read(file: str, container: Container) -> AdapterWeights:
-    """Read a kohya file. Raises AdapterError by its tensor."""
+    """Read a kohya file. Raises AdapterError with the tensor."""
     weights: dict[str, LowRank] = {}
     modules = by_module(
         file,
@@ -93,14 +93,14 @@ def _module(
     scale = alpha(file, container, parts["alpha"]) / a.shape[0] if "alpha" in parts else 1.0
     whole = low_rank(file, module, a, b, scale)
     if module.replace(".", "_").endswith(LAST_NORM):
-        # Theirs shifts, then scales; diffusers scales, then shifts.
+        # kohya stores shift before scale, diffusers scale before shift
         whole = low_rank(file, module, whole.a, _swapped(whole.b), scale)
     for name, rows in _split(file, module, whole.b, shares):
         yield name, LowRank(a=whole.a, b=rows, scale=scale)
 
 
 def alpha(file: str, container: Container, name: str) -> float:
-    """The number that a tensor of one element holds."""
+    """The value of a tensor of one element."""
     tensor = finite(file, container, name)
     if tensor.numel() != 1:
         raise errors.AdapterError(f"{file}: tensor {name!r} must be one number")
@@ -125,7 +125,7 @@ def _split(file: str, module: str, b: Tensor, shares: Shares) -> Iterator[tuple[
 
 
 def _renamed(module: str) -> Shares | None:
-    """What diffusers calls a weight of theirs; None where it is not known."""
+    """The diffusers name of a weight, or None if it is unknown."""
     if module.startswith(COMFY):
         return _transformer(module.removeprefix(COMFY).replace(".", "_"))
     front, _, name = module.removeprefix(KOHYA).partition("_")
@@ -158,7 +158,7 @@ def _double(block: str, stream: str, part: str) -> Shares | None:
 
 def _single(block: str, part: str) -> Shares | None:
     if part == "linear1":
-        # The feed-forward is four times as wide as queries, keys and values are.
+        # the feed-forward is four times as wide as q, k and v
         qkv = [(f"{block}.attn.{name}", 1) for name in STREAMS["img"][1]]
         return [*qkv, (f"{block}.proj_mlp", 4)]
     found = {"linear2": "proj_out", "modulation_lin": "norm.linear"}.get(part)

@@ -1,4 +1,4 @@
-"""LoRA and DoRA folders of mlx-lm: adapters.safetensors, and a config of its own.
+"""Read LoRA and DoRA folders of mlx-lm: adapters.safetensors, and mlx-lm's config.
 
 Of a linear `lora_a` is [k, r] and `lora_b` [r, n], of an embedding [n, r] and [r, k], of stacked
 experts [e, r, k] and [e, n, r]; `m` [n] is the lengths of DoRA's rows. `scale` multiplies as it is,
@@ -24,15 +24,15 @@ FACTOR = re.compile(r"(?P<module>.+)\.(?P<end>lora_a|lora_b|m)")
 PARTS = {"lora_a": "a", "lora_b": "b", "m": "m"}
 
 TABLES = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings")
-"""What embeddings are called."""
+"""The names of embeddings."""
 
 STACK = re.compile(r"(?P<front>(?:.*\.)?(?P<block>[^.]+))\.switch_mlp\.(?P<name>[^.]+)")
 MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-"""What Mixtral's checkpoints call the matrices of an expert in their `block_sparse_moe`."""
+"""The names of an expert's matrices in Mixtral's `block_sparse_moe`."""
 
 
 def read(source: AdapterSource) -> AdapterWeights:
-    """Read an mlx-lm folder. Raises AdapterError by the key of its config, or by its tensor."""
+    """Read an mlx-lm folder. Raises AdapterError with the config key or the tensor."""
     kind = source.config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora"):
         raise errors.AdapterError(
@@ -62,7 +62,7 @@ def read(source: AdapterSource) -> AdapterWeights:
 
 
 def _parameters(said: Any) -> tuple[int, float]:
-    """Rank and scale, which must both be said."""
+    """Rank and scale, which are both required."""
     if not isinstance(said, Mapping):
         raise errors.AdapterError(f"{CONFIG}: lora_parameters must be an object, not {said!r:.80}")
     rank = positive(CONFIG, "lora_parameters.rank", said.get("rank"))

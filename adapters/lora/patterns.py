@@ -1,6 +1,6 @@
-"""Regular expressions of an adapter's config, which may be hostile, against names of modules.
+"""Match regular expressions of an adapter's config, which may be hostile, with module names.
 
-Those that can take long, having repeats or groups, run in a process that is killed in time.
+Patterns with repeats or groups can take exponential time: they run in a process with a timeout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ostro import errors
 
 SECONDS = 10.0
-"""What matching all names may take."""
+"""The time limit of matching all names."""
 
 _QUICK = re.compile(r"[\w.^$\\-]*")
 _CHILD = """
@@ -33,11 +33,11 @@ else:
 def first(
     key: str, patterns: Sequence[str], names: Sequence[str], *, ends: bool = False
 ) -> list[int | None]:
-    """For each name the place of the first pattern that matches all of it, None where none does.
+    """For each name the index of the first pattern that matches it fully, or None.
 
-    With `ends` a pattern may match the end of a name alone, from after a dot. `key` is that of the
-    adapter's config which holds the patterns. Raises AdapterError where one is no regular
-    expression, or matching takes more than SECONDS.
+    With `ends` a pattern may match the end of a name, after a dot. `key` is the config key of the
+    patterns. Raises AdapterError for an invalid regular expression, or if matching takes more than
+    SECONDS.
     """
     whole = [rf"(.*\.)?({pattern})$" if ends else pattern for pattern in patterns]
     if not all(_QUICK.fullmatch(pattern) for pattern in patterns):

@@ -1,4 +1,4 @@
-"""The reader of a LoRA: which of the formats it is, by its names and the first lines of a file."""
+"""Read a LoRA: detect its format from file names and headers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ostro.adapters.lora import diffusers, folder, gguf, kohya, mlx, peft
 
 
 def read(source: AdapterSource) -> AdapterWeights:
-    """Read an adapter's factors out of its folder, whichever of the formats it has.
+    """Read an adapter's factors from its folder, in any of the formats.
 
     Raises errors.AdapterError, which names the file and its key or tensor.
     """
@@ -25,7 +25,7 @@ def read(source: AdapterSource) -> AdapterWeights:
 
 
 def _one(names: list[str]) -> str:
-    """The weight file of a folder without a config."""
+    """The only weight file of a folder without a config."""
     if len(names) == 1 or diffusers.FILE in names:
         return diffusers.FILE if diffusers.FILE in names else names[0]
     raise errors.AdapterError(

@@ -1,4 +1,4 @@
-"""Which modules and parameters a LoraConfig selects, by PEFT's rules (version 0.21)."""
+"""Select the target modules and parameters of a LoraConfig, by PEFT's rules (version 0.21)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ostro.adapters.lora import patterns
 from ostro.adapters.lora.config import Settings
 
 ORDER = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
-"""Stacked weights in the order that transformers' experts declare them in, which PEFT wraps in."""
+"""Stacked weights in the declaration order of transformers' experts, in which PEFT wraps them."""
 
 
 def selected(settings: Settings, modules: Sequence[str]) -> set[str]:
-    """Those of the modules that target_modules selects and nothing takes out again."""
+    """The modules that target_modules selects and no other key excludes."""
     names = [name for name in modules if not _saved_with(settings, name)]
     targets = settings.targets
     if targets is None:
@@ -39,7 +39,7 @@ def parameters(settings: Settings, module: str, *, held: bool = False) -> list[s
 
 
 def saved(settings: Settings, tensor: str) -> bool:
-    """Whether modules_to_save means the module of a tensor, or one that it lies in."""
+    """Whether modules_to_save contains the module of a tensor, or a parent of it."""
     return any(name.endswith(end) for name in _above(tensor) for end in settings.saved)
 
 
@@ -71,9 +71,9 @@ def _excluded(settings: Settings, names: Sequence[str]) -> set[str]:
 
 
 def _in_layers(settings: Settings, name: str) -> bool:
-    """Whether a name lies in one of layers_to_transform: by the first number of its path.
+    """Whether a name is in one of layers_to_transform, by the first number of its path.
 
-    A name that target_modules has in full is taken wherever it lies.
+    A full name in target_modules is selected in any layer.
     """
     if settings.layers is None or name in (settings.targets or ()):
         return True

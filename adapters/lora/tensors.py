@@ -1,4 +1,4 @@
-"""Factors as they are taken out of a file, looked at before anything is believed of them."""
+"""Read and validate the factors of an adapter file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 
 def finite(file: str, container: Container, name: str) -> Tensor:
-    """A tensor of floats, each of which is a number."""
+    """A float tensor without NaN and infinity. Raises AdapterError."""
     format = container.tensors[name].format
     if format not in FLOATS:
         raise errors.AdapterError(
@@ -33,14 +33,14 @@ def finite(file: str, container: Container, name: str) -> Tensor:
 
 
 def number(file: str, key: str, value: Any) -> float:
-    """A finite number that a file says under a key."""
+    """The finite number of a key. Raises AdapterError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise errors.AdapterError(f"{file}: {key} must be a finite number, not {value!r:.80}")
     return float(value)
 
 
 def positive(file: str, key: str, value: Any) -> int:
-    """A rank or another count that a file says under a key: 1 or more."""
+    """The positive integer of a key. Raises AdapterError."""
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise errors.AdapterError(
             f"{file}: {key} must be a whole number above 0, not {value!r:.80}"
@@ -76,7 +76,7 @@ def by_module(
 
 
 def both(file: str, module: str, names: Mapping[str, str], a: str, b: str) -> None:
-    """Raise AdapterError where of a module's two factors one is absent."""
+    """Raise AdapterError if one of a module's two factors is missing."""
     for one, other in ((a, b), (b, a)):
         if one in names and other not in names:
             raise errors.AdapterError(
@@ -99,7 +99,7 @@ def low_rank(
     """The factors a [r, k] and b [n, r] of a module, or of its experts [e, r, k] and [e, n, r].
 
     Those of a convolution, a [r, in, *kernel] and b [n, r, 1, ...], come flat as [r, in * kernel]
-    and [n, r]. Raises AdapterError where they do not fit each other, or the rank.
+    and [n, r]. Raises AdapterError for shapes that do not fit each other or the rank.
     """
     shapes = f"A {[*a.shape]} and B {[*b.shape]}"
     if a.dim() > 2 and a.dim() == b.dim() and all(n == 1 for n in b.shape[2:]):

@@ -1,4 +1,4 @@
-"""X-LoRA (Buehler and Buehler 2024): several LoRAs, mixed anew for each token by a classifier."""
+"""X-LoRA (Buehler and Buehler 2024): several LoRAs, with scalings per token from a classifier."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ CONFIG = "xlora_config.json"
 
 
 def claims(files: Files, config: Mapping[str, Any]) -> bool:
-    """Whether a folder is that of an X-LoRA: by its configs alone."""
+    """Whether a folder is an X-LoRA, from its configs."""
     return config.get("peft_type") == "XLORA" or CONFIG in files.names
 
 

@@ -1,4 +1,4 @@
-"""The classifier: from a token's hidden state to how much of each member each weight takes."""
+"""The X-LoRA classifier: from hidden states to scalings of members per layer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Classifier:
         return self.chosen(found) * self.settings.weight
 
     def on(self, device: torch.device) -> Sequence[Layer]:
-        """Its layers on a device, brought there once."""
+        """The layers on a device, copied once."""
         if device not in self.placed:
             self.placed[device] = [
                 (weight.to(device), None if bias is None else bias.to(device))
@@ -59,7 +59,7 @@ class Classifier:
         return self.placed[device]
 
     def chosen(self, scalings: Tensor) -> Tensor:
-        """Those of the largest members alone, and their softmax."""
+        """The scalings of the top members, with their softmax if configured."""
         if self.settings.top is not None:
             best = scalings.topk(self.settings.top, -1).indices
             scalings = torch.zeros_like(scalings).scatter(-1, best, scalings.gather(-1, best))
@@ -91,7 +91,7 @@ def read(
 
 
 def numbers(file: str, container: Container, name: str) -> Tensor:
-    """A tensor of floats, each of which is a number."""
+    """A float tensor without NaN and infinity. Raises AdapterError."""
     format = container.tensors[name].format
     if format not in FLOATS:
         raise errors.AdapterError(
@@ -107,7 +107,7 @@ def numbers(file: str, container: Container, name: str) -> Tensor:
 
 
 def layer(settings: Settings, file: str, parts: Mapping[str, Tensor]) -> Layer:
-    """A layer in float32, if it has what the config says."""
+    """A layer in float32. Raises AdapterError unless it matches the config."""
     bias = parts.get("bias")
     if "weight" not in parts or parts["weight"].dim() != 2 or (bias is not None) != settings.bias:
         raise errors.AdapterError(
@@ -118,7 +118,7 @@ def layer(settings: Settings, file: str, parts: Mapping[str, Tensor]) -> Layer:
 
 
 def check(settings: Settings, file: str, layers: Sequence[Layer]) -> None:
-    """Refuse layers that are not as many, or not as wide, as the config says."""
+    """Raise AdapterError unless the number and sizes of layers match the config."""
     if len(layers) != settings.depth:
         raise errors.AdapterError(
             f"{file}: the classifier has {len(layers)} layers, {settings.file} says "

@@ -19,10 +19,10 @@ PEFT = "adapter_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How the members are mixed; `members` are their folders by name, in the scalings' order.
+    """The settings of an X-LoRA; `members` are folders by name, in the order of scalings.
 
-    `size` is the width of the classifier's inner layers, None where nothing is said of it, `top`
-    how many members a token takes at most, None for all of them.
+    `size` is the width of the classifier's inner layers, None if the config omits it; `top` is the
+    largest number of members per token, None for all.
     """
 
     file: str
@@ -120,7 +120,7 @@ class Said:
 
     @property
     def base(self) -> str:
-        """The model that it was made for, as it says; empty where it does not."""
+        """The base model in the config, or an empty string."""
         keys = ("base_model_name_or_path", "base_model_id")
         found = (self.values.get(key) for key in keys)
         return next((name for name in found if isinstance(name, str)), "")

@@ -1,4 +1,4 @@
-"""Which scalings of a classifier that has some for each layer belong to which weight.
+"""Map weights to the layers of a layerwise X-LoRA classifier.
 
 A layer here is one adapted weight. PEFT numbers them as it meets them among the modules of the
 base, which is the order in which its class declares them. A file of an ordering, as mistral.rs
@@ -72,7 +72,7 @@ def numbered(names: Collection[str], many: int, said: Mapping[str, int]) -> dict
 
 
 def place(name: str) -> tuple[int, int, int]:
-    """What sorts a weight's name to its place among the modules of a model."""
+    """The sort key of a weight's name in the module order of a model."""
     last = name.rpartition(".")[2]
     if last in (FRONT, BEHIND):
         return (0 if last == FRONT else 2), 0, 0

@@ -21,7 +21,7 @@ from ostro.adapters.xlora.numbering import numbered, ordering
 
 
 def read(source: AdapterSource) -> AdapterWeights:
-    """Read the members of a folder and what mixes them. Raises AdapterError by file and key."""
+    """Read the members of a folder and their classifier. Raises AdapterError with file and key."""
     order = ordering(source)
     settings = Settings.of(source, order.order)
     file = f"{'adapter_model' if settings.file == PEFT else 'xlora_classifier'}.safetensors"
@@ -53,7 +53,7 @@ def read(source: AdapterSource) -> AdapterWeights:
 
 
 def member(source: AdapterSource, name: str, path: str) -> AdapterWeights:
-    """A member's weights. Raises AdapterError for what X-LoRA does not mix."""
+    """A member's weights. Raises AdapterError for members that X-LoRA does not support."""
     try:
         found = source.member(path)
     except (errors.AdapterForbidden, errors.AdapterNotFound):

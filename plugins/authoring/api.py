@@ -1,4 +1,4 @@
-"""The page of the public API: every public name with its signature, stability and first version."""
+"""Generate docs/api.md: every public name with signature, stability and first version."""
 
 from __future__ import annotations
 

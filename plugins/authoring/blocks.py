@@ -1,6 +1,7 @@
-"""The catalogue of building blocks: what `ostro.nn` exports, in a line each, and who uses it.
+"""Generate the table of building blocks: the exports of `ostro.nn`, with the architectures using
+them.
 
-Read from the sources, so that to look at it imports no torch.
+The table is generated from sources, without importing torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hooks and records of a plugin as its source states them, against what this ostro asks for."""
+"""Check the hooks and records in a plugin's source against this version of ostro."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ostro.plugins.authoring.package import Package
 RECORDS: Mapping[str, type[Record]] = {record.__name__: record for record in KINDS.values()}
 PAGE = "docs/hooks.md lists them"
 UNKNOWN = object()
-"""The value of an expression that only running the plugin would tell."""
+"""The value of an expression that is not a literal."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where a family's source does something else than Llama's, by comparing their statements."""
+"""Find the differences between a family's source and Llama's, by comparing statements."""
 
 from __future__ import annotations
 

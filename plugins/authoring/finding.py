@@ -1,4 +1,4 @@
-"""What a check found: where, what, and what to do about it."""
+"""A finding of `ostro plugin check`: the place, the fault and the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plugin imports: of ostro only the public surface, and nothing heavy when it is found."""
+"""Check a plugin's imports: only ostro's public surface, nothing heavy on discovery."""
 
 from __future__ import annotations
 

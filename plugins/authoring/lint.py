@@ -24,7 +24,7 @@ RANGE = f"ostro>={API[0]}.{API[1]},<{API[0]}.{API[1] + 1}"
 
 
 def check(package: Package) -> Iterator[Finding]:
-    """Everything that is wrong with a plugin, as far as its files tell."""
+    """All findings on a plugin, from its files."""
     yield from check_metadata(package)
     yield from check_contents(package)
     trees: dict[str, ast.Module] = {}

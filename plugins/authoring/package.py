@@ -1,4 +1,4 @@
-"""A plugin as files: a wheel, a project that builds one, or a bare folder. Nothing is imported."""
+"""The files of a plugin: a wheel, a project, or a folder. No plugin code is imported."""
 
 from __future__ import annotations
 

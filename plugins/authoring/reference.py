@@ -1,4 +1,4 @@
-"""A reference as its source states it: the fields of its config and the tree of its modules.
+"""Parse a reference: the fields of its config and its module tree.
 
 The source is a class of the installed transformers, or a folder with config.json and the
 modeling_*.py that came with it. It is parsed and never imported, so nothing in it can run.

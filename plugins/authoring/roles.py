@@ -1,4 +1,4 @@
-"""What other families call the modules of Llama: the names that a checkpoint's are paired with."""
+"""The names of Llama's modules in other families."""
 
 from __future__ import annotations
 

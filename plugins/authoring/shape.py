@@ -1,4 +1,4 @@
-"""Config fields of a reference as ours: what is new, what is renamed, and a size for tests."""
+"""Convert a reference's config fields: new and renamed fields, and sizes for tests."""
 
 from __future__ import annotations
 

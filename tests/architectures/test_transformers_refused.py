@@ -69,12 +69,12 @@ LONGROPE = {
     "original_max_position_embeddings": 128,
 }
 REFUSED: Mapping[str, tuple[Mapping[str, Any], type[OstroError], str]] = {
-    "MambaForCausalLM": ({"state_size": 8}, Unsupported, "another state than keys and values"),
+    "MambaForCausalLM": ({"state_size": 8}, Unsupported, "other states than keys and values"),
     # its config.json holds {"__float__": "Infinity"}
     "FalconH1ForCausalLM": (
         {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
         Unsupported,
-        "another state than keys and values",
+        "other states than keys and values",
     ),
     "T5ForConditionalGeneration": (
         {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
@@ -90,7 +90,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], type[OstroError], str]] = {
     "GPT2LMHeadModel": ({"n_embd": 64, "n_layer": 2, "n_head": 4}, Unsupported, "is a Conv1D"),
     "GemmaForCausalLM": ({"head_dim": 16}, Unsupported, "its embedding is a GemmaTextScaledWord"),
     "BertModel": ({}, Unsupported, "not a causal language model"),
-    "DiffLlamaForCausalLM": ({}, Unsupported, "attends twice"),
+    "DiffLlamaForCausalLM": ({}, Unsupported, "calls attention twice"),
     "Phi3ForCausalLM": (
         {"rope_parameters": LONGROPE, "pad_token_id": 0},
         Unsupported,
@@ -184,9 +184,9 @@ def test_kernels_that_a_config_asks_for_are_left_out(folder: Path, plugins: Plug
     ("config", "error", "words"),
     [
         ({"hidden_size": "many"}, ConfigError, "OlmoConfig rejects it"),
-        ({"hidden_act": "no_such"}, Unsupported, "cannot be made from this config"),
-        ({"num_hidden_layers": 10**6}, ConfigError, "holds only"),
-        ({"hidden_size": 2**20}, ConfigError, "too few"),
+        ({"hidden_act": "no_such"}, Unsupported, "cannot be built from this config"),
+        ({"num_hidden_layers": 10**6}, ConfigError, "has only"),
+        ({"hidden_size": 2**20}, ConfigError, "too many"),
         ({"intermediate_size": 128}, CheckpointError, "has shape"),
         ({"num_hidden_layers": 1}, CheckpointError, "left over: model.layers.1."),
         ({"num_hidden_layers": 3}, CheckpointError, "missing: model.layers.2."),
