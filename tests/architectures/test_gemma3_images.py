@@ -136,7 +136,7 @@ def test_missing_input_configs_are_errors(tmp_path: Path, tiny_config: dict[str,
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing"):
         maker.split(2)
     write_tokenizer(tmp_path, runs=0)
-    with pytest.raises(TokenizerError, match="no token for the end of a line"):
+    with pytest.raises(TokenizerError, match="has no newline token"):
         maker.split(2)
     with pytest.raises(ConfigError, match=r"preprocessor_config\.json is missing"):
         maker.image(IMAGES[0])

@@ -340,5 +340,5 @@ def test_a_format_without_a_reader_is_named(
     embedding = torch.zeros(tiny.config.vocab_size, tiny.config.hidden_size, dtype=torch.int8)
     convert(tiny.reference, tmp_path / "model.gguf", ("F32",))
     file = rewritten(tmp_path / "model.gguf", lambda keys: None, token_embd=embedding.numpy())
-    with pytest.raises(CheckpointError, match=r"embed_tokens holds weight \(I8\)"):
+    with pytest.raises(CheckpointError, match=r"embed_tokens consists of weight \(I8\)"):
         loaded(file, plugins)

@@ -84,7 +84,7 @@ class TestMllama(ImageTests):
     def test_images_side_by_side_are_refused(self, tiny: Subject) -> None:
         maker = tiny.inputs
         item = maker.image(IMAGES[0])
-        with pytest.raises(RequestError, match="put a word between"):
+        with pytest.raises(RequestError, match="put text between"):
             maker.place([7, IMAGE, IMAGE, 7], [item, item])
         assert maker.place([7, IMAGE, 7, IMAGE], [item, item]).items[1].since == 3
 

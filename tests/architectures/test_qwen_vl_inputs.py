@@ -213,7 +213,7 @@ def test_files_that_cannot_be_followed_are_named(
 
 def test_images_that_are_too_slim_are_refused(tmp_path: Path) -> None:
     maker = Inputs25({}, write(tmp_path, preprocessor_config=HUB))
-    with pytest.raises(RequestError, match="too slim"):
+    with pytest.raises(RequestError, match="too narrow"):
         maker.image(picture(2, 401))
     with pytest.raises(RequestError, match="0 frames"):
         maker.video(np.empty((0, 8, 8, 3), np.uint8), 1.0)
@@ -224,7 +224,7 @@ def test_videos_that_last_longer_than_the_model_has_positions_are_refused(tmp_pa
     maker = Inputs25({"text_config": {"max_position_embeddings": 4096}}, tmp_path)
     frames = np.stack([picture(56, 56)] * 6)
     assert maker.place([VIDEO], [maker.video(frames, 1.0)]).positions is not None
-    with pytest.raises(RequestError, match=r"made for 4096"):
+    with pytest.raises(RequestError, match=r"supports 4096"):
         maker.place([VIDEO], [maker.video(frames, 1e-3)])
 
 

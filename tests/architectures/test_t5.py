@@ -78,7 +78,7 @@ def test_gguf_files(mlp: str, format: str, tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"feed_forward_proj": "gated-silu"}, "feed_forward_proj='gated-silu'"),
-        ({"relative_attention_max_distance": 4}, "no bucket for far positions"),
+        ({"relative_attention_max_distance": 4}, "no bucket for distant positions"),
         ({"d_model": 0}, "d_model=0"),
         ({"layer_norm_epsilon": 1.0}, "layer_norm_epsilon=1.0"),
     ],

@@ -120,7 +120,7 @@ CONTENT = "messages[0].content"
 BAD: dict[str, tuple[list[Any], int, str, str | None]] = {
     "bomb": ([image(bomb(60_000, 60_000))], 400, "pixels", "messages"),
     "large": ([image(bomb(9_000, 9_000))], 400, "million pixels", "messages"),
-    "slim": ([image(saved(picture(0, 900, 2)))], 400, "too slim", "messages"),
+    "slim": ([image(saved(picture(0, 900, 2)))], 400, "too narrow", "messages"),
     "truncated": ([image(saved(LARGE)[:500])], 400, "cannot be read", "messages"),
     "empty": ([at("data:image/png;base64,")], 400, "cannot be read", "messages"),
     "text": ([at("data:text/plain,hello")], 400, "cannot be read", "messages"),

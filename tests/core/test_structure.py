@@ -34,17 +34,17 @@ imported by all.
 """
 
 BUDGETS: Mapping[str, int] = {
-    "adapters": 1550,
-    "chat": 600,
-    "engine": 3300,
-    "ipc": 950,
-    "load": 1975,
-    "media": 850,
-    "native": 450,
-    "nn": 950,
+    "adapters": 1575,
+    "chat": 550,
+    "engine": 3350,
+    "ipc": 975,
+    "load": 2000,
+    "media": 800,
+    "native": 320,
+    "nn": 900,
     "placement": 750,
-    "plugins": 750,
-    "tokenizer": 1150,
+    "plugins": 660,
+    "tokenizer": 550,
 }
 """Lines of code per folder of the core: neither blank, nor comment, nor docstring."""
 

@@ -261,7 +261,7 @@ def test_what_uqff_has_no_family_for_is_refused(plugins: PluginManager, tmp_path
     eight = weight(0).to(torch.float8_e4m3fn)
     rows = {"weight": eight, "weight_scale": scales}
     bad["rows"] = Floats(weight(0), rows), "with one scale"
-    bad["stack"] = stacked("f8q8", plugins), "no experts in F8Q8"
+    bad["stack"] = stacked("f8q8", plugins), "no stacked experts in F8Q8"
     bad["double"] = Floats(weight(0).double()), "UQFF has only the ggml types"
     for name, (storage, why) in bad.items():
         message = f"key is {storage.format}, which UQFF cannot store: .*{why}.*quantize to"

@@ -69,7 +69,7 @@ def test_subtitles_are_numbered() -> None:
 
 
 def test_another_form_is_refused() -> None:
-    with pytest.raises(RequestError, match="'xml' is none of json, text, srt"):
+    with pytest.raises(RequestError, match="'xml'; expected one of json, text, srt"):
         WHOLE.format("xml")
 
 

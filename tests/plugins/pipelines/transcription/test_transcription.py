@@ -214,7 +214,7 @@ def test_a_tokenizer_of_another_family_is_refused(tmp_path: Path) -> None:
     make_whisper(tmp_path)
     words = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).to_str()
     (tmp_path / "tokenizer.json").write_text(words.replace("<|notimestamps|>", "<|none|>"))
-    with pytest.raises(TokenizerError, match="not one of Whisper's"):
+    with pytest.raises(TokenizerError, match="not a Whisper tokenizer"):
         open_tiny(tmp_path)
 
 
@@ -254,7 +254,7 @@ def test_a_file_says_what_its_samples_say(tiny: LocalModel, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"language": "klingon"}, "no language 'klingon'"),
+        ({"language": "klingon"}, "does not support the language 'klingon'"),
         ({"task": "sing"}, "task 'sing'"),
         ({"temperature": 3.0}, "temperature"),
         ({"temperature": "hot"}, "temperatures"),
@@ -283,7 +283,7 @@ def test_an_english_model_has_no_language_tokens(tmp_path: Path) -> None:
     with open_tiny(tmp_path) as model:
         found = model.transcribe(sound(1), **PLAIN)
         assert found.language == "en"
-        with pytest.raises(RequestError, match="no language 'de'"):
+        with pytest.raises(RequestError, match="does not support the language 'de'"):
             model.transcribe(sound(1), language="de")
         with pytest.raises(RequestError, match="task 'translate'"):
             model.transcribe(sound(1), task="translate")
