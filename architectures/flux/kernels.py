@@ -1,4 +1,4 @@
-"""FLUX's adaptive layer norm in Triton: a program holds one row."""
+"""FLUX's adaptive layer norm in Triton; each program computes one row."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def launch(
     gated: bool,
     normed: bool,
 ) -> None:
-    """A program per row of x; what neither step reads or writes is passed and left alone."""
+    """Run one program per row of x. `gated` adds gate * y to x, `normed` norms and modulates.
+
+    Arguments of a disabled step are placeholders: the kernel neither reads nor writes them.
+    """
     rows, d = x.shape
     block = triton.next_power_of_2(d)
     adaptive_kernel[(rows,)](
@@ -100,6 +103,7 @@ def adaptive_kernel(
         share = tl.load(gate + image * gate_image + column, mask=inside, other=0.0).to(tl.float32)
         value = tl.minimum(tl.maximum(value + share * added, -limit), limit).to(kind)
         tl.store(total + row * d + column, value, mask=inside)
+        # the norm's input is the rounded sum, as in `naive`
         value = value.to(tl.float32)
     if NORMED:
         centred = tl.where(inside, value - tl.sum(value, axis=0) / d, 0.0)

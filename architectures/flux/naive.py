@@ -1,14 +1,13 @@
-"""FLUX's adaptive layer norm, written out: what surrounds every attention and feed-forward.
+"""FLUX's adaptive layer norm in plain torch, and the list of its kernels.
 
     modulate(x, shift, scale, eps) -> y                     y = (1 + scale) * norm(x) + shift
     gate_add(x, y, gate) -> x                               x + gate * y
-    gate_modulate(x, y, gate, shift, scale, eps) -> (y, x)  the second, then the first of its sum
+    gate_modulate(x, y, gate, shift, scale, eps) -> (y, x)  x = gate_add, y = modulate of that x
 
-x, y [T, d], contiguous: T / n rows of each of n images, one image after the other; shift, scale,
-gate [n, d], a vector for each image (strided views allowed, last dimension contiguous). The norm
-takes mean and variance over d and has no weights of its own. Everything is computed in float32 and
-rounded to x's dtype where it is returned; sums are kept within the dtype's range, which float16
-would leave.
+x, y [T, d], contiguous: T / n rows of each of n images, image by image; shift, scale, gate [n, d],
+one vector per image (strided views allowed, last dimension contiguous). The norm is a layer norm
+over d without weights. All values are computed in float32, and results are rounded to x's dtype.
+Sums are clamped to the range of that dtype, since they overflow float16.
 """
 
 from __future__ import annotations
@@ -54,5 +53,5 @@ def gate_modulate(
 
 
 def of_rows(vectors: Tensor, x: Tensor) -> Tensor:
-    """[n, d] -> [T, d] float32: each row of x gets the vector of its image."""
+    """[n, d] -> [T, d] float32: the vector of the image of each row of x."""
     return vectors.float().repeat_interleave(len(x) // len(vectors), 0)

@@ -21,7 +21,7 @@ class Config(llama.Config):
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The first releases say "gelu"; the reference takes it for the tanh approximation."""
+        """Replace "gelu" of the first releases by the tanh approximation, as the reference does."""
         values = super().derive(raw, values)
         if values.get("hidden_act") == "gelu":
             values["hidden_act"] = "gelu_pytorch_tanh"

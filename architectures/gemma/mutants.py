@@ -1,4 +1,4 @@
-"""Bugs that the parity test of gemma must notice."""
+"""Mutants of gemma: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,6 @@
-"""Gemma's way from one half of a block to the next in Triton: a program holds a few whole rows."""
+"""Gemma's fused post norm, residual addition and next norm in Triton; each program computes a few
+rows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torch import Tensor
 def norm_add_norm(
     x: Tensor, residual: Tensor, after: Tensor, before: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """See `naive`. Rows may be strided, their elements lie side by side."""
+    """See `naive`. Rows may be strided; the last dimension is contiguous."""
     n, d = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -60,6 +62,7 @@ def norm_add_norm_kernel(
     held = tl.load(residual + row * residual_row + column, mask=mask, other=0.0).to(tl.float32)
     first = tl.load(after + column, mask=inside, other=0.0).to(tl.float32)
     kind = y.dtype.element_ty
+    # rounded to the output's dtype before the sum and after it, as separate norms would
     normed = (value * tl.rsqrt(tl.sum(value * value, axis=1) / d + eps)[:, None] * first).to(kind)
     joined = (normed.to(tl.float32) + held).to(kind)
     tl.store(total + row * d + column, joined, mask=mask)

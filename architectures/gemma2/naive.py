@@ -1,10 +1,11 @@
-"""Gemma's way from one half of a block to the next, written out.
+"""Gemma's fused post norm, residual addition and next norm in plain torch, and its kernels.
 
     norm_add_norm(x, residual, after, before, eps) -> (y, residual)
 
-x, residual [T, d]; after, before [d] float32 (1 + w where the checkpoint holds w). The output of a
-half is normed by `after` and added to the residual; the sum, rounded to x's dtype, is the new
-residual, and normed by `before` the next half's input. Norms in float32 (`ops.rms_norm`).
+x, residual [T, d]; after, before [d] float32 (1 + w if the checkpoint stores w). x is the output of
+attention or MLP. It is normed with weights `after` and added to the residual. The sum, rounded to
+x's dtype, is the new residual; y is the sum normed with weights `before`, the input of the next MLP
+or attention. Norms are computed in float32 (`ops.rms_norm`).
 """
 
 from __future__ import annotations

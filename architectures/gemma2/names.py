@@ -38,7 +38,7 @@ def names(config: Config) -> Names:
 def gguf_config(container: Container) -> dict[str, Any]:
     """Llama's keys, windows and the two softcaps, by default those of the published models.
 
-    No key holds the scale of the scores; the size of the model determines it.
+    The scale of the scores follows from the size of the model, since no key stores it.
     """
     raw = llama.gguf_config(container) | windows(container.metadata)
     raw["sliding_window"] = container.metadata.get("gemma2.attention.sliding_window", 4096)

@@ -82,7 +82,7 @@ def names(config: Config) -> ExpertNames:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Mixtral's keys; no key holds YaRN's `truncate`, which is false."""
+    """Mixtral's keys; YaRN's `truncate`, which no key stores, is false."""
     raw = mixtral.gguf_config(container)
     width = container.metadata.get("gpt-oss.expert_feed_forward_length")
     rules = raw["rope_parameters"] | {"truncate": False}

@@ -1,4 +1,4 @@
-"""Bugs that the parity test of granite must notice."""
+"""Mutants of granite: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 

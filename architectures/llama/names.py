@@ -47,7 +47,8 @@ def names(config: Config) -> Names:
 def gguf_config(container: Container) -> dict[str, Any]:
     """The config.json of a GGUF file (llama.cpp's keys; gguf-py's constants.py lists them).
 
-    Tensors give what no key holds: the vocabulary size, tied embeddings, biases of q, k and v.
+    Vocabulary size, tied embeddings and biases of q, k and v follow from the tensors, since no key
+    stores them.
     """
     metadata, tensors = container.metadata, container.tensors
     get = under(metadata["general.architecture"], metadata)

@@ -1,4 +1,4 @@
-"""Bugs that the parity test of mixtral must notice."""
+"""Mutants of mixtral: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 

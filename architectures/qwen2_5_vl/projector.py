@@ -21,7 +21,7 @@ BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 WINDOW = 112
-"""The side of a window in pixels; no key holds it, and all published models have this value."""
+"""The side of a window in pixels, which no key stores; all published models have this value."""
 
 LIMITS = 8, 4096
 """The default limits of an image in rows."""

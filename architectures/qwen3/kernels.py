@@ -1,7 +1,8 @@
-"""Qwen3's way from q, k, v to attention in Triton: a program norms and turns some heads of one row.
+"""Qwen3's fused q/k norm, rope and K/V cache write in Triton.
 
-A row's programs take its query heads first, then its key heads, whose values they move along. With
-4 heads of 128 to a warp, a decode step of the 8B is 10 small programs a row.
+Each program computes some heads of one row: the first programs of a row its query heads, the others
+its key heads with the copy of their values. With 4 heads of 128 per warp, a decode step of the 8B
+has 10 small programs per row.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def norm_rope_write_kernel(
         norm_rope(source, target, q_weight, eps, angles, head < q_heads, half, HALF)
     else:
         slot = tl.load(slots + row)
-        if slot >= 0:
+        if slot >= 0:  # padding rows have no slot
             head = ((tile - q_tiles) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
             page = slot // block
             place = slot % block
@@ -128,7 +129,9 @@ def norm_rope_write_kernel(
 
 @triton.jit
 def norm_rope(source, target, weight, eps, angles, valid, half, HALF: tl.constexpr):
-    """Norm and turn heads from source to target, pointers [HEADS, 1], halves in two registers."""
+    """Norm and rotate heads from `source` to `target`, pointers [HEADS, 1]; both halves of a head
+    are in registers.
+    """
     j = tl.arange(0, HALF)[None, :]
     inside = j < half
     mask = valid & inside
@@ -146,7 +149,7 @@ def norm_rope(source, target, weight, eps, angles, valid, half, HALF: tl.constex
 
 @triton.jit
 def move(source, target, valid, half, HALF: tl.constexpr):
-    """Copy heads from source to target, pointers [HEADS, 1], in the target's type."""
+    """Copy heads from `source` to `target`, pointers [HEADS, 1], in the dtype of the target."""
     j = tl.arange(0, 2 * HALF)[None, :]
     mask = valid & (j < 2 * half)
     value = tl.load(source + j, mask=mask, other=0.0).to(tl.float32)

@@ -1,12 +1,12 @@
-"""Qwen3's way from q, k, v to attention, written out: norm each head, rotate, remember.
+"""Qwen3's fused q/k norm, rope and K/V cache write in plain torch, and the list of its kernels.
 
     norm_rope_write(q, k, v, q_weight, k_weight, eps, positions, table, pages) -> q
 
 q [T, h, d], k and v [T, kv, d] (views of the fused linear's rows, last dimension contiguous);
-q_weight, k_weight [d] float32; positions [1, T] int64; table [L, d] float32 as `ops.rope` has it,
-half layout, all of d rotated; pages: the layer's `Pages`, whose slots name each row's place (none
-where negative). Everything is computed in float32 and rounded once: k on its way into the cache,
-q on its way out.
+q_weight, k_weight [d] float32; positions [1, T] int64; table [L, d] float32 as in `ops.rope`, half
+layout, all of d rotated; pages: the `Pages` of the layer, with the cache slot of each row, negative
+for rows that are not written. All values are computed in float32 and rounded once: k when written
+to the cache, q when returned.
 """
 
 from __future__ import annotations

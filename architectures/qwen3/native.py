@@ -1,4 +1,4 @@
-"""Qwen3's way from q, k, v to attention on CPU, in one pass over the heads."""
+"""Qwen3's fused q/k norm, rope and K/V cache write on CPU, in C++, in one pass over the heads."""
 
 from __future__ import annotations
 

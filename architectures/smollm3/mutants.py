@@ -1,4 +1,4 @@
-"""Bugs that the parity test of smollm3 must notice."""
+"""Mutants of smollm3: porting bugs that its parity test must detect."""
 
 from collections.abc import Iterator
 

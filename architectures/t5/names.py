@@ -45,7 +45,7 @@ def names(config: Config) -> Names:
 def gguf_config(container: Container) -> dict[str, Any]:
     """The config.json of a GGUF file of an encoder.
 
-    A gate tensor identifies the gated MLP. No key holds the largest distance, which is 128 in
+    A gate tensor identifies the gated MLP. The largest distance, which no key stores, is 128 in
     llama.cpp and all published models.
     """
     get, tensors = under("t5encoder", container.metadata), container.tensors

@@ -1,7 +1,7 @@
-"""What takes the places of a body's modules: ours, called as transformers calls its own.
+"""Ostro's linears, embeddings, head and attention with the call signatures of transformers.
 
-transformers calls `linear(x)` with x [1, T, k]; ours are called `(x, step)` with x [T, k]. The step
-is bound to them for the length of one call of the body, by `Call` alone.
+transformers calls `linear(x)` with x [1, T, k]; ostro's modules are called `(x, step)` with
+x [T, k]. `Call` alone binds the step to them, for one call of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ostro.ops import Op, attention, kv_write
 
 
 class Call:
-    """What holds for one call of a body: its step, and hidden states that go to its head."""
+    """The state of one call of the model: its step, and the hidden states for its head."""
 
     def __init__(self) -> None:
         self.step: Step | None = None
@@ -34,9 +34,9 @@ class Call:
             self.step = self.hidden = None
 
     def of_rows(self, count: int) -> Step:
-        """The step, for a module that sees `count` rows.
+        """The step, for a module that is called with `count` rows.
 
-        Raises Unsupported where these are not the step's and adapters apply to some of them.
+        Raises Unsupported if these are not the rows of the step and some rows have adapters.
         """
         assert self.step is not None, "a module of a body is called outside of the body"
         mixture = self.step.mixture
@@ -49,7 +49,9 @@ class Call:
 
 
 class Linear(nn.Linear):
-    """Called with x [..., k] alone -> [..., n]. A meta tensor asks for the shape only."""
+    """A linear called without the step: x [..., k] -> [..., n]. For a meta tensor, the result is a
+    meta tensor.
+    """
 
     call: Call
 
@@ -61,11 +63,13 @@ class Linear(nn.Linear):
 
 
 class Head(Linear, nn.Head):
-    """Called with the wanted rows alone: the step it is bound to has no others."""
+    """A head called without the step, with exactly the rows of the bound step."""
 
 
 class Embedding(nn.Embedding):
-    """Called with ids [...] alone -> [..., d]. Meta ids ask for the shape only, in float32."""
+    """An embedding called without the step: ids [...] -> [..., d]. For meta ids, the result is a
+    float32 meta tensor.
+    """
 
     call: Call
 
@@ -77,7 +81,7 @@ class Embedding(nn.Embedding):
 
 
 class PagedCache(nn.CachedLayer):
-    """The keys and values of one attention module of a body, and the attention to them."""
+    """The K/V cache of one attention module of the model, and the attention to it."""
 
     def __init__(self, layer: int, spec: CacheSpec, call: Call) -> None:
         super().__init__()
@@ -101,7 +105,7 @@ class PagedCache(nn.CachedLayer):
 
 
 MEMORY = "ostro_memory"
-"""The name under which an attention module finds its memory."""
+"""The attribute of an attention module with its cache."""
 
 
 def attend(
@@ -115,7 +119,7 @@ def attend(
     s_aux: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface. What else it passes, the trial has looked at."""
+    """The function for transformers' attention interface. The trial has checked other arguments."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     memory = module.get_submodule(MEMORY)
     return memory(query, key, value, scale, softcap=softcap or 0.0, sinks=s_aux), None

@@ -29,7 +29,7 @@ TRAINING = (
     "apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob "
     "mask_feature_length mask_feature_min_masks classifier_proj_size use_weighted_layer_sum"
 ).split()
-"""Keys that do not affect the forward pass, in transformers neither."""
+"""Keys that do not affect the forward pass, here and in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,18 +2,18 @@
 
     scan(x, dt, a, b, c, d, dt_bias, limit, state, places) -> [T, h, p]
 
-x [T, h, p], dt [T, h], b and c [T, g, n] are rows of all sequences, one after the other, in one
-float type (views of wider rows, all but the first dimension contiguous); head i reads group
-i // (h // g). a, d and dt_bias [h] float32; limit: the least and the most that a time step may be.
-state [blocks, h, p, n] float32: `places` (a `StateLayout`) locates the state S before a sequence's
-first row, zeros at its start; the state after its last row is written to its new block, which may
-be the same. Row by row, in float32:
+x [T, h, p], dt [T, h], b and c [T, g, n] are the rows of all sequences, sequence by sequence, in
+one float dtype (views of wider rows, all but the first dimension contiguous); head i uses group
+i // (h // g). a, d and dt_bias [h] float32; limit: the minimum and maximum of a time step.
+state [blocks, h, p, n] float32: `places` (a `StateLayout`) locates the state S before the first row
+of a sequence; S is zero at the start of a sequence. The state after the last row is written to the
+new block of the sequence, which may be the same block. For each row, in float32:
 
     step = softplus(dt + dt_bias), clamped to limit
     S = exp(step * a) * S + step * x b^T
     y = S c + d * x
 
-y is rounded once to x's type; rows of a sequence without a new block give zeros.
+y is rounded once to x's dtype; it is zero for sequences without a new block.
 """
 
 from ostro import Kernel, ops

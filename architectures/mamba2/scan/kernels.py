@@ -1,7 +1,7 @@
 """The scan of Mamba 2 in Triton.
 
-Short sequences go row by row: a program takes some rows of one head's state through a sequence.
-Long ones go in chunks (Dao & Gu 2024, section 6): `ops.chunks`.
+Short sequences are computed row by row; each program updates some rows of one head's state over a
+whole sequence. Long sequences are computed in chunks (Dao & Gu 2024, section 6), see `ops.chunks`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ostro.ops import Chunks, StateLayout, choose_chunks, decays, softplus
 from ostro.ops import advance_chunks as advance
 from ostro.ops import locate_sequence as locate
 
-ELEMENTS = 2048  # of a state, per program that goes row by row
+ELEMENTS = 2048  # state elements per program of the row-by-row kernel
 
 
 def scan(
@@ -35,10 +35,10 @@ def scan(
     *,
     deterministic: bool = False,
 ) -> Tensor:
-    """See the package. Products of a chunk are made in tf32, which holds what rows of 16 bits hold.
+    """See the package. Matrix products of a chunk use tf32, which represents 16-bit inputs exactly.
 
-    `deterministic`: row by row whatever the lengths, so that a row's bits do not depend on how its
-    prompt was cut.
+    `deterministic`: compute all sequences row by row, so that the bits of a row do not depend on
+    how its prompt is split into steps.
     """
     heads, p = x.shape[1:]
     groups, n = b.shape[1:]
@@ -93,7 +93,7 @@ def prepare(
     places: StateLayout,
     chunks: Chunks,
 ) -> None:
-    """Fill `chunks`, all but what a delta rule has."""
+    """Fill the tensors of `chunks`, except those of delta rules only."""
     heads, (groups, n) = dt.shape[1], b.shape[1:]
     prepare_kernel[(chunks.blocks, heads)](
         dt, a, b, c, d, dt_bias, places.starts,
@@ -146,7 +146,7 @@ def scan_kernel(
     new = tl.load(after + s)
     first = tl.load(starts + s)
     rows = (tl.load(starts + s + 1) - first).to(tl.int32)
-    if rows > most_rows:
+    if rows > most_rows:  # computed in chunks
         return
     now = tl.zeros((P, N), tl.float32)
     if (old >= 0) & (new >= 0):
@@ -184,7 +184,7 @@ def prepare_kernel(
     least, most, sequences, heads, share, n, dt_row, b_row, c_row,
     SHORT: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, head): the rows of one chunk to each other."""
+    """Program (block, head): the decays and mixing weights among the rows of one chunk."""
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     _, start, first, rows = locate(starts, block, sequences, ROWS, False)

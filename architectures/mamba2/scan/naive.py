@@ -1,4 +1,4 @@
-"""The scan of Mamba 2 in plain torch, one row after the other."""
+"""The scan of Mamba 2 in plain torch, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scan of Mamba 2 on CPU: threads share sequences and heads."""
+"""The scan of Mamba 2 on CPU, in C++, parallel over sequences and heads."""
 
 from __future__ import annotations
 

@@ -3,18 +3,19 @@ Qwen3NextGatedDeltaNet).
 
     delta_rule(q, k, v, b, a, rate, dt_bias, state, places) -> [T, hv, dv]
 
-q and k [T, hk, dk], v [T, hv, dv], b and a [T, hv] are rows of all sequences, one after the other,
-in one float type (views of wider rows, all but the first dimension contiguous); value head i reads
-key head i // (hv // hk). rate (negative) and dt_bias [hv] float32. state [blocks, hv, dk, dv]
-float32: `places` (a `StateLayout`) locates the state S before a sequence's first row, zeros at its
-start; the state after its last row is written to its new block, which may be the same. Row by row,
-in float32, with q and k brought to length 1 (1e-6 under the root) and q then divided by sqrt(dk):
+q and k [T, hk, dk], v [T, hv, dv], b and a [T, hv] are the rows of all sequences, sequence by
+sequence, in one float dtype (views of wider rows, all but the first dimension contiguous); value
+head i uses key head i // (hv // hk). rate (negative) and dt_bias [hv] float32. state [blocks, hv,
+dk, dv] float32: `places` (a `StateLayout`) locates the state S before the first row of a sequence;
+S is zero at the start of a sequence. The state after the last row is written to the new block of
+the sequence, which may be the same block. For each row, in float32, with q and k normalised to
+length 1 (1e-6 under the root) and q then divided by sqrt(dk):
 
     S = exp(rate * softplus(a + dt_bias)) * S
     S = S + k (sigmoid(b) * (v - k^T S))^T
     y = q^T S
 
-y is rounded once to v's type; rows of a sequence without a new block give zeros.
+y is rounded once to v's dtype; it is zero for sequences without a new block.
 """
 
 from ostro import Kernel, ops

@@ -1,7 +1,8 @@
 """The gated delta rule in Triton.
 
-Short sequences go row by row: a program takes some columns of one head's state through a sequence.
-Long ones go in chunks (Yang et al. 2024, section 3.3): `ops.chunks`.
+Short sequences are computed row by row; each program updates some columns of one head's state over
+a whole sequence. Long sequences are computed in chunks (Yang et al. 2024, section 3.3), see
+`ops.chunks`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ostro.ops import Chunks, StateLayout, choose_chunks, decays, softplus
 from ostro.ops import advance_chunks as advance
 from ostro.ops import locate_sequence as locate
 
-ELEMENTS = 2048  # of a state, per program that goes row by row
+ELEMENTS = 2048  # state elements per program of the row-by-row kernel
 
 
 def delta_rule(
@@ -34,10 +35,10 @@ def delta_rule(
     *,
     deterministic: bool = False,
 ) -> Tensor:
-    """See the package. Products of a chunk are made in tf32, which holds what rows of 16 bits hold.
+    """See the package. Matrix products of a chunk use tf32, which represents 16-bit inputs exactly.
 
-    `deterministic`: row by row whatever the lengths, so that a row's bits do not depend on how its
-    prompt was cut.
+    `deterministic`: compute all sequences row by row, so that the bits of a row do not depend on
+    how its prompt is split into steps.
     """
     heads, dv = v.shape[1:]
     key_heads, dk = k.shape[1:]
@@ -91,7 +92,7 @@ def prepare(
     places: StateLayout,
     chunks: Chunks,
 ) -> None:
-    """Fill `chunks`."""
+    """Fill the tensors of `chunks`."""
     heads, (key_heads, dk) = a.shape[1], k.shape[1:]
     prepare_kernel[(chunks.blocks, heads)](
         q, k, b, a, rate, dt_bias, places.starts,
@@ -144,7 +145,7 @@ def delta_rule_kernel(
     new = tl.load(after + s)
     first = tl.load(starts + s)
     rows = (tl.load(starts + s + 1) - first).to(tl.int32)
-    if rows > most_rows:
+    if rows > most_rows:  # computed in chunks
         return
     now = tl.zeros((K, V), tl.float32)
     if (old >= 0) & (new >= 0):
@@ -189,7 +190,7 @@ def prepare_kernel(
     scale, sequences, heads, share, dk, q_row, k_row, b_row, a_row,
     SHORT: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, head): the rows of one chunk to each other."""
+    """Program (block, head): the decays and mixing weights among the rows of one chunk."""
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     _, start, first, rows = locate(starts, block, sequences, ROWS, False)
@@ -230,10 +231,10 @@ def prepare_kernel(
 
 @triton.jit
 def inverse(lower, ROWS: tl.constexpr, PRECISION: tl.constexpr):
-    """(1 + lower)^-1 of a strictly lower triangle [ROWS, ROWS].
+    """Compute (1 + lower)^-1 of a strictly lower triangular matrix [ROWS, ROWS].
 
-    Blocks on the diagonal whose inverses are known are joined two by two: the corner of the new
-    inverse is -(inverse below) corner (inverse above). Unlike a series of powers, nothing grows.
+    Inverted diagonal blocks are merged in pairs: the corner of the merged inverse is
+    -(lower inverse) corner (upper inverse). Unlike a power series, intermediate values stay small.
     """
     EXACT: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
     t = tl.arange(0, ROWS)[:, None]

@@ -1,4 +1,4 @@
-"""The gated delta rule in plain torch, one row after the other."""
+"""The gated delta rule in plain torch, row by row."""
 
 from __future__ import annotations
 

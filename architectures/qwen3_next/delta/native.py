@@ -1,4 +1,4 @@
-"""The gated delta rule on CPU: threads share sequences and heads."""
+"""The gated delta rule on CPU, in C++, parallel over sequences and heads."""
 
 from __future__ import annotations
 
