@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): folders of PEFT and MLX, GGUF adapters, files of diffusers and kohya."""
+"""LoRA adapters (Hu et al. 2021): PEFT and MLX folders; GGUF, diffusers and kohya files."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from ostro import Adapter, Files, hookimpl
 
 PICKLES = ("adapter_model.bin", "pytorch_lora_weights.bin", "adapters.npz")
-"""Weight files that are refused: pickles, and archives without a reader."""
+"""Weight files that are refused: pickles, and archives that ostro cannot read."""
 
 
 def claims(files: Files, config: Mapping[str, Any]) -> bool:
-    """Whether a folder is a LoRA, from adapter_config.json, else from its weight files.
+    """Whether a folder is a LoRA, by adapter_config.json, else by its weight files.
 
-    Model folders and X-LoRA folders are not claimed.
+    False for model folders and X-LoRA folders.
     """
     if "xlora_config.json" in files.names:
         return False

@@ -1,6 +1,6 @@
 """Read PEFT's LoraConfig from adapter_config.json (Mangrulkar et al. 2022; version 0.21).
 
-Keys that change an adapter's outputs are implemented, or refused by name.
+Keys that change an adapter's outputs are implemented or refused with their name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ HARMLESS = frozenset(
 )
 """Keys that do not change outputs: origin, training and initialisation.
 
-fan_in_fan_out is the layout of the base's weights and does not change A and B. Configs of
-initialisations have no effect besides `init_lora_weights`.
+fan_in_fan_out is the layout of the base's weights and does not change A and B. The configs of
+initialisations only matter through `init_lora_weights`, which is checked.
 """
 
 READ = frozenset(
@@ -36,7 +36,7 @@ READ = frozenset(
 )
 
 PLAIN = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Initialisations that do not change the base; others subtract the initial factors from it."""
+"""Values of init_lora_weights that keep the base; others subtract the initial factors from it."""
 
 REFUSED = {
     "trainable_token_indices": "single tokens that were trained are not added to an embedding; "

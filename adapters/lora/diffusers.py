@@ -1,9 +1,9 @@
-"""Read LoRA files of diffusers, with diffusers' names of weights.
+"""Read LoRA files with diffusers' names of weights.
 
-`transformer.transformer_blocks.0.attn.to_q.lora_A.weight` and `.lora_B.weight`; older files say
-`lora.down` and `lora.up`. A part's scale is that of its LoraConfig where the header's
-`lora_adapter_metadata` has one ("transformer.r" and so on), else alpha / r of an `.alpha` beside
-the factors, else 1.
+Names are `transformer.transformer_blocks.0.attn.to_q.lora_A.weight` and `.lora_B.weight`, in older
+files `lora.down` and `lora.up`. The scale is that of the component's LoraConfig in the header's
+`lora_adapter_metadata` ("transformer.r", ...), else alpha / r if the factors have an `.alpha`,
+else 1.
 """
 
 from __future__ import annotations

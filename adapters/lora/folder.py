@@ -1,4 +1,4 @@
-"""Read the other files of an adapter folder: chat template, added tokens; refuse pickles."""
+"""Read an adapter folder's chat template and added tokens, and refuse pickles."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def parsed(source: AdapterSource, name: str) -> Mapping[str, Any]:
 
 
 def template(source: AdapterSource) -> str | None:
-    """The chat template: a file of its own, else that of tokenizer_config.json, else None.
+    """The chat template from chat_template.jinja, else from tokenizer_config.json, else None.
 
-    Of several named templates it is the one named "default".
+    Of several named templates the one named "default".
     """
     if TEMPLATE in source.files.names:
         return _template_file(source)
@@ -43,6 +43,7 @@ def template(source: AdapterSource) -> str | None:
 def _template_file(source: AdapterSource) -> str:
     try:
         with open(source.files.root / TEMPLATE, "rb") as stream:
+            # one byte more than the limit, to detect larger files without reading them
             raw = stream.read(TEMPLATE_BYTES + 1)
         if len(raw) <= TEMPLATE_BYTES:
             return raw.decode()
@@ -52,7 +53,7 @@ def _template_file(source: AdapterSource) -> str:
 
 
 def added_tokens(source: AdapterSource) -> dict[str, int]:
-    """Ids by token in added_tokens.json; the base may have the tokens as well."""
+    """Ids by token from added_tokens.json, which may repeat tokens of the base."""
     found = parsed(source, "added_tokens.json")
     for token, id in found.items():
         if isinstance(id, bool) or not isinstance(id, int) or id < 0:

@@ -1,8 +1,8 @@
 """Read GGUF adapters, in the format of llama.cpp's convert_lora_to_gguf.py.
 
-Beside each weight's name `.lora_a` [r, k] and `.lora_b` [n, r], those of stacked experts
-[e, r, k] and [e, n, r]. Of token_embd, n tokens by k, `.lora_a` is [n, r] and `.lora_b` [k, r].
-The scale is alpha / r, and 1 where alpha is 0. An activated adapter names its invocation.
+Each weight name has the suffixes `.lora_a` [r, k] and `.lora_b` [n, r]; stacked experts
+[e, r, k] and [e, n, r]. For token_embd, n tokens by k, `.lora_a` is [n, r] and `.lora_b` [k, r].
+The scale is alpha / r, or 1 if alpha is 0. The metadata of an activated LoRA has its invocation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Read LoRA files of kohya's sd-scripts for FLUX.1, and convert their names to diffusers'.
 
-`lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight` is A [r, k], `.lora_up.weight` B [n, r],
-`.alpha` the numerator of the scale, which is 1 without it. Names are Black Forest Labs' with dots
-as underscores: their fused linears are taken apart by rows of B, each part with the whole A, and
-the halves of the last norm change places. `lora_te1_` is CLIP, `lora_te3_` T5. The same weights
-with their dots, as ComfyUI has them behind `diffusion_model.`, take the same way.
+`lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight` is A [r, k], `.lora_up.weight` B [n, r];
+the scale is `.alpha` / r, or 1 without `.alpha`. Names are Black Forest Labs' with underscores for
+dots. Their fused linears are split by rows of B, each part with the full A; the two halves of the
+last norm are swapped. `lora_te1_` is CLIP, `lora_te3_` is T5. ComfyUI's names, the same with dots
+and the prefix `diffusion_model.`, are converted the same way.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ T5 = re.compile(
 )
 
 Shares = list[tuple[str, int]]
-"""Names of a weight's consecutive row ranges, with their shares of the rows."""
+"""Names of a weight's consecutive row ranges, with their relative numbers of rows."""
 
 
 def claims(container: Container) -> bool:
-    """Whether a file's tensors have these names."""
+    """Whether a file has tensor names of kohya or ComfyUI."""
     return any(name.startswith((KOHYA, COMFY)) for name in container.tensors)
 
 
@@ -100,7 +100,7 @@ def _module(
 
 
 def alpha(file: str, container: Container, name: str) -> float:
-    """The value of a tensor of one element."""
+    """The value of a tensor of one element. Raises AdapterError for other sizes."""
     tensor = finite(file, container, name)
     if tensor.numel() != 1:
         raise errors.AdapterError(f"{file}: tensor {name!r} must be one number")
@@ -125,7 +125,7 @@ def _split(file: str, module: str, b: Tensor, shares: Shares) -> Iterator[tuple[
 
 
 def _renamed(module: str) -> Shares | None:
-    """The diffusers name of a weight, or None if it is unknown."""
+    """The diffusers names of a weight's row ranges, or None if the weight is unknown."""
     if module.startswith(COMFY):
         return _transformer(module.removeprefix(COMFY).replace(".", "_"))
     front, _, name = module.removeprefix(KOHYA).partition("_")

@@ -1,9 +1,9 @@
 """Read LoRA and DoRA folders of mlx-lm: adapters.safetensors, and mlx-lm's config.
 
-Of a linear `lora_a` is [k, r] and `lora_b` [r, n], of an embedding [n, r] and [r, k], of stacked
-experts [e, r, k] and [e, n, r]; `m` [n] is the lengths of DoRA's rows. `scale` multiplies as it is,
-with no rank in it. Experts are stacked as `switch_mlp.gate_proj`; here they are one by one, as the
-hub's checkpoints have them: `experts.0.gate_proj`.
+`lora_a` and `lora_b` of a linear are [k, r] and [r, n], of an embedding [n, r] and [r, k], of
+stacked experts [e, r, k] and [e, n, r]; `m` [n] is the magnitude vector of DoRA. `scale` is the
+full factor and is not divided by the rank. Stacked experts (`switch_mlp.gate_proj`) are split into
+single ones (`experts.0.gate_proj`), as in Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read(source: AdapterSource) -> AdapterWeights:
 
 
 def _parameters(said: Any) -> tuple[int, float]:
-    """Rank and scale, which are both required."""
+    """Rank and scale, both required. Raises AdapterError."""
     if not isinstance(said, Mapping):
         raise errors.AdapterError(f"{CONFIG}: lora_parameters must be an object, not {said!r:.80}")
     rank = positive(CONFIG, "lora_parameters.rank", said.get("rank"))

@@ -1,6 +1,7 @@
-"""Match regular expressions of an adapter's config, which may be hostile, with module names.
+"""Match the regular expressions of an adapter's config with module names.
 
-Patterns with repeats or groups can take exponential time: they run in a process with a timeout.
+Configs are untrusted: patterns with repeats or groups can take exponential time, so they run in a
+process with a timeout.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ostro import errors
 SECONDS = 10.0
 """The time limit of matching all names."""
 
+# patterns without repeats and groups cannot backtrack exponentially: no process is needed
 _QUICK = re.compile(r"[\w.^$\\-]*")
 _CHILD = """
 import json, re, sys

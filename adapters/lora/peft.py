@@ -1,11 +1,11 @@
-"""PEFT's LoRA folders: adapter_config.json, and safetensors whole or in shards (version 0.21).
+"""Read PEFT's LoRA folders: adapter_config.json and single or sharded safetensors (version 0.21).
 
-A linear has `lora_A` [r, k] and `lora_B` [n, r], a convolution the same with its kernel behind, an
-embedding of n tokens `lora_embedding_A` [r, n] and `lora_embedding_B` [k, r]. Of e stacked experts
-`lora_A` [e * r, k] has one expert's rows after the other's, while each column of `lora_B`
-[n, r * e] is followed by the same one of the next expert; n and k are as the product takes them.
-Their tensors are called by the module, not the parameter, and where it has several, those declared
-earlier lie deeper in `base_layer`s.
+A linear has `lora_A` [r, k] and `lora_B` [n, r], a convolution the same with the kernel appended,
+an embedding of n tokens `lora_embedding_A` [r, n] and `lora_embedding_B` [k, r]. Stacked experts
+have `lora_A` [e * r, k], whose rows are in the order [e, r], and `lora_B` [n, r * e], whose columns
+are in the order [r, e]; k is the input width and n the output width. Tensor names of experts
+contain the module, not the parameter. If a module has several parameters, each wraps the one
+declared before it, so that the first declared is the innermost `base_layer`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ WRAPPED = ".base_layer"
 A, B, BIAS, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector"
 TABLE_A, TABLE_B = "lora_embedding_A", "lora_embedding_B"
 TABLES = ("embed_tokens", "lm_head")
-"""Embeddings and heads that PEFT saves of its own accord where they were resized."""
+"""Embeddings and heads that PEFT saves without being configured to if they were resized."""
 
 FACTOR = re.compile(
     r"(?P<module>.+)\.(?:"
     r"(?P<linear>lora_[AB])(?:\.(?!weight$|bias$)[^.]+)?\.(?P<leaf>weight|bias)|"
     r"(?P<bare>lora_embedding_[AB]|lora_magnitude_vector)(?:\.(?!weight$)[^.]+)?(?:\.weight)?)"
 )
-"""A factor's name, in which the adapter's own name may stand before the last word."""
+"""A factor's name, which may contain the adapter's name before the last component."""
 
 SAVED = re.compile(r"\.modules_to_save(\.[^.]+(?=\..))?")
-"""What older versions left of their wrappers in the names of saved modules."""
+"""Wrapper components in the names of saved modules, as older versions wrote them."""
 
 
 def read(source: AdapterSource) -> AdapterWeights:
-    """Read a PEFT folder. Raises AdapterError by the key of its config, or by its tensor."""
+    """Read a PEFT folder. Raises AdapterError with the config key or the tensor."""
     settings = Settings.of(source.config)
     found = ParsedName.of(_places(source))
     chosen = selection.selected(settings, [n for n in found.factors if not n.endswith(WRAPPED)])
@@ -73,7 +73,7 @@ def read(source: AdapterSource) -> AdapterWeights:
 
 @dataclass(frozen=True)
 class TargetModule:
-    """A tensor by the name it has in its file."""
+    """A tensor of an adapter file."""
 
     file: str
     container: Container
@@ -84,19 +84,19 @@ class TargetModule:
 
 
 Parts = Mapping[str, TargetModule]
-"""The tensors of a module by what they are of it."""
+"""The tensors of a module by part: `lora_A.weight`, `lora_B.bias`, ..."""
 
 
 @dataclass(frozen=True)
 class ParsedName:
-    """A folder's tensors: factors by module, as wrapped, and part; the others by name."""
+    """A folder's tensors: factors by module (with `base_layer`s) and part; the others by name."""
 
     factors: dict[str, dict[str, TargetModule]] = field(default_factory=lambda: defaultdict(dict))
     others: dict[str, TargetModule] = field(default_factory=dict)
 
     @classmethod
     def of(cls, places: Iterable[TargetModule]) -> ParsedName:
-        """Sort tensors by their names; raises AdapterError where a folder holds two adapters."""
+        """Group tensors by name. Raises AdapterError if a folder contains two adapters."""
         found = cls()
         for place in places:
             name = place.name.removeprefix(PREFIX)
@@ -116,7 +116,7 @@ class ParsedName:
 
 
 def _places(source: AdapterSource) -> list[TargetModule]:
-    """All tensors of a folder: of its single file, or of the shards that its index names."""
+    """All tensors of a folder, from its single file or from the shards in its index."""
     if WEIGHTS in source.files.names:
         container = source.open(WEIGHTS)
         return [TargetModule(WEIGHTS, container, name) for name in container.tensors]
@@ -139,7 +139,10 @@ def _places(source: AdapterSource) -> list[TargetModule]:
 def _linears(
     settings: Settings, found: ParsedName, modules: Set[str], chosen: Set[str]
 ) -> dict[str, LowRank]:
-    """Factors of linears, convolutions and embeddings, all of which must have been chosen."""
+    """Factors of linears, convolutions and embeddings.
+
+    Raises AdapterError for a module that is not in `chosen`.
+    """
     sizes = settings.sizes([*modules])
     made = {}
     for module in sorted(modules):
@@ -187,7 +190,7 @@ def _linear(settings: Settings, module: str, parts: Parts, rank: int, scale: flo
 
 
 def _table(module: str, parts: Parts, rank: int, scale: float) -> LowRank:
-    """An embedding's: its table [n, k] gains the transposes' product."""
+    """Factors of an embedding: the delta of its table [n, k] is the transposed product."""
     place = parts[TABLE_A]
     for part in parts.keys() - {TABLE_A, TABLE_B}:
         raise errors.AdapterError(
@@ -199,7 +202,7 @@ def _table(module: str, parts: Parts, rank: int, scale: float) -> LowRank:
 
 
 def _experts(settings: Settings, found: ParsedName, stacks: Set[str]) -> dict[str, LowRank]:
-    """Factors of parameters: those of stacked experts, or of a matrix that no linear holds."""
+    """Factors of target_parameters: stacked experts, or a matrix outside of a linear."""
     owners: dict[str, str] = {}
     for module, wrapped in _by_depth(stacks).items():
         declared = _declared(settings, module, found.factors, wrapped)
@@ -212,7 +215,7 @@ def _experts(settings: Settings, found: ParsedName, stacks: Set[str]) -> dict[st
 
 
 def _by_depth(stacks: Iterable[str]) -> dict[str, list[str]]:
-    """Of each module the names under which its factors lie, the innermost wrapper's first."""
+    """The names of each module's factors, innermost wrapper first."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in sorted(stacks, key=lambda n: (-n.count(WRAPPED), n)):
         found[name.replace(WRAPPED, "")].append(name)
@@ -222,10 +225,10 @@ def _by_depth(stacks: Iterable[str]) -> dict[str, list[str]]:
 def _declared(
     settings: Settings, module: str, factors: Mapping[str, Parts], wrapped: Sequence[str]
 ) -> list[str]:
-    """The parameters of a module that its wrappers belong to, in the wrappers' order."""
+    """The parameters of a module's wrappers, in the order of the wrappers."""
     names = selection.parameters(settings, module)
     if len(names) != len(wrapped):
-        # a bare name may be of any module
+        # a target without a module matches parameters of any module
         names = selection.parameters(settings, module, held=True) or names
     if len(names) == len(wrapped) == 1:
         return names
@@ -260,7 +263,7 @@ def _stack(name: str, parts: Parts, rank: int, scale: float) -> LowRank:
 def _whole(
     settings: Settings, found: ParsedName, weights: Mapping[str, LowRank]
 ) -> dict[str, Tensor]:
-    """Tensors that take the place of the base's: saved modules, trained biases, resized tables."""
+    """Tensors that replace the base's: saved modules, trained biases, resized embeddings."""
     made: dict[str, Tensor] = {}
     for name, place in found.others.items():
         plain = name.replace(WRAPPED, "")

@@ -1,4 +1,4 @@
-"""Read a LoRA: detect its format from file names and headers."""
+"""Detect the format of a LoRA folder from its file names and headers, and read it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ostro.adapters.lora import diffusers, folder, gguf, kohya, mlx, peft
 def read(source: AdapterSource) -> AdapterWeights:
     """Read an adapter's factors from its folder, in any of the formats.
 
-    Raises errors.AdapterError, which names the file and its key or tensor.
+    Raises errors.AdapterError with the file and its key or tensor.
     """
     if source.config.get("peft_type") == "LORA":
         return peft.read(source)

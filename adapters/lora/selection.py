@@ -9,11 +9,11 @@ from ostro.adapters.lora import patterns
 from ostro.adapters.lora.config import Settings
 
 ORDER = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
-"""Stacked weights in the declaration order of transformers' experts, in which PEFT wraps them."""
+"""Stacked weights of experts in transformers' order of declaration, which is PEFT's of wrapping."""
 
 
 def selected(settings: Settings, modules: Sequence[str]) -> set[str]:
-    """The modules that target_modules selects and no other key excludes."""
+    """The modules that target_modules selects and that no other key excludes."""
     names = [name for name in modules if not _saved_with(settings, name)]
     targets = settings.targets
     if targets is None:
@@ -27,8 +27,9 @@ def selected(settings: Settings, modules: Sequence[str]) -> set[str]:
 
 
 def parameters(settings: Settings, module: str, *, held: bool = False) -> list[str]:
-    """The names of the parameters of a module that target_parameters may mean, sorted; with `held`
-    those alone that are named with what holds them.
+    """The names of a module's parameters that target_parameters may select, sorted.
+
+    With `held` only from targets that name the module too ("experts.gate_up_proj").
     """
     found = set()
     for target in settings.parameters:
@@ -73,7 +74,7 @@ def _excluded(settings: Settings, names: Sequence[str]) -> set[str]:
 def _in_layers(settings: Settings, name: str) -> bool:
     """Whether a name is in one of layers_to_transform, by the first number of its path.
 
-    A full name in target_modules is selected in any layer.
+    A name that target_modules contains in full is selected in any layer.
     """
     if settings.layers is None or name in (settings.targets or ()):
         return True

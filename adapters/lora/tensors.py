@@ -51,11 +51,11 @@ def positive(file: str, key: str, value: Any) -> int:
 def by_module(
     file: str, names: Iterable[str], pattern: re.Pattern[str], parts: Mapping[str, str], known: str
 ) -> dict[str, dict[str, str]]:
-    """The names of tensors by module and part: of a name `pattern` tells the `module` and the
-    `end`, and `parts` what ends stand for, "a" and "b" for the factors.
+    """Group tensor names by module and part.
 
-    Raises AdapterError for a name that it does not match, saying that it is `known`, for two names
-    of one part, and for a module that lacks a factor.
+    `pattern` has the groups `module` and `end`; `parts` maps an end to its part, "a" and "b" for
+    the factors. Raises AdapterError for a name that does not match, with `known` as its
+    description, for two names of one part, and for a module that lacks a factor.
     """
     found: dict[str, dict[str, str]] = {}
     for name in names:
@@ -98,8 +98,9 @@ def low_rank(
 ) -> LowRank:
     """The factors a [r, k] and b [n, r] of a module, or of its experts [e, r, k] and [e, n, r].
 
-    Those of a convolution, a [r, in, *kernel] and b [n, r, 1, ...], come flat as [r, in * kernel]
-    and [n, r]. Raises AdapterError for shapes that do not fit each other or the rank.
+    Those of a convolution, a [r, in, *kernel] and b [n, r, 1, ...], are flattened to
+    [r, in * kernel] and [n, r]. Raises AdapterError if the shapes do not match each other or the
+    rank.
     """
     shapes = f"A {[*a.shape]} and B {[*b.shape]}"
     if a.dim() > 2 and a.dim() == b.dim() and all(n == 1 for n in b.shape[2:]):

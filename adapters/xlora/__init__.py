@@ -1,4 +1,4 @@
-"""X-LoRA (Buehler and Buehler 2024): several LoRAs, with scalings per token from a classifier."""
+"""X-LoRA adapters (Buehler and Buehler 2024): LoRAs scaled per token by a classifier."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from ostro import Adapter, Files, hookimpl
 
 CONFIG = "xlora_config.json"
-"""What the first library of X-LoRA and mistral.rs call it; PEFT says it in adapter_config.json."""
+"""The config of the original X-LoRA library and mistral.rs; PEFT uses adapter_config.json."""
 
 
 def claims(files: Files, config: Mapping[str, Any]) -> bool:
-    """Whether a folder is an X-LoRA, from its configs."""
+    """Whether a folder is an X-LoRA, by its config."""
     return config.get("peft_type") == "XLORA" or CONFIG in files.names
 
 

@@ -17,7 +17,7 @@ FLOATS = ("F32", "F16", "BF16")
 TENSOR = re.compile(
     r"(?:.+\.)?(?:(?:layers|inner)\.(?P<number>\d+)|(?P<last>last))\.(?P<leaf>weight|bias)"
 )
-"""PEFT numbers all layers, those without weights too; others call the last one so."""
+"""PEFT numbers all layers, also those without weights; other libraries name the last one `last`."""
 
 Layer = tuple[Tensor, Tensor | None]
 """A weight [n, k] float32 and its bias [n]."""
@@ -25,11 +25,11 @@ Layer = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Classifier:
-    """Linears with a ReLU between them where `settings` say so, in float32; no dropout.
+    """Linears in float32, with a ReLU between them if configured; no dropout.
 
-    Its answer goes through a softmax with a temperature, then all but the largest `top` become 0,
-    then those that are not 0 may go through a softmax of their own, each only where asked for.
-    That is the order of PEFT's layers, in which they are done at each weight.
+    The outputs pass, each step if configured, through a softmax with a temperature, a top-k that
+    sets all but the largest `top` to 0, and a softmax over the values that are not 0. This is the
+    order of PEFT, which applies the steps at each weight.
     """
 
     settings: Settings
@@ -37,8 +37,9 @@ class Classifier:
     placed: dict[torch.device, Sequence[Layer]] = field(default_factory=dict)
 
     def scalings(self, hidden: Tensor) -> Tensor:
-        """Hidden states [t, d] -> scalings [t, layers, members] float32; one layer for all weights
-        where the classifier does not tell them apart.
+        """Hidden states [t, d] -> scalings [t, layers, members] float32.
+
+        `layers` is 1 if all weights have the same scalings.
         """
         x, (*inner, last) = hidden.float(), self.on(hidden.device)
         for layer in inner:
@@ -59,7 +60,7 @@ class Classifier:
         return self.placed[device]
 
     def chosen(self, scalings: Tensor) -> Tensor:
-        """The scalings of the top members, with their softmax if configured."""
+        """The scalings of the top members, 0 elsewhere, with a softmax over them if configured."""
         if self.settings.top is not None:
             best = scalings.topk(self.settings.top, -1).indices
             scalings = torch.zeros_like(scalings).scatter(-1, best, scalings.gather(-1, best))
@@ -72,9 +73,9 @@ class Classifier:
 def read(
     settings: Settings, file: str, container: Container
 ) -> tuple[Classifier, dict[str, Tensor]]:
-    """The classifier in a file, and its tensors by name, as they are there.
+    """Read a classifier from a file; returns it and the file's tensors by name, unconverted.
 
-    Raises AdapterError for tensors that are not those of the config.
+    Raises AdapterError if the tensors do not match the config.
     """
     tensors = {name: numbers(file, container, name) for name in container.tensors}
     found: dict[float, dict[str, Tensor]] = {}

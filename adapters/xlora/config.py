@@ -1,7 +1,7 @@
-"""What the config of an X-LoRA says: PEFT's XLoraConfig (version 0.21), or an xlora_config.json.
+"""Read the config of an X-LoRA: PEFT's XLoraConfig (version 0.21), or an xlora_config.json.
 
-The two name most things alike. They differ in that PEFT always has biases and a ReLU between the
-layers of the classifier, and an xlora_config.json says so of both.
+Most keys are the same. With PEFT the classifier always has biases and a ReLU between its layers;
+in an xlora_config.json both are settings.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Settings:
 
     @classmethod
     def of(cls, source: AdapterSource, order: Sequence[str] = ()) -> Settings:
-        """The settings of a folder; `order` are its members' names where another file has them.
+        """Read a folder's settings; `order` is the order of its members, if a file defines it.
 
-        Raises AdapterError by the file and its key.
+        Raises AdapterError with the file and its key.
         """
         said = said_in(source)
         members = folders(said, order)
@@ -86,24 +86,24 @@ class Settings:
 
 @dataclass(frozen=True)
 class Said:
-    """A parsed config, asked by key; null is the same as nothing."""
+    """A parsed config with checked access by key; null is the same as a missing key."""
 
     file: str
     values: Mapping[str, Any]
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """Raise AdapterError that says what a key holds and what is wrong with it."""
+        """Raise AdapterError with a key, its value and the reason."""
         raise errors.AdapterError(f"{self.file}: {key}={self.values.get(key)!r:.80} {why}")
 
     def count(self, key: str) -> int | None:
-        """A whole number above 0."""
+        """A whole number above 0, or None."""
         found = self.values.get(key)
         if found is not None and (type(found) is not int or found < 1):
             self.refuse(key, "must be a whole number above 0")
         return found
 
     def number(self, key: str, usual: float) -> float:
-        """A finite number."""
+        """A finite number, `usual` if missing."""
         found = self.values.get(key)
         if found is None:
             return usual
@@ -112,7 +112,7 @@ class Said:
         return float(found)
 
     def flag(self, key: str, usual: bool) -> bool:
-        """true or false."""
+        """A boolean, `usual` if missing."""
         found = self.values.get(key)
         if found is not None and not isinstance(found, bool):
             self.refuse(key, "must be true or false")
@@ -127,7 +127,7 @@ class Said:
 
 
 def said_in(source: AdapterSource) -> Said:
-    """The config of a folder: PEFT's, else the other one."""
+    """The config of a folder: PEFT's, else xlora_config.json."""
     if source.config.get("peft_type") == "XLORA":
         return Said(PEFT, source.config)
     found = source.files.json.get(CONFIG)
@@ -139,8 +139,9 @@ def said_in(source: AdapterSource) -> Said:
 def folders(said: Said, order: Sequence[str]) -> dict[str, str]:
     """The members' folders by name, in the order in which the classifier was trained.
 
-    That is `order`; without one, names that are numbers go by these, as JSON that PEFT wrote has
-    "10" before "2", and others as they come. A list holds names that are folders as well.
+    That is `order` if not empty. Else numeric names are sorted as numbers, because PEFT writes "10"
+    before "2", and other names keep the order of the config. A list contains folders that are also
+    the names.
     """
     held = said.values.get("adapters")
     if isinstance(held, list):

@@ -1,8 +1,8 @@
 """Map weights to the layers of a layerwise X-LoRA classifier.
 
-A layer here is one adapted weight. PEFT numbers them as it meets them among the modules of the
-base, which is the order in which its class declares them. A file of an ordering, as mistral.rs
-takes one, says it instead: {"order": [names of members], "layers": {path of a weight: number}}.
+A layer here is one adapted weight. PEFT numbers them in the order of the base's modules, which is
+the order of declaration in its class. An ordering file, in the format of mistral.rs, replaces this:
+{"order": [names of members], "layers": {path of a weight: number}}.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ORDER = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "dense"),
     *("gate_proj", "up_proj", "gate_up_proj", "down_proj", "fc1", "fc2", "c_fc", "c_proj"),
 )
-"""Weights of a layer in the order in which transformers' classes declare them, wherever they have
-some of these: Llama, Mistral, Qwen, Gemma, Phi, Starcoder2."""
+"""Weights of a layer in the order in which transformers' classes declare those that they have:
+Llama, Mistral, Qwen, Gemma, Phi, Starcoder2."""
 
 FRONT, BEHIND = "embed_tokens", "lm_head"
 PLACE = re.compile(r"(?:[^.\d][^.]*\.)+(?P<layer>\d+)\.[^.\d][^.]*\.(?P<last>[^.]+)")
@@ -26,14 +26,14 @@ PLACE = re.compile(r"(?:[^.\d][^.]*\.)+(?P<layer>\d+)\.[^.\d][^.]*\.(?P<last>[^.
 
 @dataclass(frozen=True)
 class Ordering:
-    """The order of the members, and the number of each weight; empty where none is said."""
+    """The order of the members, and the number of each weight; empty if not defined."""
 
     order: Sequence[str] = ()
     layers: Mapping[str, int] = field(default_factory=dict)
 
 
 def ordering(source: AdapterSource) -> Ordering:
-    """The ordering of a folder: the one file whose name ends so. Raises AdapterError."""
+    """Read a folder's only *ordering.json; empty if there is none. Raises AdapterError."""
     names = [name for name in source.files.names if name.endswith("ordering.json")]
     if not names:
         return Ordering()
@@ -50,9 +50,10 @@ def ordering(source: AdapterSource) -> Ordering:
 
 
 def numbered(names: Collection[str], many: int, said: Mapping[str, int]) -> dict[str, int]:
-    """The number of each weight, below `many`: as `said`, else in the order of transformers.
+    """The number of each weight, below `many`, from `said`, else from transformers' order.
 
-    Raises AdapterError for a weight whose number is not known, and where they are not `many`.
+    Raises AdapterError for a weight without a known number, and without `said` also if there are
+    not `many` weights.
     """
     if not said:
         found = {name: i for i, name in enumerate(sorted(names, key=place))}

@@ -1,13 +1,13 @@
-"""X-LoRA folders: PEFT's (version 0.21), and those with an xlora_config.json, as mistral.rs reads.
+"""Read X-LoRA folders of PEFT (version 0.21), and those of mistral.rs with an xlora_config.json.
 
-Both hold a config, a classifier and members, LoRA folders: at the path that the config gives, which
-may lead beside the folder and no further, else in a sub-folder of the member's name.
+Both contain a config, a classifier and members, which are LoRA folders: at the path in the config,
+inside the folder's parent only, else in a sub-folder with the member's name.
 
-mistral.rs 0.9 does some of it otherwise, which is not repeated here: its classifier drops out
-numbers at random when it answers, has inner layers of width 1 where xlora_size is not said (here
-they are as wide as their tensors), and refuses enable_softmax_topk. `tgt_non_granular_index`, a
-setting of its server after so many tokens of which scalings stay as they are, is a key here of
-either config. What its orderings say of adapters to be swapped in later is not looked at.
+Behaviour of mistral.rs 0.9 that is not copied: dropout in its classifier at inference, inner layers
+of width 1 without xlora_size (here the width of their tensors), and its refusal of
+enable_softmax_topk. `tgt_non_granular_index`, the number of tokens after which scalings are frozen,
+is a setting of its server, and here a key of either config. Adapters to be swapped in later, which
+its ordering files can list, are ignored.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def member(source: AdapterSource, name: str, path: str) -> AdapterWeights:
     try:
         found = source.member(path)
     except (errors.AdapterForbidden, errors.AdapterNotFound):
+        # configs often have paths of the training machine, which do not exist here
         if name not in source.files.names:
             raise
         found = source.member(name)
