@@ -1,4 +1,4 @@
-"""`ostro plugin`: write a plugin, check one, and list the blocks to build it from."""
+"""The command `ostro plugin`: create and check plugins, and list building blocks and the API."""
 
 from collections.abc import Iterable
 

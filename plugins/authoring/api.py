@@ -22,7 +22,7 @@ names may change in any minor version without one. `since` is the API version th
 
 
 def page(former: str = "") -> str:
-    """The page in Markdown. The versions of names that a former page lists are kept."""
+    """The page in Markdown; names that are in the `former` page keep its versions."""
     since = dict(re.findall(r"^\| `([\w.]+)[^|]*\| \w+ \| ([\d.]+) \|", former, re.MULTILINE))
     now = ".".join(map(str, API))
     parts = [HEAD]
@@ -44,7 +44,7 @@ def page(former: str = "") -> str:
 
 
 def public(module: str) -> Iterator[tuple[str, Any]]:
-    """The names in `__all__` of a public module, with what they are; submodules are left out."""
+    """(name, object) of the names in `__all__` of a public module, except submodules."""
     found = import_module(module)
     skipped = {*MODULES, "trunks"} if module == "ostro" else set[str]()
     for name in sorted(found.__all__, key=str.lower):
@@ -59,7 +59,7 @@ def tier(module: str, name: str) -> str:
 
 
 def signature(value: Any) -> str:
-    """The parameters of a class or function without annotations; empty for everything else."""
+    """The parameters of a class or function, without annotations; empty for other objects."""
     if not callable(value):
         return ""
     try:
@@ -72,7 +72,7 @@ def signature(value: Any) -> str:
 
 
 def shown(parameter: inspect.Parameter) -> inspect.Parameter:
-    """The parameter with a default that prints alike everywhere."""
+    """The parameter, with `...` for a default whose repr differs between machines."""
     plain = (bool, int, float, str, tuple, type(None))
     if parameter.default is inspect.Parameter.empty or isinstance(parameter.default, plain):
         return parameter

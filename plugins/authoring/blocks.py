@@ -1,7 +1,6 @@
-"""Generate the table of building blocks: the exports of `ostro.nn`, with the architectures using
-them.
+"""Generate the table of building blocks: the classes of `ostro.nn`, and architectures with them.
 
-The table is generated from sources, without importing torch.
+Sources are parsed, so that torch is not imported.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SHOWN = 4
 
 
 def table() -> str:
-    """The catalogue in Markdown."""
+    """The table in Markdown."""
     users = uses()
     lines = ["| block | what it is | used by |", "|---|---|---|"]
     for name, said in blocks():
@@ -30,7 +29,7 @@ def table() -> str:
 
 
 def insert(page: str, text: str) -> str:
-    """The page with the text between its marks. Raises UsageError where it has none."""
+    """The page with `text` between its markers. Raises UsageError if it has no markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -39,7 +38,7 @@ def insert(page: str, text: str) -> str:
 
 
 def blocks() -> Iterator[tuple[str, str]]:
-    """(name, first sentence of its docstring) of every class that `ostro.nn` exports as its own."""
+    """(name, first sentence of docstring) of every class that `ostro.nn` defines and exports."""
     said: dict[str, str] = {}
     folder = room("core") / "nn"
     for file in sorted(folder.glob("*.py")):
@@ -59,13 +58,14 @@ def exported(file: Path) -> list[str]:
 
 
 def sentence(docstring: str) -> str:
-    """Its first sentence, in one line that a table can hold."""
+    """The first sentence of a docstring, as one line escaped for a Markdown table."""
     first = " ".join(docstring.partition("\n\n")[0].split())
+    # the period of "et al." does not end a sentence
     return re.split(r"(?<!et al)\.\s+(?=[A-Z`])", first)[0].rstrip(".:").replace("|", "\\|")
 
 
 def uses() -> dict[str, list[str]]:
-    """By block, the architectures whose files name it."""
+    """The architectures that use each block, by block name."""
     found: dict[str, set[str]] = {}
     architectures = room("architectures")
     for file in sorted(architectures.rglob("*.py")):
@@ -77,7 +77,7 @@ def uses() -> dict[str, list[str]]:
 
 
 def room(name: str) -> Path:
-    """The folder of one of ostro's own packages."""
+    """The folder of a package of ostro."""
     spec = find_spec(f"ostro.{name}")
     assert spec is not None and spec.origin is not None, f"{name = } is a package of ours"
     return Path(spec.origin).parent

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def new(args: argparse.Namespace) -> int:
-    """Write a project and show its files."""
+    """Write a project and print its files."""
     from ostro.plugins.authoring.project import Project
 
     if args.reference is not None and args.kind != "architecture":
@@ -71,7 +71,7 @@ def new(args: argparse.Namespace) -> int:
 
 
 def claimant(reference: str) -> str | None:
-    """The architecture that lists a class of transformers among its own, if one does."""
+    """The name of the architecture that claims a transformers class, or None."""
     from ostro.core.plugins.manager import PluginManager
 
     plugins, cls = PluginManager(), reference.rpartition(":")[2]
@@ -81,7 +81,7 @@ def claimant(reference: str) -> str | None:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Print what is wrong; 1 if any of it is an error."""
+    """Print the findings on a plugin; exit code 1 if one is an error."""
     from ostro.plugins.authoring.lint import check as lint
     from ostro.plugins.authoring.package import Package
 
@@ -98,7 +98,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def blocks(args: argparse.Namespace) -> int:
-    """Print the catalogue, or put it into a page."""
+    """Print the table of blocks, or insert it into a page."""
     from ostro.plugins.authoring.blocks import insert, table
 
     if args.into is None:
@@ -110,7 +110,7 @@ def blocks(args: argparse.Namespace) -> int:
 
 
 def api(args: argparse.Namespace) -> int:
-    """Print the page of the public API, or write it to a file, whose versions are kept."""
+    """Print the page of the public API, or write it to a file, keeping the file's versions."""
     from ostro.plugins.authoring.api import page
 
     if args.into is None:

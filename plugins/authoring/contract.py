@@ -24,7 +24,7 @@ UNKNOWN = object()
 
 @dataclass(frozen=True)
 class Source:
-    """The module that an entry point names, among the parsed files of its plugin."""
+    """The module of an entry point, with the parsed files of its plugin."""
 
     package: Package
     file: str
@@ -39,7 +39,7 @@ class Source:
 
 
 def check_module(source: Source) -> Iterator[Finding]:
-    """The hooks of the module, and every record that it makes."""
+    """Check the hooks of a module and all records that it creates."""
     named = [name for name in defined(source.tree) if name.startswith(hooks.PREFIX)]
     if not named:
         yield error(source.file, "it implements no hook", PAGE)
@@ -53,7 +53,7 @@ def check_module(source: Source) -> Iterator[Finding]:
 
 
 def check_hook(where: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Finding]:
-    """Its name, its mark and its arguments."""
+    """Check a hook's name, its @hookimpl and its arguments."""
     name = function.name
     if name not in HOOKS:
         yield error(where, f"unknown hook {name}{nearest(name, HOOKS, n=1)}", "rename it")
@@ -74,7 +74,7 @@ def check_hook(where: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> 
 
 
 def check_record(source: Source, call: ast.Call, kind: type[Record]) -> Iterator[Finding]:
-    """The fields of one record, and what its import strings point to."""
+    """Check the fields of a record and the targets of its import strings."""
     where, what = source.at(call), kind.__name__
     known = {field.name: field for field in fields(kind)}
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
@@ -85,6 +85,7 @@ def check_record(source: Source, call: ast.Call, kind: type[Record]) -> Iterator
             yield from check_field(source, node, f"{what}.{name}", str(known[name].type))
         else:
             yield error(where, f"{what} has no field {name!r}{nearest(name, known)}", PAGE)
+    # fields given as **kwargs are unknown, so missing ones cannot be detected
     if any(keyword.arg is None for keyword in call.keywords):
         return
     for name, field in known.items():
@@ -95,7 +96,7 @@ def check_record(source: Source, call: ast.Call, kind: type[Record]) -> Iterator
 
 
 def check_tested(where: str, given: set[str]) -> Iterator[Finding]:
-    """Whether an architecture gives the kit what it needs."""
+    """Check that an architecture has the fields that the conformance kit needs."""
     if "tiny" not in given:
         what = "no `tiny`: without a small config nothing can be tested"
         yield error(where, what, 'add tiny={"hidden_size": 64, ...}')
@@ -105,7 +106,7 @@ def check_tested(where: str, given: set[str]) -> Iterator[Finding]:
 
 
 def check_field(source: Source, node: ast.expr, what: str, annotation: str) -> Iterator[Finding]:
-    """The value of a field, where the source states it."""
+    """Check the value of a field if it is a literal."""
     form = annotation.removesuffix(" | None")
     value = constant(node, source.file)
     if value is UNKNOWN or value is None:
@@ -123,7 +124,7 @@ def check_field(source: Source, node: ast.expr, what: str, annotation: str) -> I
 
 
 def check_target(source: Source, where: str, what: str, target: str) -> Iterator[Finding]:
-    """Whether what an import string names is there: in the plugin, or in what is installed."""
+    """Check that the target of an import string exists, in the plugin or an installed package."""
     module, _, rest = target.partition(":")
     top, name = module.split(".")[0], rest.split(":")[-1].split(".")[0]
     says = f"{what} names {target}"
@@ -145,7 +146,7 @@ def check_target(source: Source, where: str, what: str, target: str) -> Iterator
 
 
 def constant(node: ast.expr, file: str) -> object:
-    """A value that the source states, `__name__` and `__package__` known; UNKNOWN otherwise."""
+    """The value of a literal, or of an f-string of `__name__` and `__package__`; else UNKNOWN."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package = module if file.endswith("/__init__.py") else module.rpartition(".")[0]
     known = {"__name__": module, "__package__": package}
@@ -159,7 +160,7 @@ def constant(node: ast.expr, file: str) -> object:
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """The names that a module's source gives a meaning to, wherever in it."""
+    """The names that a module's source defines, imports or assigns, in any scope."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

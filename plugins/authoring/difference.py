@@ -1,4 +1,4 @@
-"""Find the differences between a family's source and Llama's, by comparing statements."""
+"""Find the differences between an architecture's source and Llama's, by comparing statements."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ ALIASES = {
     "LMHeadModel": "ForCausalLM",
     "LayerNorm": "RMSNorm",
 }
-"""What other families call the classes of Llama, their own name taken off."""
+"""Llama's class names by those of other families, without the family's name."""
 
 TOPICS = {
     "attention": re.compile(r"attention|rotate|rotary|repeat_kv", re.IGNORECASE),
     "feed_forward": re.compile(r"mlp|expert|moe|router|feed_?forward|gate", re.IGNORECASE),
     "block": re.compile(r"norm|layer|block", re.IGNORECASE),
 }
-"""Which part of the model a class or function concerns, the first that matches; else the model."""
+"""Topics by patterns of class or function names; the first match counts, "model" if none."""
 
 METHODS = ("__init__", "forward", "compute_default_rope_parameters")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A stretch of the source that is not Llama's: its lines, and what it is part of."""
+    """Consecutive lines that differ from Llama's, and the class or function that contains them."""
 
     topic: str
     first: int
@@ -43,7 +43,7 @@ class Difference:
 
 
 def differences(theirs: Reference, llama: Reference) -> list[Difference]:
-    """Every stretch in the classes that the model is made of, and in the functions beside them."""
+    """All differences in the classes that the model uses and in module-level functions."""
     found: list[Difference] = []
     for name in used(theirs):
         bare = name.removeprefix(theirs.family)
@@ -62,7 +62,7 @@ def differences(theirs: Reference, llama: Reference) -> list[Difference]:
 
 
 def used(reference: Reference, cls: str | None = None) -> list[str]:
-    """The classes of the file that a model is made of, itself first."""
+    """The classes of the file that a model uses, itself first."""
     found = [cls or reference.cls]
     for name in found:
         for _, call in reference.children(name):
@@ -75,7 +75,7 @@ def used(reference: Reference, cls: str | None = None) -> list[str]:
 def compare(
     theirs: Reference, llama: Reference, node: ast.ClassDef, twin: ast.ClassDef
 ) -> Iterator[Difference]:
-    """The methods of two classes."""
+    """The differences between the methods of two classes."""
     ours = {n.name: n for n in twin.body if isinstance(n, ast.FunctionDef)}
     for method in node.body:
         if not isinstance(method, ast.FunctionDef) or method.name not in METHODS:
@@ -90,7 +90,7 @@ def compare(
 def stretches(
     theirs: Reference, llama: Reference, node: ast.FunctionDef, twin: ast.FunctionDef, what: str
 ) -> Iterator[Difference]:
-    """The statements of one function that are not those of the other."""
+    """The statements of a function that differ from those of its twin."""
     a, b = said(node, theirs.family), said(twin, llama.family)
     matcher = SequenceMatcher(None, b, a, autojunk=False)
     statements = body(node)
@@ -106,7 +106,7 @@ def stretches(
 
 
 def said(node: ast.FunctionDef, family: str) -> list[str]:
-    """A function's statements as text, without the family's name and without types."""
+    """A function's statements as text, without the family's name and annotations."""
     texts = (ast.unparse(untyped(statement)) for statement in body(node))
     return [re.sub(rf"\b{re.escape(family)}(?=[A-Z])", "", text) for text in texts]
 

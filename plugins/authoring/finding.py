@@ -1,4 +1,4 @@
-"""A finding of `ostro plugin check`: the place, the fault and the next step."""
+"""A finding of `ostro plugin check`: its location, the fault and the next step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """`level` "error" means that the plugin will not work, or not as its author believes."""
+    """A fault of a plugin.
+
+    `level` "error" means that the plugin will not work, or not as its author intends.
+    """
 
     level: Literal["error", "warning"]
     where: str

@@ -1,4 +1,4 @@
-"""Check a plugin's imports: only ostro's public surface, nothing heavy on discovery."""
+"""Check a plugin's imports: only ostro's public API, and no heavy packages at discovery."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LIGHT = frozenset(
         *(record.__name__ for record in KINDS.values()),
     ]
 )
-"""What `ostro` exports that imports no torch."""
+"""Names of `ostro` that can be imported without importing torch."""
 
 
 def outside(file: str, tree: ast.Module) -> Iterator[Finding]:
-    """Imports of what ostro does not promise to keep."""
+    """Findings for imports outside of ostro's public API."""
     for imported in imports(ast.walk(tree), package_of(file)):
         if why := breach(imported):
             yield error(f"{file}:{imported.line}", *why)
 
 
 def heavy(package: Package, file: str, trees: Mapping[str, ast.Module]) -> Iterator[Finding]:
-    """What is imported when the plugin is merely found, through its own modules as well."""
+    """Findings for heavy imports at discovery, directly or through the plugin's own modules."""
     waiting, seen = [file], {file}
     while waiting:
         file = waiting.pop()
@@ -49,12 +49,12 @@ def heavy(package: Package, file: str, trees: Mapping[str, ast.Module]) -> Itera
 
 
 def package_of(file: str) -> tuple[str, ...]:
-    """The package that a file's relative imports are seen from."""
+    """The package against which a file's relative imports are resolved."""
     return PurePosixPath(file).parent.parts
 
 
 def weighs(module: str, name: str) -> bool:
-    """Whether an import brings torch, or as much."""
+    """Whether an import loads torch or another heavy package."""
     top, *rest = module.split(".")
     if top != "ostro":
         return top in HEAVY
@@ -65,7 +65,10 @@ def weighs(module: str, name: str) -> bool:
 
 
 def at_import(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The statements that run when a module is imported, those inside of others too."""
+    """The statements that run when a module is imported, nested ones included.
+
+    Bodies of functions and of `if TYPE_CHECKING` do not run.
+    """
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -1,4 +1,4 @@
-"""The checks of a plugin that need neither torch nor the plugin itself to be imported."""
+"""Check a plugin without importing it or torch: metadata, files, hooks, records, imports."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ostro.plugins.authoring.package import Package
 PICKLES = frozenset(".pkl .pickle .pt .pth .ckpt .bin .joblib .dill".split())
 OURS = re.compile(rf"""extra\s*==\s*['"]{GROUP}['"]""")
 LARGE = 10 << 20
-"""Bytes above which a file is weights, which belong on a hub and not into a wheel."""
+"""Files of more bytes are weights, which belong on a hub and not into a wheel."""
 
 RANGE = f"ostro>={API[0]}.{API[1]},<{API[0]}.{API[1] + 1}"
 
 
 def check(package: Package) -> Iterator[Finding]:
-    """All findings on a plugin, from its files."""
+    """All findings on a plugin."""
     yield from check_metadata(package)
     yield from check_contents(package)
     trees: dict[str, ast.Module] = {}
@@ -49,7 +49,7 @@ def check(package: Package) -> Iterator[Finding]:
 
 
 def check_metadata(package: Package) -> Iterator[Finding]:
-    """The entry points, the range of the API, and what a user would want to know."""
+    """Check the entry points, the API range, the dependencies and the licence."""
     metadata, where = package.metadata, "metadata"
     if metadata is None:
         return
@@ -80,12 +80,12 @@ def check_metadata(package: Package) -> Iterator[Finding]:
 
 
 def names_us(requirement: str) -> bool:
-    """Whether a line of requirements is about ostro itself."""
+    """Whether a requirement is ostro itself, not a package such as ostro-arch-x."""
     return re.match(rf"{GROUP}\b(?![.-])", requirement.strip(), re.IGNORECASE) is not None
 
 
 def check_contents(package: Package) -> Iterator[Finding]:
-    """What lies in a wheel and should not, and what should and does not."""
+    """Check for files that a wheel must not contain, and for a missing py.typed."""
     for file, size in package.sizes.items():
         if PurePosixPath(file).suffix in PICKLES:
             yield error(

@@ -1,4 +1,4 @@
-"""The files of a plugin: a wheel, a project, or a folder. No plugin code is imported."""
+"""Read the files and metadata of a plugin from a wheel, project or folder, without importing it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ostro.plugins.authoring.source import LARGEST
 
 
 class Declared(Distribution):
-    """What a project's pyproject.toml says that its wheel's metadata will be."""
+    """The metadata of a wheel that is not built yet, from the project's pyproject.toml."""
 
     def __init__(self, project: Mapping[str, Any]) -> None:
         self.project = project
@@ -50,7 +50,10 @@ class Declared(Distribution):
 
 @dataclass(frozen=True)
 class Package:
-    """A plugin's files by path, with their sizes, and its metadata where it has any."""
+    """A plugin's files: sizes in bytes by path, and its metadata, None for a folder.
+
+    `bare` is the name of a folder without metadata.
+    """
 
     title: str
     sizes: Mapping[str, int]
@@ -60,7 +63,7 @@ class Package:
 
     @classmethod
     def read(cls, path: Path) -> Package:
-        """Look at a wheel or folder. Raises UsageError where it is neither."""
+        """Read a wheel, project or plugin folder. Raises UsageError for anything else."""
         if path.is_file() and zipfile.is_zipfile(path):
             return of_wheel(path)
         if (path / "pyproject.toml").is_file():
@@ -73,19 +76,19 @@ class Package:
 
     @cached_property
     def entries(self) -> tuple[EntryPoint, ...]:
-        """The entry points of group `ostro`; of a bare folder, the folder itself."""
+        """The entry points of group `ostro`; for a folder without metadata, the folder itself."""
         if self.metadata is None:
             return (EntryPoint(name=self.bare, value=self.bare, group=GROUP),)
         return tuple(self.metadata.entry_points.select(group=GROUP))
 
     def file_of(self, module: str) -> str | None:
-        """The file of one of the plugin's own modules, None where there is none."""
+        """The file of a module of the plugin, or None if the plugin does not contain it."""
         stem = module.replace(".", "/")
         names = (f"{stem}/__init__.py", f"{stem}.py")
         return next((name for name in names if name in self.sizes), None)
 
     def tree(self, file: str) -> ast.Module:
-        """A source file, parsed. Raises PluginError where it is none."""
+        """Parse a source file. Raises PluginError if it is invalid or too large."""
         if self.sizes[file] > LARGEST:
             raise PluginError(f"has {self.sizes[file]} bytes, which no source file has")
         try:
@@ -105,7 +108,7 @@ def of_wheel(path: Path) -> Package:
 
 
 def of_project(path: Path) -> Package:
-    """The packages that a project's entry points name; its wheel may hold more."""
+    """The packages of a project's entry points; its wheel may contain more."""
     try:
         project = tomllib.loads((path / "pyproject.toml").read_text("utf-8"))["project"]
         metadata = Declared(project)

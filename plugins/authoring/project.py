@@ -1,7 +1,7 @@
-"""A project as `ostro plugin new` writes it: files from templates, into a folder of its own.
+"""Create the project of a new plugin from templates, for `ostro plugin new`.
 
-Templates are ordinary files below `templates/`, in `string.Template`'s notation; `package` in their
-paths stands for the package's name. What all kinds have in common lies in `templates/common`.
+Templates are files below `templates/` with the placeholders of `string.Template`. In their paths
+`package` and `NAME` stand for the package's name. `templates/common` is used for all kinds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """What is to be written and where: `name` is the record's, `folder` need not exist."""
+    """A project to write: `name` is the record's name, `folder` need not exist."""
 
     name: str
     kind: str
@@ -31,7 +31,7 @@ class Project:
 
     @classmethod
     def named(cls, name: str, kind: str, out: str | None = None) -> Project:
-        """Raises UsageError for a name that cannot be one."""
+        """A project in the folder `out`. Raises UsageError for an invalid name."""
         if not NAME.fullmatch(name):
             raise UsageError(
                 f"{name!r} cannot be a plugin's name: lower-case letters and digits, with single "
@@ -42,7 +42,7 @@ class Project:
 
     @property
     def title(self) -> str:
-        """The wheel's name."""
+        """The name of the wheel."""
         return f"{PREFIXES[self.kind]}{self.name.replace('_', '-')}"
 
     @property
@@ -51,11 +51,11 @@ class Project:
 
     @property
     def family(self) -> str:
-        """The name as classes are spelt: my-model -> MyModel."""
+        """The prefix of class names: my-model -> MyModel."""
         return "".join(word.capitalize() for word in re.split("[-_]", self.name))
 
     def files(self, template: str | None = None, **values: str) -> dict[str, str]:
-        """The texts by path, of the kind's templates or others, with further values filled in."""
+        """Texts by path from the templates of the kind or of `template`; `values` fill them too."""
         known = {
             "name": self.name,
             "title": self.title,
@@ -73,7 +73,10 @@ class Project:
         return found
 
     def write(self, files: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-        """Write the files and yield each with its lines. Raises UsageError where some exist."""
+        """Write the files, and yield (path, number of lines) of each.
+
+        Raises UsageError if the folder is not empty.
+        """
         if self.folder.exists() and any(self.folder.iterdir()):
             raise UsageError(f"{self.folder} is not empty; choose another folder with -o")
         for name, text in files.items():

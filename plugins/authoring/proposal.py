@@ -1,4 +1,4 @@
-"""A project from a reference: a record that works at once where it can, and a model to finish."""
+"""Generate a plugin from a reference: a record, working at once if possible, and a model draft."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MUTANTS = 'mutants=f"{__name__}.mutants:mutants",'
 
 
 def propose(project: Project, reference: Reference) -> dict[str, str]:
-    """The files of a plugin for the reference, by path."""
+    """The texts of a plugin for the reference, by path."""
     found = differences(reference, of_library("LlamaForCausalLM"))
     leaves, shape = list(reference.leaves()), shape_of(reference)
     skeleton = Skeleton(reference.file.name, shape, found, leaves)
@@ -37,7 +37,10 @@ def propose(project: Project, reference: Reference) -> dict[str, str]:
 
 
 def body_of(reference: Reference) -> str | None:
-    """The class as a body, if its attention goes through the interface that a body needs."""
+    """The import string of the class as a body; None if it cannot be one.
+
+    A body needs transformers' attention interface, no Conv1D and no ALiBi.
+    """
     text = reference.text
     goes = "ALL_ATTENTION_FUNCTIONS" in text and reference.config_class is not None
     plain = "Conv1D" not in text and "alibi" not in text.lower()
@@ -45,7 +48,7 @@ def body_of(reference: Reference) -> str | None:
 
 
 def record(reference: Reference, body: str | None) -> list[str]:
-    """The fields of the record that say what serves it and what is the truth."""
+    """The lines of the record that define config, model, tiny config, reference and mutants."""
     lines = list(OWN)
     if body is not None:
         lines = [
@@ -66,7 +69,7 @@ def record(reference: Reference, body: str | None) -> list[str]:
 
 
 def served(skeleton: Skeleton, body: str | None) -> str:
-    """What works already, for the README."""
+    """The sentences of the README about what works already."""
     if skeleton.finished:
         return "Its source does what Llama's does, so it works as it is: `model.py` is finished."
     if body is not None:

@@ -1,7 +1,7 @@
-"""Parse a reference: the fields of its config and its module tree.
+"""Parse a reference implementation: the fields of its config and its module tree.
 
-The source is a class of the installed transformers, or a folder with config.json and the
-modeling_*.py that came with it. It is parsed and never imported, so nothing in it can run.
+The source is a class of the installed transformers, or a folder with config.json and its
+modeling_*.py. It is untrusted: it is parsed, never imported, so none of its code runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ostro.plugins.authoring.source import Field, is_name, parse, read, stated
 
 LIBRARY = "transformers"
 WEIGHTED = frozenset("Linear Embedding LayerNorm RMSNorm Conv1d Conv2d Conv1D Parameter".split())
-"""Constructors of torch, and transformers' Conv1D, that hold weights."""
+"""Modules of torch, and transformers' Conv1D, that have weights."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A module that holds weights: its path ({i} for any layer), what made it, and where."""
+    """A module with weights: path ({i} for any layer), class, constructor arguments and line."""
 
     path: str
     kind: str
@@ -37,9 +37,10 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Reference:
-    """A model class and what its files say. `renamed` maps transformers' common names to its own.
+    """A model class with its parsed files.
 
-    `config` is config.json where there is one.
+    `renamed` maps transformers' common names of config fields to those of the class; `config` is
+    its config.json, empty if there is none.
     """
 
     cls: str
@@ -64,16 +65,16 @@ class Reference:
 
     @property
     def family(self) -> str:
-        """What its classes' names begin with: OlmoForCausalLM -> Olmo."""
+        """The prefix of its class names: OlmoForCausalLM -> Olmo."""
         return re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", self.cls)
 
     @property
     def library(self) -> bool:
-        """Whether it is a class of transformers itself."""
+        """Whether it is a class of transformers."""
         return self.origin.startswith(LIBRARY)
 
     def bases(self, cls: str) -> list[ast.ClassDef]:
-        """A class of the file and its bases there, the class first."""
+        """A class of the file and its bases in the same file, the class first."""
         found: list[ast.ClassDef] = []
         waiting = [cls]
         while waiting:
@@ -84,18 +85,19 @@ class Reference:
         return found
 
     def children(self, cls: str) -> Iterator[tuple[str, ast.Call]]:
-        """(attribute, constructor call) of what a class's __init__ puts into self."""
+        """(attribute, constructor call) of each module that a class's __init__ assigns to self."""
         for node in self.bases(cls):
             for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                     yield from made_in(method)
+                    # without it, the __init__ of the bases does not run
                     if "super().__init__" not in ast.unparse(method):
                         return
 
     def leaves(self, path: str = "", within: tuple[str, ...] = ()) -> Iterator[Leaf]:
-        """Every module with weights, in the order in which the source makes them.
+        """All modules with weights, in the order of the source.
 
-        `within` are the classes that lead to `path`; one that contains itself is not followed.
+        `within` are the classes on the way to `path`, to stop at classes that contain themselves.
         """
         within = within or (self.cls,)
         seen: set[str] = set()
@@ -114,13 +116,13 @@ class Reference:
                 yield from inner
 
     def arguments(self, call: ast.Call) -> Mapping[str, str]:
-        """Its arguments as written, by position ("0", "1") or keyword."""
+        """A call's arguments as source text, by position ("0", "1") or keyword."""
         named = {str(i): ast.unparse(node) for i, node in enumerate(call.args)}
         return named | {k.arg: ast.unparse(k.value) for k in call.keywords if k.arg}
 
 
 def made_in(method: ast.FunctionDef) -> Iterator[tuple[str, ast.Call]]:
-    """(attribute, call) for `self.x = f(...)`; `x.{i}` for what a list of modules is made of."""
+    """(attribute, call) for `self.x = f(...)`; `x.{i}` for the elements of a ModuleList."""
     for node in ast.walk(method):
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
             continue
@@ -136,7 +138,7 @@ def made_in(method: ast.FunctionDef) -> Iterator[tuple[str, ast.Call]]:
 
 
 def calls(node: ast.expr) -> Iterator[ast.Call]:
-    """The calls that an expression may be the value of."""
+    """The calls whose result may be the value of an expression or an element of it."""
     if isinstance(node, ast.Call):
         yield node
     elif isinstance(node, ast.IfExp):
@@ -148,7 +150,10 @@ def calls(node: ast.expr) -> Iterator[ast.Call]:
 
 
 def find(reference: str) -> Reference:
-    """What `--from` names. Raises ModelNotFound for what is missing, ConfigError for bad files."""
+    """The reference of `--from`.
+
+    Raises ModelNotFound if a class or file is missing, ConfigError for invalid files.
+    """
     source, _, cls = reference.partition(":")
     if source == LIBRARY:
         return of_library(cls)
@@ -156,7 +161,7 @@ def find(reference: str) -> Reference:
 
 
 def of_library(cls: str) -> Reference:
-    """A class of the installed transformers."""
+    """A class of the installed transformers. Raises ModelNotFound."""
     spec = find_spec(LIBRARY)
     if spec is None or spec.origin is None:
         raise ModelNotFound("transformers is not installed; pip install transformers")
@@ -170,7 +175,7 @@ def of_library(cls: str) -> Reference:
 
 
 def of_folder(folder: Path) -> Reference:
-    """The class that a folder's config.json names, in one of its modeling_*.py."""
+    """The class in a folder's config.json, from one of its modeling_*.py. Raises ModelNotFound."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         [cls, *_] = config["architectures"]
@@ -188,7 +193,7 @@ def of_folder(folder: Path) -> Reference:
 
 
 def described(bare: Reference) -> Reference:
-    """The reference with what its config class and config.json say."""
+    """The reference with the fields of its config class and config.json."""
     name = config_class(bare)
     node = config_node(bare, name)
     fields = {field.name: field for field in stated(node)} if node is not None else {}
@@ -200,7 +205,7 @@ def described(bare: Reference) -> Reference:
 
 
 def attribute_map(node: ast.ClassDef) -> dict[str, str]:
-    """A config class's own names by transformers' common ones, where they are plain names."""
+    """A config class's field names by transformers' common ones; valid identifiers only."""
     for item in node.body:
         if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == "attribute_map":
             if isinstance(item.value, ast.Dict):
@@ -211,12 +216,12 @@ def attribute_map(node: ast.ClassDef) -> dict[str, str]:
 
 
 def constant(node: ast.expr | None) -> str:
-    """A string that stands in a source; "" for anything else."""
+    """The value of a string literal; "" for other nodes."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def config_class(bare: Reference) -> str | None:
-    """The name of the config's class, which the model or one of its bases states."""
+    """The name of the config class, from the model class or one of its bases."""
     for node in bare.bases(bare.cls):
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == "config":
@@ -227,7 +232,7 @@ def config_class(bare: Reference) -> str | None:
 
 
 def config_node(bare: Reference, name: str | None) -> ast.ClassDef | None:
-    """The config's class, in one of the files beside the model's."""
+    """The config class, from the model's file or a configuration_*.py beside it."""
     for file in (bare.file, *sorted(bare.file.parent.glob("configuration_*.py"))):
         for node in parse(file).body:
             if isinstance(node, ast.ClassDef) and node.name == name:

@@ -1,4 +1,4 @@
-"""The names of Llama's modules in other families."""
+"""Map module names of other architectures to Llama's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ LAYER = "model.layers.{i}"
 
 
 def spelt(**names: str) -> dict[str, str]:
-    """Ours by theirs, from theirs by ours."""
+    """Invert a mapping: Llama's names by each of the space-separated names of others."""
     return {theirs: ours for ours, words in names.items() for theirs in words.split()}
 
 
@@ -38,11 +38,11 @@ GATES = frozenset("gate_proj gate_up_proj w3".split())
 """Names that only a gated feed-forward has."""
 
 FUSED = frozenset("query_key_value qkv_proj c_attn Wqkv wqkv qkv gate_up_proj".split())
-"""One tensor where Llama has several."""
+"""Names of linears that fuse several of Llama's."""
 
 
 def role(path: str, *, gated: bool) -> str | None:
-    """The path in Llama's tree that one of theirs means; None where the name tells nothing."""
+    """The path in Llama's module tree for one of another architecture; None if unknown."""
     stem, _, inner = path.partition(".{i}.")
     if not inner:
         last = stem.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Convert a reference's config fields: new and renamed fields, and sizes for tests."""
+"""Convert a reference's config fields: new fields, renamed fields and a small test config."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL: Mapping[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
-"""The sizes of a config for tests, by transformers' names."""
+"""Sizes of a config for tests, by transformers' names."""
 
 ALWAYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -45,21 +45,25 @@ SPELT = {
     "rms_norm_eps": "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon",
     "intermediate_size": "n_inner ffn_dim ffn_hidden_size",
 }
-"""Fields that families name otherwise without saying so in an `attribute_map`."""
+"""Other names of fields that config classes use without an `attribute_map`."""
 
 TRAINING = re.compile("dropout|initializer|aux_loss|jitter|classifier|init_std")
-"""Fields that change nothing when a model is used."""
+"""Fields without effect at inference."""
 
 UNSTATED = object()
-"""The default of a field that has none, or none that is a plain value."""
+"""The default of a field without a default, or with one that is not a literal."""
 
 WINDOW = ("sliding_window", "layer_types")
-"""What `ostro.config.WindowConfig` has beyond `TextConfig`."""
+"""Fields of `ostro.config.WindowConfig` that `TextConfig` does not have."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """new: fields to add; pending: those that only the reference uses; renamed: theirs by ours."""
+    """A reference's config in terms of ostro's.
+
+    new: fields to add; pending: default source of those that the model must implement; renamed: the
+    reference's names by ostro's; windowed: has a sliding window; tiny: a small config for tests.
+    """
 
     new: tuple[Field, ...]
     pending: Mapping[str, str]
@@ -69,7 +73,7 @@ class Shape:
 
 
 def shape_of(reference: Reference) -> Shape:
-    """The config of a reference as fields of ours."""
+    """Convert the config of a reference."""
     fields = {field.name: field for field in reference.fields}
     renamed = {**reference.renamed, **spellings(fields)}
     trunk, read = trunk_fields(), used_names(reference)
@@ -104,7 +108,7 @@ def spellings(fields: Mapping[str, Field]) -> dict[str, str]:
 
 
 def used_names(reference: Reference) -> set[str]:
-    """The attributes that the model's source reads, of its config or of anything."""
+    """All attributes and strings in the model's source, including the config fields it reads."""
     nodes = list(ast.walk(reference.tree))
     found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     strings = (node.value for node in nodes if isinstance(node, ast.Constant))
@@ -113,7 +117,7 @@ def used_names(reference: Reference) -> set[str]:
 
 @cache
 def trunk_fields() -> Mapping[str, Field]:
-    """The fields of llama's Config and of what it derives from."""
+    """The fields of llama's Config and its bases, by name."""
     found: dict[str, Field] = {}
     for module, cls in (
         ("ostro.core.config", "ModelConfig"),
@@ -129,7 +133,7 @@ def trunk_fields() -> Mapping[str, Field]:
 
 
 def literal(field: Field) -> Any:
-    """A field's default, UNSTATED where the source gives none that is a plain value."""
+    """A field's default, or UNSTATED if it has none or not a literal."""
     try:
         return UNSTATED if field.default is None else ast.literal_eval(field.default)
     except ValueError:
@@ -137,7 +141,7 @@ def literal(field: Field) -> Any:
 
 
 def typed(field: Field) -> Field:
-    """The field with an annotation that our configs check, and an immutable default."""
+    """The field with an annotation that ostro's configs check, and an immutable default."""
     value = literal(field)
     if isinstance(value, list):
         value = tuple(value)
@@ -148,7 +152,7 @@ def typed(field: Field) -> Field:
 
 
 def annotation(said: str | None, value: Any) -> str:
-    """`int | None` and the like; `object` for what configs do not check."""
+    """An annotation such as `int | None`; `object` for types that configs do not check."""
     optional = value is None or (said is not None and re.search(r"\bNone\b|Optional", said))
     bare = re.sub(r"\bNone\b|Optional|[|\[\] ]", " ", said or type(value).__name__).split()
     kinds = {word for word in bare if word in ("int", "float", "str", "bool")}
@@ -164,7 +168,7 @@ def annotation(said: str | None, value: Any) -> str:
 
 
 def spell(value: Any) -> str:
-    """A value as it is written in source, with double quotes."""
+    """The source text of a value, with double quotes."""
     text = repr(value)
     return text.replace("'", '"') if '"' not in text else text
 
@@ -183,5 +187,5 @@ def shrink(fields: Mapping[str, Field], renamed: Mapping[str, str]) -> Iterator[
 
 
 def stated_late(name: str, theirs: str, fields: Mapping[str, Field]) -> bool:
-    """Whether a size without a default is one that the config class fills in from others."""
+    """Whether a config class computes a size without a default from other fields."""
     return name == "num_key_value_heads" and theirs in fields

@@ -1,4 +1,4 @@
-"""The parts of a proposed model.py: what a reference's sources decide, and TODO for the rest."""
+"""Generate the parts of a model.py from a parsed reference, with TODO comments for the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROJECTIONS = tuple(f"{LAYER}.self_attn.{name}_proj" for name in "qkvo")
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What a model.py for the reference in `file` is made of."""
+    """The inputs of a model.py for the reference in `file`, and its generated parts."""
 
     file: str
     shape: Shape
@@ -32,7 +32,7 @@ class Skeleton:
 
     @cached_property
     def ours(self) -> Mapping[str, str | None]:
-        """By path of theirs, what it is in Llama's tree."""
+        """Paths in Llama's module tree by the reference's paths; None if unknown."""
         return {leaf.path: role(leaf.path, gated=self.gated) for leaf in self.leaves}
 
     @cached_property
@@ -41,7 +41,7 @@ class Skeleton:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do: the reference is Llama under other names."""
+        """Whether nothing is left to do: the reference is Llama with other names."""
         return not (self.differences or self.shape.pending or self.shape.windowed) and all(
             self.ours.values()
         )
@@ -62,7 +62,7 @@ class Skeleton:
         }
 
     def todo(self, topic: str, by: int = 4) -> list[str]:
-        """The marks of one part of the model, one for each class or function of theirs."""
+        """The TODO comments of a topic, one for each class or function of the reference."""
         lines: dict[str, list[str]] = {}
         for difference in self.differences:
             if difference.topic == topic:
@@ -101,7 +101,7 @@ class Skeleton:
         yield from ("", "")
 
     def fields(self) -> Iterator[list[str]]:
-        """The fields, and the methods that rename and refuse."""
+        """The lines of the fields, and of the methods that rename and reject fields."""
         shape = self.shape
         if shape.new:
             defaults = [f" = {each.default}" if each.default else "" for each in shape.new]
@@ -124,7 +124,7 @@ class Skeleton:
             ]
 
     def norms(self) -> Iterator[str]:
-        """What is to be said of the norms: those that are missing, and those of another kind."""
+        """TODO comments for norms that are missing or not RMS norms."""
         for path in NORMS:
             if path not in self.by_role:
                 yield from comment(f"no weight of theirs is {path}: is there such a norm?", 4)
@@ -134,7 +134,7 @@ class Skeleton:
                 yield from comment(f"{self.file}:{leaf.line}: {leaf.path} is {leaf.kind}", 4)
 
     def attention(self) -> Iterator[str]:
-        """The call of `nn.Attention`, as far as the leaves decide its arguments."""
+        """The call of `nn.Attention`, with the arguments that the leaves determine."""
         fused = next((leaf for leaf in self.leaves if last(leaf) in FUSED), None)
         q, out = self.by_role.get(PROJECTIONS[0], fused), self.by_role.get(PROJECTIONS[3])
         yield from ("return nn.Attention(", "    config,", "    layer,", "    rope,")
@@ -147,7 +147,7 @@ class Skeleton:
         yield ")"
 
     def feed_forward(self) -> Iterator[str]:
-        """The call of `nn.GatedMLP`, or of `nn.MLP` where two linears are all there is."""
+        """The call of `nn.GatedMLP`, or of `nn.MLP` if there are only two linears."""
         first = self.by_role.get(f"{LAYER}.mlp.fc1")
         if first is not None and not self.gated:
             if (said := bias(first)) != "True":
@@ -165,12 +165,12 @@ class Skeleton:
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
-        """Theirs and ours, where they differ."""
+        """(reference's path, Llama's path) of modules whose paths differ."""
         return [(theirs, ours) for theirs, ours in self.ours.items() if ours and theirs != ours]
 
     @property
     def stem(self) -> str:
-        """What the names of their layers begin with."""
+        """The prefix of the reference's layers, with {i} for the index."""
         found = (leaf.path.partition(".{i}.") for leaf in self.leaves)
         return next((f"{stem}.{{i}}" for stem, _, inner in found if inner), LAYER)
 
@@ -187,7 +187,7 @@ def last(leaf: Leaf) -> str:
 
 
 def bias(leaf: Leaf | None) -> str:
-    """The bias of a linear as an expression over `config`; torch's own default is True."""
+    """The bias of a linear as an expression of `config`; torch's default is True."""
     if leaf is None:
         return "False"
     said = leaf.arguments.get("bias", leaf.arguments.get("2", "True")).removeprefix("self.")
@@ -196,7 +196,7 @@ def bias(leaf: Leaf | None) -> str:
 
 
 def pair(theirs: str, ours: str, stem: str) -> str:
-    """A line of PAIRS, with the names of the layers' prefixes in the place of the prefixes."""
+    """A line of PAIRS, with the constants LAYER and THEIRS in place of the layers' prefixes."""
     named = {LAYER: "LAYER", stem: "LAYER" if stem == LAYER else "THEIRS"}
     left, right = (spelt(name, named) for name in (theirs, ours))
     line = f"    Pair({left}, {right}),"
@@ -213,7 +213,7 @@ def spelt(name: str, prefixes: Mapping[str, str]) -> str:
 
 
 def comment(text: str, by: int) -> list[str]:
-    """A mark that is still to be dealt with, as comment lines."""
+    """The comment lines of a TODO, wrapped."""
     lines = wrap(f"TODO {text}", WIDTH - by - 2, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in lines]
 

@@ -1,4 +1,4 @@
-"""Python sources as text: read within bounds, parsed, and the fields that a class states."""
+"""Read and parse Python source files of limited size, and find the fields of config classes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from ostro.errors import ConfigError
 
 LARGEST = 1 << 22
-"""Bytes that are read of one file; more is no source."""
+"""Maximum size of a source file in bytes."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a config: its annotation and default as they are written, None where not."""
+    """A field of a config: its annotation and default as source text, None if missing."""
 
     name: str
     annotation: str | None
@@ -24,12 +24,12 @@ class Field:
 
 
 def is_name(value: object) -> bool:
-    """Whether it can be a name in Python: what else a file holds must not get into sources."""
+    """Whether a value is a Python identifier: other text must not get into generated sources."""
     return isinstance(value, str) and value.isidentifier() and not iskeyword(value)
 
 
 def stated(node: ast.ClassDef) -> Iterator[Field]:
-    """The fields of a config class: annotated ones, or the arguments of its __init__."""
+    """The fields of a config class: annotated attributes, and arguments of its __init__."""
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             default = None if item.value is None else ast.unparse(item.value)
@@ -45,7 +45,7 @@ def stated(node: ast.ClassDef) -> Iterator[Field]:
 
 
 def read(file: Path) -> str:
-    """A source file. Raises ConfigError for what is none."""
+    """The text of a source file. Raises ConfigError if it is too large or cannot be read."""
     try:
         if file.stat().st_size > LARGEST:
             raise ConfigError(f"{file.name} has {file.stat().st_size} bytes: that is no source")

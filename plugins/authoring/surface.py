@@ -1,4 +1,4 @@
-"""The public surface: the names that plugins may import, and replacements for other names.
+"""The public API: the names that plugins may import, and replacements for other names.
 
 Sources are parsed, not executed, and this module does not import torch.
 """
@@ -25,7 +25,7 @@ MODULES = (
     "pipelines",
     "testing",
 )
-"""The public modules besides `ostro` and `ostro.trunks`; public are the names in `__all__`."""
+"""The public modules besides `ostro` and `ostro.trunks`; their public names are in `__all__`."""
 
 PROVISIONAL = (
     "caches",
@@ -71,9 +71,9 @@ def imports(nodes: Iterable[ast.AST], package: Sequence[str]) -> Iterator[Import
 
 
 def breach(imported: Import, plugin: str = "") -> tuple[str, str] | None:
-    """Why a plugin may not import something of ostro, and the replacement; None if it may.
+    """(reason, replacement) if a plugin may not import a name of ostro, else None.
 
-    Public are the names that `ostro` exports, those in `__all__` of its public `MODULES`, and
+    Public names are the exports of `ostro`, those in `__all__` of its public `MODULES`, and the
     trunks. `plugin` is the module of the importing plugin if it is built in.
     """
     room, *rest = imported.full.split(".")
@@ -110,7 +110,7 @@ def exported() -> frozenset[str]:
 
 
 LISTS = {"nn": "ostro.core.nn", "testing": "ostro.plugins.conformance"}
-"""Modules with the `__all__` of public modules that re-export all of it."""
+"""The modules with the real `__all__`, for public modules that re-export all of it."""
 
 
 @cache
