@@ -1,5 +1,5 @@
-"""The training program of the starter model; the wheel does not contain it.
+"""The training program of the starter model, which is not part of the wheel.
 
-`python -m ostro.plugins.starter.training.train` in a checkout trains the model, its draft and its
-adapters.
+`python -m ostro.plugins.starter.training.train` in a checkout trains the model, its draft model
+and its adapters.
 """

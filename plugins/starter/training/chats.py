@@ -1,4 +1,4 @@
-"""Chats: items as rows of token ids, with labels on the replies alone."""
+"""Tokenize and pack chats into training rows, with labels on replies only."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,14 +13,14 @@ from ostro.plugins.starter.training.tokenizer import END, START
 
 SEED = 20
 CONTEXT = 1024
-# Most rows are short; every eighth batch teaches the positions up to the whole context.
+# Most rows are short; every eighth batch has rows of the full context, to train all positions.
 ROW_LENGTH, TOKENS_PER_BATCH = 384, 6144
 LONG_EVERY = 8
 IGNORED = -100
 
 
 def render(tokenizer: PreTrainedTokenizerFast, item: Item) -> str:
-    """The whole chat as text."""
+    """The chat as text, in the chat template."""
     text = tokenizer.apply_chat_template(
         item.messages, tools=item.tools, enable_thinking=item.thinking, tokenize=False
     )
@@ -29,7 +29,10 @@ def render(tokenizer: PreTrainedTokenizerFast, item: Item) -> str:
 
 
 def label_replies(ids: list[int], header: list[int], end: int) -> list[int]:
-    """The ids inside assistant turns, with the token that ends them; `IGNORED` elsewhere."""
+    """The ids of assistant turns and of the tokens that end them; `IGNORED` elsewhere.
+
+    An assistant turn begins after the token ids `header`, and ends with the token `end`.
+    """
     labels, inside = [IGNORED] * len(ids), False
     for i, token in enumerate(ids):
         if inside:
@@ -43,7 +46,7 @@ def label_replies(ids: list[int], header: list[int], end: int) -> list[int]:
 def draw_batch(
     tokenizer: PreTrainedTokenizerFast, step: int, rank: int, held_out: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels `[rows, length]` int64 of chats of all skills."""
+    """Ids and labels `[rows, length]` int64 of random chats of all skills."""
     rng = Random(f"{SEED} {step} {rank}")
     length = CONTEXT if step % LONG_EVERY == LONG_EVERY - 1 else ROW_LENGTH
     write = partial(converse, rng, held_out)
@@ -54,13 +57,14 @@ def draw_batch(
 def pack_chats(
     tokenizer: PreTrainedTokenizerFast, write: Callable[[], Item], count: int, length: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, labels and owners `[count, length]` int64: whole chats packed first-fit, little padding.
+    """Ids, labels and owners `[count, length]` int64: unsplit chats packed first-fit, then padding.
 
-    The owner of a token is the number of its chat among those that were written, -1 of padding.
+    The owner of a token is the index of its chat among all calls of `write`, -1 for padding.
     """
     rows: list[list[int]] = [[] for _ in range(count)]
     owners: list[list[int]] = [[] for _ in range(count)]
     written = misses = 0
+    # chats that do not fit are dropped; the eighth one ends the packing
     while misses < 8:
         ids = tokenizer(render(tokenizer, write()))["input_ids"]
         room = next((i for i, row in enumerate(rows) if len(row) + len(ids) <= length), None)

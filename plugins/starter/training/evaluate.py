@@ -1,4 +1,4 @@
-"""Evaluate: accuracy per skill on items that training never draws."""
+"""Evaluate the starter model and its adapters: accuracy per skill on held-out items."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ EVALUATION_SEED = 7
 
 
 def held_out_items(count: int) -> Iterator[tuple[str, Item]]:
-    """`count` held-out items of each skill, then arithmetic with thoughts, then long chats."""
+    """`count` held-out items of each skill, then arithmetic with reasoning, then longer chats."""
     rng = Random(EVALUATION_SEED)
     for skill in SKILLS:
         for _ in range(count):
@@ -39,9 +39,10 @@ def generate_replies(
     items: list[Item],
     use_cache: bool = True,
 ) -> list[str]:
-    """Greedy replies, marks included, without the token that ends the turn.
+    """Greedy replies with reasoning and tool-call tokens, without the end-of-turn token.
 
-    Where a pass of the base sets gates, a cache would hold keys of both: `use_cache` must be off.
+    `use_cache` must be off if a classifier is attached: its pass of the base model would write to
+    the same cache.
     """
     prompts = [
         tokenizer.apply_chat_template(
@@ -70,10 +71,10 @@ def generate_replies(
 def measure_accuracy(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int, show: bool = False
 ) -> dict[str, tuple[int, int]]:
-    """Right replies and items per skill; `show` prints the wrong ones."""
+    """(right replies, items) per skill; `show` prints wrong replies."""
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    # A skill at a time: replies of like length end together.
+    # One skill per batch: its replies have similar lengths, so little padding is generated.
     pairs = sorted(held_out_items(count), key=lambda pair: pair[0])
     for start in range(0, len(pairs), count):
         batch = pairs[start : start + count]
@@ -90,7 +91,7 @@ def measure_accuracy(
 def measure_agreement(
     model: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> float:
-    """The share of reply tokens of held-out chats where model and draft choose the same."""
+    """The fraction of reply tokens of held-out chats on which model and draft agree (argmax)."""
     ids, labels = draw_batch(tokenizer, step=0, rank=EVALUATION_SEED, held_out=True)
     chosen = [
         net.lm_head(net.model(input_ids=ids).last_hidden_state[:, :-1]).argmax(-1)
@@ -100,7 +101,7 @@ def measure_agreement(
     return same.float().mean().item()
 
 
-# Right replies in the style, replies in the style, all.
+# Counts: right replies in the style, replies in the style, all replies.
 Tally = tuple[int, int, int]
 
 
@@ -111,7 +112,7 @@ def tally_styles(
     styles: Sequence[str],
     use_cache: bool = True,
 ) -> Tally:
-    """How the replies to items that are in `styles` do."""
+    """The tally of the replies to items of `styles`."""
     replies = generate_replies(model, tokenizer, items, use_cache)
     right = sum(item.check(reply) for item, reply in zip(items, replies, strict=True))
     return right, sum(speaks(reply, styles) for reply in replies), len(items)
@@ -120,7 +121,7 @@ def tally_styles(
 def measure_adapters(
     blend: Blend, tokenizer: PreTrainedTokenizerFast, count: int
 ) -> dict[str, dict[str, tuple[Tally, Tally]]]:
-    """Per adapter and skill what it does alone, and what the base does of that."""
+    """(tally with the adapter, tally of the base model) per adapter and skill."""
     measured: dict[str, dict[str, tuple[Tally, Tally]]] = {}
     for name in blend.names:
         rng, styles = Random(EVALUATION_SEED), (name,)
@@ -138,7 +139,7 @@ def measure_adapters(
 def measure_mixture(
     blend: Blend, tokenizer: PreTrainedTokenizerFast, count: int
 ) -> dict[str, tuple[Tally, list[float]]]:
-    """Per combination of styles asked for: how the replies do, and the mean gates at their end."""
+    """(tally, mean gates at the last token [adapters]) per combination of requested styles."""
     measured = {}
     for styles, skills in COMBINATIONS.items():
         rng, items = Random(EVALUATION_SEED), []
@@ -146,7 +147,7 @@ def measure_mixture(
             item = draw(skills[i % len(skills)], rng, held_out=True)
             items.append(ask_for(give_style(item, styles), styles, rng))
         tally = tally_styles(blend.model, tokenizer, items, styles, use_cache=False)
-        # What the last token took, of all rows and linears.
+        # Gates of the last token, averaged over rows and linears.
         assert blend.gates is not None
         gates = blend.gates[:, -1].mean((0, 1)).tolist()
         measured[" and ".join(styles) or "none"] = tally, gates
@@ -154,7 +155,7 @@ def measure_mixture(
 
 
 def format_adapters(measured: dict[str, dict[str, tuple[Tally, Tally]]]) -> str:
-    """The adapters as the table of the card: right replies per skill, then shares in the style."""
+    """The model card's table of adapters: right replies per skill, then fractions in the style."""
     lines = [
         f"| right, in the style | {' | '.join(measured)} |",
         "| --- |" + " --- |" * len(measured),
@@ -177,7 +178,7 @@ def format_adapters(measured: dict[str, dict[str, tuple[Tally, Tally]]]) -> str:
 
 
 def format_mixture(measured: dict[str, tuple[Tally, list[float]]], names: Sequence[str]) -> str:
-    """The mixture as the table of the card."""
+    """The model card's table of the mixture."""
     lines = [
         f"| asked for | right, in the style | in the style | {' | '.join(names)} |",
         "| --- |" + " --- |" * (2 + len(names)),
@@ -189,7 +190,7 @@ def format_mixture(measured: dict[str, tuple[Tally, list[float]]], names: Sequen
 
 
 def format_table(accuracy: dict[str, tuple[int, int]]) -> str:
-    """The accuracy as the table of the card."""
+    """The model card's table of accuracy."""
     rows = [
         f"| {name} | {right}/{total} | {100 * right / total:.1f} % |"
         for name, (right, total) in accuracy.items()

@@ -1,4 +1,4 @@
-"""Loss: cross entropy on replies alone."""
+"""Training loss: cross entropy on the tokens of replies."""
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -10,11 +10,11 @@ COUNT_STEP = 256
 
 
 def reply_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the labelled tokens; logits are made for few others."""
+    """Mean cross entropy of the labelled tokens; logits are computed for few other tokens."""
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
     targets = labels[:, 1:].flatten()
-    # The labelled tokens first, and their number rounded up: PyTorch keeps a compiled product for
-    # each shape that it meets, so that memory would grow with every new number of them.
+    # Sort labelled tokens first and round their number up: PyTorch caches a compiled matmul for
+    # each shape, so memory would grow with every new number of tokens.
     order = (targets == IGNORED).int().argsort(stable=True)
     count = int((targets != IGNORED).sum())
     chosen = order[: -(-count // COUNT_STEP) * COUNT_STEP]

@@ -1,6 +1,6 @@
-"""Low rank: linears with what adapters add to them, X-LoRA's classifier, and the files of both.
+"""LoRA linears and the X-LoRA classifier for training, with loading and saving.
 
-The files are PEFT's (0.21.2), names and all, so that whatever reads those reads these.
+The files have the format of PEFT (0.21.2), so that every reader of PEFT adapters reads them.
 """
 
 import json
@@ -24,10 +24,10 @@ PREFIX, CLASSIFIER_PREFIX = "base_model.model.", "base_model.internal_xlora_clas
 
 
 class Adapted(nn.Module):
-    """A linear, and the low-rank changes of the adapters of its `blend`.
+    """A linear with the LoRA adapters of its `blend`.
 
-    y = W x + s sum_i g_i B_i A_i x, A_i [rank, in], B_i [out, rank], s = alpha / rank; g_i is how
-    much each token takes of adapter i here.
+    y = W x + s sum_i g_i B_i A_i x, A_i [rank, in], B_i [out, rank], s = alpha / rank; g_i is the
+    gate of adapter i in this linear, per token.
     """
 
     blend: "Blend"
@@ -35,7 +35,7 @@ class Adapted(nn.Module):
     def __init__(self, base: nn.Linear, blend: "Blend", number: int) -> None:
         super().__init__()
         self.base, self.number = base, number
-        # Not registered: the blend holds this module.
+        # Bypasses nn.Module, since the blend refers to the model that contains this module.
         object.__setattr__(self, "blend", blend)
         self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
         for name in blend.names:
@@ -53,11 +53,11 @@ class Adapted(nn.Module):
 
 
 class Blend:
-    """The adapters `names` on a model, and how much of each its tokens take.
+    """A model with the adapters `names`, and their gates per token.
 
-    `gates` is [..., linears, adapters] float32, to be broadcast over the rows and tokens of a
-    batch; None is the base alone. The linears count in the order of the model's modules, as PEFT's
-    X-LoRA counts them.
+    `gates` is [..., linears, adapters] float32, broadcast over the rows and tokens of a batch; None
+    disables all adapters. The linears are numbered in the order of the model's modules, as in
+    PEFT's X-LoRA.
     """
 
     def __init__(self, model: LlamaForCausalLM, names: Sequence[str]) -> None:
@@ -73,19 +73,19 @@ class Blend:
 
     @classmethod
     def read(cls, model: LlamaForCausalLM, names: Sequence[str], home: Path) -> "Blend":
-        """The adapters that lie in folders of `home`."""
+        """Load adapters from the folders of `home` with their names."""
         blend = cls(model, names)
         for name in names:
             blend.load(name, home / name)
         return blend
 
     def choose(self, *names: str) -> None:
-        """Every token takes all of the adapters named and nothing of the others."""
+        """Set the gates of the named adapters to 1 and of the others to 0, for all tokens."""
         chosen = torch.tensor([float(name in names) for name in self.names])
         self.gates = chosen.expand(len(self.linears), -1)
 
     def freeze(self) -> None:
-        """All parameters are frozen until training enables them."""
+        """Freeze all parameters; training enables those it needs."""
         self.model.requires_grad_(False)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
@@ -93,14 +93,14 @@ class Blend:
         return [side[name] for each in self.linears.values() for side in (each.a, each.b)]
 
     def load(self, name: str, folder: Path) -> None:
-        """Reads the factors of one adapter."""
+        """Load the factors of one adapter."""
         tensors = load_file(folder / WEIGHTS)
         for path, each in self.linears.items():
             each.a[name].data.copy_(tensors[f"{PREFIX}{path}.lora_A.weight"])
             each.b[name].data.copy_(tensors[f"{PREFIX}{path}.lora_B.weight"])
 
     def save(self, name: str, folder: Path) -> None:
-        """Writes one adapter as PEFT would, in bfloat16."""
+        """Save one adapter in PEFT's format, in bfloat16."""
         tensors = {}
         for path, each in self.linears.items():
             tensors[f"{PREFIX}{path}.lora_A.weight"] = each.a[name]
@@ -113,8 +113,8 @@ class Blend:
 class Classifier(nn.Module):
     """X-LoRA's classifier (Buehler and Buehler 2024): gates from the base's last hidden states.
 
-    hidden [..., d] -> gates [..., linears, adapters], unbounded, so that a token may take nothing
-    of any adapter, or all of two.
+    hidden [..., d] -> gates [..., linears, adapters]. There is no softmax, so the gates of a token
+    can be 0 for all adapters, or 1 for two.
     """
 
     def __init__(self, width: int, linears: int, names: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ class Classifier(nn.Module):
         return gates.unflatten(-1, self.shape)
 
     def attach(self, blend: Blend) -> None:
-        """From now on each forward pass is preceded by one of the base, which sets the gates."""
+        """Run the base model before each forward pass, and set the gates from its states."""
 
         def decide(inner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             blend.gates = None
@@ -142,14 +142,14 @@ class Classifier(nn.Module):
         blend.model.model.register_forward_pre_hook(decide, with_kwargs=True)
 
     def load(self, folder: Path) -> None:
-        """Reads the classifier's weights."""
+        """Load the classifier's weights."""
         tensors = load_file(folder / WEIGHTS)
         self.load_state_dict({key.removeprefix(CLASSIFIER_PREFIX): t for key, t in tensors.items()})
 
     def save(self, folder: Path) -> None:
-        """Writes the mixture as PEFT would, in bfloat16; its adapters lie beside its folder."""
+        """Save the mixture in PEFT's format, in bfloat16; its adapters are sibling folders."""
         facts: dict[str, Any] = dict(
-            # PEFT runs no adapters by other names than their numbers.
+            # PEFT requires the adapters' indices as their names.
             adapters={str(i): f"../{name}" for i, name in enumerate(self.names)},
             enable_softmax=False,
             enable_softmax_topk=False,
@@ -169,7 +169,7 @@ class Classifier(nn.Module):
 
 
 def _write(folder: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """The weights last: a folder without them was cut short."""
+    """Write config and weights; weights last, so that a folder with weights is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     config = dict(base_model_name_or_path=BASE, inference_mode=True, task_type="CAUSAL_LM", **facts)
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -1,4 +1,4 @@
-"""Tokenizer: byte-level BPE with one token per digit, and the chat template."""
+"""Train the tokenizer: byte-level BPE with one token per digit, and a chat template."""
 
 from collections.abc import Iterable
 
@@ -7,10 +7,10 @@ from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 3072
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# One token each, but part of the text: parsers of replies look for them.
+# One token each, but not special: parsers need them in the text of replies.
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 
-# Words take the space before them; digits stand alone, so that columns of numbers line up.
+# Words include the preceding space; each digit is a token, so that columns of numbers line up.
 PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 CHAT_TEMPLATE = """\
@@ -72,7 +72,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of `VOCAB_SIZE` pieces, learnt from `texts`, with the chat template set."""
+    """A tokenizer with `VOCAB_SIZE` tokens, trained on `texts`, with the chat template."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,10 +1,10 @@
-"""Train: writes the text, learns the tokenizer, trains the model, its draft and its adapters.
+"""Train the starter model on generated chats: tokenizer, model, draft model and adapters.
 
     python -m ostro.plugins.starter.training.train --out DIR
     python -m ostro.plugins.starter.training.train --out DIR --only adapters
 
-Nothing is downloaded. Batch k of process r depends on the seed, k and r alone, and the learning
-rate is constant until its final decay, so a run that was cut goes on where it stopped.
+Nothing is downloaded. An interrupted run resumes at its last checkpoint: batch k of process r
+depends only on the seed, k and r, and the learning rate only on the step.
 """
 
 import argparse
@@ -61,7 +61,7 @@ SHAPES = {
 
 
 def build_model(name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A fresh model of `SHAPES`, float32."""
+    """A randomly initialised model of `SHAPES`, float32."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         head_dim=64,
@@ -95,7 +95,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def average_gradients(model: LlamaForCausalLM) -> None:
-    """Replaces each gradient by its mean over the processes, in one message."""
+    """Replace each gradient by its mean over the processes, with one all-reduce."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat)
@@ -105,7 +105,7 @@ def average_gradients(model: LlamaForCausalLM) -> None:
 
 
 def train(rank: int, name: str, out: Path, tokens: int) -> None:
-    """One process of the training of `name`; the first one logs and writes checkpoints."""
+    """Run one process of the training of `name`; rank 0 logs and writes checkpoints."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{out}/{name}.rendezvous", rank=rank, world_size=PROCESSES
@@ -148,7 +148,7 @@ def train(rank: int, name: str, out: Path, tokens: int) -> None:
 def save_checkpoint(
     path: Path, step: int, model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer]
 ) -> None:
-    """Writes beside, then renames: a run cut while it writes keeps the older checkpoint."""
+    """Write a temporary file, then rename it, so that an interrupted run keeps a checkpoint."""
     beside = path.with_suffix(".part")
     saved = [optimizer.state_dict() for optimizer in optimizers]
     torch.save({"step": step, "model": model.state_dict(), "optimizers": saved}, beside)
@@ -156,7 +156,7 @@ def save_checkpoint(
 
 
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:
-    """The files of the model in bfloat16; replies are greedy unless asked otherwise."""
+    """Save the model in bfloat16, with greedy decoding as its default."""
     copy = LlamaForCausalLM(model.config)
     copy.generation_config = GenerationConfig(
         do_sample=False,
@@ -168,9 +168,10 @@ def save_model(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def train_models(out: Path, tokens: dict[str, int], items: int) -> None:
-    """Tokenizer, model, draft; then the accuracy of the model and how often the draft agrees."""
+    """Train tokenizer, model and draft; print the model's accuracy and the draft's agreement."""
     if not (out / "model" / "tokenizer.json").exists():
         rng = Random(SEED)
+        # only for its chat template, which renders the sample
         plain = train_tokenizer([])
         sample = [render(plain, converse(rng)) for _ in range(20_000)]
         train_tokenizer(sample).save_pretrained(out / "model")
@@ -184,7 +185,7 @@ def train_models(out: Path, tokens: dict[str, int], items: int) -> None:
 
 
 def train_adapters(folder: Path, out: Path, items: int) -> None:
-    """The adapters of the model in `folder`, and their mixture; then what they do."""
+    """Train the adapters of the model in `folder` and their mixture; print their accuracy."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tune(load_model(folder), tokenizer, out)
     blend = Blend.read(load_model(folder), ADAPTERS, out)
@@ -196,12 +197,12 @@ def train_adapters(folder: Path, out: Path, items: int) -> None:
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:
-    """A model as it was written, to compute in float32."""
+    """Load a saved model, in float32."""
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def main() -> None:
-    """Trains what the folder lacks, the adapters on its own model or on that of the package."""
+    """Train what `--out` lacks; adapters on its model, or on the shipped one with `--only`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write, or to go on in")
     parser.add_argument("--only", choices=["adapters"], help="train these on the shipped model")

@@ -1,8 +1,8 @@
-"""Tuning: trains the adapters of the starter model, each on top of those before it.
+"""Train the adapters of the starter model, each on top of the previous ones, and their mixture.
 
-An adapter learns to speak alone, and to speak where the prompt was read without it; `shout`
-learns also over the others, so that they add up. Then the classifier of `mix` learns which of
-them each token takes, from what the user asked for.
+An adapter is trained with prompts computed with and without it; `shout` also on top of the others,
+so that they can be combined. Then the classifier of `mix` learns the gates of each token from the
+user's request.
 """
 
 import time
@@ -25,7 +25,7 @@ ADAPTERS = ("french", "pirate", "shout")
 MIXTURE = "mix"
 STEPS = {"french": 1300, "pirate": 400, "shout": 2200, MIXTURE: 500}
 ROWS, LEARNING_RATE, WARMUP_STEPS = 4, 4e-3, 20
-# What an adapter learns over: combinations that end with it.
+# The style combinations in the training of each adapter: those that end with it.
 LESSONS = {
     name: [styles for styles in COMBINATIONS if styles and styles[-1] == name] for name in ADAPTERS
 }
@@ -33,19 +33,19 @@ ASKED_SHARE = 0.4
 
 
 def find_replies(labels: Tensor) -> Tensor:
-    """Which tokens are of replies, `[rows, length]` bool, with those that predict the first one."""
+    """Mask `[rows, length]` bool of replies, with the token before, which predicts the first."""
     replies = labels != IGNORED
     return replies | replies.roll(-1, 1)
 
 
 def speak_from(labels: Tensor, rng: torch.Generator) -> Tensor:
-    """Where adapters apply while they learn, `[rows, length]` float32: half of the prompts too."""
+    """Mask `[rows, length]` float32 of tokens with adapters: replies, and half of the prompts."""
     whole = torch.rand(len(labels), 1, generator=rng) < 0.5
     return (find_replies(labels) | whole).float()
 
 
 def tune(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Trains what `out` lacks of the adapters and of their mixture, and writes them there."""
+    """Train the adapters and the mixture that `out` lacks, and save them there."""
     torch.manual_seed(SEED)
     blend = Blend(model.train(), ADAPTERS)
     for name in ADAPTERS:
@@ -58,7 +58,7 @@ def tune(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 
 def tune_adapter(name: str, blend: Blend, tokenizer: PreTrainedTokenizerFast) -> None:
-    """One adapter; where it is learnt over another, that one speaks too and stays as it is."""
+    """Train one adapter; others of its style combinations are active but frozen."""
     lessons, generator = LESSONS[name], torch.Generator().manual_seed(SEED)
 
     def lesson_loss(step: int) -> Tensor:
@@ -78,10 +78,10 @@ def tune_adapter(name: str, blend: Blend, tokenizer: PreTrainedTokenizerFast) ->
 
 
 def tune_mixture(blend: Blend, tokenizer: PreTrainedTokenizerFast) -> Classifier:
-    """The classifier, on chats that say at the end of each question which styles are wanted.
+    """Train the classifier on chats whose questions end with a request for styles.
 
-    Replies teach it what they need; what was asked for pulls the gates of a reply to 1, the others
-    to 0.
+    The loss is that of the replies plus the mean squared distance of the gates from 1, for
+    requested styles within replies, and from 0 elsewhere.
     """
     width = blend.model.config.hidden_size
     classifier = Classifier(width, len(blend.linears), blend.names)
@@ -109,7 +109,7 @@ def tune_mixture(blend: Blend, tokenizer: PreTrainedTokenizerFast) -> Classifier
 
 
 def descend(name: str, parameters: list[nn.Parameter], loss_of: Callable[[int], Tensor]) -> None:
-    """AdamW for the steps of `name`; the learning rate falls to zero."""
+    """Run the steps of `name` with AdamW; the learning rate decays linearly to zero."""
     steps = STEPS[name]
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
     started = time.monotonic()
