@@ -1,9 +1,9 @@
-"""Make the checkpoint that `speed.py` measures: a Qwen3-0.6B in shape, with random weights.
+"""Make the checkpoint for `speed.py`: random weights in the shapes of Qwen3-0.6B.
 
     python tests/peers/checkpoint.py FOLDER
 
-FOLDER becomes a Hugging Face folder that every engine loads (config, safetensors in bf16, a
-byte-level tokenizer whose words mean nothing) and holds the same weights as FOLDER/bf16.gguf.
+Writes FOLDER as a Hugging Face folder that every engine loads (config, safetensors in bf16, a
+byte-level tokenizer with meaningless words), and the same weights as FOLDER/bf16.gguf.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ GGUF_NAMES = {
 
 
 def weights() -> Iterator[tuple[str, str, Tensor]]:
-    """Each tensor, bfloat16, with its name on the hub and its name in GGUF."""
+    """The name on the hub, the name in GGUF and the bfloat16 values of each tensor."""
     torch.manual_seed(0)
     hidden, ffn, d = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
     q, kv = CONFIG["num_attention_heads"] * d, CONFIG["num_key_value_heads"] * d
@@ -95,7 +95,7 @@ def weights() -> Iterator[tuple[str, str, Tensor]]:
 
 
 def vocabulary() -> list[str]:
-    """The end mark, the bytes, then as many words as the embedding has rows."""
+    """The end-of-text token, the bytes, and words up to the number of embedding rows."""
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ("Ġ" + "".join(characters) for characters in product(ascii_lowercase, repeat=4))
     return [END, *bytes_, *islice(words, CONFIG["vocab_size"] - 1 - len(bytes_))]

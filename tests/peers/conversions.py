@@ -1,4 +1,4 @@
-"""What llama.cpp's converter is given: a tiny model of each architecture, with a tokenizer."""
+"""Inputs for llama.cpp's converter: a tiny model of each architecture, with a tokenizer."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject
 
 VOCABULARY = 320
-"""Tokens of a tiny model, which a tokenizer of single bytes fits into."""
+"""The vocabulary size of tiny models, enough for a tokenizer of single bytes."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An architecture by its record, and the folder that is made of it.
+    """An architecture by its record, and how to make the model folder for the converter.
 
-    changes: what the config says else than the tiny one; what a file cannot say has the value that
-    it stands for; others: the same of what is not the text's. stated: what a published config.json
-    says besides, and transformers does not save. media: the preprocessor_config.json of a model
-    with media, of which a projector is made as well. change: what is done to the folder, or
-    to the reference. options: more for the converter. asked: the architecture to load the file as.
-    refused: what is said where it cannot be done.
+    changes: fields of the text config that differ from the tiny one; fields that GGUF files cannot
+    store have the value that such files imply. others: the same for fields outside of the text
+    config. stated: fields of published config.json files that transformers does not save. media:
+    the preprocessor_config.json of a model with media; a projector is converted as well. change:
+    a modification of the folder or of the reference. options: further options of the converter.
+    asked: the architecture to load the file as. refused: the expected error of an unsupported case.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Case:
     refused: str = ""
 
     def shape(self, plugins: PluginManager, size: str = "tiny") -> dict[str, Any]:
-        """The config, tiny or wide; what concerns the text is in its text's part, if it has one."""
+        """The config, tiny or wide; `changes` apply to its text config, if it has one."""
         tiny = dict(getattr(plugins.get("architectures", self.name), size))
         text = tiny.get("text_config", tiny)
         sized = {"vocab_size": VOCABULARY} if "vocab_size" in text else {}
@@ -62,7 +62,7 @@ class Case:
         return {**tiny, "text_config": text}
 
     def prepare(self, tiny: Subject) -> None:
-        """Add to a saved model what the converter wants to see."""
+        """Add the files and fields that the converter requires to a saved model."""
         TOKENIZERS[self.tokenizer](tiny.folder)
         if self.change:
             self.change(tiny)
@@ -79,7 +79,7 @@ def write_bytes(folder: Path) -> None:
 
 
 def write_marked_bytes(folder: Path) -> None:
-    """With the tokens that stand for media first, where tiny configs have them."""
+    """As `write_bytes`, with the media placeholders first, at their ids in tiny configs."""
     write_bytes(folder)
     file = folder / "tokenizer.json"
     said = json.loads(file.read_text())
@@ -94,7 +94,7 @@ def write_marked_bytes(folder: Path) -> None:
 
 
 def write_pieces(folder: Path, **more: Any) -> None:
-    """As Gemma and T5 have them: pieces of words, of the unigram model."""
+    """A unigram tokenizer of word pieces, as in Gemma and T5."""
     file = str(folder / "tokenizer")
     quiet: dict[str, Any] = {"minloglevel": 2, "hard_vocab_limit": False, **more}
     lines = iter(TEXT * 20)
@@ -102,7 +102,7 @@ def write_pieces(folder: Path, **more: Any) -> None:
 
 
 def write_marked_pieces(folder: Path) -> None:
-    """With the marks of images and ends of lines first, where tiny configs have them."""
+    """As `write_pieces`, with image and newline tokens first, at their ids in tiny configs."""
     write_pieces(folder, user_defined_symbols=[*SQUARES, *LINES], bos_id=7, eos_id=8)
 
 
@@ -126,8 +126,8 @@ TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
 
 
 def guess(tiny: Subject) -> None:
-    """Add a layer that guesses a further token, as Qwen3-Next is published with; ours leaves it
-    out, so that its numbers are of no account.
+    """Add a multi-token prediction layer, as in published Qwen3-Next files. Its values are
+    arbitrary, because ostro ignores the layer.
     """
     tensors = load_file(tiny.folder / "model.safetensors")
     (attends, *_) = {name.partition(".self_attn.")[0] for name in tensors if ".self_attn." in name}
@@ -144,8 +144,8 @@ def guess(tiny: Subject) -> None:
 
 
 def halve(*ends: str) -> Callable[[Subject], None]:
-    """Round weights to the float16 in which the converter writes them whatever it is asked for, and
-    call the tower's by the names that they were published with.
+    """Round weights that end in `ends` to float16, which the converter uses for them regardless of
+    its options, and rename the tower's weights to their published names.
     """
 
     def change(tiny: Subject) -> None:
@@ -166,7 +166,7 @@ def halve(*ends: str) -> Callable[[Subject], None]:
 
 
 def pack(tiny: Subject) -> None:
-    """Give gpt-oss other experts, in MXFP4 of random bytes, as it is published with them."""
+    """Replace the experts of gpt-oss by MXFP4 experts of random bytes, as in published files."""
     from transformers import GptOssForCausalLM, Mxfp4Config
 
     file, generator = tiny.folder / "model.safetensors", torch.Generator().manual_seed(0)
@@ -280,4 +280,4 @@ CASES = {
     "clip": Case("clip", refused=UNKNOWN),
     "siglip": Case("siglip", refused=UNKNOWN),
 }
-"""FLUX and Dia are no folders that the converter opens: it looks for one class of transformers."""
+"""The converter cannot open FLUX and Dia folders: it expects a single class of transformers."""

@@ -1,18 +1,20 @@
-"""Files by llama.cpp's own converter, against transformers.
+"""Compare models in GGUF files of llama.cpp's converter with transformers.
 
     python tests/peers/converter.py [CHECKOUT] [--only CASE ...] [--python PYTHON]
 
-CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES). Of every architecture that it and we
-know, transformers saves a tiny model with honest weights, `convert_hf_to_gguf.py --outtype f32`
-makes a file of it, and what we load from the file is compared with transformers: the greatest
-difference of the logits (an encoder's states, a classifier's scores) as a share of their standard
-deviation. Of models with media, both files are made, text and projector, and media are in the
-prompts. Errors are printed as the converter or ostro reports them.
+CHECKOUT is a checkout of llama.cpp (default: $LLAMA_CPP_SOURCES). For each architecture that
+llama.cpp and ostro support, transformers saves a tiny model with re-initialised weights,
+`convert_hf_to_gguf.py --outtype f32` converts it, and the model that ostro loads from the file is
+compared with transformers: the largest difference of the logits (an encoder's states, a
+classifier's scores) relative to their standard deviation. Models with media are converted to both
+files, text and projector, and have media in their prompts. Errors are printed as the converter or
+ostro reports them.
 
-The converter runs as it is, in a process of its own under PYTHON, with the gguf package of its
-checkout. It knows pre-tokenizers by a hash of what they make of a text; of ours, trained on a few
-lines, RUN gives it a name. For T5 it needs protobuf, which ours does not: PYTHON is by default that
-of an environment `converter` beside those of the other peers, and where there is none, this one.
+The converter runs unmodified in a separate process under PYTHON, with the gguf package of its
+checkout. It identifies pre-tokenizers by a hash of their output, which does not exist for the
+tokenizers trained here; RUN supplies a name. For T5 it needs protobuf, which ostro does not:
+PYTHON is by default the interpreter of an environment `converter` beside those of the other peers,
+or this interpreter if there is none.
 """
 
 from __future__ import annotations
@@ -47,18 +49,18 @@ from conversion.base import TextModel
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 runpy.run_path(sys.argv[0] + "/{SCRIPT}", run_name="__main__")
 """
-"""Runs the converter with a name for the tokenizer's pre-tokenizer."""
+"""Run the converter with a fixed name for the pre-tokenizer."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a file is from its reference, or what was said instead."""
+    """The deviation `off` of a file from its reference, or the error message `said`."""
 
     off: float = float("inf")
     said: str = ""
 
     def good(self, case: Case) -> bool:
-        """Whether it is as it should be: equal, or refused where that is known."""
+        """Whether the outcome is as expected: equal, or the error of an unsupported case."""
         return case.refused in self.said if case.refused else self.off <= BAR
 
     def __str__(self) -> str:
@@ -66,13 +68,13 @@ class Outcome:
 
 
 class ConverterError(Exception):
-    """What the converter said last."""
+    """The last line of the converter's output."""
 
 
 def convert(
     folder: Path, file: Path, checkout: Path, python: Path, options: tuple[str, ...] = ()
 ) -> None:
-    """Make a file of a folder. Raises ConverterError."""
+    """Convert a folder to a GGUF file. Raises ConverterError if the converter fails."""
     asked = [str(folder), "--outfile", str(file), "--outtype", "f32", *options]
     command = [str(python), "-c", RUN, str(checkout), *asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
@@ -81,7 +83,7 @@ def convert(
 
 
 def compare(tiny: Subject, file: Path, asked: str | None) -> float:
-    """How far what a file holds is from the reference. Raises OstroError where it is not loaded."""
+    """The deviation of a file's model from the reference. Raises OstroError if loading fails."""
     settings = Settings(dtype="float32", device="cpu", arch=asked)
     engine = tiny.engine(load_model(file, settings, tiny.plugins))
     if not tiny.decodes:
@@ -90,13 +92,13 @@ def compare(tiny: Subject, file: Path, asked: str | None) -> float:
 
 
 def compare_media(tiny: Subject, folder: Path) -> float:
-    """The same of a text and a projector, with media made ready as the two say."""
+    """As `compare`, for a text and a projector file, with media preprocessed by their settings."""
     loaded = load_model(folder, Settings(dtype="float32", device="cpu"), tiny.plugins)
     if loaded.architecture.name != tiny.name:
         raise ConfigError(f"loaded as {loaded.architecture.name}")
     made = resolve(tiny.record.examples)(tiny.folder, loaded.raw_config)
     engine, found = tiny.engine(loaded), []
-    with suppress(Unsupported):  # videos, behind the images
+    with suppress(Unsupported):  # videos, which follow the images
         for example in made:
             ours = engine.runner.logits(
                 example.prompt.tokens,
@@ -108,7 +110,7 @@ def compare_media(tiny: Subject, folder: Path) -> float:
 
 
 def run(case: Case, checkout: Path, python: Path, plugins: PluginManager) -> Outcome:
-    """Make the model, let it be converted, and compare."""
+    """Make the model, convert it, and compare."""
     with (
         subject(plugins, case.name, config=case.shape(plugins)) as tiny,
         tempfile.TemporaryDirectory() as made,
@@ -129,7 +131,7 @@ def run(case: Case, checkout: Path, python: Path, plugins: PluginManager) -> Out
 
 
 def find_checkout(given: str | None) -> Path | None:
-    """The checkout that is named, or that the environment names; None where there is none."""
+    """The given checkout, or that of the environment variable; None if there is none."""
     found = Path(given or os.environ.get(CHECKOUT) or "-").resolve()
     return found if (found / SCRIPT).is_file() else None
 

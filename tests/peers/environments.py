@@ -1,13 +1,13 @@
-"""Make the environments of the other engines that `speed.py` and the parity checks compare with.
+"""Make the environments of the other engines for `speed.py` and the parity checks.
 
     python tests/peers/environments.py [--root DIR] [NAME ...]
 
-Each peer gets a virtual environment of its own under DIR (default: $PEERS_ROOT, else
-~/.cache/ostro/peers), because they ask for different versions of the same packages, and ours must
-stay as it is. An environment that answers its check is left alone. llama.cpp is built here for
-this CPU (a C++ compiler and cmake, about three minutes on two cores); the others come as wheels.
-torch is taken from wherever pip is configured to look: let PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS
-name a place with CPU wheels, or its CUDA build and 3 GB of libraries will come.
+Each peer has its own virtual environment under DIR (default: $PEERS_ROOT, else
+~/.cache/ostro/peers), because peers require different versions of the same packages, and ostro's
+environment must not change. An environment that passes its check is not modified. llama.cpp is
+built for this CPU (needs a C++ compiler and cmake, about three minutes on two cores); the others
+are installed as wheels. torch comes from the indexes that pip is configured for: point
+PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS to CPU wheels to avoid its CUDA build and 3 GB of libraries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TORCH = "torch==2.13.0"
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine: what to install, what must go again, and the import that proves it works."""
+    """An engine: the packages to install, those to uninstall again, and an import as a check."""
 
     name: str
     install: tuple[str, ...]
@@ -87,7 +87,7 @@ def answers(root: Path, peer: Peer) -> bool:
 
 
 def make(root: Path, peer: Peer) -> None:
-    """Create the environment and install the peer. Raises CalledProcessError where pip fails."""
+    """Create the environment and install the peer. Raises CalledProcessError if pip fails."""
     venv.create(root / peer.name, with_pip=True)
     pip = [python_of(root, peer.name), "-m", "pip"]
     environment = {**os.environ, **dict(peer.environment)}

@@ -2,9 +2,9 @@
 
     python tests/peers/ggml_blocks.py [--root DIR]
 
-llama.cpp's own functions unpack a few random blocks, whose scales are ordinary, negative and
-subnormal: `<format>.blocks` uint8 [blocks, bytes], `<format>.weights` float32 [blocks, elements].
-Q8_1, which llama.cpp never unpacks but only multiplies, is multiplied with unit vectors.
+llama.cpp's functions unpack a few random blocks with normal, negative and subnormal scales:
+`<format>.blocks` uint8 [blocks, bytes], `<format>.weights` float32 [blocks, elements]. Q8_1, for
+which llama.cpp has a product but no unpacking, is multiplied with unit vectors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def library(root: Path, name: str) -> ctypes.CDLL:
 
 
 def blocks(format: str, *scales: torch.dtype) -> Tensor:
-    """Random bytes behind scales of these types, one block for each of `SCALES`."""
+    """Scales of these dtypes, followed by random bytes; one block for each of `SCALES`."""
     generator = torch.Generator().manual_seed(BY_NAME[format].id)
     shape = (len(SCALES), BY_NAME[format].nbytes)
     made = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
@@ -54,7 +54,7 @@ def unpack(base: ctypes.CDLL, function: str, blocks: Tensor, size: int) -> Tenso
 
 
 def multiply_by_units(cpu: ctypes.CDLL, blocks: Tensor) -> Tensor:
-    """Q8_1 blocks times Q4_1 blocks with d = 1, m = 0 and a single code that is not 0, but 1."""
+    """Q8_1 blocks times Q4_1 blocks with d = 1, m = 0, a single code 1 and all other codes 0."""
     size, integer = ctypes.c_size_t, ctypes.c_int
     pointer = ctypes.c_void_p
     call = cpu.ggml_vec_dot_q4_1_q8_1

@@ -1,11 +1,11 @@
-"""Make the golden file of the errors that llama.cpp's own quantizers leave.
+"""Make the golden file of the quantization errors of llama.cpp's quantizers.
 
     python tests/peers/ggml_quantize.py [--root DIR]
 
-errors.json says by format, kind of weights, and whether importances were given, the squared error,
-weighted with them where they were, of each of `SEEDS`; and the weights' own squares, by which a
-change of numpy's random numbers is noticed. Formats that llama.cpp makes without importances are
-weighted all the same.
+errors.json contains, by format, kind of weights, and with or without importances, the squared error
+for each of `SEEDS`, weighted by the importances if given; and the sum of the squared weights, which
+reveals a change of numpy's random numbers. The error is also weighted for formats for which
+llama.cpp ignores importances.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REFERENCE = {"Q8_1": "quantize_row_q8_1_ref", "Q8_K": "quantize_row_q8_K_ref"}
 
 
 def weights(kind: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Weights [N, K] of a kind, and importances [K] as a layer of a language model has them."""
+    """Weights [N, K] of a kind, and importances [K] distributed as in a language model's layer."""
     random = np.random.default_rng([seed, KINDS.index(kind)])
     if kind == "student":
         made = random.standard_t(3, (N, K)) / 50
@@ -46,7 +46,7 @@ def weights(kind: str, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def squared(error: Tensor, importance: Tensor | None = None) -> float:
-    """The sum of squares, weighted."""
+    """The sum of squares, weighted by importances if given."""
     squares = error.double().square()
     return (squares if importance is None else squares * importance.double()).sum().item()
 

@@ -1,12 +1,13 @@
-"""Measure every format on the starter, beside llama.cpp's files of it, and write docs/formats.md.
+"""Write docs/formats.md: the quality of ostro's formats and llama.cpp's types on the starter.
 
     python tests/peers/quality.py [CHECKOUT] [--only FORMAT ...]
 
-CHECKOUT is one of llama.cpp (default: $LLAMA_CPP_SOURCES): its converter makes a file of the
-starter in floats, and llama-quantize, of the environment `llama_cpp` beside those of the other
-peers, makes one of each type of it that needs no importance. Where one of the two is missing, only
-our own formats are measured. The tables go between the page's marks. Computed in float32,
-`--exact`, so that only weights differ; a last table says what rounding activations to 8 bits adds.
+CHECKOUT is a checkout of llama.cpp (default: $LLAMA_CPP_SOURCES). Its converter makes a float file
+of the starter, and llama-quantize, in the environment `llama_cpp` beside those of the other peers,
+makes a file of each type that needs no importances. If one of the two is missing, only ostro's
+formats are measured. The tables are written between the marks of the page. Everything is computed
+in float32 with `--exact`, so that only weights differ; the last table shows the additional error of
+rounding activations to 8 bits.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ sys.exit(llama_cpp.llama_model_quantize(whole.encode(), made.encode(), asked))
 
 
 def make_files(folder: Path, starter: Path, checkout: Path) -> dict[str, Path]:
-    """llama.cpp's files of the starter, by type; those that it refuses are named and left out."""
+    """llama.cpp's files of the starter, by type; types that it rejects are reported and omitted."""
     whole = folder / "whole.gguf"
     convert(starter, whole, checkout, find_python())
     files = {}
@@ -69,7 +70,7 @@ def make_files(folder: Path, starter: Path, checkout: Path) -> dict[str, Path]:
 
 
 def table(title: str, rows: Iterable[Quality], nominal: Mapping[str, float]) -> list[str]:
-    """Variants, most bits first; `nominal` bits are those that a format has by itself."""
+    """A table of variants, most bits first; `nominal` are the bits of a format by itself."""
     columns = "bits | MB | KL | KL p99 | same top token, % | perplexity ratio".split(" | ")
     lines = [f"| {' | '.join([title, *columns])} |", "|---" * (len(columns) + 1) + "|"]
     for row in sorted(rows, key=lambda row: (-row.weights.bits, row.kl.value)):
@@ -90,7 +91,7 @@ def table(title: str, rows: Iterable[Quality], nominal: Mapping[str, float]) -> 
 def write(
     report: QualityReport, rounded: QualityReport, files: Mapping[str, Path], plugins: PluginManager
 ) -> str:
-    """What goes between the marks."""
+    """The text between the marks of the page."""
     nominal = {name: maker.format.bits for name, maker in makers(plugins).items()}
     quantizers = plugins.collect("quantizers").values()
     read = sorted(q.name for q in quantizers if not q.makes and q.name != "dense")

@@ -1,25 +1,25 @@
-"""Files by llama.cpp's own converter and quantizer, against llama.cpp.
+"""Compare models in GGUF files of llama.cpp's converter and quantizer with llama.cpp.
 
     python tests/peers/quantized.py [CHECKOUT] [--only CASE ...] [--formats FORMAT ...]
 
-Of every architecture that llama.cpp and we know (`conversions.py`), transformers saves a small
-model with rows of whole blocks, `convert_hf_to_gguf.py` of CHECKOUT makes a float file of it, and
-`llama_model_quantize` of the environment `llama_cpp` (`environments.py`) brings that to each of
-FORMATS, and these back to floats by llama.cpp's dequantizers. Of what we load from the quantized
-files, with exact=True, the table says how far the logits (an encoder's states) are, as a share of
-their standard deviation,
+For each architecture that llama.cpp and ostro support (`conversions.py`), transformers saves a
+small model with rows of whole blocks. `convert_hf_to_gguf.py` of CHECKOUT converts it to a float
+file, `llama_model_quantize` of the environment `llama_cpp` (`environments.py`) quantizes that to
+each of FORMATS, and llama.cpp's dequantizers make float files of the results. ostro loads the
+quantized files with exact=True. The table shows the deviation of its logits (an encoder's states),
+relative to their standard deviation, from
 
-    own      from ours of the dequantized file, dense: at most `SAME`
-    floats   from llama.cpp's of the dequantized file: at most `BAR`
+    own      ostro's logits of the dequantized file, dense: at most `SAME`
+    floats   llama.cpp's logits of the dequantized file: at most `BAR`
 
-Those with gelu are compared with llama.cpp's gelu in its place (see `tabled`), and floats is then
-of the median token, and may be twice what a change in the order of sums makes, said as jumps.
+Models with gelu run with llama.cpp's gelu (see `tabled`). For them, floats is that of the median
+token, and may be twice the effect of a change in the order of sums, which is shown as jumps.
 
-For the first format, text says how many of `COUNT` greedy tokens are llama.cpp's of the dequantized
-file, which should be all, and behind that, how many are those of the quantized one: llama.cpp
-rounds there what weights are multiplied with to 8 bits. How far this takes its logits from those
-of the dequantized file is said as rounds, of the median token, as some take other experts then.
-Where the text parts, gap is how far apart the two tokens are in our logits: at most twice that.
+For the first format, text is the number of the `COUNT` greedy tokens that equal llama.cpp's of the
+dequantized file, which should be all, followed by the number that equal those of the quantized
+file, for which llama.cpp rounds activations to 8 bits. rounds is the deviation of its logits by
+this rounding, of the median token, since rounding changes the experts of some tokens. At the first
+different token, gap is the difference of the two tokens in ostro's logits: at most twice rounds.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ FORMATS = {
     "IQ4_XS": 30,
     "Q2_K": 10,
 }
-"""Mixtures by the names that llama-quantize has for them, and their numbers in `llama_ftype`."""
+"""Mixtures of formats by their names in llama-quantize, and their numbers in `llama_ftype`."""
 
 COUNT = 32
 
 GEMMA = ("gemma2", "gemma3", "embeddinggemma", "gemma3_images")
 GELU = ("gemma", *GEMMA, "bert", "t5")
-"""Architectures that are compared with llama.cpp by its own gelu, see `tabled`."""
+"""Architectures that are compared with llama.cpp's gelu, see `tabled`."""
 
 OUTLIERS = {"gemma": 2.0}
-"""Factors on `SAME` for architectures whose largest logit, that of the last token itself, is many
-standard deviations above the others: its rounding is a larger share of them.
+"""Factors on `SAME` for architectures with a largest logit, that of the last token itself, many
+standard deviations above the others: its rounding error is larger relative to the deviation.
 """
 
 FULL = {"num_hidden_layers": 6, "layer_types": None}
@@ -99,28 +99,28 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "qwen2_5_vl": {"rms_norm_eps": 1e-12},
     "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
 }
-"""What files of the wide configs stand for, by architecture or case.
+"""Changes of the wide configs, by architecture or case.
 
-Where llama.cpp (July 2026) computes else than transformers, a config says what both do alike:
+They avoid values for which llama.cpp (July 2026) and transformers compute different results:
 
-- gpt-oss: llama.cpp rounds the ends of YaRN's ramp, which the reference does not, and reads no
-  betas of it; this ramp begins at the first pair and ends at the eighth.
+- gpt-oss: llama.cpp rounds the ends of YaRN's ramp, which the reference does not, and ignores its
+  betas; this ramp begins at the first pair and ends at the eighth.
 - DeepSeek-V2: llama.cpp ranks groups of experts by the sum of their two best, as V3 does; V2 is
   defined by the best one.
 - DeepSeek-V2-Lite: llama.cpp distinguishes it from V2 by its 26 or 27 layers.
 - Qwen2.5-VL: llama.cpp does not read the epsilon of qwen2vl, as its hyperparameters fall through to
   those of qwen2 in a comment only.
-- Qwen3-VL: in llama.cpp, pairs for which interleaved sections do not reach (the 62nd and 63rd of
-  [24, 20, 20]) are not rotated; in the reference, they turn with time.
+- Qwen3-VL: llama.cpp does not rotate pairs beyond the interleaved sections (the 62nd and 63rd of
+  [24, 20, 20]); the reference rotates them by the temporal position.
 """
 
 UNSAID = ("deepseek v3, unsaid",)
-"""Files that do not say how experts are gated: llama.cpp takes V2's softmax for them."""
+"""Files without the gating function of experts: llama.cpp uses V2's softmax for them."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A line of the table; `said` in its place where something failed."""
+    """A line of the table, or the error message `said`."""
 
     own: float = float("inf")
     floats: float = float("inf")
@@ -150,13 +150,13 @@ class Outcome:
 
 
 class LlamaError(Exception):
-    """What llama.cpp said last."""
+    """The last line of llama.cpp's output."""
 
 
 def ask(
     source: Path, format: str, folder: Path, tiny: Subject, count: int
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """What llama.cpp says, and in `folder` the files that it made. Raises LlamaError."""
+    """Run llama.cpp. Return its results; its files are in `folder`. Raises LlamaError."""
     script = Path(__file__).with_name("quantizer.py")
     prompt = ",".join(map(str, tiny.prompt))
     how = ["--count", str(count)] if tiny.decodes else ["--states"]
@@ -174,17 +174,19 @@ GELU_OF = F.gelu
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """llama.cpp's on CPU, whichever was asked for: by tanh, from a table of halves to halves."""
+    """llama.cpp's gelu on CPU, for both values of `approximate`: the tanh approximation, from a
+    table with float16 input and output.
+    """
     looked_up = GELU_OF(x.half().float(), approximate="tanh").half().float()
     return torch.where(x.abs() < 10, looked_up, x.relu())
 
 
 @contextmanager
 def tabled() -> Iterator[None]:
-    """Our models have llama.cpp's gelu, which takes logits 1e-4 to 2e-3 away from the function's.
+    """Run ostro's models with llama.cpp's gelu, which changes logits by 1e-4 to 2e-3.
 
-    It is a staircase: where sums that were added in another order fall on another step, by one in
-    the last place, it makes 1e-3 of 1e-7.
+    It is a step function: a sum that differs in its last bit, by another order of addition, may
+    fall on another step, which turns 1e-7 into 1e-3.
     """
 
     def forward(self: GatedMLP, x: Tensor, step: Step) -> Tensor:
@@ -196,7 +198,7 @@ def tabled() -> Iterator[None]:
 
 
 def say(tiny: Subject, loaded: LoadedModel, more: Sequence[int] = ()) -> Tensor:
-    """Our logits of the prompt and what was generated behind it, or our states."""
+    """ostro's logits of the prompt and the generated tokens `more`, or an encoder's states."""
     engine = tiny.engine(loaded)
     if tiny.decodes:
         return engine.runner.logits([*tiny.prompt, *more])
@@ -206,7 +208,9 @@ def say(tiny: Subject, loaded: LoadedModel, more: Sequence[int] = ()) -> Tensor:
 def compare(
     tiny: Subject, few: LoadedModel, dense: LoadedModel, theirs: Mapping[str, np.ndarray[Any, Any]]
 ) -> Outcome:
-    """The line of a quantized file, of which `dense` has the floats, and of what llama.cpp said."""
+    """The outcome of the quantized model `few`; `dense` is the dequantized model, `theirs` the
+    results of llama.cpp.
+    """
     plain, rounded = (torch.from_numpy(theirs[name]) for name in ("floats", "rounded"))
     own, rounds = deviation(say(tiny, few), say(tiny, dense)), typical(rounded, plain)
     if tiny.name not in GELU:
@@ -222,7 +226,7 @@ def compare(
 def follow(
     tiny: Subject, few: LoadedModel, theirs: Mapping[str, np.ndarray[Any, Any]], outcome: Outcome
 ) -> Outcome:
-    """An outcome with how our text goes beside llama.cpp's two, if it was asked for any."""
+    """Add the comparison of ostro's greedy text with llama.cpp's two texts, if there are any."""
     plain, rounded = theirs["plain_text"].tolist(), theirs["text"].tolist()
     if not plain:
         return outcome
@@ -235,12 +239,12 @@ def follow(
 
 
 def typical(ours: Tensor, truth: Tensor) -> float:
-    """As `deviation`, of the median token."""
+    """The `deviation` of the median token."""
     return float(((ours - truth).abs().amax(-1) / truth.std()).median())
 
 
 def alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts have in common, from the first on."""
+    """The length of the common prefix of two texts in tokens."""
     unlike = (i for i, pair in enumerate(zip(one, other, strict=True)) if len({*pair}) > 1)
     return next(unlike, len(one))
 
@@ -248,7 +252,7 @@ def alike(one: Sequence[int], other: Sequence[int]) -> int:
 def run(
     title: str, formats: Sequence[str], checkout: Path, python: Path, plugins: PluginManager
 ) -> Iterator[tuple[str, Outcome]]:
-    """Make the model, let it be converted and quantized, and compare, format by format."""
+    """Make the model, convert and quantize it, and compare, format by format."""
     case = CASES[title]
     changes = {**case.changes, **WIDE.get(case.name, {}), **WIDE.get(title, {})}
     wide = replace(case, changes=changes).shape(plugins, "wide")
@@ -282,7 +286,7 @@ def find_llama() -> Path:
 
 
 def cases() -> dict[str, Case]:
-    """What the converter makes a file of."""
+    """The cases that llama.cpp converts and loads correctly, by name."""
     return {n: case for n, case in CASES.items() if not case.refused and n not in UNSAID}
 
 

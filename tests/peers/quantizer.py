@@ -1,12 +1,12 @@
-"""llama.cpp's side of `quantized.py`, run under the python of its own environment.
+"""llama.cpp's side of `quantized.py`; runs under the python of its own environment.
 
     python quantizer.py SOURCE FTYPE FOLDER --prompt 3,17,99 [--count N | --states]
 
-Quantizes the file SOURCE to FTYPE (a number of `enum llama_ftype`) as FOLDER/model.gguf, brings
-that back to floats by llama.cpp's own dequantizers as FOLDER/floats.gguf, and writes what both
-files say to FOLDER/said.npz: `rounded` and `floats`, the logits [T, V] of the prompt, or an
-encoder's states [T, d]; and N greedy tokens of each, `text` and `plain_text`. One thread, floats in
-the cache.
+Quantizes the file SOURCE to FTYPE (a number of `enum llama_ftype`) as FOLDER/model.gguf,
+dequantizes that with llama.cpp's dequantizers to FOLDER/floats.gguf, and writes the results of both
+files to FOLDER/said.npz: `rounded` and `floats`, the logits [T, V] of the prompt, or an encoder's
+states [T, d]; and N greedy tokens of each, `text` and `plain_text`. Runs with one thread and a
+float cache.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def quantize(source: Path, target: Path, ftype: int) -> None:
 def say(
     file: Path, prompt: list[int], count: int, states: bool
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """What a file says to a prompt, and how it goes on."""
+    """The logits (or states) of a prompt for a file, and its greedy continuation."""
     how = llama_cpp.llama_model_default_params()
     how.n_gpu_layers = 0
     model = llama_cpp.llama_model_load_from_file(bytes(file), how)
@@ -87,7 +87,7 @@ def say(
 def run(
     context: Any, tokens: list[int], place: int, width: int, states: bool
 ) -> np.ndarray[Any, Any]:
-    """What is said to tokens from a place on: [T, width]."""
+    """The logits or states of tokens from a position on: [T, width]."""
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
     for i, token in enumerate(tokens):

@@ -1,15 +1,15 @@
-"""Compare the speed of ostro with other engines on one checkpoint, side by side on this machine.
+"""Compare the speed of ostro with other engines on one checkpoint and this machine.
 
     python tests/peers/speed.py CHECKPOINT [--gguf FILE] [--bits 8] [--runs 5] [--prompt 512]
 
-CHECKPOINT is a Hugging Face folder; llama.cpp takes FILE, the same weights as GGUF. With --bits
-FILE is quantized (`llama-quantize FLOATS FILE Q8_0` or Q4_K_M), ostro takes it as well, mistral.rs
-quantizes while it reads, and OpenVINO's model is compressed when it is converted. Every peer
-runs in a process of its own under the python of its environment (`environments.py`), loads once,
-warms up once, and then all take turns: in each round one after the other prefills the prompt and
-decodes, so that whatever else the machine does meets all of them alike. Decode is greedy, at batch
-1, after that prompt. What is printed are medians over the rounds in tokens per second, and as JSON
-with --json. A peer that is not installed, or fails, is named and left out.
+CHECKPOINT is a Hugging Face folder; llama.cpp loads FILE, the same weights as GGUF. With --bits,
+FILE is quantized (`llama-quantize FLOATS FILE Q8_0` or Q4_K_M) and ostro loads it as well;
+mistral.rs quantizes on loading, and OpenVINO's model is compressed on conversion. Each peer runs in
+a separate process under the python of its environment (`environments.py`), loads once and warms up
+once. In each round, the peers prefill the prompt and decode one after the other, so that other load
+of the machine affects all of them equally. Decoding is greedy, at batch size 1, after that prompt.
+The output is the medians over the rounds in tokens per second, as JSON with --json. Peers that are
+not installed, or fail, are reported and omitted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from time import perf_counter
 from typing import Any
 
 BITS = {"8": ("Q8_0", "int8"), "4": ("Q4K", "int4")}
-"""What mistral.rs and OpenVINO call them."""
+"""The names of the formats in mistral.rs and OpenVINO, by bits."""
 
 Turn = Callable[[list[int]], tuple[float, float]]  # prompt -> seconds to prefill, to decode
 
@@ -74,7 +74,7 @@ def arguments() -> argparse.Namespace:
 
 
 def start(args: argparse.Namespace) -> dict[str, subprocess.Popen[str]]:
-    """A process per peer that can run here; says why others cannot."""
+    """Start a process for each peer that can run here; print the reason for the others."""
     from environments import PEERS, default_root, python_of
 
     root = args.root or default_root()
@@ -104,13 +104,13 @@ def start(args: argparse.Namespace) -> dict[str, subprocess.Popen[str]]:
 
 
 def ask(name: str, worker: Any, prompt: list[int]) -> tuple[float, float] | None:
-    """Let a worker take its turn; None, and a word about it, if it died."""
+    """The times of one turn of a worker; None, with a printed message, if it has exited."""
     try:
         worker.stdin.write(json.dumps(prompt) + "\n")
         worker.stdin.flush()
     except BrokenPipeError:
         pass
-    # Engines print to stdout what they like; an answer is a line of its own with a mark.
+    # Engines also print to stdout, so an answer is a separate line with a mark.
     for line in worker.stdout:
         if line.startswith("seconds "):
             prefill, decode = json.loads(line.removeprefix("seconds "))
@@ -120,7 +120,7 @@ def ask(name: str, worker: Any, prompt: list[int]) -> tuple[float, float] | None
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Be a worker: load, then answer each prompt read from stdin with its two times."""
+    """Run as a worker: load, then print the two times of each prompt that is read from stdin."""
     turn: Turn = ENGINES[args.worker](args)
     for line in sys.stdin:
         print("\nseconds", json.dumps(turn(json.loads(line))), flush=True)
@@ -206,7 +206,7 @@ def llama_cpp(args: argparse.Namespace) -> Turn:
 def mistralrs(args: argparse.Namespace) -> Turn:
     from mistralrs import CompletionRequest, Runner, Which
 
-    # The dtype it chooses by itself: its bf16 took three times as long on a CPU with AMX.
+    # Its default dtype: bf16 took three times as long on a CPU with AMX.
     which = Which.Plain(model_id=str(args.checkpoint))
     isq = BITS[args.bits][0] if args.bits else None
     runner = Runner(
@@ -222,7 +222,8 @@ def mistralrs(args: argparse.Namespace) -> Turn:
             ignore_eos=True,
         )
         usage = runner.send_completion_request(request).usage
-        # Random tokens do not survive text: its own rates, scaled to the lengths asked for.
+        # Random tokens change when decoded to text and encoded again: scale its reported rates to
+        # the requested lengths.
         prefill = args.prompt / usage.avg_prompt_tok_per_sec
         return prefill, args.tokens / usage.avg_compl_tok_per_sec
 
@@ -267,7 +268,7 @@ def openvino(args: argparse.Namespace) -> Turn:
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
         )
-    # Weights kept as fp16 run as bf16 where the CPU multiplies that natively.
+    # fp16 weights are computed in bf16 if the CPU supports it natively.
     pipe = genai.LLMPipeline(str(folder), "CPU", INFERENCE_NUM_THREADS=args.threads)
     rules = genai.GenerationConfig(max_new_tokens=args.tokens + 1, ignore_eos=True, do_sample=False)
 

@@ -1,4 +1,4 @@
-"""What llama.cpp's own converter writes, where there is a checkout of it."""
+"""Files of llama.cpp's converter match transformers; needs a checkout of llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llama.cpp's own quantizer writes, where there is a checkout and an environment of it."""
+"""Files of llama.cpp's quantizer match llama.cpp; needs its checkout and environment."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OTHERWISE = ("gpt-oss", "deepseek v2", "deepseek v2 lite", "text of qwen2.5 vl",
 def test_known_differences_from_llama_cpp_still_exist(
     name: str, checkout: Path, plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reasons of `WIDE`, `UNSAID` and `tabled`; one that turns red can be left out there."""
+    """The reasons for `WIDE`, `UNSAID` and `tabled`; an entry whose test fails can be removed."""
     monkeypatch.setattr(quantized, "WIDE", {})
     monkeypatch.setattr(quantized, "GELU", ())
     [(_, outcome)] = run(name, ["Q8_0"], checkout, find_python(), plugins)
@@ -65,7 +65,7 @@ def test_known_differences_from_llama_cpp_still_exist(
 
 @pytest.fixture
 def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One scale of the quantized file is doubled after llama.cpp has read it."""
+    """Double one scale of the quantized file after llama.cpp has read it."""
     ask = quantized.ask
 
     def change(source: Path, format: str, folder: Path, *rest: Any) -> Any:

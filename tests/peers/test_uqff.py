@@ -1,4 +1,4 @@
-"""UQFF between mistral.rs and ours, where there is an environment of it."""
+"""UQFF files of mistral.rs and ostro work in both; needs mistral.rs's environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ostro.core.records import Settings
 pytestmark = pytest.mark.peer
 
 SILENT = {"qwen3 q8k", "qwen3 q8_1", "again qwen3 q8k", "again qwen3 q8_1", "qwen3_moe afq4"}
-"""What mistral.rs writes, and says that it cannot serve on a CPU."""
+"""Formats that mistral.rs writes, but reports as unsupported for serving on a CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def outcomes() -> dict[str, uqff.Outcome]:
 
 
 def bar(name: str) -> float:
-    """The most that a token may be preferred by."""
+    """The largest allowed preference for a different token."""
     return uqff.ROUNDED if set(name.split()) & set(uqff.GGML) else uqff.NEAR
 
 

@@ -1,15 +1,15 @@
-"""UQFF files between mistral.rs and ostro: each reads what the other writes and says the same.
+"""Compare mistral.rs and ostro on UQFF files that either of them wrote.
 
     python tests/peers/uqff.py [--python PYTHON] [--golden]
 
-mistral.rs brings tiny models with honest weights to every format that it writes on a CPU. Each file
-is served there and here, greedily; then we write the same layers again, and layers that we have
-quantized, and mistral.rs serves ours. Where a token differs, the table says by how much ours
-preferred its own: ggml's formats round what they multiply to eight bits there, and not here, so
-that one of two that are nearly as likely may be said.
+mistral.rs quantizes tiny models with re-initialised weights to each format that it writes on a CPU.
+Both engines serve each file greedily. Then ostro writes the same layers, and layers that it
+quantized itself, and mistral.rs serves these files. If a token differs, the table shows by how much
+ostro preferred its token: mistral.rs rounds activations to eight bits for ggml's formats, ostro
+does not, so either of two nearly equal tokens may be chosen.
 
-With --golden, writes tests/plugins/checkpoints/uqff/golden.safetensors: of every format one layer
-as mistral.rs stored it, and of all the weight that it was made of.
+With --golden, writes tests/plugins/checkpoints/uqff/golden.safetensors: one layer in each format as
+stored by mistral.rs, and the original weight.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from ostro.plugins.conformance.parity import Subject, greedy, subject
 GGML = tuple("q2k q3k q4k q5k q6k q8k q4_0 q4_1 q5_0 q5_1 q8_0 q8_1".split())
 OTHERS = tuple("hqq4 hqq8 fp8 afq2 afq3 afq4 afq6 afq8 f8q8 mxfp4".split())
 FORMATS = GGML + OTHERS
-"""What mistral.rs 0.9.5 writes on a CPU, as it calls them."""
+"""The formats that mistral.rs 0.9.5 writes on a CPU, with its names."""
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 VOCAB = 512
 WORDS = ["".join(characters) for characters in islice(product(ascii_lowercase, repeat=3), VOCAB)]
-"""Every id is a word of its own, so that texts are tokens."""
+"""Each id is one word, so that texts map to tokens exactly."""
 
 SHAPE = {**SIZES, **HEADS, "vocab_size": VOCAB, "max_position_embeddings": 256}
 EXPERTS = {"moe_intermediate_size": 256, "num_experts": 4, "num_experts_per_tok": 2}
@@ -64,13 +64,13 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama": {**SHAPE, "tie_word_embeddings": True},
 }
 LEGACY = {"rope_theta": 10000.0, "max_window_layers": 2, "use_sliding_window": False}
-"""Fields that mistral.rs asks for and transformers 5 does not write."""
+"""Fields that mistral.rs requires and transformers 5 does not write."""
 
 PROMPTS = ([5, 300, 17, 44, 9, 210], [77, 3, 3, 500])
 COUNT = 16
 NEAR, ROUNDED = 0.005, 0.1
-"""The most that a token may be preferred by, as a share of the spread of logits, where both compute
-in float32, and where mistral.rs rounds.
+"""The largest allowed preference for a different token, relative to the standard deviation of the
+logits, if both compute in float32, and if mistral.rs rounds.
 """
 
 GOLDEN = Path(__file__).parents[1] / "plugins" / "checkpoints" / "uqff" / "golden.safetensors"
@@ -97,14 +97,14 @@ for line in sys.stdin:
         said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     print("SAID " + json.dumps(said), flush=True)
 """
-"""Runs in the peer's environment: loads a model a line, writes it where asked, and continues."""
+"""The peer's program: for each line, load a model, write it if requested, and continue prompts."""
 
 Said = list[list[int]] | str
-"""The tokens after each prompt, or what was said instead."""
+"""The tokens after each prompt, or an error message."""
 
 
 def peer(python: Path, jobs: Sequence[Mapping[str, Any]]) -> list[Said]:
-    """Let mistral.rs do jobs, one after the other."""
+    """Run jobs in mistral.rs, one after the other."""
     lines = "\n".join(json.dumps({"prompts": [], "count": COUNT, **job}) for job in jobs)
     command = [str(python), "-c", PEER]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=280)
@@ -119,7 +119,7 @@ def ids(text: str) -> list[int]:
 
 
 def quantize(case: Case, folder: Path, out: Path) -> dict[str, Any]:
-    """The job that brings a folder of floats, or the GGUF file beside `out`, to a format."""
+    """The job that quantizes a folder of floats, or the GGUF file beside `out`, to a format."""
     asked = {"write_uqff": str(out / f"{case.isq}.uqff")}
     if case.gguf:
         asked |= {"quantized_model_id": str(out.parent), "quantized_filename": "llama.gguf"}
@@ -139,7 +139,7 @@ def serve(folder: Path, file: str) -> dict[str, Any]:
 
 @contextmanager
 def model(plugins: PluginManager, name: str, **shape: Any) -> Iterator[Subject]:
-    """A tiny model with a tokenizer of words, as mistral.rs can read it."""
+    """A tiny model with a tokenizer of words, readable by mistral.rs."""
     with subject(plugins, name, config={**SHAPES[name], **shape}, std=0.1) as made:
         config = made.raw_config | LEGACY
         config["num_experts"] = config.get("num_local_experts", 0)
@@ -149,7 +149,7 @@ def model(plugins: PluginManager, name: str, **shape: Any) -> Iterator[Subject]:
 
 
 def words(folder: Path) -> None:
-    """A tokenizer of which every id is a word."""
+    """Write a tokenizer in which each id is one word."""
     vocabulary = {f"Ġ{word}": id for id, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=f"Ġ{WORDS[0]}"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -161,7 +161,7 @@ def words(folder: Path) -> None:
 
 
 def write_gguf(made: Subject, file: Path) -> None:
-    """A llama in float32, as llama.cpp's converter writes it."""
+    """Write a llama in float32 like llama.cpp's converter."""
     shape, writer = made.config, GGUFWriter(file, "llama")
     writer.add_context_length(SHAPE["max_position_embeddings"])
     writer.add_embedding_length(SHAPE["hidden_size"])
@@ -193,7 +193,7 @@ def write_gguf(made: Subject, file: Path) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A model that mistral.rs brings to a format, from a GGUF file where `gguf` is set."""
+    """A model that mistral.rs quantizes to a format, from a GGUF file if `gguf` is set."""
 
     isq: str
     name: str = "qwen3"
@@ -213,15 +213,15 @@ CASES = (
     Case("afq8", "llama", gguf=True),
 )
 MADE = ("q4k", "q8_0", "afq4", "afq8", "fp8", "f8q8", "mxfp4")
-"""Formats that we make and mistral.rs serves."""
+"""Formats that ostro quantizes to and mistral.rs serves."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How what they say and what we say of one file agree.
+    """The comparison of both engines on one file.
 
-    `gap` is how much ours preferred its first other token, as a share of the spread of logits;
-    `said` is what mistral.rs said in place of tokens.
+    `gap` is ostro's preference for its first different token, relative to the standard deviation of
+    the logits; `said` is an error message of mistral.rs.
     """
 
     same: int = 0
@@ -234,7 +234,7 @@ class Outcome:
 
 
 def compare(path: Path, theirs: Said, plugins: PluginManager) -> Outcome:
-    """Serve a file here, greedily and exactly, and compare."""
+    """Serve a file in ostro, greedily and with exact=True, and compare."""
     if isinstance(theirs, str):
         return Outcome(said=theirs)
     settings = Settings(dtype="float32", device="cpu", exact=True)
@@ -254,7 +254,7 @@ def compare(path: Path, theirs: Said, plugins: PluginManager) -> Outcome:
 
 
 def storages(folder: Path, made: Subject, plugins: PluginManager) -> list[Entry]:
-    """The layers of a UQFF folder as ours reads them, which are written again."""
+    """The layers of a UQFF folder as read by ostro, to be written again."""
     container, entries = open_container(folder, plugins), []
     for key, weight in weights(made).items():
         infos = {
@@ -282,7 +282,7 @@ def claims(infos: Mapping[str, TensorInfo], quantizer: Quantizer) -> bool:
 
 
 def quantized(made: Subject, format: str, plugins: PluginManager) -> list[Entry]:
-    """The layers of a model of floats, brought to a format of ours."""
+    """The layers of a float model, quantized by ostro."""
     maker, entries = makers(plugins)[format], []
     for key, weight in weights(made).items():
         entries.append(Entry(key, partial(maker.make, weight, torch.float32, None)))
@@ -290,13 +290,13 @@ def quantized(made: Subject, format: str, plugins: PluginManager) -> list[Entry]
 
 
 def weights(made: Subject) -> dict[str, Tensor]:
-    """The weights that are of a layer of UQFF, by key."""
+    """The weights that UQFF stores as layers, by key."""
     state = made.reference.state_dict()
     return {k.removesuffix(".weight"): w for k, w in state.items() if w.dim() == 2}
 
 
 def write_ours(out: Path, entries: Sequence[Entry], made: Subject) -> None:
-    """A UQFF folder `out` of layers, with what remains of a model."""
+    """Write a UQFF folder `out` with these layers and the other tensors of a model."""
     keys = {entry.key for entry in entries}
     biases = {f"{entry.key}.bias" for entry in entries if entry.bias is not None}
     state = made.reference.state_dict()
@@ -313,7 +313,9 @@ def write_ours(out: Path, entries: Sequence[Entry], made: Subject) -> None:
 
 
 def run(python: Path, plugins: PluginManager, cases: Sequence[Case]) -> dict[str, Outcome]:
-    """Theirs served here, the same written again and ours served there, by what was done."""
+    """The outcomes by name: files of mistral.rs served by ostro, and files of ostro, rewritten or
+    quantized, served by mistral.rs.
+    """
     with ExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         wanted = dict.fromkeys(["qwen3", *(case.name for case in cases)])
@@ -323,7 +325,7 @@ def run(python: Path, plugins: PluginManager, cases: Sequence[Case]) -> dict[str
         folders = {case: out / str(case).replace(" ", "-") for case in cases}
         peer(python, [quantize(case, made[case.name].folder, folders[case]) for case in cases])
         for folder in folders.values():
-            words(folder)  # a GGUF file's own tokenizer knows no words
+            words(folder)  # the tokenizer of the GGUF file has no such words
         again = {case: out / f"again-{case.isq}" for case in cases if case.name == "qwen3"}
         for case, folder in again.items():
             write_ours(folder, storages(folders[case], made["qwen3"], plugins), made["qwen3"])
@@ -338,13 +340,13 @@ def run(python: Path, plugins: PluginManager, cases: Sequence[Case]) -> dict[str
 
 
 def names(cases: Sequence[Case]) -> list[str]:
-    """What `run` does, in order."""
+    """The names of the outcomes of `run`, in order."""
     again = [f"again {case}" for case in cases if case.name == "qwen3"]
     return [*map(str, cases), *again, *(f"ours {format}" for format in MADE)]
 
 
 def make_golden(python: Path, plugins: PluginManager) -> None:
-    """One layer of [8, 256] in every format, as mistral.rs has stored it."""
+    """Write one layer [8, 256] in each format, as stored by mistral.rs."""
     small = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 32}
     small |= {"num_hidden_layers": 1, "intermediate_size": 32}
     with model(plugins, "qwen3", **small) as made, tempfile.TemporaryDirectory() as out:

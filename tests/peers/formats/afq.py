@@ -1,4 +1,4 @@
-"""Make the golden file of MLX's affine formats: what MLX makes of a weight, and the weight again.
+"""Make the golden file of MLX's affine formats: a weight, quantized and dequantized by MLX.
 
     DIR/mlx/bin/python tests/peers/formats/afq.py
 
@@ -20,7 +20,7 @@ CASES += [(3, 32, mx.float32), (4, 128, mx.float32), (4, 32, mx.float16), (6, 64
 
 
 def weight() -> mx.array:
-    """Ordinary rows, and some that are flat, zero, one-sided, or have a far outlier."""
+    """Normal rows, and some that are constant, zero, one-sided, or have a large outlier."""
     made = np.random.default_rng(0).normal(size=(7, 128)).astype(np.float32)
     made[1], made[2], made[3] = 0, 0.75, np.abs(made[3]) + 3
     made[4], made[5, 7] = -np.abs(made[4]), 40

@@ -1,12 +1,12 @@
-"""Make the golden file of bitsandbytes: what it saves of a weight, and the weight again.
+"""Make the golden file of bitsandbytes: weights, quantized and dequantized by it.
 
     DIR/bnb/bin/python tests/peers/formats/bnb.py
 
 in an environment with bitsandbytes==0.50.2, torch==2.13.0 and safetensors. Keys begin with a case:
-`int8`, `blocks` (numbers in more blocks than one, as scales are nested), or
-`<type>.<block>.<n>x<k>.<dtype>[.nested]`. `.dequantized` is the weight again; the others are named
-as in a checkpoint. Where rows are no whole blocks, bitsandbytes' kernel for AVX-512 takes scales of
-other blocks, so its own plain code is asked, which agrees with the kernel elsewhere.
+`int8`, `blocks` (values in more than one block, as for nested scales), or
+`<type>.<block>.<n>x<k>.<dtype>[.nested]`. `.dequantized` is the dequantized weight; the others have
+the names of checkpoints. For rows of partial blocks, bitsandbytes' AVX-512 kernel uses scales of
+wrong blocks. Its plain code is used for them, which otherwise agrees with the kernel.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Make the golden files of compressed-tensors, and of AWQ, which it reads as well.
+"""Make the golden files of compressed-tensors, and of AWQ, which the package also reads.
 
     DIR/ct/bin/python -P tests/peers/formats/compressed_tensors.py
 
 in an environment with compressed-tensors==0.20.0 and torch==2.13.0 (-P because this file has the
-package's name). Keys are, for each case, `<case>.` with the suffixes of the tensors that it makes
-of a weight, and `.dequantized`, what it makes of these again. Scales are float32 where a case does
-not end in "bf16".
+package's name). Keys are, for each case, `<case>.` with the suffixes of the compressed tensors, and
+`.dequantized`, the decompressed weight. Scales are float32 except in cases that end in "bf16".
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def weight() -> Tensor:
-    """Ordinary rows, and one that is flat, one-sided, or has a far outlier."""
+    """Normal rows, and one that is constant, one-sided, or has a large outlier."""
     made = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
     made[1], made[2], made[3, 7] = 0.25, made[2].abs() + 1, 9
     return made
 
 
 def ranges(args: QuantizationArgs) -> tuple[Tensor, Tensor]:
-    """The least and the largest weight of each group, in the shape of its scale."""
+    """The minimum and maximum weight of each group, in the shape of its scale."""
     made = weight()
     match args.strategy:
         case "tensor":
@@ -98,7 +97,7 @@ def compressed(format: str, args: QuantizationArgs, dtype: torch.dtype) -> dict[
 
 
 def awq() -> dict[str, Tensor]:
-    """Random words, which all are codes of some weight, as AutoAWQ has them."""
+    """Random words in AutoAWQ's layout; every word is valid."""
     generator = torch.Generator().manual_seed(0)
     words = [
         torch.randint(-(2**31), 2**31, (rows, N // 8), generator=generator).int()

@@ -1,13 +1,13 @@
-"""Make the golden file of GPTQ: packed weights, and the floats that gptqmodel reads in them.
+"""Make the golden file of GPTQ: packed weights, and the weights dequantized by gptqmodel.
 
     DIR/gptq/bin/python tests/peers/formats/gptq.py
 
-in an environment with gptqmodel==7.7.0, which declares torch>=2.14.1; the file that lies here comes
-from the sources of that version run under torch 2.13.0. All words are codes of some weight, so
-these are drawn; of zeros that are stored less one none is 0, for gptqmodel reads those in two ways.
-Keys are, for each case `<bits>.<format>.<order>`, the file's `.qweight`, `.qzeros`, `.scales` and
-`.g_idx`, and `.dequantized` float32 [n, k]. Orders are "plain", "act", and "uneven", whose last
-group is short.
+in an environment with gptqmodel==7.7.0, which declares torch>=2.14.1; the committed file was made
+with the sources of that version under torch 2.13.0. Words are random, since every word is valid.
+Zero points that are stored minus one are never 0, which gptqmodel reads in two ways. Keys are, for
+each case `<bits>.<format>.<order>`, the tensors `.qweight`, `.qzeros`, `.scales` and `.g_idx` of a
+checkpoint, and `.dequantized` float32 [n, k]. Orders are "plain", "act", and "uneven" with a short
+last group.
 """
 
 from __future__ import annotations

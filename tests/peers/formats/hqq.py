@@ -1,10 +1,10 @@
-"""Make the golden file of HQQ: what the hqq package saves of a weight, and the weight again.
+"""Make the golden file of HQQ: a weight, quantized and dequantized by the hqq package.
 
     DIR/hqq/bin/python -P tests/peers/formats/hqq.py
 
 in an environment with hqq==0.2.8.post1, torch==2.13.0 and safetensors (-P because this file has the
 package's name). Keys are `weight` float32 [n, k] and, for each case
-`<bits>.<group>.<axis>.<dtype>[.float]`, the layer's state dict and `.dequantized`; "float" says
+`<bits>.<group>.<axis>.<dtype>[.float]`, the layer's state dict and `.dequantized`; "float" means
 that the codes are viewed as floats.
 """
 
@@ -24,7 +24,7 @@ CASES += ["4.64.1.float16", "3.64.0.float16.float", "2.128.1.bfloat16.float"]
 
 
 def weight() -> Tensor:
-    """Heavy tails, as trained weights have; a flat row, and a group far from zero."""
+    """Values with heavy tails, like trained weights; a constant row, and a group far from zero."""
     generator = torch.Generator().manual_seed(0)
     made = torch.randn(4, 128, generator=generator)
     made = 0.05 * made * made.abs()

@@ -1,4 +1,4 @@
-"""Make a golden file of MLX's MXFP4: what MLX makes of the weight in the UQFF golden file.
+"""Make a golden file of MLX's MXFP4: the weight in the UQFF golden file, quantized by MLX.
 
     DIR/mlx/bin/python tests/peers/formats/mxfp4.py
 

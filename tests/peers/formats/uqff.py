@@ -1,11 +1,11 @@
-"""Make the golden files of UQFF's formats: what mistral.rs writes of a weight.
+"""Make the golden files of UQFF's formats: a weight, quantized and written by mistral.rs.
 
     python -P tests/peers/formats/uqff.py DIR/mistralrs/bin/python
 
-in our own environment (-P because files here have names of packages); DIR is where
-tests/peers/environments.py put mistralrs==0.9.5. Each family's file holds `weight` bfloat16 [n, k],
-which was quantized, and for each format `<format>.weight` and the tensors beside it, named as in a
-UQFF file.
+in ostro's environment (-P because files here have names of packages); DIR is the folder in which
+tests/peers/environments.py installed mistralrs==0.9.5. Each family's file contains the original
+`weight` bfloat16 [n, k], and for each format `<format>.weight` and its further tensors, named as in
+a UQFF file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Runner(which=which, in_situ_quant=format)
 
 
 def make_model(folder: Path) -> Tensor:
-    """A tiny llama with a tokenizer whose words are bytes; the weight of `LAYER`."""
+    """Write a tiny llama with a tokenizer of single bytes. Return the weight of `LAYER`."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES, **HEADS, bos_token_id=0, eos_token_id=0)
     model = LlamaForCausalLM(config).to(torch.bfloat16)

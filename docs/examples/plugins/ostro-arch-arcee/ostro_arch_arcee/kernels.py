@@ -1,6 +1,6 @@
 """The squared ReLU in Triton: each program computes a block of one row.
 
-torch reads and writes the widest rows of the model twice, once for each of the two operations.
+Plain torch reads and writes the widest rows of the model twice, once per operation.
 """
 
 import torch

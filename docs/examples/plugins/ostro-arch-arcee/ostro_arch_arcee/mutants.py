@@ -1,4 +1,4 @@
-"""Porting bugs of Arcee that the parity test must detect, besides those of every decoder."""
+"""Mutants of Arcee: porting bugs that its parity test must detect, besides the generic ones."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

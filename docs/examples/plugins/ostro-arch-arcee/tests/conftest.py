@@ -1,4 +1,4 @@
-"""Select Triton's interpreter without a GPU; this must happen before triton is imported."""
+"""Select Triton's interpreter if there is no GPU; this must precede the import of triton."""
 
 from ostro.testing import interpret
 

@@ -1,4 +1,4 @@
-"""Eight bits, one scale per row."""
+"""Int8 weights with one scale per row."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -17,5 +17,5 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(q: Tensor, scale: Tensor) -> Tensor:
-    """-> [..., n, k] float32."""
+    """q [..., n, k] int8, scale [..., n] -> [..., n, k] float32."""
     return q.float() * scale[..., None]
