@@ -42,7 +42,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "GPTNeoXForCausalLM": {},
     "CohereForCausalLM": {"logit_scale": 0.25},
     "Olmo3ForCausalLM": {"num_hidden_layers": 4, "sliding_window": 24},
-    "GraniteForCausalLM": {"logits_scaling": 3.0, "residual_multiplier": 0.7},
+    "HyperCLOVAXForCausalLM": {"logits_scaling": 3.0, "residual_multiplier": 0.7},
     "PhiForCausalLM": {},
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
 }
@@ -187,7 +187,7 @@ def window(by: int) -> Callable[[Any], None]:
 
 MUTANTS = {"scores scaled": scaled, "positions doubled": spread, "keys turned": exchanged}
 WINDOWED = {"window one longer": window(1), "window one shorter": window(-1)}
-SCALED = {"CohereForCausalLM", "GraniteForCausalLM"}
+SCALED = {"CohereForCausalLM", "HyperCLOVAXForCausalLM"}
 
 
 def test_every_mutant_fails_parity(tiny: Body) -> None:
