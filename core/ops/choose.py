@@ -79,7 +79,7 @@ class Op:
             if reason := refusal(kernel, target, self.facts):
                 refused.append(f"{kernel.name}: {reason}")
                 continue
-            try:
+            try:  # the import fails if Triton or a C++ compiler is not installed
                 self.kernel = resolve(kernel.call)
             except ImportError as error:
                 refused.append(f"{kernel.name}: {error}")
@@ -102,6 +102,7 @@ class Fused(Op):
     on = False
 
     def select(self, target: Target) -> Choice:
+        # Select among the fused kernels only: the naive reference, the last kernel, is left out.
         fused = Op.__new__(Op)
         fused.kernels, fused.facts = self.kernels[:-1], self.facts
         try:
@@ -115,7 +116,7 @@ class Fused(Op):
 
 
 def refusal(kernel: Kernel, target: Target, facts: Mapping[str, Any]) -> str | None:
-    """Why a kernel does not fit a target, or None if it fits."""
+    """Return why a kernel does not fit a target, or None if it fits."""
     if target.only not in (None, kernel.name):
         return f"only {target.only} is allowed"
     if target.device.type not in kernel.devices:

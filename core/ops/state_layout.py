@@ -13,7 +13,7 @@ class StateLayout:
 
     starts  [B + 1] int64: the first row of each sequence
     before  [B] int64: the block of the state before its first row; negative for a new sequence
-    after   [B] int64: the block for the state after its last row; negative without rows
+    after   [B] int64: the block for the state after its last row; negative if it has no rows
     rows    the number of rows of all sequences, at least starts[B]
     """
 

@@ -2,8 +2,8 @@
 
     act_mul(x, act) -> [..., n]
 
-x [..., 2n] float, gate first; act "silu", "gelu" (erf), "gelu_tanh" or "relu". Computed in float32
-and rounded once to x's dtype.
+x [..., 2n] float, gate first; act is "silu", "gelu" (erf), "gelu_tanh" or "relu". Computed in
+float32 and rounded once to x's dtype.
 """
 
 from ostro.core.native import DTYPES

@@ -1,4 +1,4 @@
-"""The gated activation on CPU, in one pass."""
+"""The gated activation on CPU in C++, in one pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gated activation in Triton: a program takes a stretch of one row."""
+"""The gated activation in Triton: a program computes BLOCK columns of one row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def act_mul_kernel(x, y, n, stride, ACT: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def activate(x, ACT: tl.constexpr):
-    """The activation ACT of a float32 tile; kernels that fuse it call it too."""
+    """The activation ACT of a float32 tile; also called by kernels that fuse it."""
     if ACT == "silu":
         x = x * tl.sigmoid(x)
     elif ACT == "gelu":

@@ -3,20 +3,20 @@
     attention(q, k_cache, v_cache, batch, scale, window=0, softcap=0.0, sinks=None, alibi=None)
         -> [T, h, dv]
 
-q [T, h, d]: the rows of all sequences, one after the other; h is a multiple of kv, and query head i
-reads kv head i // (h // kv). k_cache [blocks, kv, block, d], v_cache [blocks, kv, block, dv] hold
-the keys and values, the step's own rows written already; v_cache may be a view of the first dv
-dimensions of k_cache (latent attention). `batch` is an `AttentionMetadata`: which rows belong to
-which sequence and where each sequence's blocks lie. Row r of sequence s sits at lengths[s] -
-queries[s] + r and sees positions 0..itself, and of these only the last `window` (itself included)
-where window > 0; the rows of a sequence that is `full` see the positions behind them as well.
-Scores are q.k * scale, squashed to softcap * tanh(score / softcap) where softcap > 0, plus
-alibi[head] * (key position - query position) (Press et al. 2022; alibi [h] float32), then a softmax
-in float32 whose denominator also counts exp(sinks[head]) where sinks [h] is given (attention sinks
-as trained into gpt-oss). Output in q's dtype. Rows of a sequence of length 0 (padding) give zeros.
+q [T, h, d]: the rows of all sequences, concatenated; h is a multiple of kv, and query head i reads
+kv head i // (h // kv). k_cache [blocks, kv, block, d] and v_cache [blocks, kv, block, dv] already
+contain the keys and values of this step's rows; v_cache may be a view of the first dv dimensions of
+k_cache (latent attention). `batch` is an `AttentionMetadata`: the rows and cache blocks of each
+sequence. Row r of sequence s has position lengths[s] - queries[s] + r and attends to positions 0
+to its own; if window > 0, only to the last `window` of these (its own included). Rows of a `full`
+sequence attend to later positions as well. Scores are q.k * scale, then softcap *
+tanh(score / softcap) if softcap > 0, plus alibi[head] * (key position - query position) (Press et
+al. 2022; alibi [h] float32). The softmax is float32; if sinks [h] are given, its denominator
+includes exp(sinks[head]) (attention sinks as trained into gpt-oss). The output has q's dtype. Rows
+of a sequence of length 0 (padding) are zeros.
 
-The caches may be `Scaled` instead, as `kv_write` fills them: elements of one byte, int8 or
-float8_e4m3fn, which stand for themselves times the scale of their token and head.
+The caches may be `Scaled`, as `kv_write` fills them: one-byte elements, int8 or float8_e4m3fn, that
+are multiplied by the scale of their token and head.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class AttentionMetadata:
 
     table [B, n] int32: block ids of each sequence in order (entries past its length are arbitrary
     but valid ids); starts [B + 1] int32: first row of each sequence; lengths [B] int32: tokens of
-    each sequence in the cache, this step's rows included; slots [T] int64 as `kv_write` takes them.
-    `max_queries` and `max_length` bound queries and lengths and are plain ints (fixed for a
-    captured batch). full [B] int32: 1 where rows see all of the sequence's positions, images whose
-    rows look at each other or what an encoder made; None where no sequence is. `host` repeats
-    starts, lengths, full and the block ids used as Python lists for kernels that loop on the host;
+    each sequence in the cache, including this step's rows; slots [T] int64: the slots of
+    `kv_write`. `max_queries` and `max_length` bound queries and lengths; they are ints, fixed for a
+    captured batch. full [B] int32: 1 for a sequence whose rows attend to all its positions (images
+    with bidirectional attention, encoder outputs); None if there is no such sequence. `host` has
+    starts, lengths, full and the used block ids as Python lists for kernels that loop on the host;
     None while a graph is captured.
     """
 
@@ -63,7 +63,7 @@ class HostMetadata:
     lengths: list[int]
     blocks: list[list[int]]
     full: list[bool] = field(default_factory=list)
-    memo: dict[str, Any] | None = None  # what a CPU kernel derives once per step, not per layer
+    memo: dict[str, Any] | None = None  # values that CPU kernels compute once per step
 
 
 KERNELS = (

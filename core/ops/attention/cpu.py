@@ -1,8 +1,9 @@
-"""Attention on CPU out of stock torch ops: one sequence at a time, its pages gathered.
+"""Attention on CPU with stock torch operations: gathers the pages of one sequence at a time.
 
-Sequences with more than one row go through SDPA's flash kernel with each group of query heads as
-the heads and the kv heads as the batch, which repeats no key. `native` takes the others where there
-is a compiler, and prompts where SDPA is slow. Places that no row sees may hold anything.
+Sequences with more than one row use SDPA's flash kernel. The query heads of a group are its heads
+and the kv heads its batch, so that no key is repeated. If there is a C++ compiler, `native` handles
+decode rows, and prompts on CPUs whose SDPA is slow. Cache positions that no row attends to may
+contain any values.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ostro.core.ops.kv_write.scaled import Scaled, widen
 if TYPE_CHECKING:
     from ostro.core.ops.attention import AttentionMetadata
 
-TILE = 256  # rows that look at the same range of keys: bounds what a window or a mask wastes
+TILE = 256  # rows per masked SDPA call: bounds the work on keys that the mask excludes
 
 
 def attention(
@@ -34,7 +35,7 @@ def attention(
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
 ) -> Tensor:
-    """See the package. Scores of a decode row are rounded to q's dtype, all else is float32."""
+    """See the package. The scores of a decode row are rounded to q's dtype; the rest is float32."""
     features = (softcap, sinks, alibi)
     out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
     for one in planned(batch, k_cache.shape[2], window):
@@ -50,8 +51,9 @@ def attention(
 
 @dataclass(slots=True)
 class RowGroup:
-    """Rows of one sequence that see positions `span` of the pages of `blocks`; all of them if
-    `full`.
+    """Rows of one sequence and the positions that they attend to: `span` within the pages `blocks`.
+
+    The rows are causal; if `full`, each row attends to the whole span.
     """
 
     rows: slice
@@ -61,7 +63,10 @@ class RowGroup:
 
 
 def planned(batch: AttentionMetadata, block: int, window: int) -> list[RowGroup]:
-    """Who sees what, made once per step for all layers where the host knows the layout."""
+    """Return the row groups of a batch.
+
+    Cached in `batch.host`, if there is one, so that all layers of a step share them.
+    """
     host = batch.host
     if host is None:
         full = [] if batch.full is None else batch.full.tolist()
@@ -90,7 +95,7 @@ def make_plan(
         if length == 0 or start == stop:
             continue
         first = max(0, length - (stop - start) + 1 - window) if window > 0 else 0
-        skipped = first // block
+        skipped = first // block  # pages before the window are not gathered
         ids = blocks[s][skipped : -(-length // block)]
         span = slice(first - skipped * block, length - skipped * block)
         plan.append(RowGroup(slice(start, stop), ids, span, bool(full and full[s])))
@@ -106,7 +111,7 @@ def decode(
     sinks: Tensor | None,
     alibi: Tensor | None,
 ) -> Tensor:
-    """One row q [h, d] over keys [kv, L, d] and values [kv, L, dv], all of them seen -> [h, dv]."""
+    """Attend with one row q [h, d] to all keys [kv, L, d] and values [kv, L, dv] -> [h, dv]."""
     kv, length, d = keys.shape
     scores = (q.reshape(kv, -1, d) @ keys.transpose(1, 2)).float().mul_(scale)
     if softcap > 0:
@@ -117,7 +122,7 @@ def decode(
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of scores [..., kv, g, L] float32 whose denominator counts the sink of each head."""
+    """Softmax of scores [..., kv, g, L] float32; the denominator includes the sink of each head."""
     if sinks is None:
         return scores.softmax(-1)
     sink = sinks.float().view(scores.shape[-3], -1, 1).expand(*scores.shape[:-1], 1)
@@ -135,7 +140,7 @@ def gather(cache: Tensor | Scaled, ids: list[int], span: slice, dtype: torch.dty
 
 
 def take(x: Tensor, ids: list[int]) -> Tensor:
-    """Rows of x: a view where they are neighbours."""
+    """Rows of x: a view if the ids are consecutive."""
     first = ids[0]
     if ids == list(range(first, first + len(ids))):
         return x[first : first + len(ids)]
@@ -184,7 +189,7 @@ def prefill(
 def bias(
     rows: range, keys: range, window: int, alibi: Tensor | None, kv: int, full: bool
 ) -> Tensor:
-    """What is added to the scores of these positions over those keys; -inf where unseen.
+    """The attention bias of positions `rows` for positions `keys`; -inf for masked keys.
 
     [rows, keys], or with ALiBi [kv, g, rows, keys], float32.
     """
@@ -207,7 +212,10 @@ def spell_out(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """What SDPA cannot do (a soft-cap, sinks): q [kv, g, n, d] over keys [kv, g, L, d]."""
+    """Attention with features that SDPA lacks (softcap, sinks).
+
+    q [kv, g, n, d], keys [kv, g, L, d]; `seen` is the result of `bias`.
+    """
     scores = (q @ keys.transpose(-1, -2)).float().mul_(scale)
     if softcap > 0:
         scores.div_(softcap).tanh_().mul_(softcap)

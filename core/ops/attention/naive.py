@@ -24,11 +24,10 @@ def attention(
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
 ) -> Tensor:
-    """Attend to the pages of each sequence; shapes and meaning as the package states them.
+    """See the package. Computes in float32, for all dtypes.
 
-    Everything is computed in float32, whatever the dtypes. The layout is read from the device, so
-    this cannot run while a graph is captured. Keys that no row sees are never touched: what lies
-    there may be anything, even NaN.
+    The layout is read from the device, so this cannot run while a graph is captured. Keys that no
+    row attends to are not read: they may have any value, even NaN.
     """
     starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
     full = [0] * len(lengths) if batch.full is None else batch.full.tolist()
@@ -46,7 +45,7 @@ def attention(
 
 
 def gather_pages(cache: Tensor | Scaled, table: Tensor, length: int) -> Tensor:
-    """Read one sequence out of a cache [blocks, kv, block, d] as [kv, length, d] in float32."""
+    """Gather one sequence from a cache [blocks, kv, block, d] as [kv, length, d] float32."""
     ids = table[: -(-length // cache.shape[2])].long()
     if isinstance(cache, Scaled):
         pages = widen(cache.elements[ids], cache.scales[ids])
@@ -66,10 +65,10 @@ def attend(
     alibi: Tensor | None,
     full: bool = False,
 ) -> Tensor:
-    """Let the last n positions of one sequence attend to its keys.
+    """Attention of the last n positions of one sequence.
 
-    q [n, h, d], keys [kv, length, d], values [kv, length, dv] -> [n, h, dv]; `full`: to those
-    behind them as well.
+    q [n, h, d], keys [kv, length, d], values [kv, length, dv] -> [n, h, dv]. If `full`, rows attend
+    to later positions as well.
     """
     n, h, _ = q.shape
     kv, length, _ = keys.shape

@@ -1,18 +1,18 @@
-// Attention over pages. One new row of a sequence: keys in the order they lie, every value of a key
-// that is read serving all query heads of its group. Many rows (bfloat16): tiles of rows against
-// keys and values packed in pairs, the running softmax of flash attention (Dao et al. 2022).
+// Attention over cache pages. `decode`, one row per sequence: keys are read in memory order, each
+// once for all query heads of its group. `prefill_bf16`, many rows: tiles of rows times keys and
+// values packed in pairs, with the online softmax of flash attention (Dao et al. 2022).
 #include "ostro.h"
 
 #include <algorithm>
 #include <vector>
 
 enum { KEYS = 64, HEADS = 4, ROWS = 32, GROUP = 8, STRETCH = 256 };
-enum { FLOATS, INT8, FLOAT8 };  // what a cache is stored in
+enum { FLOATS, INT8, FLOAT8 };  // element types of a cache
 
 struct i8 { int8_t bits; };
 struct f8 { int8_t bits; };
 
-// 16 bytes x, their signs extended, as the float16 of the bits (x << up & mask) + more.
+// Load 16 bytes x, sign-extended, as the float16 with the bits (x << up & mask) + more.
 static inline v16 load_halves(const void* p, int16_t up, int16_t mask, int16_t more) {
     int16_t bits __attribute__((vector_size(32)));
 #if defined(__AVX2__) && defined(__F16C__)
@@ -26,14 +26,16 @@ static inline v16 load_halves(const void* p, int16_t up, int16_t mask, int16_t m
     return load(x);
 }
 
-// From 1024 to 2048 a float16 counts in ones: 1536 has the bits 0x6600.
+// Adjacent float16 numbers from 1024 to 2048 differ by 1: adding x to the bits of 1536, 0x6600,
+// gives 1536 + x.
 static inline v16 load(const i8* p) { return load_halves(p, 0, -1, 0x6600) - 1536.0f; }
 
-// A float16 of the same bits, and one more of exponent behind the sign, is 2^8 times smaller.
+// float16 has one more exponent bit: with the bits of a float8 below it, its value is 2^8 times
+// smaller.
 static inline v16 load(const f8* p) { return load_halves(p, 7, ~0x4000, 0) * 256.0f; }
 
-// A layer's cache: k [blocks, kv, block, d], the values of neighbouring keys v_row apart: they may
-// be the first part of the keys. Scales [blocks, kv, block] where elements count in them.
+// A layer's cache: k [blocks, kv, block, d]; values are v_row apart, since they may be the first dv
+// dimensions of the keys. Scales [blocks, kv, block], null if unscaled.
 struct Pages {
     const void *k, *v;
     const float *k_scales, *v_scales;
@@ -44,7 +46,7 @@ struct Pages {
     }
 };
 
-// What scores and weights are made with, the same for every row.
+// Parameters of the scores and the softmax, the same for every row.
 struct Rule {
     float scale, softcap;
     const float *sinks, *alibi;
@@ -63,8 +65,8 @@ static inline void finish_scores(float* s, int64_t n, const Rule& rule, int64_t 
     }
 }
 
-// The running softmax of one row: s [n], n <= KEYS, turns from scores into weights, of values that
-// count in `units`; what was gathered before must be multiplied by the answer.
+// The online softmax of one row: replaces the scores s [n], n <= KEYS, by weights, times the scales
+// of the values, `units`. Returns the factor for the sums of earlier keys.
 static inline float weigh(float* s, int64_t n, float& most, float& total,
                           const float* units = nullptr) {
     for (int64_t i = n; i % 16; i++) s[i] = -INFINITY;
@@ -87,13 +89,13 @@ static inline float weigh(float* s, int64_t n, float& most, float& total,
     return shrink;
 }
 
-// Ask for the memory of a row before it is needed: pages are too short for the CPU to see it come.
+// Prefetch a row: pages are too short for the hardware prefetcher.
 template <class T>
 static inline void expect(const T* row, int64_t d) {
     for (int64_t i = 0; i < d; i += 64 / sizeof(T)) __builtin_prefetch(row + i);
 }
 
-// N heads of one row over keys first..last of one kv head: acc [N, dv], most and total [N].
+// Attend with N heads of one row to keys first..last of one kv head: acc [N, dv], most, total [N].
 template <class T, int N>
 static void attend_row(const float* q, int64_t wide, const Pages& pages, const int32_t* table,
                        int64_t kv_head, int64_t first, int64_t last, int64_t position, int64_t head,
@@ -153,9 +155,9 @@ static decltype(&attend_row<T, 1>) choose(int64_t heads) {
     return heads == HEADS ? attend_row<T, HEADS> : heads == 2 ? attend_row<T, 2> : attend_row<T, 1>;
 }
 
-// Every sequence of `sequences` that has one row: q [rows, heads, d] -> out [rows, heads, dv].
-// Caches are of T, or `stored` as elements of one byte, with their scales.
-// Long ones are cut in `cuts` stretches that threads take apart and the end puts together.
+// Attention of all sequences with one row: q [rows, heads, d] -> out [rows, heads, dv]. The caches
+// have elements of T, or one-byte elements of type `stored` with scales. The keys are split into
+// `cuts` parts, which threads compute independently; the second loop merges them.
 template <class T>
 void decode(const T* q, int64_t q_row, int64_t q_head, int64_t stored, const void* k_cache,
             const void* v_cache, const float* k_scales, const float* v_scales, const int32_t* table,
@@ -190,8 +192,8 @@ void decode(const T* q, int64_t q_row, int64_t q_head, int64_t stored, const voi
                     std::fill(acc.begin(), acc.end(), 0.0f);
                     std::fill(most.begin(), most.end(), -INFINITY);
                     std::fill(total.begin(), total.end(), 0.0f);
-                    // Heads that need several turns take them over few keys at a time, which the
-                    // second turn finds in the cache.
+                    // If the heads need several passes, each covers few keys at a time, so that
+                    // later passes find them in the CPU cache.
                     int64_t stretch = group > HEADS ? STRETCH : last - first;
                     for (int64_t at = first; at < last; at += stretch)
                         for (int64_t j = 0; j < group;) {
@@ -239,7 +241,7 @@ void decode(const T* q, int64_t q_row, int64_t q_head, int64_t stored, const voi
 }
 EXPORT(decode)
 
-// What elements of one byte stand for: positions first..last of the pages `ids` of a cache
+// Dequantize one-byte elements: positions first..last of the pages `ids` of a cache
 // [blocks, kv, block, d] -> out [kv, last - first, d].
 template <class T>
 void unpack(int64_t stored, const void* cache, const float* scales, const int32_t* ids,
@@ -278,8 +280,8 @@ static inline void multiply(const bf16* a, int64_t a_row, const uint32_t* b, int
     }
 }
 
-// The last `rows` positions of one sequence of `length`: q [rows, heads, d] -> out
-// [rows, heads, dv], over keys and values [kv, length, d or dv] (contiguous).
+// Attention of the last `rows` positions of one sequence of `length` tokens: q [rows, heads, d] ->
+// out [rows, heads, dv]; keys and values [kv, length, d or dv] are contiguous.
 extern "C" void prefill_bf16(const bf16* q, int64_t q_row, int64_t q_head, const bf16* keys,
                              const bf16* values, int64_t rows, int64_t length, int64_t heads,
                              int64_t kv, int64_t d, int64_t dv, float scale, int64_t window,
@@ -291,7 +293,7 @@ extern "C" void prefill_bf16(const bf16* q, int64_t q_row, int64_t q_head, const
     int64_t taken = std::min<int64_t>(group, ROWS);     // query heads of a tile
     int64_t tiles = (rows + each - 1) / each, turns = (group + taken - 1) / taken;
     // Keys as [chunk, pair of dimensions, key], values as [pair of keys, dimension]: each element
-    // holds the two bfloat16 that one product of pairs takes.
+    // is the two bfloat16 operands of one lane of dot2_add.
     std::vector<uint32_t> k_pairs(chunks * pairs * KEYS), v_pairs(padded / 2 * wide);
     for (int64_t kv_head = 0; kv_head < kv; kv_head++) {
         const bf16* k = keys + kv_head * length * d;
@@ -322,7 +324,7 @@ extern "C" void prefill_bf16(const bf16* q, int64_t q_row, int64_t q_head, const
 #pragma omp for collapse(2) schedule(dynamic)
             for (int64_t tile = 0; tile < tiles; tile++)
                 for (int64_t turn = 0; turn < turns; turn++) {
-                    // Later tiles see more keys: the long ones go first.
+                    // Later tiles have more keys: start them first.
                     int64_t start = (tiles - 1 - tile) * each;
                     int64_t n = std::min(each, rows - start);
                     int64_t head = kv_head * group + turn * taken;

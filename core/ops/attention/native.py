@@ -1,6 +1,6 @@
-"""Attention on CPU: rows of decoding sequences on pages where they lie, prompts in tiles.
+"""Attention on CPU in C++: decode rows read the cache pages in place, prompts run in tiles.
 
-A CPU with AMX prefills faster by SDPA, as do other dtypes than bfloat16 (`cpu.prefill`).
+Prefill uses SDPA (`cpu.prefill`) on CPUs with AMX and for dtypes other than bfloat16: it is faster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PREFILL = function(
 
 
 def signature(stored: torch.dtype | None) -> Signature:
-    """Of caches in the type of q, or `stored` as elements of one byte with scales."""
+    """The signature for caches of q's dtype (None), or with scaled elements of dtype `stored`."""
     scales = Arg("blocks kv_heads block", torch.float32, optional=stored is None)
     return Signature(
         "attention",
@@ -65,7 +65,7 @@ def signature(stored: torch.dtype | None) -> Signature:
 
 SIGNATURES = {stored: signature(stored) for stored in (None, *STORED)}
 TILED = not torch.cpu._is_amx_tile_supported()
-CUT = 256  # keys that are worth a thread of their own
+CUT = 256  # fewest keys per split that are worth a thread
 
 
 def attention(
@@ -79,7 +79,7 @@ def attention(
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
 ) -> Tensor:
-    """See the package. Everything is float32 but the weights of a tile, which are bfloat16."""
+    """See the package. Computes in float32; the softmax weights of a prefill tile are bfloat16."""
     sinks = None if sinks is None else sinks.float()
     alibi = None if alibi is None else alibi.float()
     kept = isinstance(k_cache, Scaled) or k_cache.dtype == q.dtype
@@ -91,7 +91,7 @@ def attention(
     if (tokens := batch.table.shape[1] * k_cache.shape[2]) < batch.max_length:
         raise InvalidTensor(f"has block tables of {tokens} tokens, expected {batch.max_length}")
     rule = (scale, window, softcap, address(sinks), address(alibi))
-    # `decode` writes the rows of all sequences that have one, `prefill` those that it is given.
+    # `decode` writes every row of a decode batch. Otherwise padding rows must be zeros.
     blank = torch.empty if batch.max_queries == 1 else torch.zeros
     out = blank(q.shape[0], q.shape[1], v_cache.shape[-1], dtype=q.dtype)
     decode(q, k_cache, v_cache, batch, rule, out)
@@ -143,7 +143,7 @@ def decode(
     rule: tuple[float, int, float, int | None, int | None],
     out: Tensor,
 ) -> None:
-    """Attend with every sequence that has one row."""
+    """Compute the rows of all sequences with one row; the rows of others are left unchanged."""
     kv, block, d = k_cache.shape[1:]
     sequences = batch.lengths.shape[0]
     threads = torch.get_num_threads()
@@ -181,7 +181,10 @@ def prefill(
     rule: tuple[float, int, float, int | None, int | None],
     out: Tensor,
 ) -> None:
-    """The last n positions q [n, h, d] over keys [kv, L, d], values [kv, L, dv]; into out."""
+    """Write to `out` the attention of the last n positions of one sequence.
+
+    q [n, h, d] bfloat16, keys [kv, L, d], values [kv, L, dv].
+    """
     keys, values = keys.contiguous(), values.contiguous()
     PREFILL(
         q.data_ptr(),

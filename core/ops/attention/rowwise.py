@@ -1,8 +1,8 @@
 """Batch-invariant attention in plain torch, one row at a time; slow.
 
-Scores, softmax and weighted sum of a row cover exactly the keys that it attends to, in operations
-whose shapes depend on the position of the row only. So the bits of a row depend neither on other
-rows nor on the size of prefill chunks.
+Scores, softmax and weighted sum of a row cover exactly the keys that it attends to. The shapes of
+these operations depend on the position of the row only, so its bits depend neither on other rows
+nor on the size of prefill chunks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def attention(
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
 ) -> Tensor:
-    """Shapes and meaning as the package states them; everything in float32."""
+    """See the package. Computes in float32."""
     starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
     full = [0] * len(lengths) if batch.full is None else batch.full.tolist()
     out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])

@@ -1,4 +1,4 @@
-"""Tile sizes of the Triton attention per kind of GPU: the largest without spilled registers."""
+"""Tile sizes of the Triton attention kernel per GPU family: the largest without register spills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 
 
 class Tiles(NamedTuple):
-    """A launch: rows of a program, keys it takes at a time, its warps, stages of its pipeline."""
+    """Launch parameters: rows per program, keys per iteration, warps, pipeline stages."""
 
     rows: int
     keys: int
@@ -18,9 +18,9 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By target, for 16 rows and for more, then by head width up to 64, 128, 256, 512: of those tried,
-# the largest that triton 3.7.1 and 3.9.0 compile without spilled registers, whatever the features.
-# On AMD a second stage would keep the next keys in registers.
+# By GPU family, for 16 rows and for more, then by head width up to 64, 128, 256, 512: of the sizes
+# tried, the largest that triton 3.7.1 and 3.9.0 compile without register spills for any features.
+# On AMD, a second stage would hold the next keys in registers.
 # fmt: off
 TILES = {
     "sm_75": (
@@ -59,8 +59,8 @@ TILES = {
 # fmt: on
 TILES["sm_86"] = TILES["sm_89"]
 
-# What elements of one byte cannot have of these, as their casts and scales take registers: by
-# target, for more than 16 rows or not, and place in the row.
+# Smaller tiles for one-byte elements, whose casts and scales need registers: by GPU family, whether
+# there are more than 16 rows, and index of the head width.
 BYTES = {
     ("sm_86", False, 3): Tiles(16, 16, 4, 2),
     ("sm_89", False, 3): Tiles(16, 16, 4, 2),
@@ -69,7 +69,7 @@ BYTES = {
     ("gfx942", True, 2): Tiles(64, 32, 8, 1),
 }
 
-# The same for heads whose width is not a power of two: they take a second product for the rest.
+# The same for head widths that are not a power of two: the remainder needs a second product.
 TAILS = {("sm_90", False, 1): Tiles(16, 32, 4, 4)}
 
 
@@ -90,10 +90,10 @@ def target_family() -> str:
 def choose_tiles(
     family: str, dtype: torch.dtype, stored: torch.dtype, width: int, wide: bool
 ) -> Tiles:
-    """Choose for heads of `width`; `wide` where a kv head has more than 16 rows.
+    """Return the tiles for heads of `width`; `wide` means more than 16 rows per kv head.
 
-    Elements that must be cast need registers for two; a float32 product is made of three, and is
-    there to check others with, so it gets a small tile.
+    Elements that are cast need registers for two types, as if the head had twice the width. A
+    float32 product consists of three products and serves as a check of others: its tile is small.
     """
     if dtype == torch.float32:
         if family == "sm_100":

@@ -1,11 +1,11 @@
-"""Paged attention in Triton: one kernel for prefill, decode and both, and one that joins its parts.
+"""Paged attention in Triton: one kernel for prefill and decode, and one that merges split keys.
 
-A program of `attend` takes a tile of BLOCK_M rows, which are query rows times the query heads that
-share a kv head, and walks the keys that the tile can see, BLOCK_N at a time, with an online softmax
-(Milakov and Gimelshein 2018; Dao et al. 2022). Where every sequence has one row, the walk is split
-among several programs and `merge` joins what they found by their log-sum-exps (Dao et al. 2023,
-"Flash-Decoding"). Grids depend on T, B, heads, `max_queries` and `max_length` alone, never on what
-the device tensors hold, so a launch can be captured; programs that find nothing to do end at once.
+A program of `attend` computes a tile of BLOCK_M rows: query rows times the query heads that share a
+kv head. It loops over the keys that the tile attends to, BLOCK_N at a time, with an online softmax
+(Milakov and Gimelshein 2018; Dao et al. 2022). If every sequence has one row, the keys are split
+among several programs, and `merge` combines the parts by their log-sum-exps (Dao et al. 2023,
+"Flash-Decoding"). Grids depend on T, B, heads, `max_queries` and `max_length` alone, not on the
+values of device tensors, so that a launch can be captured; programs without work return at once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ostro.core.ops.attention import AttentionMetadata
 
 LOG2E = tl.constexpr(math.log2(math.e))
-RAISE = tl.constexpr(64.0)  # lifts weights in small units to where float16 is exact
-PROGRAMS = 256  # split decode until it fills a large GPU about twice,
-SPLITS = 32  # but not further than `merge` can join quickly
-SEGMENT = 2048  # positions per split where the result must not depend on the batch
-WORKSPACE = 64 << 20  # bytes of float32 parts that a reproducible call may hold at a time
+RAISE = tl.constexpr(64.0)  # factor that keeps scaled softmax weights out of float16's subnormals
+PROGRAMS = 256  # split decode until the programs fill a large GPU about twice,
+SPLITS = 32  # but into no more parts than `merge` combines quickly
+SEGMENT = 2048  # positions per split if the result must not depend on the batch
+WORKSPACE = 64 << 20  # bytes of float32 parts that a deterministic call allocates at a time
 NO_FLOAT8 = ("sm_75", "sm_80", "sm_86", "interpreter")
 TENSOR_FLOAT = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100")  # float32 as three tf32 products
 
@@ -50,15 +50,15 @@ def attention(
     *,
     deterministic: bool = False,
 ) -> Tensor:
-    """Attend to the pages of each sequence; shapes and meaning as the package states them.
+    """See the package.
 
-    q, k_cache and v_cache may be strided views whose last dimension is dense. The products are
+    q, k_cache and v_cache may be strided views whose last dimension is contiguous. The products are
     computed in q's dtype, to which keys and values are cast, and summed in float32.
 
-    `deterministic`: a row's result has the same bits whatever else is in the batch and however its
-    prompt was cut into chunks. Then tiles are of one shape for prefill and decode and start at
-    multiples of it, splits start at multiples of SEGMENT, parts are always joined by `merge`, in
-    order of position, and a tile or part that a row does not see changes none of its numbers.
+    `deterministic`: the bits of a row depend neither on other rows of the batch nor on the chunks
+    of its prompt. Tiles have one shape for prefill and decode and start at multiples of it, splits
+    start at multiples of SEGMENT, and `merge` always combines the parts, in order of position. A
+    tile or part that a row does not attend to does not change its result.
     """
     rows, h, d = q.shape
     page, dv = v_cache.shape[2:]
@@ -71,10 +71,10 @@ def attention(
         shape = (min(plan.chunk, plan.blocks), plan.lanes, plan.splits, plan.tiles.rows)
         parts = torch.empty(*shape, dv, dtype=torch.float32, device=q.device)
         logs = torch.empty(shape, dtype=torch.float32, device=q.device)
-    if keys.dtype == torch.float8_e4m3fn and family in NO_FLOAT8:
+    if keys.dtype == torch.float8_e4m3fn and family in NO_FLOAT8:  # `widen` decodes the bytes
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     sequences = batch.lengths.shape[0]
-    head = 1 << (d.bit_length() - 1)
+    head = 1 << (d.bit_length() - 1)  # tl.arange takes powers of two: d is split into HEAD + TAIL
     shared = {
         "DV": dv,
         "VALUE": triton.next_power_of_2(dv),
@@ -122,10 +122,10 @@ attention_deterministic = partial(attention, deterministic=True)
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """How a call is cut up: into blocks of query rows, lanes of heads, and splits of the keys.
+    """The grid of a call: blocks of query rows, lanes of heads, and splits of the keys.
 
-    A program takes block_q rows of `heads` query heads, all of one kv head, whose `group` may need
-    several lanes. With `split`, parts are written for `chunk` blocks at a time and then merged.
+    A program computes block_q rows of `heads` query heads of one kv head; a `group` of more query
+    heads has several lanes. If `split`, parts are written for `chunk` blocks at a time and merged.
     """
 
     tiles: Tiles
@@ -161,6 +161,7 @@ def plan_launch(
     tiles = choose_tiles(family, q.dtype, k_cache.dtype, max(d, dv), wide)
     heads = min(group, tiles.rows)
     lanes = kv * triton.cdiv(group, heads)
+    # An upper bound from shapes alone: each sequence may end in one partial block.
     blocks = sequences if single else rows // (tiles.rows // heads) + sequences
 
     splits, chunk = 1, blocks
@@ -186,9 +187,10 @@ def plan_launch(
 
 @triton.jit
 def locate(starts, block, sequences, BLOCK_Q: tl.constexpr, SINGLE: tl.constexpr):
-    """Find whose a block of BLOCK_Q query rows is: (sequence, the block's first row in it, rows).
+    """Find the sequence of a block of BLOCK_Q query rows by binary search.
 
-    Sequence s has the blocks from starts[s] // BLOCK_Q + s on, at least as many as it needs.
+    Returns (sequence, its start, the block's first row in it, its number of rows). Sequence s has
+    the blocks from starts[s] // BLOCK_Q + s on, at least as many as it needs.
     """
     low = block
     if not SINGLE:
@@ -210,8 +212,9 @@ def locate(starts, block, sequences, BLOCK_Q: tl.constexpr, SINGLE: tl.constexpr
 
 @triton.jit
 def widen(x, like):
-    """Cast what a cache holds; bytes are float8_e4m3fn on targets that do not know it."""
+    """Cast cache elements; uint8 is float8_e4m3fn on targets without that type."""
     if x.dtype == tl.uint8:
+        # As float16, these bits have one more exponent bit: the value is 2 ** 8 times too small.
         bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
         x = bits.to(tl.float16, bitcast=True) * 256.0
     return x.to(like.dtype)
@@ -230,17 +233,17 @@ def attend(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     FULL: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, kv head and part of its group, split) -> its rows of `out`, or a part.
+    """Program (block, lane, split): compute its rows of `out`, or a part of them if SPLIT.
 
-    A query has HEAD + TAIL elements, both powers of two, of which D are real; TAIL may be 0.
-    Scores are kept in units of log 2. SCALED: elements count in k_scales and v_scales
-    [pages, kv, PAGE].
+    A query has HEAD + TAIL elements, both powers of two, of which D are used; TAIL may be 0.
+    Scores are multiplied by log2(e), for exp2. SCALED: elements are multiplied by k_scales and
+    v_scales [pages, kv, PAGE].
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     PER_KV: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     local = tl.program_id(0)
     if not SPLIT:
-        local = tl.num_programs(0) - 1 - local  # long walks first
+        local = tl.num_programs(0) - 1 - local  # later rows have more keys: start them first
     s, start, first, queries = locate(starts, first_block + local, sequences, BLOCK_Q, SINGLE)
     if first >= queries:
         return
@@ -308,7 +311,7 @@ def attend(
             scores *= (tl.load(k_scales + unit, known, other=0.0) * scale)[None, :]
         else:
             scores *= scale
-        if SOFTCAP:
+        if SOFTCAP:  # tanh(z) = 1 - 2 / (1 + e^2z); `scale` contains the 2 / softcap
             scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
         if ALIBI:
             scores += slope[:, None] * (key_at[None, :] - position[:, None])
@@ -318,7 +321,7 @@ def attend(
         scores = tl.where(visible, scores, float("-inf"))
 
         raised = tl.maximum(best, tl.max(scores, 1))
-        level = tl.where(raised == float("-inf"), 0.0, raised)
+        level = tl.where(raised == float("-inf"), 0.0, raised)  # -inf - -inf would be NaN
         weights = tl.exp2(scores - level[:, None])
         decay = tl.exp2(best - level)
         total = total * decay + tl.sum(weights, 1)
@@ -354,7 +357,7 @@ def merge(
     DV: tl.constexpr, VALUE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr, SINGLE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, kv head and part of its group, m) -> one head of one row of `out`."""
+    """Program (block, lane, m): merge the parts of one head of one row into `out`."""
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     PER_KV: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     local = tl.program_id(0)

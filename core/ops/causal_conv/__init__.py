@@ -1,11 +1,11 @@
-"""Short causal convolution, one filter per channel, over the rows of many sequences.
+"""Short causal depthwise convolution (one filter per channel) over the rows of many sequences.
 
     causal_conv(x, weight, bias, state, places, act="") -> [T, c]
 
-x [T, c] float, the rows of all sequences, one after the other; weight [c, w] and bias [c] or None
-float32; state [blocks, c, w - 1] float32: the w - 1 rows before a sequence's first, which
-`places` (a `StateLayout`) finds, zeros where it begins; the last w - 1 rows go into its new block.
-Row t is sum over j of weight[:, j] * x[t - (w - 1) + j], plus bias, through `act` ("" or "silu");
+x [T, c] float, the rows of all sequences, concatenated; weight [c, w], bias [c] or None, float32;
+state [blocks, c, w - 1] float32: the w - 1 rows before the first row of a sequence, zeros for a new
+one. `places` (a `StateLayout`) has its blocks; the last w - 1 rows are written to block `after`.
+Row t is act(sum over j of weight[:, j] * x[t - (w - 1) + j] + bias), with act "" (none) or "silu";
 computed in float32 and rounded once to x's dtype.
 """
 

@@ -13,8 +13,8 @@ static inline void scatter(float* p, int64_t step, v16 x, int64_t left) {
 }
 
 // x [rows, channels], `row_step` apart, to y (contiguous): 16 channels of one sequence at a time.
-// Row i - (width - 1) of a sequence is column i of its state for i < width - 1. A state is moved to
-// its new block from left to right, so the two blocks may be one.
+// Row i - (width - 1) of a sequence is column i of its state for i < width - 1. The state is copied
+// to its new block from left to right, so the two blocks may be the same.
 template <class T>
 void causal_conv(const T* x, int64_t row_step, int64_t channels, const float* weight,
                  int64_t width, const float* bias, float* state, int64_t sequences,

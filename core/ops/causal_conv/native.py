@@ -1,4 +1,4 @@
-"""Short causal convolution on CPU: threads share sequences and channels."""
+"""Short causal convolution on CPU in C++: parallel over sequences and tiles of channels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def causal_conv(
     places: StateLayout,
     act: str = "",
 ) -> Tensor:
-    """See the package. The channels of a row are contiguous."""
+    """See the package. The channels of a row are contiguous; above WIDEST the naive kernel runs."""
     channels, width = weight.shape
     if width > WIDEST:
         return naive.causal_conv(x, weight, bias, state, places, act)

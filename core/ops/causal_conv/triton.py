@@ -1,7 +1,8 @@
-"""Short causal convolution in Triton: some channels of some rows to a program, then the states.
+"""Short causal convolution in Triton: one launch computes the rows, a second updates the states.
 
-Rows need no order among themselves: each reads those before it, from x or from its sequence's
-state. The states move in a second launch, when nobody reads them any more.
+A program computes ROWS rows of CHANNELS channels. Rows are independent: each reads the rows before
+it from x or from the state of its sequence. The second launch overwrites states only after all
+rows have read them.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def causal_conv_kernel(
 
 @triton.jit
 def owner_of(row, starts, sequences, ROWS: tl.constexpr, SEQUENCES: tl.constexpr):
-    """How many sequences end at or before each row: the number of the one it belongs to."""
+    """The sequence of each row: the number of sequences that end at or before it."""
     owner = tl.zeros((ROWS,), tl.int64)
     for s in range(0, sequences, SEQUENCES):
         ends = s + tl.arange(0, SEQUENCES)
@@ -157,13 +158,13 @@ def move_states_kernel(
         column = tl.arange(0, COLUMNS)[None, :].to(tl.int64)
         mask = (c < channels) & (column < PAST)
         t = rows - PAST + column
-        oldest = tl.where(old >= 0, -PAST, 0)  # what there is before the first row
+        oldest = tl.where(old >= 0, -PAST, 0)  # the first row of the old state, if there is one
         here = tl.load(x + (first + t) * x_row + c * x_step, mask=mask & (t >= 0), other=0.0)
         there = tl.load(
             state + old * state_block + c * PAST + (t + PAST),
             mask=mask & (t < 0) & (t >= oldest),
             other=0.0,
         )
-        tl.debug_barrier()  # the two blocks may be one: all is read before anything is written
+        tl.debug_barrier()  # the two blocks may be the same: finish all reads before the store
         kept = here.to(tl.float32) + there
         tl.store(state + new * state_block + c * PAST + column, kept, mask=mask)

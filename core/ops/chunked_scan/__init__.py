@@ -3,12 +3,12 @@
 Per row and head, a state S [K, V] decays, is updated with k v^T and is read with q. Within a chunk
 of rows these are matrix products. With S the state before the chunk, by row
 
-    d = solve (v - known * k S)             where the rule subtracts what is known, else d = v
+    d = solve (v - known * k S)             for a delta rule, else d = v
     y = read * q S + mix d
     S = total * S + (k * kept)^T d
 
-An architecture's own kernel makes, for all chunks at once, `mix` and `solve` [blocks, h, C, C],
-`read`, `known` and `kept` [T, h] and `total` [blocks, h], all float32; `advance` then goes from
-chunk to chunk. The chunks of sequence s are the blocks from starts[s] // C + s on. Sequences of at
-most `SHORT` rows are left out: those go row by row.
+The kernel of an architecture computes, for all chunks in parallel, `mix` and `solve`
+[blocks, h, C, C], `read`, `known` and `kept` [T, h] and `total` [blocks, h], all float32; `advance`
+then runs the chunks in sequence. The chunks of sequence s are the blocks from starts[s] // C + s
+on. Sequences of at most `SHORT` rows are skipped: the architecture's kernel runs them row by row.
 """

@@ -1,4 +1,4 @@
-"""States that advance chunk by chunk in Triton, and what is needed to prepare that."""
+"""The Triton kernel that advances states chunk by chunk, and helpers for its inputs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ostro.core.ops.attention.tiles import target_family
 from ostro.core.ops.attention.triton import TENSOR_FLOAT
 from ostro.core.ops.state_layout import StateLayout
 
-SHORT = 16  # rows that are not worth a chunk
-WIDEST = 128  # elements of a key for which a program has room
+SHORT = 16  # most rows of a sequence that are not worth a chunk
+WIDEST = 128  # most elements of a key: a program has the whole key dimension in registers
 
 
 class Tiles(NamedTuple):
-    """Rows of a chunk; elements of a value per program of `advance`, its warps and stages."""
+    """Rows per chunk; elements of a value per program of `advance`, its warps and stages."""
 
     rows: int
     values: int
@@ -27,8 +27,8 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By target, for what only decays and for what subtracts as well: of those tried, the largest that
-# compile without spilled registers. sm_75 and gfx1100 have no tensor cores for these products.
+# By GPU family, for scans and for delta rules: of the sizes tried, the largest that compile without
+# register spills. sm_75 and gfx1100 have no tensor cores for these products.
 TILES = {
     **dict.fromkeys(TENSOR_FLOAT, (Tiles(64, 32, 8, 2), Tiles(32, 16, 4, 2))),
     "gfx942": (Tiles(32, 32, 4, 1), Tiles(32, 16, 4, 1)),
@@ -38,7 +38,7 @@ TILES = {
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What an architecture's kernel fills and `advance` reads; see the package. Uninitialised."""
+    """Uninitialized tensors that an architecture's kernel fills for `advance`; see the package."""
 
     tiles: Tiles
     precision: str
@@ -52,14 +52,14 @@ class Chunks:
 
 
 def choose_chunks(v: Tensor, width: int, places: StateLayout, *, delta: bool) -> Chunks | None:
-    """Room for the chunks of values v [T, h, V] and keys of `width`.
+    """Allocate the chunks for values v [T, h, V] and keys of `width`.
 
-    None where all sequences go row by row: they are short, or programs on this GPU have no room.
+    Returns None if all sequences run row by row: they are short, or no tile fits this GPU.
     """
     (rows, heads), sequences = v.shape[:2], len(places.before)
     family = target_family()
     tensor_float = family in TENSOR_FLOAT
-    # tf32 holds what rows of 16 bits hold; float32 is there to check others with
+    # tf32 represents 16-bit rows exactly. float32 serves as a check of others: it runs row by row.
     fits = family in TILES and width <= WIDEST and not (tensor_float and v.dtype == torch.float32)
     if not fits or rows < sequences + SHORT:
         return None
@@ -86,9 +86,9 @@ def choose_chunks(v: Tensor, width: int, places: StateLayout, *, delta: bool) ->
 def advance(
     q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, state: Tensor, places: StateLayout, out: Tensor
 ) -> None:
-    """Take the states of long sequences through their chunks; y into out [T, h, V].
+    """Advance the states of sequences of more than SHORT rows; write y to out [T, h, V].
 
-    q and k [T, hk, K], v [T, h, V]: rows may lie apart; state [blocks, h, K, V] float32, any view.
+    q and k [T, hk, K], v [T, h, V], rows may be strided; state [blocks, h, K, V] float32, any view.
     """
     heads, width = v.shape[1:]
     tiles = chunks.tiles
@@ -117,7 +117,7 @@ def advance_kernel(
     SHORT: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     DELTA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence, head, some values) -> their part of all rows and of the state."""
+    """Program (sequence, head, tile of values): compute that part of all rows and of the state."""
     s = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     first = tl.load(starts + s)
@@ -169,7 +169,7 @@ def advance_kernel(
 
 @triton.jit
 def decays(logs, ROWS: tl.constexpr):
-    """[t, r]: what is left after row t of what row r put in; 0 where t < r. logs [ROWS]."""
+    """The decay [t, r] of row r's update after row t, 0 if t < r; logs [ROWS]: log decays."""
     t = tl.arange(0, ROWS)[:, None]
     r = tl.arange(0, ROWS)[None, :]
     sums = tl.cumsum(logs, 0)
@@ -178,7 +178,7 @@ def decays(logs, ROWS: tl.constexpr):
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), exact to the last digits also where e^x is far below 1 (Kahan's log1p)."""
+    """log(1 + e^x), accurate also if e^x is far below 1 (Kahan's log1p)."""
     power = tl.exp(tl.minimum(x, 20.0))
     sum = 1.0 + power
     small = tl.where(sum == 1.0, power, tl.log(sum) * power / tl.maximum(sum - 1.0, 1e-20))

@@ -3,10 +3,10 @@
     grouped(x, weight, expert_of_row) -> [t, n]
 
 x [t, k], rows sorted by expert, last dimension contiguous; weight [experts, n, k] of x's dtype,
-contiguous; expert_of_row [t] int64, ascending, each within 0..experts - 1. Row r of the answer is
+contiguous; expert_of_row [t] int64, ascending, each within 0..experts - 1. Row r of the result is
 weight[expert_of_row[r]] @ x[r], summed in float32 and rounded once to x's dtype. An expert may have
-any number of rows, including none. The launch depends on shapes only, so that it can be captured
-in a graph.
+any number of rows, including none. The Triton launch depends on shapes only, so that it can be
+captured in a graph.
 """
 
 import torch

@@ -6,13 +6,13 @@
 
 enum { WEIGHTS = 4, ROWS = 4, TILE = 32 };
 
-// How many numbers a register takes of a row: 16 as floats, or 32 bfloat16 as pairs.
+// Elements of a row per register: 16 floats, or 32 bfloat16 as pairs.
 template <class T>
 constexpr int64_t STEP = 16;
 template <>
 constexpr int64_t STEP<bf16> = 32;
 
-// That much of a row, 0 where it ends.
+// Load STEP elements of a row, zeros past its end.
 template <class T>
 static inline v16 take(const T* p, int64_t left) { return load(p, left); }
 
@@ -26,7 +26,8 @@ static inline v16 add_products(v16 acc, v16 a, v16 b) { return acc + a * b; }
 
 static inline v16 add_products(v16 acc, v16u a, v16u b) { return dot2_add(acc, a, b); }
 
-// y [M, N] (n apart) = x [M, k] times w [N, k]. Sums take the same order whatever M and N are.
+// y [M, N] (rows n apart) = x [M, k] times w [N, k]. The order of sums does not depend on M and N,
+// so that a row's bits depend on no other row.
 template <class T, int M, int N>
 static void multiply(const T* x, const T* w, int64_t n, int64_t k, T* y) {
     v16 acc[M][N] = {};
@@ -53,7 +54,7 @@ static void multiply_rows(const T* x, int64_t rows, const T* w, int64_t n, int64
     for (; r < rows; r++) multiply<T, 1, N>(x + r * k, w, n, k, y + r * n);
 }
 
-// y [rows, n] = x [rows, k] by weight [experts, n, k], rows sorted by expert.
+// y [rows, n] = x [rows, k] times weight [experts, n, k], rows sorted by expert.
 template <class T>
 void grouped(const T* x, const T* weight, const int64_t* expert_of_row, int64_t rows, int64_t n,
              int64_t k, T* y) {

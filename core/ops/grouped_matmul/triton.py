@@ -1,9 +1,9 @@
-"""Grouped matmul in Triton: tiles of rows, cut where the expert changes.
+"""Grouped matmul in Triton: tiles of rows, split into runs of one expert.
 
-Rows lie sorted, so a tile of BLOCK_M of them is a few runs of one expert each, and the products of
-all runs of all tiles are at most t / BLOCK_M + experts. The grid follows from shapes alone. Where
-rows are few, every row has a program, which ends at once unless a run begins there: all weights
-are then read side by side. Where they are many, a tile has one program that walks its runs.
+Rows are sorted by expert, so a tile of BLOCK_M rows is a few runs of one expert each, and all tiles
+have at most t / BLOCK_M + experts runs. The grid depends on shapes only. For few rows, every row
+has a program, which returns at once unless a run begins there, so that all weights are read
+concurrently. For many rows, a tile has one program that loops over its runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ostro.core.ops.attention.tiles import target_family
 
 
 class Tile(NamedTuple):
-    """rows and columns of a program's output, bytes of a row read at a time, rows it starts at."""
+    """rows, columns of the output tile; depth: bytes of a row per iteration; starts: rows per
+    program at which it looks for the begin of a run.
+    """
 
     rows: int
     columns: int
@@ -36,7 +38,7 @@ MANY = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=3)
 def grouped(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
     """See the package."""
     many = x.shape[0] >= FEW.rows * weight.shape[0]
-    # Without tensor cores, or loading one number at a time, the large tile spills registers.
+    # Without tensor cores, or with loads of single elements, the large tile spills registers.
     fits = x.dtype.itemsize == 2 and x.shape[1] % 16 == 0 and target_family() != "sm_75"
     return launch(x, weight, expert_of_row, MANY if many and fits else FEW)
 
@@ -84,7 +86,7 @@ def grouped_kernel(
     BLOCK_K: tl.constexpr,
     STARTS: tl.constexpr,
 ):
-    """The runs that begin among STARTS rows of a tile, for BLOCK_N columns."""
+    """Multiply the runs that begin among STARTS rows of a tile, for BLOCK_N columns."""
     row = tl.program_id(0) * STARTS
     last = tl.minimum(row + STARTS, rows)
     tile = row // BLOCK_M * BLOCK_M

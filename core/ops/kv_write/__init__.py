@@ -3,12 +3,12 @@
     kv_write(k, v, k_cache, v_cache, slots) -> None
 
 k [T, kv, d], v [T, kv, dv] (strided views allowed); k_cache [blocks, kv, block, d], v_cache
-[blocks, kv, block, dv], any float dtype (cast on write); slots [T] int64: row t goes to block
-slots[t] // block, place slots[t] % block. A negative slot writes nothing (padding rows of a
-captured batch).
+[blocks, kv, block, dv], any float dtype (cast on write); slots [T] int64: row t is written to block
+slots[t] // block, offset slots[t] % block. Rows with a negative slot are not written (padding rows
+of a captured batch).
 
-A cache may be `Scaled` instead, int8 or float8_e4m3fn (k and v alike): then a row's elements are
-rounded to units of their token and head, one float32 scale for the d of k, another for the dv of v.
+Both caches may be `Scaled` instead, with int8 or float8_e4m3fn elements: each row is quantized with
+one float32 scale per token and head for k, and another for v.
 """
 
 from ostro.core.native import DTYPES

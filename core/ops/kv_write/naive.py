@@ -23,5 +23,6 @@ def kv_write(
             cache.bits[blocks, :, places] = elements.view(torch.uint8)
             cache.scales[blocks, :, places] = scales
             continue
+        # Few operations support float8: write the bytes.
         bits = torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype
         cache.view(bits)[blocks, :, places] = rows.to(cache.dtype).view(bits)

@@ -1,6 +1,6 @@
 #include "ostro.h"
 
-// Rows of `heads` x d from x into pages [blocks, heads, block, d] at `slots` (none where negative).
+// Write rows of `heads` x d to pages [blocks, heads, block, d] at `slots`; skip negative slots.
 template <class T>
 void write_rows(const T* x, int64_t rows, int64_t heads, int64_t d, int64_t row_step,
                 int64_t head_step, const int64_t* slots, int64_t block, T* cache) {
@@ -15,7 +15,7 @@ void write_rows(const T* x, int64_t rows, int64_t heads, int64_t d, int64_t row_
 }
 EXPORT(write_rows)
 
-// The largest magnitude of d elements; not a number where one of them is infinite or none.
+// The largest magnitude of d elements; NaN if one of them is infinite or NaN.
 template <class T>
 static float reach(const T* x, int64_t d) {
     v16 most = {}, broken = {};
@@ -27,10 +27,10 @@ static float reach(const T* x, int64_t d) {
     return reduce_max(most) + sum(broken);
 }
 
-// The nearest integers, in the low bytes: they are what is added to 1.5 * 2^23.
+// Round to the nearest integers, in the low bytes: adding 1.5 * 2^23 shifts them there.
 static inline v16u to_int8(v16 x) { return as_bits(x + 12582912.0f); }
 
-// The nearest float8_e4m3fn, |x| <= 448. Its exponent counts from 2^-6, below which 2^-9 is a step.
+// Round to the nearest float8_e4m3fn, |x| <= 448. Below 2^-6 it is subnormal, in steps of 2^-9.
 static inline v16u to_float8(v16 x) {
     v16 size = max(x, -x);
     v16u bits = as_bits(size);
@@ -40,7 +40,7 @@ static inline v16u to_float8(v16 x) {
     return select(size < splat(0.015625f), small, normal) | sign;
 }
 
-// The low bytes of 16 words, of which `left` may be stored.
+// Store the low bytes of 16 words, at most `left` of them.
 static inline void keep(v16u words, uint8_t* to, int64_t left) {
     uint32_t all[16];
     uint8_t bytes[16];
@@ -49,7 +49,7 @@ static inline void keep(v16u words, uint8_t* to, int64_t left) {
     memcpy(to, bytes, left < 16 ? left : 16);
 }
 
-// The same with elements of one byte and a scale per row and head.
+// As write_rows, with one-byte elements and a scale per row and head.
 template <class T>
 void write_scaled(const T* x, int64_t rows, int64_t heads, int64_t d, int64_t row_step,
                   int64_t head_step, const int64_t* slots, int64_t block, int64_t float8,

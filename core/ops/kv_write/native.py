@@ -1,4 +1,4 @@
-"""Write to KV cache pages on CPU."""
+"""Write to KV cache pages on CPU in C++."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITE_SCALED = functions(LIBRARY, "write_scaled", *ROWS, INT, ADDRESS, ADDRESS)
 
 
 def signature(stored: torch.dtype | None) -> Signature:
-    """Of caches in the type of k and v, or `stored` as elements of one byte with scales."""
+    """The signature for caches of k's dtype (None), or with scaled elements of dtype `stored`."""
     scales = Arg("blocks kv_heads block", torch.float32, optional=stored is None)
     return Signature(
         "kv_write",

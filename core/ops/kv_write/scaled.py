@@ -10,15 +10,15 @@ from torch import Tensor
 from ostro.core.errors import InvalidTensor
 
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""Element dtypes of quantized pages, and the largest value used of each."""
+"""Element dtypes of quantized pages, and the largest magnitude used of each."""
 
 
 @dataclass(slots=True, frozen=True)
 class Scaled:
-    """Pages whose elements count in units of their token and head.
+    """Quantized pages with one scale per token and head.
 
     elements [blocks, kv, block, d] int8 or float8_e4m3fn; scales [blocks, kv, block] float32, both
-    contiguous behind the first dimension. An element stands for itself times its scale.
+    contiguous after the first dimension. The value of an element is the element times its scale.
     """
 
     elements: Tensor
@@ -34,21 +34,21 @@ class Scaled:
 
     @property
     def bits(self) -> Tensor:
-        """The elements as bytes: few operations know float8."""
+        """The elements as uint8: few operations support float8."""
         return self.elements.view(torch.uint8)
 
 
 def parts_of(cache: Tensor | Scaled) -> tuple[Tensor, Tensor | None]:
-    """The elements of a cache, and their scales where they have some."""
+    """Return the elements of a cache and their scales, None if it has none."""
     if isinstance(cache, Scaled):
         return cache.elements, cache.scales
     return cache, None
 
 
 def stored_type(cache: Tensor | Scaled) -> torch.dtype | None:
-    """The type of one byte that a cache is stored in; None for floats without scales.
+    """The one-byte dtype of the elements of a scaled cache; None for floats without scales.
 
-    Raises InvalidTensor for scaled elements of another type.
+    Raises InvalidTensor for scaled elements of another dtype.
     """
     if not isinstance(cache, Scaled):
         return None
@@ -59,11 +59,11 @@ def stored_type(cache: Tensor | Scaled) -> torch.dtype | None:
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Round x [..., d] to elements [..., d] of `dtype` and scales [...] float32.
+    """Quantize x [..., d] to elements [..., d] of `dtype` and scales [...] float32.
 
-    A scale is the largest magnitude of its d elements over LIMITS[dtype]; elements go to the
-    nearest, ties to even. Where one of them is infinite or not a number, the scale is not a number
-    either, so that all of the d are none when they are read.
+    A scale is the largest magnitude of its d elements over LIMITS[dtype]; elements are rounded to
+    nearest, ties to even. If one of the d elements is infinite or NaN, the scale is NaN, so that
+    all of them dequantize to NaN.
     """
     limit, x = LIMITS[dtype], x.float()
     scales = x.abs().amax(-1) / limit + (x * 0).sum(-1)

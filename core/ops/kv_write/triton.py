@@ -14,7 +14,7 @@ def kv_write(
     k: Tensor, v: Tensor, k_cache: Tensor | Scaled, v_cache: Tensor | Scaled, slots: Tensor
 ) -> None:
     """See the package."""
-    if not v.shape[2]:  # latent attention has no values of its own
+    if not v.shape[2]:  # latent attention has no separate values: write the keys twice
         v, v_cache = k, k_cache
     rows, heads, k_dim = k.shape
     v_dim = v.shape[2]
@@ -79,7 +79,7 @@ def kv_write_kernel(
     LIMIT: tl.constexpr,
     FLOAT8: tl.constexpr,
 ):
-    """LIMIT > 0: elements of one byte, of which it is the largest; scales [blocks, N, block]."""
+    """Write one row. LIMIT > 0: one-byte elements of at most LIMIT; scales [blocks, N, block]."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if slot >= 0:
@@ -102,7 +102,7 @@ def kv_write_kernel(
 
 @triton.jit
 def take(source, per_head, step, d, HEADS: tl.constexpr, N: tl.constexpr, DIM: tl.constexpr):
-    """[N, d] of a row as [HEADS, DIM] float32, 0 where there is none."""
+    """Load [N, d] of a row as [HEADS, DIM] float32, padded with 0."""
     head = tl.arange(0, HEADS)[:, None].to(tl.int64)
     i = tl.arange(0, DIM)[None, :]
     mask = (head < N) & (i < d)
@@ -122,7 +122,7 @@ def put(
 
 @triton.jit
 def narrow(x, LIMIT: tl.constexpr, FLOAT8: tl.constexpr):
-    """Round x [HEADS, DIM] to bytes of elements, and give the scale of each head."""
+    """Quantize x [HEADS, DIM]: the bytes of the elements, and the scale of each head."""
     scale = tl.div_rn(tl.max(tl.abs(x), 1), LIMIT) + tl.sum(x * 0.0, 1)
     real = scale > 0
     units = tl.div_rn(x, tl.where(real, scale, 1.0)[:, None] + tl.zeros_like(x))
@@ -130,16 +130,16 @@ def narrow(x, LIMIT: tl.constexpr, FLOAT8: tl.constexpr):
     units = tl.minimum(tl.maximum(units, -LIMIT), LIMIT)
     if FLOAT8:
         units = to_float8(units)
-    else:  # the nearest integers are what is added to 1.5 * 2^23
+    else:  # adding 1.5 * 2^23 rounds to an integer, in the low bits
         units = (units + 12582912.0).to(tl.uint32, bitcast=True)
     return (units & 0xFF).to(tl.uint8), scale
 
 
 @triton.jit
 def to_float8(x):
-    """The nearest float8_e4m3fn as bits, |x| <= 448; not all targets know the type.
+    """Round to the nearest float8_e4m3fn, as bits, |x| <= 448; not all targets have the type.
 
-    Its exponent counts from 2^-6, below which 2^-9 is a step.
+    Below 2^-6 it is subnormal, in steps of 2^-9.
     """
     size = tl.abs(x)
     bits = size.to(tl.uint32, bitcast=True)

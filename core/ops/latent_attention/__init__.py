@@ -1,11 +1,12 @@
-"""Latent attention (MLA): one latent per token for all heads; the values are a part of the keys.
+"""Latent attention (MLA): one latent per token for all heads, whose values are part of the keys.
 
     latent_attention(q, k_cache, v_cache, batch, scale) -> [T, h, rank]
 
-`ops.attention` with one kv head and without its features: q [T, h, rank + rope], k_cache
-[blocks, 1, block, rank + rope], and v_cache the view of its first `rank` dimensions. The kernel
-here reads a latent once for scores and sums, and for as many heads as fit a tile. If it does not
-fit, the kernels of `ops.attention` run; the naive one is the reference for both.
+The same as `ops.attention` with one kv head and without window, softcap, sinks and alibi: q
+[T, h, rank + rope], k_cache [blocks, 1, block, rank + rope], v_cache the view of its first `rank`
+dimensions. The kernel of this package reads a latent once for scores and sums, for as many heads as
+fit a tile. If it does not fit the shapes, a kernel of `ops.attention` is selected; the naive one is
+the reference for both.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from ostro.core.ops.choose import Kernel
 
 
 def fits(facts: Mapping[str, Any]) -> bool:
-    """Whether the widths of the latent and of the rotated key fit a tile."""
+    """Return whether the widths of the latent and of the rotated key fit a tile."""
     rank, rest = facts["rank"], facts["head_dim"] - facts["rank"]
     return rank in (64, 128, 256, 512) and 0 < rest <= 64
 

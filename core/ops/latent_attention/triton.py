@@ -1,8 +1,8 @@
-"""Latent attention in Triton: a program lets a tile of rows and heads look at one span of latents.
+"""Latent attention in Triton: a program computes a tile of rows and heads over one split of keys.
 
-All heads look at the same latents, so rows and heads are interchangeable: a tile takes as many
-heads of a row as there are, and further rows where it has room. A tile of latents is read once and
-lies in shared memory for both products. Spans are joined by `merge` of `ops.attention`.
+All heads attend to the same latents, so rows and heads are interchangeable: a tile has as many
+heads of a row as there are, and more rows if they fit. A tile of latents is read once and stays in
+shared memory for both products. `merge` of `ops.attention` combines the splits.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ostro.core.ops.attention.triton import LOG2E, TENSOR_FLOAT, attention, loca
 if TYPE_CHECKING:
     from ostro.core.ops.attention import AttentionMetadata
 
-PROGRAMS = 256  # split the keys until a large GPU is full,
-SPLITS = 64  # but not further than `merge` can join quickly
+PROGRAMS = 256  # split the keys until the programs fill a large GPU,
+SPLITS = 64  # but into no more parts than `merge` combines quickly
 
-# By target, for 16 pairs of row and head and for more: of those tried, the largest whose latents of
-# 512 and rotated part of 64 compile without spilled registers.
+# By GPU family, for 16 pairs of row and head and for more: of the sizes tried, the largest that
+# compile without register spills for latents of 512 and rotated parts of 64.
 TILES = {
     "sm_80": (Tiles(16, 32, 4, 3), Tiles(32, 64, 8, 2)),
     "sm_86": (Tiles(16, 32, 4, 3), Tiles(32, 32, 8, 2)),
@@ -41,8 +41,8 @@ def latent_attention(
 ) -> Tensor:
     """See the package. Products are computed in q's dtype and summed in float32.
 
-    `ops.attention` takes what is rare: GPUs without tiles here, caches of another type than q's,
-    sequences whose rows see what is behind them, elements that do not lie side by side.
+    Rare cases use the kernel of `ops.attention`: GPUs without tiles here, caches of another dtype
+    than q's, `full` sequences, and tensors whose last dimension is not contiguous.
     """
     rows, h, d = q.shape
     page, rank = v_cache.shape[2:]
@@ -95,14 +95,14 @@ def attend_latents(
     RANK: tl.constexpr, D: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, lane of heads, split of the keys) -> its rows of `out`, or a part.
+    """Program (block of rows, lane of heads, split): compute its rows of `out`, or a part of them.
 
-    Scores are kept in units of log 2.
+    Scores are multiplied by log2(e), for exp2.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     local = tl.program_id(0)
     if not SPLIT:
-        local = tl.num_programs(0) - 1 - local  # long walks first
+        local = tl.num_programs(0) - 1 - local  # later rows have more keys: start them first
     s, start, first, queries = locate(starts, local, sequences, BLOCK_Q, SINGLE)
     if first >= queries:
         return

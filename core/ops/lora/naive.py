@@ -20,7 +20,7 @@ def lora(
     expert: Tensor | None = None,
     experts: int = 1,
 ) -> Tensor:
-    """See the package; the host reads no tensor."""
+    """See the package. No synchronization: the host does not read device values."""
     mine = mixture.expand(x.shape[0]).long()
     held, weights = pages[mine], scales[mine]
     place = held.clamp(min=0).long() * experts
@@ -37,6 +37,6 @@ def lora(
 
 
 def expand(h: Tensor, b: Tensor, widths: Sequence[int]) -> Tensor:
-    """h [K, parts, 16] by b [K, 16, n], each part by its own columns -> [K, n]."""
+    """Multiply h [K, parts, 16] by b [K, 16, n], each part by its own columns -> [K, n]."""
     parts = b.split(list(widths), -1)
     return torch.cat([h[:, i, None] @ part for i, part in enumerate(parts)], -1)[:, 0]

@@ -1,6 +1,6 @@
-// What adapters add to rows. Rows of the same pages stand together, so that a page is read once for
-// many of them: first h = A x by chunks of k, then y += B h by blocks of columns. The sums of a row
-// have one order, whatever other rows there are.
+// LoRA on CPU. Rows are grouped by their pages, so that a page is read once for many rows: first
+// h = A x by chunks of k (shrink), then y += B h by blocks of columns (expand). The order of the
+// sums of a row does not depend on other rows.
 #include "ostro.h"
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 #include <vector>
 
 enum { RANK = 16, CHUNK = 1024, COLUMNS = 512, TOGETHER = 64 };
-// Elements by which factors are fetched ahead of their use.
+// Elements by which weights are prefetched ahead of their use.
 enum { AHEAD = 128 };
 
-// Elements of x and of a row of A that are multiplied at a time: 16, or pairs where the CPU adds them.
+// Elements per product of x and a row of A: 16, or 32 (16 pairs) if the CPU has bfloat16 products.
 template <class T>
 struct Unit {
     enum { SIZE = 16 };
@@ -37,7 +37,7 @@ static inline v16 add_products(v16 acc, const bf16* a, const bf16* x) {
 }
 #endif
 
-// Sixteen partial sums of each of M rows of x with each of the 16 rows of A, `row` apart.
+// Sixteen partial sums of each product of M rows of x and the 16 rows of A, which are `row` apart.
 template <int M, class T>
 static void multiply(const T* const* x, const T* a, int64_t row, int64_t many,
                      float (*to)[RANK][16]) {
@@ -104,7 +104,7 @@ struct Call {
     const float* scales;
     float* h;
 
-    // Where slot j of a block lies, negative where it holds no page.
+    // The index of the page in slot j of a block; negative if the slot is empty.
     int64_t page(const Block& block, int64_t j) const {
         int64_t page = pages[block.mixture * slots + j];
         return page < 0 ? -1 : page * experts + block.expert;
@@ -114,7 +114,7 @@ struct Call {
         return h + (((row * slots + j) * parts + part) * chunks + chunk) * RANK;
     }
 
-    // h of a block's rows for one chunk of k.
+    // Compute h of a block's rows for one chunk of k.
     void shrink(const Block& block, int64_t j, int64_t part, int64_t chunk) const {
         alignas(64) float partial[4][RANK][16];
         int64_t first = chunk * CHUNK, many = std::min<int64_t>(CHUNK, k - first);
@@ -128,7 +128,7 @@ struct Call {
         });
     }
 
-    // h of one row, summed over chunks and scaled, where its first chunk was.
+    // Sum h of one row over chunks and scale it, in place of its first chunk.
     void gather(const Block& block, int64_t row, int64_t j) const {
         float scale = scales[block.mixture * slots + j];
         for (int64_t part = 0; part < parts; part++) {
@@ -138,7 +138,7 @@ struct Call {
         }
     }
 
-    // y of M rows of a block, `left` columns of it, at most 32.
+    // Add to y of M rows of a block, `left` columns of it, at most 32.
     template <int M>
     inline __attribute__((always_inline)) void add(const Block& block, int64_t r, int64_t part,
                                                    int64_t column, int64_t left) const {
@@ -176,8 +176,8 @@ struct Call {
     }
 };
 
-// y [t, n] += B (A x) for the pages of each row; see native.py. `each` says that `mixture` has t
-// numbers and not one.
+// y [t, n] += B (A x) for the pages of each row; see native.py. `mixture` has t numbers if `each`,
+// else one.
 template <class T>
 void lora(const T* x, int64_t x_row, T* y, int64_t y_row, const T* a, const T* b,
           const int64_t* widths, int64_t parts, const int32_t* pages, const float* scales,

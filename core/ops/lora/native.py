@@ -1,4 +1,4 @@
-"""What adapters add, on CPU: rows of the same pages read them once, in two passes."""
+"""LoRA on CPU in C++: two passes (shrink, expand) that read a page once for all its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
 
 CHUNK = 1024
-"""How much of a row of x is summed at a time, as in native.cpp."""
+"""Columns of x that are summed at a time; the same as in native.cpp."""
 
 LORA = functions(
     load(Path(__file__).with_suffix(".cpp")),
@@ -50,7 +50,7 @@ def lora(
     expert: Tensor | None = None,
     experts: int = 1,
 ) -> Tensor:
-    """See the package; takes memory for h alone, float32 [t, K, parts, chunks of k, 16]."""
+    """See the package. Allocates h = A x, float32 [t, K, parts, chunks of k, 16]."""
     sizes = {"parts": len(widths), "n": sum(widths), "experts": experts}
     SIGNATURE(a, b, pages, scales, x, y, mixture, expert, **sizes)
     (t, k), (_, parts, rank, _), slots = x.shape, a.shape, pages.shape[1]
@@ -80,5 +80,5 @@ def lora(
 
 @cache
 def numbers(widths: tuple[int, ...]) -> Array[c_int64]:
-    """Widths as native.cpp reads them."""
+    """Widths as a C array of int64."""
     return (c_int64 * len(widths))(*widths)

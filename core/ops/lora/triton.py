@@ -1,9 +1,10 @@
-"""What adapters add, in Triton: h = A x by chunks of k, then y += B h by blocks of columns.
+"""LoRA in Triton: shrink, h = A x by chunks of k, then expand, y += B h by blocks of columns.
 
-Rows lie in tiles of 16. Those of a tile that have one mixture and expert are multiplied together,
-by the program of the first of them where rows are few, so that pages are read side by side; by one
-program for the whole tile where they are many. Neither changes what is summed, nor its order. The
-grid follows from shapes alone; a program without a page ends at once.
+Rows are processed in tiles of 16. The rows of a tile with the same mixture and expert are
+multiplied together. If there are few rows, the program of the first of these rows does it, so that
+pages are read concurrently; if there are many, one program processes the whole tile. Both sum the
+same terms in the same order. The grid depends on shapes only; a program without a page returns at
+once.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from torch import Tensor
 ROWS = 16
 COLUMNS = 128
 DEPTH = 128
-"""Bytes of a row that are read at a time."""
+"""Bytes of a row per iteration."""
 CHUNK = 512
 CHUNKS = 4
-"""x is summed by chunks of so much of a row, or by so many larger ones."""
+"""A row of x is summed in chunks of CHUNK columns, or in at most CHUNKS larger chunks."""
 FEW = 256
-"""Up to so many rows each has a program. Not measured."""
+"""Most rows for which each row has a program. Not measured."""
 NONE = tl.constexpr(1 << 30)
 
 
@@ -39,7 +40,7 @@ def lora(
     expert: Tensor | None = None,
     experts: int = 1,
 ) -> Tensor:
-    """See the package; h is float32 [t, K, parts, chunks of k, 16]."""
+    """See the package. Allocates h = A x, float32 [t, K, parts, chunks of k, 16]."""
     (t, k), (_, parts, rank, _), slots = x.shape, a.shape, pages.shape[1]
     chunk = max(CHUNK, triton.cdiv(k, CHUNKS * DEPTH) * DEPTH)
     chunks = triton.cdiv(k, chunk)
@@ -104,7 +105,7 @@ def lora_shrink(
     DEPTH: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A chunk of h [ROWS, RANK] for one slot and part."""
+    """Compute a chunk of h [ROWS, RANK] for one slot and part."""
     slot = tl.program_id(1) // parts
     part = tl.program_id(1) % parts
     first = tl.program_id(2) * CHUNK
@@ -164,7 +165,7 @@ def lora_expand(
     CHUNKS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """y [ROWS, COLUMNS] of one part, all slots added before it is rounded."""
+    """Add all slots to y [ROWS, COLUMNS] of one part, then round once."""
     part, low, end = place_of(tl.program_id(1), widths, PARTS, COLUMNS)
     column = low + tl.arange(0, COLUMNS)
     rank = tl.arange(0, RANK)
@@ -215,9 +216,9 @@ def tile_keys(
     STARTS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A tile's first row, int64, its lanes, their keys, and those that are this program's.
+    """Return a tile's first row (int64), its lanes, their keys, and the keys of this program.
 
-    A key stands for a mixture and an expert; NONE where there is no row.
+    A key identifies a mixture and an expert; NONE for lanes without a row.
     """
     start = tl.program_id(0) * STARTS % ROWS
     tile = (tl.program_id(0) * STARTS - start).to(tl.int64)
@@ -232,6 +233,7 @@ def tile_keys(
     keys = tl.where(there, keys, NONE)
     mine = tl.where((lane >= start) & (lane < start + STARTS), keys, NONE)
     if STARTS == 1:
+        # Several rows of a tile may have one key: only the program of the first computes it.
         leads = tl.min(tl.where(keys == tl.min(mine), lane, ROWS)) == start
         mine = tl.where(leads, mine, NONE)
     return tile, lane, keys, mine
@@ -239,7 +241,7 @@ def tile_keys(
 
 @triton.jit
 def place_of(block, widths, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The part that a block of columns is of, its first column, and the part's end."""
+    """Return the part of a block of columns, its first column, and the end of the part."""
     part = block * 0
     low = block * 0
     end = block * 0

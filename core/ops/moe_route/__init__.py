@@ -2,17 +2,17 @@
 
     route(logits, rule, bias=None) -> (experts [T, k] int64, weights [T, k] float32)
 
-logits [T, E] float, last dimension contiguous, up-cast right after loading; rule a `RoutingRule`;
-bias [E] float32, added to scores for the choice alone (DeepSeek-V3). Experts are chosen by
-score + bias where there is a bias, else by their logits, which have the same order: best first, of
-equals the lower index first, NaN before all numbers. Those of a row are distinct and within
-0..E - 1 whatever its logits are.
+logits [T, E] float, last dimension contiguous, cast to float32 after loading; rule a `RoutingRule`;
+bias [E] float32, added to the scores for the selection only (DeepSeek-V3). Experts are selected by
+score + bias, or without a bias by their logits, which have the same order: best first, of equal
+ones the lower index first, NaN before all numbers. The experts of a row are distinct and within
+0..E - 1 for any logits.
 
     sort(experts, count) -> (expert_of_copy [T k] int64, row_of_copy [T k] int64, places [T, k])
 
-experts [T, k] int64, each within 0..count - 1. Row t has k copies, one per expert; sorted by expert
-as `ops.grouped` wants them, those of an expert in the order of rows, copy i belongs to row
-row_of_copy[i], and the copy of row t for experts[t, j] is at places[t, j] int64.
+experts [T, k] int64, each within 0..count - 1. Row t has k copies, one per expert. They are sorted
+by expert, the input order of `grouped_matmul`, and within an expert by row. Copy i is of row
+row_of_copy[i]; the copy of row t for experts[t, j] has index places[t, j] int64.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ TINY = 1e-20
 
 
 class RoutingRule(NamedTuple):
-    """How experts are chosen and weighted.
+    """How to select and weight experts.
 
-    top: how many, k. sigmoid: an expert's score is the sigmoid of its logit, otherwise the softmax
-    over all. renormalise: the weights of the chosen are divided by their sum; of softmax scores
-    that is the softmax over the chosen. groups: of neighbours, equally large; experts are chosen
-    from the `best_groups` best of them, all others count as -inf. Groups are ranked by their best
-    expert, or by the sum of their two best where there is a bias (DeepSeek-V2 and V3). factor: what
-    all weights are multiplied by at last.
+    top: k, the number of experts per row. sigmoid: an expert's score is the sigmoid of its logit,
+    else the softmax over all experts. renormalise: divide the weights of the selected experts by
+    their sum; for softmax scores, that is the softmax over the selected. groups: the number of
+    groups, of adjacent experts and equal size; experts outside the `best_groups` best groups are
+    masked with -inf. A group's rank is its best expert, or with a bias the sum of its two best
+    (DeepSeek-V2 and V3). factor: multiplies all weights at the end.
     """
 
     top: int
@@ -50,7 +50,7 @@ class RoutingRule(NamedTuple):
 
 
 def check(logits: Tensor, rule: RoutingRule) -> None:
-    """Raise InvalidTensor unless there are as many experts as the rule needs, in whole groups."""
+    """Raise InvalidTensor if there are too few experts for the rule, or groups of unequal size."""
     experts = logits.shape[1]
     if not 0 < rule.top <= experts or rule.groups < 1 or experts % rule.groups:
         raise InvalidTensor(

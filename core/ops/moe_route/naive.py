@@ -27,7 +27,7 @@ def route(logits: Tensor, rule: RoutingRule, bias: Tensor | None = None) -> tupl
 
 
 def inside(keys: Tensor, rule: RoutingRule, ranked_by: int) -> Tensor:
-    """[T, E] bool: which experts are in the groups whose best `ranked_by` keys sum to most."""
+    """The mask [T, E] bool of experts in the groups with the largest sums of `ranked_by` keys."""
     grouped = keys.unflatten(-1, (rule.groups, -1))
     ranks = grouped.topk(ranked_by, -1).values.sum(-1)
     kept = torch.zeros_like(ranks, dtype=torch.bool)
@@ -36,7 +36,7 @@ def inside(keys: Tensor, rule: RoutingRule, ranked_by: int) -> Tensor:
 
 
 def best(keys: Tensor, top: int) -> Tensor:
-    """[T, n] -> [T, top]: where the largest are, of equals the first."""
+    """The indices [T, top] of the largest keys [T, n]; of equal ones the lowest first."""
     return keys.sort(stable=True, descending=True).indices[:, :top]
 
 

@@ -1,11 +1,11 @@
-// Routing on CPU: a row's experts by insertion into the best so far, its copies by counting.
+// Routing on CPU: selects a row's experts by insertion sort, sorts copies by counting sort.
 #include "ostro.h"
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
-// p = e^(p - max p) / their sum, for n numbers in whole vectors, -inf where none are left.
+// p = e^(p - max p) / their sum, for n numbers, a multiple of 16; padding is -inf.
 static void softmax(float* p, int64_t n) {
     v16 most = splat(-INFINITY), total = {};
     for (int64_t i = 0; i < n; i += 16) most = max(most, load(p + i));
@@ -25,7 +25,7 @@ static void sigmoid(float* p, int64_t n) {
 
 static inline bool better(float a, float b) { return a > b || (a != a && b == b); }
 
-// Where the `top` best of n keys are, of equals the first.
+// The indices of the `top` best of n keys; of equal ones the lowest first.
 static void best(const float* keys, int64_t n, int64_t top, int64_t* found) {
     for (int64_t i = 0, held = 0; i < n; i++) {
         int64_t at = held;
@@ -37,7 +37,7 @@ static void best(const float* keys, int64_t n, int64_t top, int64_t* found) {
     }
 }
 
-// -inf for the keys that are outside the best groups, ranked by the sum of their `count` best.
+// Set keys outside the best groups to -inf; a group's rank is the sum of its `count` best keys.
 static void limit(float* keys, int64_t n, int64_t groups, int64_t kept, int64_t count) {
     int64_t size = n / groups, two[2] = {};
     std::vector<float> ranks(groups);
@@ -51,7 +51,7 @@ static void limit(float* keys, int64_t n, int64_t groups, int64_t kept, int64_t 
         std::fill_n(keys + order[i] * size, size, -INFINITY);
 }
 
-// The rule of the package; `bias` may be null.
+// `route` of the package; `bias` may be null.
 template <class T>
 void route(const T* logits, int64_t rows, int64_t n, int64_t stride, const float* bias, int64_t top,
            int64_t renormalise, int64_t by_sigmoid, int64_t groups, int64_t best_groups,
@@ -85,8 +85,8 @@ void route(const T* logits, int64_t rows, int64_t n, int64_t stride, const float
 }
 EXPORT(route)
 
-// Copies [rows * top] by expert, those of an expert in their order. Experts outside of 0..count - 1
-// are taken for the nearest, and their number is returned.
+// Sort copies [rows * top] by expert; stable. Experts outside of 0..count - 1 are clamped, which
+// keeps the writes in bounds; returns how many there are.
 extern "C" int64_t sort_copies(const int64_t* experts, int64_t copies, int64_t top, int64_t count,
                                int64_t* expert_of_copy, int64_t* row_of_copy, int64_t* places) {
     if (count < 1) return copies;

@@ -1,4 +1,4 @@
-"""Routing on CPU."""
+"""Routing on CPU in C++."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def route(logits: Tensor, rule: RoutingRule, bias: Tensor | None = None) -> tupl
 
 
 def sort(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See the package. Raises InvalidTensor for experts that do not exist, except in a replay."""
+    """See the package. Raises InvalidTensor for experts out of range, except in a graph replay."""
     experts = experts.contiguous()
     SORT_SIGNATURE(experts)
     places = experts.new_empty(experts.shape)

@@ -1,8 +1,8 @@
-"""Routing in Triton: a few rows per program for the choice, an expert per program for the sorting.
+"""Routing in Triton: `route` has a few rows per program, `sort` one expert per program.
 
-The best of a tile is found by one maximum over integers that hold a key and, below it, how far its
-expert is from the end: they have the order that the choice has, ties and NaN included. No sum is
-atomic: the program that sorts an expert's copies counts those of lower experts itself.
+The best expert of a tile is one maximum over integers: the key in the high bits, the complement of
+the expert's index in the low bits. Their order is that of the selection, including ties and NaN.
+There are no atomics: the program that sorts an expert's copies counts those of lower experts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ostro.core.ops.moe_route import RoutingRule, room
 
 TILE = 1024  # logits per program
 ROWS = 4  # rows per program at most, one for each of its warps
-COPIES = 2048  # that are counted at a time, at most
+COPIES = 2048  # most copies counted at a time
 TINY = tl.constexpr(SMALL)
 NONE = tl.constexpr(-(1 << 63))  # below every rank
 LAST = tl.constexpr(0xFFFF)  # no expert has a higher index, so index ^ LAST is LAST - index
@@ -132,7 +132,7 @@ def route_kernel(
 
 @triton.jit
 def weigh(x, most, total, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr):
-    """The weights of chosen logits [ROWS, K]; `most` and `total`: of all logits of a row."""
+    """The weights of selected logits [ROWS, K]; `most` (maximum) and `total` are of whole rows."""
     if SIGMOID:
         weight = tl.sigmoid(x)
         if RENORMALISE:
@@ -147,7 +147,7 @@ def weigh(x, most, total, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr):
 
 @triton.jit
 def best_groups(place, group, GROUPS: tl.constexpr, KEPT: tl.constexpr, TWO: tl.constexpr):
-    """Of ranks [ROWS, G, S], which KEPT groups are looked at: [ROWS, G] bool."""
+    """The mask [ROWS, G] bool of the KEPT best groups of ranks [ROWS, G, S]."""
     first = tl.max(place, 2)
     sum = key_of(first)
     if TWO:
@@ -163,8 +163,8 @@ def best_groups(place, group, GROUPS: tl.constexpr, KEPT: tl.constexpr, TWO: tl.
 
 @triton.jit
 def rank(key, index):
-    """Integers that are larger for larger float32 keys, NaN the largest, and for lower indices."""
-    bits = tl.where(key == 0.0, 0.0, key).to(tl.int32, bitcast=True)
+    """int64 ranks: larger for larger float32 keys (NaN the largest), then for lower indices."""
+    bits = tl.where(key == 0.0, 0.0, key).to(tl.int32, bitcast=True)  # -0.0 equals 0.0
     bits = tl.where(key == key, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     return (bits.to(tl.int64) << 32) | (index ^ LAST).to(tl.int64)
 
@@ -182,7 +182,7 @@ def index(rank):
 
 @triton.jit
 def sort_kernel(experts, expert_of_copy, row_of_copy, places, copies, top, BLOCK: tl.constexpr):
-    """All copies of one expert: how many go before them, then where each of them goes."""
+    """Sort the copies of one expert: count the copies of lower experts, then place its own."""
     mine = tl.program_id(0).to(tl.int64)
     start = tl.zeros((), tl.int64)
     for at in range(0, copies, BLOCK):

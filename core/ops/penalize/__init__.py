@@ -2,12 +2,13 @@
 
     penalize(logits, params) -> logits (in place)
 
-logits [B, V] float32; `params` a `Penalties`. For token t of a row with counts: repetition r > 0
-divides positive logits by r and multiplies negative ones (Keskar et al. 2019) where t occurs in
-prompt or output; presence is subtracted once where t occurs in the output, frequency once per
-occurrence (OpenAI API reference). Then DRY (oobabooga/koboldcpp "don't repeat yourself": multiplier
-* base ** (match - allowed) off tokens that would extend a repeated suffix; the matches are found on
-the host or device by the caller and given as ids and amounts), then logit_bias, then bans (-inf).
+logits [B, V] float32; `params` is a `Penalties`. For each token of a row: if it occurs in the
+prompt or output, repetition r > 0 divides positive logits by r and multiplies negative ones (Keskar
+et al. 2019); if it occurs in the output, presence is subtracted once and frequency once per
+occurrence (OpenAI API reference). Then sparse amounts are added, in this order: DRY (oobabooga /
+koboldcpp "don't repeat yourself": minus multiplier * base ** (match - allowed) for tokens that
+would extend a repeated suffix; the caller finds the matches, on the host or device), logit_bias,
+bans (-inf).
 """
 
 from __future__ import annotations

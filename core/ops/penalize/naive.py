@@ -9,7 +9,7 @@ from ostro.core.ops.penalize import Penalties
 
 
 def penalize(logits: Tensor, params: Penalties) -> Tensor:
-    """See the package. Amounts that meet on one token add up, in their order."""
+    """See the package. Several amounts for one token are added in their order."""
     counts, seen = params.counts, params.seen
     masks = [mask != 0 for mask in (counts, seen) if mask is not None]
     if masks:

@@ -80,7 +80,7 @@ def penalties_kernel(
 
 @triton.jit
 def bias_kernel(logits, rows, ids, values, n, logits_row, BLOCK: tl.constexpr):
-    """The first entry of a token adds the sum of all its entries: no atomics, so reproducible."""
+    """Add the sum of a token's entries, in the program of its first: deterministic, no atomics."""
     entry = tl.program_id(0)
     row = tl.load(rows + entry)
     token = tl.load(ids + entry)

@@ -1,9 +1,9 @@
-"""Root-mean-square norm with the residual addition in front of it (Zhang & Sennrich 2019).
+"""Root-mean-square norm, with an optional residual addition before it (Zhang & Sennrich 2019).
 
     rms_norm(x, weight, eps, residual=None) -> (y, residual)
 
 x [..., d] float; weight [d] float32 or x's dtype; residual like x or None. The sum x + residual is
-taken in x's dtype and returned as the new residual (x itself where there was none); the norm is
+rounded to x's dtype and returned as the new residual (x itself if residual is None); the norm is
 computed in float32, multiplied by the weight in float32 and rounded once to x's dtype. Rows may be
 strided views whose last dimension is contiguous (heads of a fused q/k/v).
 """

@@ -1,7 +1,7 @@
 #include "ostro.h"
 
-// y = norm(x + add) * weight, and total = x + add rounded to T, for `outer` x `inner` rows of d.
-// Without `add`, total is not written. Outputs are contiguous, rows of x may be anywhere.
+// y = norm(x + add) * weight and total = x + add, rounded to T, for `outer` x `inner` rows of d.
+// Without `add`, total is not written. Outputs are contiguous, rows of x may be strided.
 template <class T>
 void rms_norm(const T* x, int64_t outer, int64_t inner, int64_t d, int64_t outer_step,
               int64_t inner_step, const T* add, const float* weight, float eps, T* y, T* total) {
@@ -13,6 +13,7 @@ void rms_norm(const T* x, int64_t outer, int64_t inner, int64_t d, int64_t outer
         if (add) {
             for (int64_t i = 0; i < d; i += 16) {
                 v16 both = load(from + i, d - i) + load(add + row * d + i, d - i);
+                // The norm is that of the rounded sum.
                 store(total + row * d + i, both, d - i);
                 both = load(total + row * d + i, d - i);
                 squares += both * both;

@@ -1,4 +1,4 @@
-"""Root-mean-square norm on CPU: each row twice through the vector registers."""
+"""Root-mean-square norm on CPU in C++: two vectorized passes over each row."""
 
 from __future__ import annotations
 

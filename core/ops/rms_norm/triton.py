@@ -1,4 +1,4 @@
-"""Root-mean-square norm in Triton: each program normalises a few whole rows in registers."""
+"""Root-mean-square norm in Triton: each program normalizes a few whole rows in registers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See the package. More than two leading dimensions must fold into two without a copy."""
+    """See the package. More than two leading dimensions must flatten to two without a copy."""
     d = x.shape[-1]
     rows = fold(x)
     outer, inner = rows.shape[:2]
@@ -44,7 +44,7 @@ def rms_norm(
 
 
 def fold(x: Tensor) -> Tensor:
-    """x [..., d] -> [outer, inner, d], a view."""
+    """View x [..., d] as [outer, inner, d]."""
     if x.dim() == 3:
         return x
     return x.reshape(-1, 1, x.shape[-1]) if x.dim() < 3 else x.flatten(0, -3)

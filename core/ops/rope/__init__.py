@@ -3,11 +3,11 @@
     rope(q, k, positions, table, interleaved=False, sections=None) -> (q, k)
 
 q [T, h, d], k [T, kv, d] (strided views allowed, last dimension contiguous); positions [c, T] int64
-(c = 1, or 3 for multimodal rope); table [L, r] float32: row p holds r/2 cosines, then r/2 sines,
-already scaled by the rule's attention factor; r <= d, and the dimensions past r pass unchanged.
-Pairs are (i, i + r/2), or (2i, 2i + 1) where `interleaved`. With `sections` (c numbers summing to
-r/2), frequency j takes its position from the row of `positions` that its section names. New tensors
-are returned in the inputs' dtype; the rotation is computed in float32.
+(c = 1, or 3 for multimodal rope); table [L, r] float32: row p is r/2 cosines, then r/2 sines,
+already multiplied by the attention factor of the scaling rule; r <= d, and dimensions from r on are
+copied. Pairs are (i, i + r/2), or (2i, 2i + 1) if `interleaved`. `sections` are c numbers with sum
+r/2: the frequencies of section i use row i of `positions`. New tensors are returned in the inputs'
+dtype; the rotation is computed in float32.
 """
 
 from ostro.core.native import DTYPES

@@ -35,7 +35,7 @@ def angles(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [T, h, d] by the angles of its first r dimensions, cos and sin [T, r/2]."""
+    """Rotate the first r dimensions of x [T, h, d] by angles with cos and sin [T, r/2]."""
     half = cos.shape[-1]
     turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
     a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)

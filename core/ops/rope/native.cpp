@@ -1,7 +1,7 @@
 #include "ostro.h"
 
-// Rotate rows x heads of d from x to y (contiguous); row t by the angles of `table` at
-// positions[t]: r/2 cosines, then r/2 sines. Dimensions past r are copied.
+// Rotate rows x heads of d from x to y (contiguous), row t by row positions[t] of `table`: r/2
+// cosines, then r/2 sines. Dimensions from r on are copied.
 template <class T>
 void rope(const T* x, int64_t rows, int64_t heads, int64_t d, int64_t row_step, int64_t head_step,
           const int64_t* positions, const float* table, int64_t r, int64_t interleaved, T* y) {

@@ -1,4 +1,4 @@
-"""Rotary position embedding on CPU, in one pass over the heads."""
+"""Rotary position embedding on CPU in C++, in one pass over the heads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """See the package."""
     where = positions[0].contiguous()
-    if sections is not None:  # a table of this batch's own, a row to a token
+    if sections is not None:  # combine the sections into a table with one row per token
         table = torch.cat(angles(positions, table, sections), -1)
         where = torch.arange(len(table))
     SIGNATURE(where, table, q, k)
@@ -41,7 +41,7 @@ def rope(
 
 
 def rotate(x: Tensor, positions: Tensor, table: Tensor, interleaved: bool) -> Tensor:
-    """x [T, h, d] by the angles of `table` [L, r] at positions [T]."""
+    """Rotate x [T, h, d] by the angles of `table` [L, r] at positions [T]."""
     y = torch.empty(x.shape, dtype=x.dtype)
     ROPE[x.dtype](
         x.data_ptr(),

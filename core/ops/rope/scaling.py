@@ -1,7 +1,7 @@
-"""The rules by which rope reaches past the context it was trained on, and the table they make.
+"""Rope scaling: cosines and sines for each `rope_type`, also beyond the trained context.
 
-A rule is transformers' `rope_parameters`: "rope_theta", "rope_type" and what the type asks for. The
-frequencies are float32 throughout, as in transformers, whose rounding published models are used to.
+A rule is transformers' `rope_parameters`: "rope_theta", "rope_type" and the fields of the type. The
+frequencies are float32 throughout, as in transformers: published models expect its rounding.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LIMIT = 1e12
 
 
 def table(rope: Rule, head_dim: int, context: int) -> Tensor:
-    """The angles of positions 0..context - 1: [context, r] float32, r/2 cosines, then r/2 sines.
+    """The table of positions 0..context - 1: [context, r] float32, r/2 cosines, then r/2 sines.
 
-    r is head_dim times "partial_rotary_factor"; all is scaled by the rule's attention factor.
-    Raises ConfigError as `frequencies` does.
+    r is head_dim times "partial_rotary_factor"; all values are multiplied by the rule's attention
+    factor. Raises ConfigError as `frequencies` does.
     """
     inverse, factor = frequencies(rope, head_dim, context)
     angles = torch.arange(context, dtype=torch.float32)[:, None] * inverse
@@ -31,13 +31,12 @@ def table(rope: Rule, head_dim: int, context: int) -> Tensor:
 
 
 def frequencies(rope: Rule, head_dim: int, context: int) -> tuple[Tensor, float]:
-    """The inverse frequencies [r/2] float32 of a rule, and the factor on cosines and sines.
+    """Return the inverse frequencies [r/2] float32 of a rule, and the factor of cosines and sines.
 
-    `context` is the longest sequence that will be served. "dynamic" is what transformers computes
-    at that length, and "longrope" takes its short factors up to
-    "original_max_position_embeddings" and its long ones beyond: both for every position, so one
-    context has one table. Raises ConfigError naming the rule or field that is unknown, missing or
-    out of range.
+    `context` is the longest sequence that will be served. It decides for all positions, so that one
+    context has one table: "dynamic" uses the frequencies of transformers at that length, "longrope"
+    its short factors up to "original_max_position_embeddings" and its long ones beyond. Raises
+    ConfigError, with the rule or field, if it is unknown, missing or out of range.
     """
     kind = rope.get("rope_type", "default")
     if kind not in RULES:
@@ -55,7 +54,10 @@ def frequencies(rope: Rule, head_dim: int, context: int) -> tuple[Tensor, float]
 
 
 def number(rope: Rule, field: str, default: float | None = None) -> float:
-    """A positive field of a rule; a default makes it optional. Raises ConfigError."""
+    """A positive field of a rule, optional if it has a default.
+
+    Raises ConfigError if it is missing or not a number within 0..LIMIT.
+    """
     value = rope.get(field)
     if value is None and default is None:
         raise ConfigError(f"rope_parameters of type {rope.get('rope_type')!r} lack {field!r}")
@@ -69,7 +71,7 @@ def positive(field: str, value: Any) -> float:
 
 
 def original(rope: Rule) -> float:
-    """The context a model was trained on before it was stretched."""
+    """The context length of pretraining, before scaling."""
     known = rope.get("max_position_embeddings")
     trained = number(rope, "original_max_position_embeddings", known)
     if trained <= 1:
@@ -78,7 +80,7 @@ def original(rope: Rule) -> float:
 
 
 def stretch(rope: Rule) -> float:
-    """By how much the trained context was stretched; by default what the two lengths say."""
+    """The scaling factor of the trained context; by default the ratio of the two lengths."""
     if rope.get("factor") is not None:
         return number(rope, "factor")
     return number(rope, "max_position_embeddings") / original(rope)
@@ -98,7 +100,7 @@ def wavelengths(base: float, r: int) -> Tensor:
 
 
 def default(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
-    """No stretching (Su et al. 2021)."""
+    """No scaling (Su et al. 2021)."""
     return 1.0 / wavelengths(theta(rope), r), 1.0
 
 
@@ -108,7 +110,7 @@ def linear(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
 
 
 def dynamic(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
-    """A larger base, by how far the context exceeds the trained one ("NTK-aware", bloc97 2023)."""
+    """A base that grows with context / trained context ("NTK-aware", bloc97 2023)."""
     trained = number(rope, "max_position_embeddings")
     factor = number(rope, "factor")
     growth = factor * max(context, trained) / trained - (factor - 1)
@@ -118,12 +120,12 @@ def dynamic(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
 
 
 def yarn(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
-    """Slow pairs are stretched, fast ones are not, with a ramp between (Peng et al. 2023)."""
+    """Low frequencies are scaled, high ones are not, with a ramp between (Peng et al. 2023)."""
     trained, base = original(rope), theta(rope)
     factor = stretch(rope)
 
     def pair(turns: float) -> float:
-        """The pair that makes so many turns over the trained context."""
+        """The index of the pair that makes `turns` full rotations over the trained context."""
         return r * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low = pair(number(rope, "beta_fast", 32))
@@ -164,7 +166,7 @@ def longrope(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
 
 
 def llama3(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
-    """Pairs that turn seldom over the trained context are slowed (Llama 3.1, Meta 2024)."""
+    """Pairs with few rotations over the trained context are scaled (Llama 3.1, Meta 2024)."""
     inverse, _ = default(rope, r, context)
     factor, trained = number(rope, "factor"), original(rope)
     low, high = number(rope, "low_freq_factor"), number(rope, "high_freq_factor")
@@ -178,7 +180,7 @@ def llama3(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
 
 
 def proportional(rope: Rule, r: int, context: int) -> tuple[Tensor, float]:
-    """The first "partial_rotary_factor" of the pairs turn, the others stand still (gemma 4)."""
+    """Only the first "partial_rotary_factor" of the pairs is rotated (gemma 4)."""
     turning = int(number(rope, "partial_rotary_factor", 1.0) * r // 2)
     inverse, _ = default(rope, r, context)
     inverse[turning:] = 0
@@ -196,4 +198,4 @@ RULES: Mapping[str, Callable[[Rule, int, int], tuple[Tensor, float]]] = {
     "llama3": llama3,
     "proportional": proportional,
 }
-"""By "rope_type". "mrope" and "su" are what older configs call "default" and "longrope"."""
+"""By "rope_type". "mrope" and "su" are the names of "default" and "longrope" in older configs."""

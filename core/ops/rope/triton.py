@@ -1,4 +1,4 @@
-"""Rotary position embedding in Triton: a program turns some heads of one row, of q or of k."""
+"""Rotary position embedding in Triton: a program rotates a tile of heads of one row of q or k."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def turn(
     HALF: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Rotate rows of heads from source to target, pointers [HEADS, 1], and copy what is past r."""
+    """Rotate heads from source to target, pointers [HEADS, 1]; copy the dimensions from r on."""
     j = tl.arange(0, HALF)[None, :]
     mask = valid[:, None] & (j < half)
     low = 2 * j if INTERLEAVED else j

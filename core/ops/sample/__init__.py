@@ -2,12 +2,12 @@
 
     sample(logits, params) -> tokens [B] int64
 
-logits [B, V] float32, penalties and biases applied already; `params` a `Draw` of [B] tensors.
-Order, as in vLLM and transformers: temperature, min_p, top_k, typical, top_p; then one uniform
-number u(seed, position) is turned into a token through the inverse of the cumulative distribution,
-tokens in id order. u depends on nothing but the row's seed and position, so a seeded request draws
-the same tokens whatever else is in the batch. Tokens that are equal under a truncation stay or go
-together. A temperature of 0 takes the largest logit (the lowest id of equals).
+logits [B, V] float32, penalties and biases already applied; `params` is a `Draw` of [B] tensors.
+Order, as in vLLM and transformers: temperature, min_p, top_k, typical, top_p; then a uniform number
+u(seed, position) selects a token by the inverse of the cumulative distribution, tokens in id order.
+u depends on the row's seed and position only, so a seeded request samples the same tokens in any
+batch. A truncation keeps or drops tokens of equal score together. A temperature of 0 selects the
+largest logit (of equal ones the lowest id).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ostro.core.ops.choose import Kernel
 class Draw:
     """Per-row parameters, all [B]. Neutral: temperature 1, top_k 0, top_p 1, min_p 0, typical 1.
 
-    temperature, top_p, min_p, typical float32; top_k int32; seed, position int64. `greedy` (a host
-    bool) says that every temperature is 0, `plain` that no row truncates: kernels may skip work.
+    temperature, top_p, min_p, typical float32; top_k int32; seed, position int64. Host bools that
+    let kernels skip work: `greedy` if every temperature is 0, `plain` if no row truncates.
     """
 
     temperature: Tensor

@@ -1,7 +1,8 @@
-"""Drawing tokens in plain torch, row by row: each truncation leaves fewer tokens to the next.
+"""Sampling in plain torch, row by row: each truncation applies to the tokens the last one kept.
 
-Top-k, typical and top-p are one rule with different scores, weights and limits: a token stays where
-the tokens of a strictly better score weigh less than the limit, so equals stay or go together.
+Top-k, typical and top-p are one rule with different scores, weights and limits: a token is kept if
+the total weight of tokens with strictly better scores is below the limit. So tokens of equal score
+are kept or dropped together.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from ostro.core.ops.sample import Draw
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 LEAST = -106.0
-"""Scores below it weigh nothing: their exponential is 0 in float32."""
+"""Lower bound of scores: the exponential of lower ones is 0 in float32."""
 CANDIDATES = (1024, 16384)
-"""How many tokens are sorted before all of them are."""
+"""Numbers of tokens to sort first; the whole vocabulary is sorted only if they are not enough."""
 
 
 class Rule(NamedTuple):
@@ -32,7 +33,7 @@ class Rule(NamedTuple):
 
 
 def sample(logits: Tensor, params: Draw) -> Tensor:
-    """See the package. A row whose largest logit is not finite takes that."""
+    """See the package. A row whose largest logit is not finite selects that token."""
     top, tokens = logits.max(-1)
     if not params.greedy:
         u = uniform(params.seed, params.position)
@@ -46,9 +47,9 @@ def sample(logits: Tensor, params: Draw) -> Tensor:
 
 
 def survivors(logits: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """The ids [n] int64 of the tokens that truncation leaves, ascending, and their weights [n].
+    """Return the ids [n] int64 of the tokens kept by truncation, ascending, and their weights [n].
 
-    logits [V] less their maximum; a weight is the exponential of logit / temperature.
+    logits [V] minus their maximum; a weight is the exponential of logit / temperature.
     """
     ids = torch.arange(len(logits), device=logits.device)
     scores = (logits * (1 / rule.temperature)).clamp_(min=LEAST)
@@ -59,7 +60,7 @@ def survivors(logits: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
         least = scores.topk(rule.top_k).values[-1]
         ids, scores, weights = select(scores >= least, ids, scores, weights)
     if rule.typical < 1:
-        # how far -log p is from the entropy; the normalisation falls out of the difference
+        # minus the distance of -log p from the entropy; the normalization of p cancels out
         total = weights.sum(dtype=torch.float64)
         key = -(scores - (weights * scores).sum() / total).abs()
         least = threshold(key, weights, rule.typical * float(total))
@@ -76,7 +77,10 @@ def select(kept: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
 
 
 def threshold(key: Tensor, weights: Tensor, limit: float) -> Tensor:
-    """The least key whose betters weigh less than the limit, at worst the best; all [n]."""
+    """Return the least key such that all larger keys weigh less than the limit in total.
+
+    key and weights [n]; the largest key if no other one qualifies.
+    """
     for size in (*CANDIDATES, len(key)):
         best, order = key.topk(min(size, len(key)))
         own = weights[order].double()
@@ -88,16 +92,16 @@ def threshold(key: Tensor, weights: Tensor, limit: float) -> Tensor:
 
 
 def locate(weights: Tensor, u: Tensor) -> Tensor:
-    """The first place at which the cumulative weight exceeds u of the whole: weights [n], any u."""
+    """The first index where the cumulative sum of weights [n] exceeds u * sum, u of any shape."""
     cumulative = weights.cumsum(0, dtype=torch.float64)
     return torch.searchsorted(cumulative, u * cumulative[-1], right=True)
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
-    """A number within [0, 1) for each seed and position, both int64: float32.
+    """A float32 number within [0, 1) for each seed and position, both int64.
 
-    A counter hashed: splitmix64's finaliser (Steele et al. 2014) over the seed, then over that plus
-    the position's place on the golden sequence; the upper 24 bits make the number.
+    A counter-based generator: splitmix64's finalizer (Steele et al. 2014) of the seed, then of that
+    plus position * GOLDEN; the number is made of the upper 24 bits.
     """
     bits = mix(mix(seed + GOLDEN) + position * GOLDEN)
     return shift(bits, 40).float() * 2.0**-24
@@ -110,5 +114,5 @@ def mix(x: Tensor) -> Tensor:
 
 
 def shift(x: Tensor, n: int) -> Tensor:
-    """x >> n of unsigned 64-bit numbers that are stored as signed ones."""
+    """Logical right shift of int64: x >> n of the unsigned numbers with the same bits."""
     return (x >> n) & ((1 << (64 - n)) - 1)

@@ -1,8 +1,9 @@
-"""Drawing tokens in Triton: one program per row, which is never sorted.
+"""Sampling in Triton: one program per row, without sorting.
 
-A plain row is read four times: for its maximum, for two sums, and for the token at which the
-cumulative weight passes u. What a truncation keeps lies above a threshold, which is found by
-bisection: each pass weighs what lies above a pivot, and moves the bracket onto values that occur.
+A row without truncation is read three times: for its maximum, for the sum of weights, and for the
+token at which the cumulative weight exceeds u times the sum. A truncation keeps the tokens above a
+threshold, found by bisection: each pass sums the weights above a pivot and moves the bounds to
+values that occur.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def sample_kernel(
 
 @triton.jit
 def weigh(logits, i, vocabulary, top, scale, least, floor, mean, reach):
-    """Scores of tokens i, their weights (0 where truncated), and which are not truncated."""
+    """Return the scores of tokens i, their weights (0 if truncated), and which tokens are kept."""
     x = tl.load(logits + i, mask=i < vocabulary, other=float("-inf"))
     score = tl.maximum((x - top) * scale, LEAST)
     weight = tl.exp(score)
@@ -158,7 +159,7 @@ def weigh(logits, i, vocabulary, top, scale, least, floor, mean, reach):
 
 @triton.jit
 def moments(logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK: tl.constexpr):
-    """The sums of weight and of weight * score."""
+    """Return the sums of weight and of weight * score over the kept tokens."""
     sum = tl.zeros((BLOCK,), tl.float32)
     moment = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocabulary, BLOCK):
@@ -183,9 +184,9 @@ def threshold(
     KEY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The least key whose betters weigh less than the limit, as `naive.threshold`.
+    """As `naive.threshold`, by bisection.
 
-    Always what lies above `low` weighs as much as the limit, what lies above `high` does not.
+    Invariant: the weight of keys above `low` reaches the limit, that of keys above `high` does not.
     """
     limit = tl.maximum(limit, 1e-37)
     low = LEAST
@@ -209,7 +210,7 @@ def threshold(
             under = tl.maximum(under, tl.where(inside, key, float("-inf")))
         next = tl.min(over)
         if tl.sum(above) < limit:
-            # nothing between low and the pivot: the next above it is the least that passes
+            # If no key is between low and the pivot, the next key above the pivot is the result.
             last = tl.max(under)
             ends = last == float("-inf")
             high = tl.where(ends, next, last)
@@ -223,7 +224,7 @@ def threshold(
 
 @triton.jit
 def locate(logits, vocabulary, top, scale, least, floor, mean, reach, u, BLOCK: tl.constexpr):
-    """The first token at which the cumulative weight exceeds u times the whole."""
+    """The first token at which the cumulative weight exceeds u times the sum."""
     sum, _moment = moments(logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK)
     target = u * sum
     passed = 0.0
@@ -238,7 +239,7 @@ def locate(logits, vocabulary, top, scale, least, floor, mean, reach, u, BLOCK: 
         last = tl.maximum(last, tl.max(tl.where(weight > 0, i, 0)))
         passed += tl.sum(weight)
         start += BLOCK
-    # rounding may leave the sum short of the target: then the last token it is
+    # Rounding may keep the cumulative weight below the target: use the last kept token.
     return tl.where(found < vocabulary, found, last)
 
 

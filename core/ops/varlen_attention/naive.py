@@ -30,7 +30,7 @@ def varlen_attention(
 
 
 def mask(length: int, window: int, causal: bool, device: torch.device) -> Tensor:
-    """0 where row i of a sequence sees row j, else -inf: [length, length] float32."""
+    """The attention mask [length, length] float32: 0 if row i attends to row j, else -inf."""
     place = torch.arange(length, device=device)
     distance = place - place[:, None]
     hidden = (distance > 0) if causal else torch.zeros_like(distance, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Attention within sequences by SDPA: neighbours of equal length go together."""
+"""Attention within sequences by SDPA: one call per run of adjacent sequences of equal length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def varlen_attention(
     window: int = 0,
     causal: bool = False,
 ) -> Tensor:
-    """See the package. Each group of query heads is the heads and the kv heads are the batch."""
+    """See the package.
+
+    For SDPA, the query heads of a group are the heads, and sequences times kv heads the batch.
+    """
     kv = k.shape[1]
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
     for start, stop, length in runs(bounds):
@@ -50,7 +53,7 @@ def varlen_attention(
 
 
 def runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(first row, end, length) of each stretch of sequences of one length."""
+    """Yield (first row, end row, length) of each run of adjacent sequences of equal length."""
     pairs = groupby(pairwise(bounds), key=lambda pair: pair[1] - pair[0])
     for length, found in pairs:
         members = list(found)
