@@ -1,4 +1,4 @@
-"""What the tests share: quiet libraries, one thread, and kernels interpreted where no GPU is."""
+"""Settings of all tests: quiet libraries, one thread, and Triton's interpreter without a GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning takes the other worker's core
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning would slow down parallel workers
 
+# imported after the environment is set, which these libraries read on import
 import pytest
 import torch
 
@@ -20,5 +21,5 @@ THREADS = torch.get_num_threads()
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """A model that an earlier test opened took every core."""
+    """Restore the number of threads, since a model of an earlier test may have raised it."""
     torch.set_num_threads(THREADS)

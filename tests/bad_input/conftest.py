@@ -1,4 +1,4 @@
-"""A model folder, and a copy of it for every test to damage."""
+"""Fixtures: a valid model folder, and a copy of it for each test to damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real wheels on the path, made for one test; a tiny llama with honest weights, and engines."""
+"""Fixtures: wheels installed for one test, tiny re-initialised models, and engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ostro.plugins.conformance.parity import Subject, subject
 
 
 class Site:
-    """A folder on the path, into which wheels of one module are installed."""
+    """A folder on sys.path, into which wheels of one module are installed."""
 
     head = "from ostro import Architecture, LogitsProcessor, Route, errors, hookimpl\n"
 
@@ -34,7 +34,7 @@ class Site:
         version: str = "1.0",
         metadata: str = "",
     ) -> str:
-        """Install the wheel ostro-<name> with this plugin; gives the name of its module."""
+        """Install the wheel ostro-<name> with this plugin. Return the name of its module."""
         module = f"{name}_{self.suffix}"
         (self.folder / f"{module}.py").write_text(self.head + textwrap.dedent(source))
         info = self.folder / f"ostro_{name}-{version}.dist-info"
@@ -100,7 +100,7 @@ def mistral(plugins: PluginManager) -> Iterator[Subject]:
 
 @pytest.fixture(params=["eager", "replay"])
 def engine_of(request: pytest.FixtureRequest) -> Callable[..., Engine]:
-    """Builds engines; every test that uses it runs in the eager loop and in the captured one."""
+    """Build engines. Tests run twice: with eager steps and with captured steps."""
 
     def build(made: Subject, **options: object) -> Engine:
         engine = made.engine(replay=request.param == "replay", **options)  # type: ignore[arg-type]

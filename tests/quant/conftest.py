@@ -1,4 +1,4 @@
-"""A tiny llama in a format, saved as others save it and served."""
+"""A fixture that serves a tiny llama in a weight format, saved as by other tools."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 Made = tuple[Mapping[str, Tensor], Tensor]
-"""What a checkpoint holds of a weight, by suffix, and the weight [n, k] that this means."""
+"""The tensors of a weight in a checkpoint, by suffix, and the dequantized weight [n, k]."""
 
 Serve = Callable[..., tuple[float, list[str]]]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    """Serve a llama whose matrices `pack(name, weight)` -> Made has brought to a format; gives how
-    far its logits are from those of the weights that are meant, and what loading explains.
+    """Serve a llama whose matrices `pack(name, weight)` -> Made has quantized. Return the deviation
+    of its logits from those of the dequantized weights, and the explanation of the loader.
 
-    Embedding and head stay floats unless `whole`; `std` is the spread of weights, `writer` what the
-    file calls its writer, `config` more of config.json.
+    Embedding and head stay floats unless `whole`; `std` is the standard deviation of the weights,
+    `writer` the file's "format" metadata, `config` further fields of config.json.
     """
 
     @torch.inference_mode()

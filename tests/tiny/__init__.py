@@ -1,1 +1,1 @@
-"""Tiny models, inputs and adapters that tests make."""
+"""Tiny models, inputs and adapters for tests."""

@@ -1,4 +1,4 @@
-"""Adapters of the kit's tiny llama: in memory, and in folders as PEFT writes them."""
+"""Adapters for the conformance kit's tiny llama, in memory and in PEFT folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINEARS = [f"model.layers.{i}.self_attn.{part}_proj" for i in range(2) for part 
 def adapter(
     made: Subject, seed: int, rank: int = 4, invocation: tuple[int, ...] = ()
 ) -> AdapterWeights:
-    """A random adapter of some linears, strong enough to change greedy texts."""
+    """A random adapter on some linears, large enough to change greedy texts."""
     generator = torch.Generator().manual_seed(seed)
     d = made.config.hidden_size  # type: ignore[attr-defined]
     sizes = {"q": d, "v": made.config.num_key_value_heads * made.config.head_dim, "o": d}  # type: ignore[attr-defined]

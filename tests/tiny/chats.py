@@ -66,12 +66,12 @@ CONVERSATIONS: dict[str, tuple[Messages, dict[str, Any]]] = {
 
 
 def silent(messages: Messages) -> Messages:
-    """The same conversation with null where a message is empty."""
+    """Replace empty message contents by null."""
     return [{**message, "content": message["content"] or None} for message in messages]
 
 
 def attempt(template: ChatTemplate, messages: Messages, **how: Any) -> str | None:
-    """Render, None where the template refuses."""
+    """Render a conversation; None if the template raises an error."""
     try:
         return template.render(messages, **how)
     except TemplateError:

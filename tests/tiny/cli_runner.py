@@ -1,4 +1,4 @@
-"""Runs `ostro run` on a model folder under test and checks its errors."""
+"""Run `ostro run` on a model folder under test and check its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CliRunner:
     capsys: pytest.CaptureFixture[str]
 
     def run(self, *options: str, model: object = None) -> tuple[int, str, str]:
-        """Run `ostro run` on the folder, or on another model: exit code, output, errors."""
+        """Run `ostro run` on the folder or on `model`. Return exit code, stdout and stderr."""
         self.capsys.readouterr()
         try:
             code = main(["run", "-m", str(model or self.folder), *GREEDY, *options])

@@ -22,7 +22,7 @@ ERRORS = {
 
 
 class Faulty:
-    """Changes nothing; the parameter says when to raise, and which error."""
+    """A processor that leaves logits unchanged; the parameter selects the call and the error."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         self.asked = [""] * rows

@@ -13,7 +13,7 @@ from ostro.plugins.conformance.examples import Example
 from ostro.plugins.conformance.parity import RED, Subject, deviation, greedy
 
 SEQUELS = ((0,), (0, 0), (1, 0))
-"""Images of prompts that follow each other."""
+"""The images of consecutive prompts, by index."""
 
 
 class ImageTests(ArchitectureTests):
@@ -34,7 +34,7 @@ class ImageTests(ArchitectureTests):
         assert deviation(*said) > RED
 
     def test_an_image_is_encoded_once(self, tiny: Subject) -> None:
-        """In prompts that follow each other, and twice in one."""
+        """Images are shared by consecutive prompts, and repeated within one prompt."""
         engine, prompts = tiny.engine(), [self.prompted(tiny.inputs, seen) for seen in SEQUELS]
         counted = count_media(engine)
         said = [greedy(engine, [prompt], 8)[0] for prompt in prompts]
@@ -56,7 +56,7 @@ def count_media(engine: Engine) -> list[int]:
 
 
 def run(engine: Engine, prompts: Sequence[Prompt], count: int = 8) -> list[TokenOutput]:
-    """Greedy answers to all prompts in one batch, the outputs of each as one."""
+    """Greedy answers to all prompts in one batch; the outputs of each prompt are merged."""
     rules = Sampling(temperature=0, max_tokens=count, ignore_eos=True)
     for i, prompt in enumerate(prompts):
         request = TokenRequest(

@@ -49,7 +49,7 @@ DEEDS: dict[str, Callable[[], object]] = {
 
 
 class Hostile(Inputs):
-    """Inputs that misbehave as the first pixel of an image selects."""
+    """Inputs that misbehave; the first pixel of an image selects how."""
 
     def image(self, pixels: np.ndarray[Any, Any]) -> Item:
         red, green, blue = pixels[0, 0].tolist()
@@ -66,7 +66,7 @@ def hostile(deed: str) -> bytes:
 
 
 DESCENDANTS = {os.getpid()}
-"""This process and all its descendants so far: other tests may run at the same time."""
+"""The ids of this process and its descendants so far, since other tests may run in parallel."""
 
 
 def leaked_shared_memory() -> list[Path]:
@@ -92,6 +92,6 @@ def parent(stat: Path) -> int:
 
 @hookimpl
 def ostro_architectures() -> Iterable[Architecture]:
-    """Yield Qwen2.5-VL with hostile inputs in the place of its own."""
+    """Yield Qwen2.5-VL with hostile inputs."""
     found = next(iter(qwen2_5_vl.ostro_architectures()))
     yield replace(found, inputs="tiny.inputs:Hostile", replaces=True)

@@ -1,7 +1,7 @@
-"""The engine's loop without a model: scheduler, blocks, and a cache of hashes.
+"""The engine loop without a model: scheduler, block manager, and a cache of hashes.
 
-`Loop` executes plans as engine, runner and sampler do. Instead of keys and values it writes to each
-slot a hash of everything that they depend on. In every step it checks that each row reads the slots
+`Loop` executes plans like engine, runner and sampler. Instead of keys and values, it writes to each
+slot a hash of everything that they depend on. In each step it checks that every row reads the slots
 of its own sequence.
 """
 
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 class Pages(CacheKind):
-    """Pages of a sequence's tokens, without memory."""
+    """The pages of self-attention caches, without memory."""
 
     def bytes(self, blocks: int) -> int:
         return blocks
@@ -44,7 +44,7 @@ class Pages(CacheKind):
 
 
 class Cross(Pages):
-    """Pages of what an encoder made of a medium, without memory."""
+    """The pages of cross-attention caches, without memory."""
 
     @property
     def encoded(self) -> bool:
@@ -52,23 +52,23 @@ class Cross(Pages):
 
 
 def pages(blocks: int, window: int = 0) -> CacheGroup:
-    """A group of layers whose attention sees all tokens, or the last `window`."""
+    """A cache group of layers with attention to all tokens, or to the last `window`."""
     spec = CacheSpec(heads=1, key_dim=1, value_dim=1, window=window)
     return group(Pages, spec, blocks)
 
 
 def states(blocks: int) -> CacheGroup:
-    """A group of recurrent layers."""
+    """A cache group of recurrent layers."""
     return group(Recurrent, CacheSpec(kind="recurrent", state=((1,),)), blocks)
 
 
 def cross(blocks: int, length: int = 2 * BLOCK) -> CacheGroup:
-    """A group of layers that see media of up to `length` rows."""
+    """A cache group of layers with cross attention to media of up to `length` rows."""
     return group(Cross, CacheSpec(heads=1, key_dim=1, value_dim=1, length=length), blocks, 1)
 
 
 def group(kind: type[CacheKind], spec: CacheSpec, blocks: int, layer: int = 0) -> CacheGroup:
-    """A group of one layer."""
+    """A cache group of one layer."""
     made = kind(spec, 1, block=BLOCK, dtype=torch.float32, device=CPU)
     return CacheGroup(made, (layer,), BlockPool(blocks))
 
@@ -76,25 +76,25 @@ def group(kind: type[CacheKind], spec: CacheSpec, blocks: int, layer: int = 0) -
 def image(
     key: str, first: int, rows: int, *more: tuple[int, int], atomic: bool = False, cost: int = 1
 ) -> Item:
-    """A medium whose features replace `rows` tokens from `first` on, and further spans."""
+    """A medium whose features replace `rows` tokens from `first` on, and the spans `more`."""
     spans = ((first, rows), *more)
     return Item(kind="image", key=key.encode(), arrays={}, spans=spans, atomic=atomic, cost=cost)
 
 
 def view(key: str, since: int, length: int = 2 * BLOCK, cost: int = 1) -> Item:
-    """A medium that layers look at through a cross cache, from token `since` on."""
+    """A medium of cross attention, visible from token `since` on."""
     item = Item(kind="image", key=key.encode(), arrays={}, since=since, length=length, cost=cost)
     return item
 
 
 def lora(name: str, *, scale: float = 1.0, since: int = 0, encodes: bool = False) -> Mixture:
-    """One adapter."""
+    """A mixture of one LoRA adapter."""
     adapter = LoadedAdapter(generation=name, kind="lora", rank=1, pages=1, encodes=encodes)
     return Mixture((WeightedAdapter(adapter, scale, since),))
 
 
 def xlora(name: str, held_after: int = 0) -> Mixture:
-    """An X-LoRA adapter whose scalings stay as they are `held_after` tokens behind the prompt."""
+    """A mixture of one X-LoRA adapter whose scalings are fixed after `held_after` new tokens."""
     mixer = Mixer(scalings=lambda x: x, layers={}, tensors={}, width=1, held_after=held_after)
     adapter = LoadedAdapter(generation=name, kind="xlora", rank=1, pages=0, mixer=mixer)
     return Mixture((WeightedAdapter(adapter, 1.0),))
@@ -102,9 +102,10 @@ def xlora(name: str, held_after: int = 0) -> Mixture:
 
 @dataclass
 class Room:
-    """Room on the device for as many mixtures as `rows`; the part of `AdapterPool` that a scheduler
-    calls. `mixtures` are those that lie there, by their row; `calls` of `hold` are counted.
-    `changes` counts the programs that captured steps would have to be captured for again.
+    """Capacity for `rows` mixtures on the device; the part of `AdapterPool` that a scheduler calls.
+
+    `mixtures` are the loaded mixtures by row; `calls` counts `acquire`; `changes` counts changes
+    that require captured steps to be captured again.
     """
 
     rows: int
@@ -142,7 +143,7 @@ def facts_of(mixture: Mixture) -> list[tuple[str, float, int]]:
 
 
 class Features(dict[bytes, None]):
-    """Which inline media have features, the newest `limit` of them after every step."""
+    """The keys of media with features; `trim` keeps the newest `limit` after each step."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -153,7 +154,7 @@ class Features(dict[bytes, None]):
 
 
 class Loop:
-    """Runs a scheduler over `groups`; a step is read `lag` steps late."""
+    """A scheduler over `groups` in a loop; the results of a step are read `lag` steps late."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class Loop:
         self.arrivals = 0
 
     def add(self, prompt: int | Sequence[int], **fields: Any) -> TokenSequence:
-        """Take in a request of one choice; see `choices`."""
+        """Add a request of one choice; see `choices`."""
         [sequence] = self.choices(prompt, **fields)
         return sequence
 
@@ -201,8 +202,8 @@ class Loop:
         waits: bool = False,
         **rules: Any,
     ) -> list[TokenSequence]:
-        """Take in a request of `n` choices of `limit` tokens each. A prompt that is a number has
-        so many tokens that no other prompt has.
+        """Add a request of `n` choices of `limit` tokens each. An integer prompt means that many
+        tokens that no other prompt contains.
         """
         number = self.arrivals
         self.arrivals += 1
@@ -248,7 +249,7 @@ class Loop:
             self.live.remove(sequence)
 
     def run(self, steps: int = 10_000) -> list[StepPlan]:
-        """The plans until all has finished. Fails where nothing more can run."""
+        """Run until all sequences have finished, and return the plans. Fails if none can run."""
         plans = list[StepPlan]()
         while self.live or self.flight:
             before = len(self.flight)
@@ -259,7 +260,7 @@ class Loop:
         return plans
 
     def step(self) -> StepPlan:
-        """One pass: plan, compute, and read the oldest step if it is due."""
+        """Run one iteration: plan, compute, and read the oldest step if it is due."""
         plan = self.scheduler.plan()
         self.check(plan)
         if plan.chunks:
@@ -273,7 +274,7 @@ class Loop:
         return plan
 
     def read(self, plan: StepPlan) -> None:
-        """The drawn tokens of a step come to the host."""
+        """Process the sampled tokens of a step on the host."""
         for sequence in [chunk.sequence for chunk in plan.chunks if chunk.draws]:
             sequence.pending = max(0, sequence.pending - 1)
             if sequence.finish is not None:
@@ -288,7 +289,7 @@ class Loop:
                 self.finished.append(sequence)
 
     def check(self, plan: StepPlan) -> None:
-        """What holds for every plan."""
+        """Assert the invariants of every plan."""
         scheduler = self.scheduler
         sequences = [chunk.sequence for chunk in plan.chunks]
         assert len(set(map(id, sequences))) == len(sequences)
@@ -308,7 +309,7 @@ class Loop:
         assert plan.encode_cost <= scheduler.max_rows or media == 1
 
     def compute(self, plan: StepPlan) -> None:
-        """Write and read the cache as a model would."""
+        """Write and read the cache like a model."""
         for sequence in plan.started:
             self.placed[sequence.row] = sequence
         for key in plan.encodes:
@@ -334,7 +335,7 @@ class Loop:
         self.features.trim()
 
     def see_media(self, chunk: Chunk) -> None:
-        """Each row finds the features and the cross blocks that it needs."""
+        """Assert that the features and cross-attention blocks of all rows are available."""
         sequence, stop = chunk.sequence, chunk.start + chunk.count
         memories = iter(sequence.encoder_blocks)
         for item in sequence.request.items:
@@ -361,7 +362,9 @@ class Loop:
                 self.compute_pages(g, group, table, self.pasts[sequence, number], start, stop)
 
     def extend(self, sequence: TokenSequence, number: int, stop: int) -> None:
-        """The hash of all that the first tokens' keys and values depend on, for `stop` tokens."""
+        """Extend the hashes of `sequence` to `stop` tokens. Each covers all facts that the keys and
+        values of the tokens so far depend on.
+        """
         past, tokens = self.pasts[sequence, number], self.tokens[sequence]
         while len(past) < stop:
             at, before = len(past), past[-1] if past else digest(sequence.root)
@@ -396,7 +399,7 @@ class Loop:
         self.cache[g, block * BLOCK] = past[stop - 1]
 
     def count(self) -> None:
-        """Blocks are counted exactly: free, idle and used ones are separate, none is lost."""
+        """Assert the block counts: each block is either free, idle or used; none is lost."""
         groups, running = self.blocks.groups, self.scheduler.running
         for g, group in enumerate(groups):
             tables = [table for s in running for table in s.tables[g :: len(groups)]]
@@ -422,12 +425,12 @@ class Loop:
 
 
 def digest(*facts: object) -> int:
-    """The same in every process, unlike `hash`."""
+    """A hash that is equal in all processes, unlike `hash`."""
     return zlib.crc32(repr(facts).encode())
 
 
 def overhang(plan: StepPlan) -> int:
-    """Rows of the last chunk that belong to a span that is never cut, at its end."""
+    """The number of rows of an atomic span at the end of the last chunk."""
     last = plan.chunks[-1]
     stop = last.start + last.count
     return next((b - a for a, b in last.sequence.atoms if b == stop), 0)
@@ -438,7 +441,7 @@ def has(sequence: TokenSequence, key: bytes) -> bool:
 
 
 def rows_at(item: Item, at: int) -> Iterator[object]:
-    """What a token has of a medium."""
+    """The facts about a medium that enter the hash of the token at a position."""
     if item.since == at:
         yield item.key
     done = 0

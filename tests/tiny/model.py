@@ -1,4 +1,4 @@
-"""A model folder that can be served: a llama of random weights, a trained tokenizer, a template."""
+"""A servable llama folder: random weights, a trained tokenizer, a chat template."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIG: Mapping[str, Any] = {
 
 
 def make_tokenizer() -> Tokenizer:
-    """Byte-level BPE of 300 ids, trained on a few lines, with two control tokens."""
+    """A byte-level BPE of 300 ids, trained on a few lines, with two control tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,7 +52,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def make_weights(config: Mapping[str, Any] = CONFIG) -> dict[str, Tensor]:
-    """Every tensor of the hub's checkpoint, spread so widely that answers depend on the prompt."""
+    """All tensors of a hub checkpoint, large enough that answers depend on the prompt."""
     d, hidden, vocab = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
     kv = d // config["num_attention_heads"] * config["num_key_value_heads"]
     linears = {
@@ -76,7 +76,7 @@ def make_weights(config: Mapping[str, Any] = CONFIG) -> dict[str, Tensor]:
 
 
 def make_model(folder: Path, *, template: str | None = TEMPLATE, **config: Any) -> Path:
-    """Write the folder and return it; `config` are keys of its config.json, None for no key."""
+    """Write the folder and return it. `config` are keys of its config.json; None omits a key."""
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer().save(str(folder / "tokenizer.json"))
     words = {"eos_token": END, "chat_template": template}
@@ -86,7 +86,7 @@ def make_model(folder: Path, *, template: str | None = TEMPLATE, **config: Any) 
 
 
 def change_config(folder: Path, **config: Any) -> Path:
-    """Write config.json anew, with these keys changed; None takes a key away."""
+    """Rewrite config.json with these keys changed; None removes a key."""
     changed = {**CONFIG, **config}
     kept = {key: value for key, value in changed.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(kept))
@@ -94,7 +94,7 @@ def change_config(folder: Path, **config: Any) -> Path:
 
 
 def change_weights(folder: Path, **tensors: Tensor | None) -> Path:
-    """Write the weights anew, with these changed; None takes one away. `__` stands for a dot."""
+    """Rewrite the weights with these changed; None removes a tensor. `__` stands for a dot."""
     changed = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
     kept = {**load_file(folder / "model.safetensors"), **changed}
     weights = {name: tensor for name, tensor in kept.items() if tensor is not None}
@@ -119,7 +119,7 @@ GGUF_NAMES = {
 
 
 def make_gguf(file: Path) -> Path:
-    """Write the same model and tokenizer as a GGUF file, as llama.cpp's converter would."""
+    """Write the same model and tokenizer as a GGUF file, like llama.cpp's converter."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(file, "llama")
@@ -162,7 +162,7 @@ def gguf_name(name: str) -> str:
 
 
 def rotated(name: str, weight: Tensor) -> Tensor:
-    """The converter interleaves the halves of each head of q and k."""
+    """Interleave the halves of each head of q and k, like the converter."""
     heads = {"q_proj": CONFIG["num_attention_heads"], "k_proj": CONFIG["num_key_value_heads"]}
     kind = name.split(".")[-2]
     if kind not in heads:

@@ -1,4 +1,4 @@
-"""Pictures, and messages that have them among their parts, as OpenAI's API words them."""
+"""Images, and messages with image parts in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 
 def picture(seed: int = 0, width: int = 40, height: int = 24) -> Image.Image:
-    """Noise, another for every seed."""
+    """An image of noise, different for each seed."""
     values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(values)
 
@@ -24,21 +24,21 @@ def saved(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
 
 
 def address(data: bytes, kind: str = "image/png") -> str:
-    """Bytes as a data: address."""
+    """The data URL of some bytes."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def shown(image: Image.Image, format: str = "PNG") -> dict[str, Any]:
-    """An image as a part of a message in OpenAI's API."""
+    """An image part of a message in OpenAI's API."""
     return {"type": "image_url", "image_url": {"url": address(saved(image, format))}}
 
 
 def text(words: str) -> dict[str, Any]:
-    """Text as a part of a message."""
+    """A text part of a message."""
     return {"type": "text", "text": words}
 
 
 def asked(*parts: dict[str, Any] | str, role: str = "user") -> dict[str, Any]:
-    """A message of parts; plain strings are text."""
+    """A message with these parts; strings are text parts."""
     content = [text(part) if isinstance(part, str) else part for part in parts]
     return {"role": role, "content": content}

@@ -61,7 +61,7 @@ class ApplyRecorder(Recorder):
 
 
 class NoRepeat(Recorder):
-    """Bans each row's last token as sampled on the device. The parameter is the first ban."""
+    """Bans the last sampled token of each row, on the device. The parameter is the first ban."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         super().__init__(rows, vocab, device)
@@ -84,7 +84,7 @@ class NoRepeat(Recorder):
 
 
 class HostNoRepeat(Recorder):
-    """The same with the ids on the host; it bans the prompt's last token as well."""
+    """As `NoRepeat`, with ids on the host; the last token of the prompt is banned as well."""
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: list[int]) -> Tensor:
         assert isinstance(last_ids, list) and len(last_ids) == len(rows)

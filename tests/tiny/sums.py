@@ -1,7 +1,7 @@
 """A language model without weights: the next token is a sum over all tokens a row attends to.
 
-`SumModel` keeps its terms in the slots of a real cache layout, so it continues a text correctly
-only where every row is written to the right slot and sees the right ones. `next_tokens` gives the
+`SumModel` stores its terms in the slots of a real cache layout, so its output is correct only if
+each row is written to the right slot and attends to the right slots. `next_tokens` computes the
 same sums from a plain list.
 """
 

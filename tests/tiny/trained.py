@@ -35,20 +35,20 @@ RED = 10 * BAR
 """Smallest relative deviation of a mutant."""
 
 Names = Sequence[str] | Mapping[str, float]
-"""Names of adapters, or scales by name."""
+"""Names of adapters, or scales by adapter name."""
 
 
 def train(model: Any, folder: Path, *, seed: int = SEED, std: float = 0.2, **config: Any) -> Any:
-    """A copy of a model with an adapter as `peft.LoraConfig(**config)` says, all of whose trained
-    weights are drawn; saved in `folder`. Gives the model inside of PEFT's wrapper.
+    """Add an adapter of `peft.LoraConfig(**config)` with random trained weights to a copy of a
+    model, and save it in `folder`. Return the model inside PEFT's wrapper.
     """
     return wrap(model, folder, seed=seed, std=std, **config).base_model.model
 
 
 def wrap(model: Any, folder: Path, *, seed: int = SEED, std: float = 0.2, **config: Any) -> Any:
-    """As `train`, with PEFT's wrapper, which finds the invocation tokens of aLoRA."""
+    """As `train`, but return PEFT's wrapper, which finds the invocation tokens of aLoRA."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what PEFT warns of is what is tested
+        warnings.simplefilter("ignore")  # PEFT warns of unusual configs, which are tested here
         made = peft.get_peft_model(deepcopy(model), peft.LoraConfig(**config)).eval()
         draw(made, seed=seed, std=std)
         made.save_pretrained(str(folder))
@@ -56,7 +56,7 @@ def wrap(model: Any, folder: Path, *, seed: int = SEED, std: float = 0.2, **conf
 
 
 def train_several(model: Any, folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> Any:
-    """As `train`, with several adapters that apply at once, each saved below `folder` by name."""
+    """As `train`, with several simultaneous adapters, each saved below `folder` by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (name, config), *rest = configs.items()
@@ -71,8 +71,8 @@ def train_several(model: Any, folder: Path, configs: Mapping[str, Mapping[str, A
 
 @torch.no_grad()
 def draw(model: torch.nn.Module, *, seed: int = SEED, std: float = 0.2) -> None:
-    """Give all that is trained a spread: factors N(0, std), lengths by a share, others around what
-    they were.
+    """Randomise the trained weights: factors are drawn from N(0, std), DoRA magnitudes are scaled
+    by 1 + N(0, std), and N(0, std) is added to others.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -88,7 +88,7 @@ def draw(model: torch.nn.Module, *, seed: int = SEED, std: float = 0.2) -> None:
 
 
 class LoadedAdapters:
-    """A registry of a model, and what it holds by name."""
+    """The adapter registry of a model, with synchronous loading."""
 
     def __init__(self, registry: Registry | None) -> None:
         assert registry is not None, "the model was built with one"
@@ -185,9 +185,10 @@ def distance(ours: Tensor, truth: Tensor) -> float:
 
 
 def compare(served: Served, folder: Path, *, rows: int = 512, **config: Any) -> LoadedAdapter:
-    """Train an adapter on the reference, and hold ours to PEFT's answers to all examples.
+    """Train an adapter on the reference, and compare ostro's output with PEFT's for all examples.
 
-    `config` as `train` takes it; of several examples, one of text alone may stay as it was.
+    `config` are the arguments of `train`. If there are several examples, the adapter need not
+    change those of text alone.
     """
     subject = served.subject
     theirs = wrapped(subject, train(subject.reference, folder, **config))

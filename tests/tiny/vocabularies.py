@@ -1,4 +1,4 @@
-"""Small vocabularies of every kind, made without a download."""
+"""Small vocabularies of all kinds, made without downloads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bert_folder(path: Path) -> Path:
 
 
 def header(**changes: Any) -> dict[str, Any]:
-    """A small byte-level vocabulary as a GGUF header has it; None takes a key away."""
+    """The GGUF metadata of a small byte-level vocabulary; None removes a key."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, "ab", "Ġab", "<|im_end|>", "<user>"]
     fields: dict[str, Any] = {
@@ -73,7 +73,7 @@ def header(**changes: Any) -> dict[str, Any]:
 
 
 def scored(*words: str) -> Tokenizer:
-    """A small SentencePiece vocabulary in a GGUF header."""
+    """A tokenizer of a small SentencePiece vocabulary in GGUF metadata."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *words]
     kinds = [2, 3, 3] + [6] * 256 + [1] * (1 + len(words))
     return tokenizer_from_gguf(

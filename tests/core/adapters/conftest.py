@@ -1,1 +1,1 @@
-"""Adapters of the tiny llama are made beside other tiny things."""
+"""No fixtures; adapters of the tiny llama are in `tiny.adapters`."""
