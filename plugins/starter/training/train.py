@@ -4,7 +4,7 @@
     python -m ostro.plugins.starter.training.train --out DIR --only adapters
 
 Nothing is downloaded. An interrupted run resumes at its last checkpoint: batch k of process r
-depends only on the seed, k and r, and the learning rate only on the step.
+depends only on the seed, k and r, and the learning rate is constant until its final decay.
 """
 
 import argparse
