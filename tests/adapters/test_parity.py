@@ -1,4 +1,4 @@
-"""Adapters on decoders of every kind: what PEFT says, and through the loop that serves them."""
+"""Adapters on all kinds of decoders match PEFT, in single steps and in the serving loop."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ STATES: Mapping[str, Config] = {
     "biases of its own": lora(RECURRENT, lora_bias=True),
 }
 MAMBA: Mapping[str, Config] = {
-    "in_proj": lora(["in_proj"]),  # PEFT takes no other linear of this family
+    "in_proj": lora(["in_proj"]),  # PEFT supports no other linear of this family
     "dora": lora(["in_proj"], use_dora=True, use_rslora=True),
     "both ends": lora(["embeddings", "lm_head", "in_proj"], bias="lora_only"),
 }
@@ -136,7 +136,7 @@ USUAL = {"attention's dora", "router", "experts", "kv_b", "dora", "every linear"
 
 
 def cases() -> Iterator[Any]:
-    """(base, changes of its shape, config) of all decoders; those that others cover are slow."""
+    """(base, changes of its shape, config) for all decoders; redundant cases are marked slow."""
     for name, (base, change) in BASES.items():
         for what, config in TEXT.items():
             slow = name != "llama" and what not in QUICK
@@ -156,7 +156,7 @@ def plugins() -> PluginManager:
 
 @pytest.fixture(scope="module")
 def serve(plugins: PluginManager) -> Iterator[Serve]:
-    """An engine over the tiny model of an architecture, its shape changed; kept for the module."""
+    """An engine over the tiny model of an architecture with a changed shape, cached per module."""
     kept: dict[str, Served] = {}
     with ExitStack() as stack:
 
@@ -258,11 +258,11 @@ def test_an_activated_adapter_begins_at_its_last_invocation(
         assert distance(ours[since:], base_answer[since:]) > FELT
 
 
-# Names that older files have
+# Names in older files
 
 
 OLD = {False: ("gate_proj", "up_proj", "down_proj"), True: ("w1", "w3", "w2")}
-"""What the linears of an expert are called, and what Mixtral's were."""
+"""The names of an expert's linears, and Mixtral's older names."""
 
 
 @pytest.mark.parametrize("base", ["qwen3_moe", "mixtral"])
@@ -281,8 +281,8 @@ def test_experts_may_be_linears_as_in_transformers_4(
 
 
 def unstack(folder: Path, *, old: bool) -> None:
-    """Take an adapter of stacked experts of rank 4 apart, as if each had been three linears, whose
-    gate and up have the same A. Of the two factors below a name, those of gate and up lie deeper.
+    """Split an adapter of stacked experts of rank 4 into one for three linears per expert, as in
+    transformers 4. Gate and up share the same A; their factors are below `base_layer` in the file.
     """
     file, out = folder / "adapter_model.safetensors", dict[str, Tensor]()
     held = load_file(file)
@@ -321,7 +321,7 @@ def test_two_names_of_one_weight_are_refused(serve: Serve, tmp_path: Path) -> No
 
 
 def scaled(change: Callable[[LoraSettings], LoraSettings]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A reader that takes a config for another."""
+    """A mutant that reads another config."""
 
     def spoil(patch: pytest.MonkeyPatch) -> None:
         of = LoraSettings.of
@@ -331,7 +331,7 @@ def scaled(change: Callable[[LoraSettings], LoraSettings]) -> Callable[[pytest.M
 
 
 def exchanged(patch: pytest.MonkeyPatch) -> None:
-    """The columns of B of stacked experts taken as expert by expert, not rank by rank."""
+    """Read the columns of B of stacked experts as expert by expert instead of rank by rank."""
     stack = reader._stack
 
     def spoil(*args: Any) -> Any:
@@ -344,7 +344,7 @@ def exchanged(patch: pytest.MonkeyPatch) -> None:
 
 
 def silenced(*rows: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """Some of what a table measures left out: 0 are lengths, 1 and 2 changes of them, 3 biases."""
+    """Set some computed gains to zero: row 0 are lengths, 1 and 2 their changes, 3 biases."""
 
     def spoil(patch: pytest.MonkeyPatch) -> None:
         measure = AdapterDelta.compute_gains

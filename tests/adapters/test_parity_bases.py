@@ -1,4 +1,4 @@
-"""Adapters on quantized bases, and on models of the transformers backend, against PEFT."""
+"""Adapters on quantized bases, GGUF bases and models of the transformers backend match PEFT."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "ends": {"r": 4, "lora_alpha": 8, "target_modules": ["embed_tokens", "lm_head", "q_proj"]},
 }
 SPREAD = 0.05
-"""Of the base's weights; activations stay small at inner dimensions of 256."""
+"""The standard deviation of base weights; it keeps activations small at inner dimensions of 256."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def plugins() -> PluginManager:
 
 
 def floats(model: Model) -> Iterator[tuple[str, Tensor]]:
-    """The weights that a model multiplies by, as floats, under the checkpoint's names."""
+    """The dequantized weights of a model, with their names in the checkpoint."""
     for slot in slots(model):
         module = slot.module
         if isinstance(module, Embedding):
@@ -74,7 +74,7 @@ def floats(model: Model) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def few_bits(plugins: PluginManager, name: str, format: str) -> Iterator[Served]:
-    """An architecture brought to a format, and a reference of the floats that this means."""
+    """An architecture quantized to a format, with a reference of the dequantized weights."""
     shape = plugins.get("architectures", name).wide
     with subject(plugins, name, config=shape, std=SPREAD) as made:
         if format in PACKED:
@@ -91,7 +91,7 @@ def few_bits(plugins: PluginManager, name: str, format: str) -> Iterator[Served]
 
 
 def write_packed(made: Subject, pack: Pack, said: Mapping[str, Any]) -> None:
-    """Round the weights of all layers in the subject's folder as a checkpoint holds them."""
+    """Quantize the weights of all layers in the subject's folder with `pack`."""
     tensors = {name: t.clone() for name, t in made.reference.state_dict().items()}
     for name in [n for n in tensors if "layers" in n and tensors[n].dim() == 2]:
         front, weight = name.removesuffix("weight"), tensors.pop(name)
@@ -102,7 +102,7 @@ def write_packed(made: Subject, pack: Pack, said: Mapping[str, Any]) -> None:
 
 
 def pack_gptq(weight: Tensor) -> dict[str, Tensor]:
-    """As a "gptq" checkpoint holds it: 4 bits in groups of 64."""
+    """The tensors of a "gptq" checkpoint: 4 bits in groups of 64."""
     parts, top = weight.unflatten(-1, (-1, 64)), 15
     low, high = parts.amin(-1), parts.amax(-1)
     scales = ((high - low) / top).half()
@@ -117,7 +117,7 @@ def pack_gptq(weight: Tensor) -> dict[str, Tensor]:
 
 
 def pack_nf4(weight: Tensor) -> dict[str, Tensor]:
-    """As bitsandbytes saves what QLoRA is trained on: 4 bits in blocks of 64."""
+    """The tensors of a bitsandbytes checkpoint for QLoRA: NF4 in blocks of 64."""
     blocks = weight.reshape(-1, 64)
     absmax = blocks.abs().amax(-1)
     codes = (blocks / absmax[:, None])[..., None].sub(NF4).abs().argmin(-1)
@@ -186,7 +186,7 @@ def test_quantized_models_match_dequantized_weights(
         assert distance(base, said) > FELT
 
 
-# Bases in GGUF files, whose weights lie otherwise
+# Bases in GGUF files, which have other weight layouts
 
 SELF = r".*(self_attn|linear_attn)\.\w*proj\w*"
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -199,7 +199,7 @@ FILES = ("llama biased", "qwen3_moe", "deepseek 2, whole kv_b", "gpt-oss", "qwen
 
 @contextmanager
 def in_gguf(plugins: PluginManager, case: str, folder: Path) -> Iterator[Served]:
-    """Over a file as llama.cpp's converter writes it."""
+    """An engine over a GGUF file with the layout of llama.cpp's converter."""
     file, more = folder / "model.gguf", test_gguf_more.CASES.get(case)
     name, change = test_gguf.CASES[case] if more is None else (more.name, more.changes)
     shape = {**plugins.get("architectures", name).tiny, **change}
@@ -226,7 +226,7 @@ def test_a_base_in_a_gguf_file(case: str, plugins: PluginManager, tmp_path: Path
 
 
 def test_a_weight_that_is_stored_transposed(plugins: PluginManager, tmp_path: Path) -> None:
-    """GGUF files hold the transpose of DeepSeek's k_b."""
+    """GGUF files store the transpose of DeepSeek's k_b."""
     lora = {"r": 4, "lora_alpha": 8, "target_modules": SELF}
     with in_gguf(plugins, "deepseek 2", tmp_path) as served:
         compare(served, tmp_path / "lora", **lora)
@@ -253,11 +253,11 @@ def test_lengths_are_measured_again_where_weights_change(
         assert distance(changed.answer(example, ["it"]), truth) <= BAR
 
 
-# Bodies
+# The transformers backend
 
 
 class Body(Subject):
-    """A class of transformers, whose config the plugin makes of what the class says."""
+    """A class of transformers; the plugin derives its config from the class."""
 
     @cached_property
     def config(self) -> ModelConfig:

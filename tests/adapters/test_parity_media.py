@@ -1,4 +1,4 @@
-"""Adapters on models that see and hear: on towers, decoders and what lies between."""
+"""Adapters on multimodal models match PEFT: on encoders, projectors and decoders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEEING: Mapping[str, Config] = {
 QUICK = {"decoder", "tower", "both by dora"}
 MODELS = ("llava", "gemma3_images", "qwen2_5_vl", "qwen3_vl", "mllama")
 BRIDGED = {"llava", "qwen2_5_vl", "qwen3_vl"}
-"""Whose bridges are linears; PEFT takes no other there."""
+"""Models with projectors of linears; PEFT supports no other modules there."""
 
 BIASED = ["q_proj", "k_proj", "v_proj", "fc2"]
 HEARING: Mapping[str, Config] = {
@@ -72,7 +72,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Serve]:
-    """An engine over the tiny model of an architecture, kept for the module."""
+    """An engine over the tiny model of an architecture, cached per module."""
     plugins: PluginManager = all_plugins()
     kept: dict[str, Served] = {}
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def test_it_says_what_peft_says(name: str, config: Config, serve: Serve, tmp_pat
 
 CROSSING = r".*(encoder_attn|cross_attn)\.[kv]_proj"
 ALTERNATING = {"llava": TOWER, "qwen2_5_vl": TOWER, "mllama": CROSSING, "whisper": CROSSING}
-"""On what adapters lie that change what is kept of a medium: features, or keys and values."""
+"""Target modules that change the cached features, or keys and values, of a medium."""
 
 
 @pytest.mark.parametrize("name", ALTERNATING)

@@ -1,4 +1,4 @@
-"""Adapters on models that embed, judge, draw and speak: what PEFT and diffusers make of them."""
+"""Adapters on encoders, classifiers, image and speech models match PEFT and diffusers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_vectors_of_one_step_are_each_adapter_s(
 
 
 class Working(LoadedAdapters):
-    """A model that does jobs, and adapters that it has read."""
+    """A model with a job engine, and its loaded adapters."""
 
     def __init__(self, folder: Path, plugins: PluginManager) -> None:
         loaded = load_model(folder, SETTINGS, plugins)
@@ -131,7 +131,7 @@ class Working(LoadedAdapters):
         super().__init__(registry)
 
     def work(self, values: Mapping[str, Any], asked: Sequence[Names]) -> list[dict[str, Any]]:
-        """The arrays of a job under each of several adapters; they take turns."""
+        """The results of a job for each of several adapters; the jobs run interleaved."""
         for i, names in enumerate(asked):
             self.jobs.submit(JobRequest(id=str(i), values=dict(values)), self.mixture(names))
         found: dict[str, dict[str, Any]] = {}
@@ -174,7 +174,7 @@ DRAWN: Mapping[str, Mapping[str, Config]] = {
 
 @dataclass
 class Flux:
-    """diffusers' pipeline in a folder, and ours."""
+    """diffusers' pipeline, ostro's model of the same folder, and the latents without adapters."""
 
     pipeline: Any
     ours: Working
@@ -183,7 +183,7 @@ class Flux:
 
 @torch.inference_mode()
 def drawn(pipeline: Any) -> Tensor:
-    """diffusers' latents [1, c, h, w] of the drawing."""
+    """diffusers' latents [1, c, h, w] for `DRAWING`."""
     tokens = [torch.tensor(DRAWING[f"{name}_tokens"]) for name in ("clip", "t5")]
     pipeline.set_progress_bar_config(disable=True)
     made = pipeline(
@@ -200,7 +200,7 @@ def drawn(pipeline: Any) -> Tensor:
 
 
 def latents(working: Working, asked: Sequence[Names], patch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Ours, of the same drawing under each of several adapters."""
+    """ostro's latents for `DRAWING` with each of several adapters."""
     found: list[Tensor] = []
     decode = working.model.vae.decode_tiled
 
@@ -230,7 +230,7 @@ def flux(tmp_path_factory: pytest.TempPathFactory, plugins: PluginManager) -> Fl
 
 
 def train_parts(pipeline: Any, folder: Path, configs: Mapping[str, Config]) -> Any:
-    """A pipeline some of whose parts have adapters, saved in `folder` as diffusers does."""
+    """A pipeline with adapters on some components, which diffusers saves in `folder`."""
     parts, saved = dict(pipeline.components), dict[str, Any]()
     for seed, (part, config) in enumerate(configs.items()):
         settings: Any = peft.LoraConfig(**config)

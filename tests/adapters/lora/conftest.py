@@ -1,4 +1,4 @@
-"""Folders of adapters as the engine would hand them to the plugin."""
+"""Fixtures that write adapter folders and read them with the plugin, as the engine does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plugins() -> PluginManager:
 
 @pytest.fixture
 def read(plugins: PluginManager) -> Read:
-    """Read a folder, which the plugin must claim."""
+    """Read a folder, after checking that the plugin claims it."""
 
     def run(folder: Path) -> AdapterWeights:
         names = tuple(sorted(path.name for path in folder.iterdir()))
@@ -50,7 +50,7 @@ def read(plugins: PluginManager) -> Read:
 
 @pytest.fixture
 def write(tmp_path: Path, read: Read) -> Write:
-    """Write a folder of one weight file and a config, if any, and read it."""
+    """Write a folder with one weight file and an optional config, and read it."""
 
     def run(
         tensors: Mapping[str, Tensor],

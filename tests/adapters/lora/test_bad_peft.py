@@ -1,4 +1,4 @@
-"""PEFT folders that are wrong or ask for what is not there: each is refused by name."""
+"""Invalid or unsupported PEFT folders are rejected, and the error names the key, tensor or file."""
 
 from __future__ import annotations
 

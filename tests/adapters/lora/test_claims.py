@@ -1,4 +1,4 @@
-"""Which folders are a LoRA's."""
+"""The LoRA plugin claims LoRA folders, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF adapters, written with llama.cpp's own writer."""
+"""GGUF adapters, written with llama.cpp's gguf package."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_experts_are_stacked(adapter: Adapter) -> None:
 
 
 def test_an_embeddings_row_is_that_of_lora_a(adapter: Adapter) -> None:
-    """llama.cpp takes a token's row of lora_a and multiplies lora_b by it."""
+    """llama.cpp multiplies lora_b by the token's row of lora_a."""
     a, b = torch.randn(N, R), torch.randn(K, R)
     tensors = {"token_embd.weight.lora_a": a, "token_embd.weight.lora_b": b}
     made = adapter(tensors).weights["token_embd"]

@@ -1,4 +1,4 @@
-"""Folders as mlx-lm writes them, against its formulas."""
+"""Adapter folders of mlx-lm, compared with its formulas."""
 
 from __future__ import annotations
 

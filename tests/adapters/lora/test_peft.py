@@ -1,4 +1,4 @@
-"""Folders that PEFT wrote: what is read is what PEFT itself adds."""
+"""Adapter folders written by PEFT: the weights read equal the deltas that PEFT computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ostro import AdapterWeights, LowRank
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
-    # PEFT looks for the patterns of parameters among modules alone.
+    # PEFT matches patterns against modules only and warns of those for parameters.
     pytest.mark.filterwarnings("ignore:.*did not match any targeted module:RuntimeWarning"),
 ]
 
@@ -49,7 +49,7 @@ def mixtral() -> nn.Module:
 
 
 def gpt_oss() -> nn.Module:
-    """Whose stacks lie transposed."""
+    """A gpt-oss, which stores stacked experts transposed."""
     made = transformers.GptOssConfig(
         **SIZES, **HEADS, intermediate_size=24, num_local_experts=3, head_dim=8
     )
@@ -57,7 +57,7 @@ def gpt_oss() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    """Whose weights lie transposed."""
+    """A GPT-2, which stores weights transposed."""
     made = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40, n_positions=8)
     return transformers.GPT2LMHeadModel(made)
 
@@ -74,7 +74,7 @@ class Convolutions(nn.Module):
 
 
 class Listed(nn.Module):
-    """Layers of two experts each, one by one."""
+    """Layers with two experts each, in module lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Listed(nn.Module):
 
 
 def adapted(model: nn.Module, folder: Path, **config: Any) -> nn.Module:
-    """A PEFT model whose adapter is of random numbers, saved to a folder."""
+    """A PEFT model with a random adapter, which is saved to a folder."""
     torch.manual_seed(0)
     made = peft.get_peft_model(model, peft.LoraConfig(**config))
     with torch.no_grad():
@@ -99,7 +99,7 @@ def adapted(model: nn.Module, folder: Path, **config: Any) -> nn.Module:
 
 
 def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What PEFT adds to each weight [n, k] or [e, n, k], by the name that ours has."""
+    """PEFT's delta of each weight [n, k] or [e, n, k], by its name in ostro."""
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer):
             continue
@@ -191,7 +191,7 @@ def test_what_is_read_is_what_peft_adds(case: str, tmp_path: Path, read: Read) -
 
 
 def test_of_several_patterns_the_files_first_decides(tmp_path: Path, read: Read) -> None:
-    """PEFT sorts keys as it saves."""
+    """The order of the file decides, since PEFT sorts keys on saving."""
     pattern = {r"layers\.1\..*q_proj": 5, "self_attn.q_proj": 3}
     adapted(llama(), tmp_path, target_modules=["q_proj"], rank_pattern=pattern)
     ranks = {name: made.rank for name, made in read(tmp_path).weights.items()}
@@ -275,7 +275,7 @@ def test_older_names_of_saved_modules_are_understood(tmp_path: Path, read: Read)
 
 
 def renamed(folder: Path, names: dict[str, str]) -> None:
-    """Change names in a folder's weights."""
+    """Rename tensors in the weight file of a folder."""
     file = folder / "adapter_model.safetensors"
     save_file({names.get(n, n): t for n, t in load_file(file).items()}, file)
 
@@ -305,7 +305,7 @@ def test_names_of_adapters_in_names_of_tensors_are_left_out(tmp_path: Path, read
 
 
 def insert(name: str) -> str:
-    """The name with that of an adapter in it."""
+    """The tensor name with an adapter name inserted."""
     for part in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"):
         name = name.replace(f".{part}.", f".{part}.mine.")
         name = f"{name}.mine" if name.endswith(f".{part}") else name

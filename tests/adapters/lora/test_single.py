@@ -1,4 +1,4 @@
-"""Single files, of diffusers and of kohya's sd-scripts."""
+"""Single-file adapters of diffusers and of kohya's sd-scripts."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ OURS = DOUBLE | {f"single_blocks_0_{part}": n for part, n in SINGLE.items()}
 
 
 def of_the_size_of_flux(name: str, n: int) -> dict[str, Tensor]:
-    """diffusers takes the widths of FLUX.1 for granted where it takes linear1 apart."""
+    """Tensors with the widths of FLUX.1, which diffusers assumes when it splits linear1."""
     return kohya(f"lora_unet_{name}", n * 3072 // D, alpha=1.5)
 
 

@@ -1,4 +1,4 @@
-"""X-LoRA folders that PEFT writes over tiny bases, and what PEFT's own model says with them."""
+"""X-LoRA folders written by PEFT over tiny bases, and the logits of PEFT's model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def base_of(family: str) -> Any:
 
 @torch.no_grad()
 def scatter(module: nn.Module, std: float = 0.2, among: str = "") -> None:
-    """Random numbers in the parameters whose name has `among` in it."""
+    """Set the parameters with `among` in their name to random values."""
     for name, parameter in module.named_parameters():
         if among in name:
             parameter.normal_(0 if parameter.dim() > 1 else 1, std)
@@ -59,7 +59,7 @@ def scatter(module: nn.Module, std: float = 0.2, among: str = "") -> None:
 
 @dataclass
 class Mixed:
-    """An X-LoRA of PEFT's over a base, saved in `folder`, members in sub-folders."""
+    """A PEFT X-LoRA over a base, saved in `folder`, with members in subfolders."""
 
     base: Path
     folder: Path
@@ -67,11 +67,11 @@ class Mixed:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        """[T, vocab], all of it computed anew."""
+        """The logits [T, vocab], computed without a cache."""
         return self.model(torch.tensor([list(tokens)])).logits[0]
 
     def change(self, **keys: Any) -> None:
-        """Write keys of the config over."""
+        """Overwrite keys of the config."""
         file = self.folder / "adapter_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | keys))
 
@@ -81,7 +81,7 @@ Make = Callable[..., Mixed]
 
 @pytest.fixture(scope="session")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Make an X-LoRA with these settings of PEFT's; the classifier is random, and far from even."""
+    """Make an X-LoRA with these PEFT settings. The classifier is random, with uneven scalings."""
     bases: dict[str, tuple[Path, Any]] = {}
 
     def run(
@@ -112,7 +112,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             mixed = peft.get_peft_model(copy.deepcopy(model), config).eval()
             scatter(mixed, 0.3, "internal_xlora_classifier")
             mixed.save_pretrained(str(root))
-        # PEFT 0.21 drops layers of the classifier whose number is the name of a member.
+        # PEFT 0.21 omits classifier layers with an index that equals the name of a member.
         whole = {n: t for n, t in mixed.state_dict().items() if "internal_xlora_classifier" in n}
         save_file(whole, root / "adapter_model.safetensors")
         return Mixed(base, root, mixed)

@@ -1,4 +1,4 @@
-"""Folders of X-LoRAs in both notations, what is wrong with some, and how PEFT numbers weights."""
+"""X-LoRA folders of PEFT and mistral.rs, errors for invalid folders, and PEFT's weight numbers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def write(
     foreign: bool = False,
     **config: Any,
 ) -> Path:
-    """An X-LoRA of two members, its classifier one layer; `foreign` as mistral.rs has it."""
+    """Write an X-LoRA of two members with a one-layer classifier; `foreign` uses the notation of
+    mistral.rs.
+    """
     for i, names in enumerate([NAMES[:1], NAMES]):
         write_member(folder / f"m{i}", names)
     said = {"hidden_size": WIDE, "adapters": {"0": "m0", "1": "m1"}}

@@ -1,4 +1,4 @@
-"""What the engine says under an X-LoRA is what PEFT's own model says, token by token."""
+"""The engine's output with an X-LoRA matches PEFT's model, token by token."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def said(
 
 
 def by_hand(mixed: Any, prompt: Sequence[int] = PROMPT) -> list[int]:
-    """Greedy tokens, for each of which everything is computed anew."""
+    """Greedy tokens of PEFT's model, computed without a cache."""
     tokens = list(prompt)
     for _ in range(GREEDY["max_tokens"]):
         tokens.append(int(mixed.logits(tokens)[-1].argmax()))
@@ -103,7 +103,9 @@ def test_x_lora_does_not_depend_on_the_batch(model: LocalModel, mixed: Any) -> N
     asked = [["x"], [], ["plain"], ["x"]]
     alone = [said(model, names, prompt) for names, prompt in zip(asked, prompts, strict=True)]
     streams = [model.stream(p, adapters=a, **GREEDY) for p, a in zip(prompts, asked, strict=True)]
-    together = zip(*streams, strict=True)  # turn by turn, so that all run at once
+    together = zip(
+        *streams, strict=True
+    )  # alternate between the streams, so that they run in one batch
     rows = [[piece.token for piece in pieces] for pieces in together]
     assert [[t for t in column if t is not None] for column in zip(*rows, strict=True)] == alone
     assert alone[0] == by_hand(mixed) and alone[3] == by_hand(mixed, prompts[3])

@@ -1,5 +1,5 @@
-"""The algebra of mixtures: what several adapters do at once is what merging one after the other
-does, and what belongs to one is not felt by another.
+"""Mixtures of adapters: several adapters at once equal their successive merges, and the weights of
+one adapter do not affect another.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def said(made: Subject, adapters: dict[str, AdapterWeights], **scales: float) ->
 def test_dora_and_lora_mix(
     llama: Subject, both: dict[str, AdapterWeights], order: tuple[str, str]
 ) -> None:
-    """W + sum_i [(g_i - 1) W + g_i s_i B_i A_i]: the gain is DoRA's own weights' alone."""
+    """W + sum_i [(g_i - 1) W + g_i s_i B_i A_i]: DoRA's gain applies to its own weights only."""
     mixture = said(llama, both, **{name: SCALES[name] for name in order})
     merged = llama.load()
     for name in ("dora", "plain"):
@@ -46,7 +46,7 @@ def test_dora_and_lora_mix(
 
 
 def test_two_doras_mix(llama: Subject, both: dict[str, AdapterWeights]) -> None:
-    """(W1 - W) + (W2 - W) + W, each merged by itself."""
+    """(W1 - W) + (W2 - W) + W, with each DoRA merged separately."""
     other = adapter_of(llama.load(), seed=9, rank=4, dora=True)
     mixture = said(llama, {**both, "other": other}, dora=0.5, other=0.8)
     base, *ones = (llama.load() for _ in range(3))

@@ -1,4 +1,4 @@
-"""Names and generations: what is loaded, refused, kept, forgotten and read again."""
+"""The adapter registry: names and generations, loading, rejection, eviction and reloading."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def registry(engine: Engine) -> Registry:
 
 
 def load(registry: Registry, name: str, folder: Path, **how: object) -> str:
-    """Load and wait; gives the generation, raises what it is refused with."""
+    """Load an adapter and wait. Return the generation. Raises the error of a rejected adapter."""
     registry.load("load", name, str(folder), **how)  # type: ignore[arg-type]
     [result] = results(registry, 1)
     if result.error is not None:
@@ -57,7 +57,7 @@ def load(registry: Registry, name: str, folder: Path, **how: object) -> str:
 
 
 def results(registry: Registry, count: int) -> Iterator[ReadResult]:
-    """The next results of reads, as the registry yields them."""
+    """The next `count` results of reads, in the order of the registry."""
     end, ended = time.monotonic() + 30, threading.Event()
     registry.wake = ended.set
     while count > 0:
@@ -70,7 +70,7 @@ def results(registry: Registry, count: int) -> Iterator[ReadResult]:
 
 
 def said(engine: Engine, **scales: float) -> list[int]:
-    """What the model says under adapters, which are read first where they were not."""
+    """Greedy tokens with adapters, which are read first if necessary."""
     registry = engine.registry
     assert registry is not None
     wanted = [AdapterRef(name=n, scale=s) for n, s in scales.items()]
@@ -214,7 +214,7 @@ def test_what_is_read_for_a_request_stays_until_all_of_it_is_read(
     for seed in range(5):
         save(adapter(llama, seed), tmp_path / f"a{seed}")
     registry.register_folder(tmp_path)
-    # a0 is read first, and the device sends it away before a4 comes
+    # a0 is read first, and is evicted from the device before a4 is read
     names = [("a0",), ("a1",), ("a2",), ("a3",), ("a0", "a4")]
     for i, each in enumerate(names):
         assert not registry.ensure_read(str(i), refs(*each))
@@ -334,7 +334,7 @@ def test_scales_add_up_and_must_be_finite(
 
 
 def bad(made: Subject, folder: Path, what: str) -> Path:
-    """A folder in which one thing is wrong."""
+    """A folder with one error."""
     good = adapter(made, 1)
     save(good, folder)
     weights = folder / "adapter_model.safetensors"
@@ -396,7 +396,7 @@ BAD = {
 def test_a_rejected_adapter_leaves_other_adapters_unchanged(
     llama: Subject, engine: Engine, registry: Registry, tmp_path: Path, what: str
 ) -> None:
-    """What, where and a status; then the same name can be had by a good one."""
+    """The error has a location and a status; afterwards a valid adapter can have the same name."""
     load(registry, "good", save(adapter(llama, 2), tmp_path / "good"))
     before, base = said(engine, good=1.0), greedy(engine, TEXT, 12)[0]
     with pytest.raises(AdapterError) as refused:
@@ -411,7 +411,7 @@ def test_a_rejected_adapter_leaves_other_adapters_unchanged(
 
 
 def test_factors_that_add_nothing_need_no_place(engine: Engine, llama: Subject) -> None:
-    """A router in transformers 4 goes around what PEFT has put in its place."""
+    """A router in transformers 4 bypasses PEFT's module, so its trained B stays zero."""
     registry, weights = engine.registry, adapter(llama, 1)
     assert registry is not None
     registry.add("plain", weights)
@@ -440,7 +440,7 @@ def test_the_hash_is_of_facts_and_bytes(llama: Subject) -> None:
 
 
 def test_special_tokens_must_be_the_bases(llama: Subject, tmp_path: Path) -> None:
-    """The tiny llama with the starter's tokenizer: known tokens pass, others are refused."""
+    """The tiny llama with the starter's tokenizer accepts known tokens and rejects others."""
     home = FOLDERS["model"]["starter"]
     engine = llama.engine()
     registry = engine.registry
@@ -459,7 +459,7 @@ def test_special_tokens_must_be_the_bases(llama: Subject, tmp_path: Path) -> Non
 
 
 def test_a_refused_adapter_leaves_no_delta_and_no_capture_behind(llama: Subject) -> None:
-    """It is shown to have no effect while it is attached, on modules that no other changes."""
+    """The adapter is rejected while it is attached, on modules that no other adapter changes."""
     engine = llama.engine(replay=True)
     engine.runner.capture()
     registry, pool = engine.registry, engine.runner.adapter_pool

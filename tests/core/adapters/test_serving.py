@@ -1,4 +1,4 @@
-"""Adapters in the loop: chosen per request, swapped, replaced, and what the prefix cache knows."""
+"""Adapters in the engine loop: selection per request, swapping, replacement, prefix cache keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prompts(count: int, length: int = 20) -> list[list[int]]:
 
 
 def test_every_row_says_what_it_says_alone(llama: Subject, engine_of: Build) -> None:
-    """The base, three adapters, and two mixtures that hold one of them at two scales."""
+    """The base, three adapters, and two mixtures with one of these adapters at two scales."""
     engine = engine_of(llama)
     add(engine, llama, 1, 2, 3)
     mixtures = [
@@ -130,7 +130,7 @@ def test_the_prefix_cache_tells_adapters_and_scales_apart(llama: Subject, engine
 
 
 def test_many_activated_adapters_prefill_a_prompt_once(llama: Subject, engine_of: Build) -> None:
-    """aLoRA: what stands before the invocation is the base's, and shared."""
+    """aLoRA: K/V blocks before the invocation are those of the base, and shared."""
     engine, invocation = engine_of(llama), (90, 91)
     assert engine.registry is not None
     engine.registry.max_adapters = 400
@@ -153,7 +153,7 @@ def test_many_activated_adapters_prefill_a_prompt_once(llama: Subject, engine_of
 
 
 def test_an_activated_adapter_applies_from_its_invocation_on(llama: Subject) -> None:
-    """Against a run whose first part is the base's by construction: a prefix computed without."""
+    """Logits before the invocation equal the base's, those after it do not."""
     engine = llama.engine()
     assert engine.registry is not None and engine.runner.adapter_pool is not None
     engine.registry.add("late", adapter(llama, 1, 4, (90, 91)))
@@ -169,7 +169,7 @@ def test_an_activated_adapter_applies_from_its_invocation_on(llama: Subject) -> 
 def test_replacing_an_adapter_leaves_running_requests_unchanged(
     llama: Subject, engine_of: Build
 ) -> None:
-    """200 requests, 20 swaps of one alias: each answer is of exactly one generation, and right."""
+    """200 requests, 20 swaps of one alias: each answer is that of exactly one generation."""
     engine = engine_of(llama, max_seqs=8, blocks=128)
     assert engine.registry is not None
     versions = [adapter(llama, seed) for seed in (1, 2)]
@@ -208,7 +208,7 @@ def test_replacing_an_adapter_leaves_running_requests_unchanged(
 def test_requests_without_adapters_do_not_wait_for_adapters(
     llama: Subject, engine_of: Build
 ) -> None:
-    """One slot: the second adapter waits for the first to be free, the base behind it does not."""
+    """With one slot, the second adapter waits for the first; a later base request does not wait."""
     engine = engine_of(llama, adapter_slots=1)
     add(engine, llama, 1, 2)
     rules = Sampling(temperature=0, max_tokens=30, ignore_eos=True)
@@ -225,7 +225,7 @@ def test_requests_without_adapters_do_not_wait_for_adapters(
 def test_a_waiting_request_loads_no_adapter_to_the_device(
     llama: Subject, engine_of: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a mixture holds is written once, when its request begins, not at every step before."""
+    """A mixture is written once, when its request starts, not in each step before."""
     engine = engine_of(llama, max_seqs=1)
     add(engine, llama, 1)
     adapter_pool, written = engine.runner.adapter_pool, list[int]()
