@@ -148,6 +148,7 @@ class _Reader:
 
     def _refuse_others(self) -> None:
         for key, value in self.config.items():
+            # null, false and empty values are defaults that disable a feature
             if key in HARMLESS or key in READ or not value:
                 continue
             why = REFUSED.get(key, "this version of ostro does not know what it means")

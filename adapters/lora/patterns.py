@@ -54,6 +54,7 @@ def first(
 def _killable(key: str, patterns: Sequence[str], names: Sequence[str]) -> list[int | None]:
     try:
         ran = subprocess.run(
+            # isolated and without site-packages, for a fast start
             [sys.executable, "-I", "-S", "-c", _CHILD],
             input=json.dumps([[*patterns], [*names]]),
             capture_output=True,

@@ -145,6 +145,7 @@ def _linears(
     """
     sizes = settings.sizes([*modules])
     made = {}
+    # sorted, so that the same error is raised in every run
     for module in sorted(modules):
         parts = found.factors[module]
         some = next(iter(parts.values()))

@@ -13,6 +13,7 @@ def read(source: AdapterSource) -> AdapterWeights:
     """
     if source.config.get("peft_type") == "LORA":
         return peft.read(source)
+    # a config without peft_type is mlx-lm's
     if source.config:
         return mlx.read(source)
     for suffix in (".gguf", ".safetensors"):

@@ -66,6 +66,7 @@ class Classifier:
             scalings = torch.zeros_like(scalings).scatter(-1, best, scalings.gather(-1, best))
         if not self.settings.softmax_of_top:
             return scalings
+        # as PEFT does, also for scalings that are exactly 0 without the top-k
         absent = scalings == 0
         return scalings.masked_fill(absent, float("-inf")).softmax(-1).masked_fill(absent, 0.0)
 
@@ -83,6 +84,7 @@ def read(
         match = TENSOR.fullmatch(name)
         if match is None:
             raise errors.AdapterError(f"{file}: tensor {name!r} is none of a classifier's")
+        # `last` has no number, and is sorted behind the numbered layers
         number = float("inf") if match["last"] else int(match["number"])
         if found.setdefault(number, {}).setdefault(match["leaf"], tensor) is not tensor:
             raise errors.AdapterError(f"{file}: tensor {name!r} comes twice, by another name too")

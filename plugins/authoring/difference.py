@@ -92,6 +92,7 @@ def stretches(
 ) -> Iterator[Difference]:
     """The statements of a function that differ from those of its twin."""
     a, b = said(node, theirs.family), said(twin, llama.family)
+    # autojunk would ignore frequent statements in long functions
     matcher = SequenceMatcher(None, b, a, autojunk=False)
     statements = body(node)
     for kind, _, _, start, stop in matcher.get_opcodes():

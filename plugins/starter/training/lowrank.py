@@ -47,6 +47,7 @@ class Adapted(nn.Module):
         y: Tensor = self.base(x)
         if self.blend.gates is None:
             return y
+        # one matmul for the stacked A and one for the stacked B of all adapters
         gates = self.blend.gates[..., self.number, :].repeat_interleave(RANK, dim=-1)
         low = linear(x, torch.cat(list(self.a.values()))) * (ALPHA / RANK * gates)
         return y + linear(low, torch.cat(list(self.b.values()), dim=1))

@@ -106,6 +106,7 @@ def average_gradients(model: LlamaForCausalLM) -> None:
 
 def train(rank: int, name: str, out: Path, tokens: int) -> None:
     """Run one process of the training of `name`; rank 0 logs and writes checkpoints."""
+    # the processes are the parallelism, one core each
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{out}/{name}.rendezvous", rank=rank, world_size=PROCESSES
@@ -121,6 +122,7 @@ def train(rank: int, name: str, out: Path, tokens: int) -> None:
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+    # two row lengths only (see chats.py), each compiled for its static shape
     model.model.compile(dynamic=False)
     steps = tokens // (TOKENS_PER_BATCH * PROCESSES)
     started = time.monotonic()
@@ -176,6 +178,7 @@ def train_models(out: Path, tokens: dict[str, int], items: int) -> None:
         sample = [render(plain, converse(rng)) for _ in range(20_000)]
         train_tokenizer(sample).save_pretrained(out / "model")
     for name in SHAPES:
+        # a file of an interrupted run would make the processes wait for its peers
         (out / f"{name}.rendezvous").unlink(missing_ok=True)
         mp.spawn(train, (name, out.resolve(), tokens[name]), nprocs=PROCESSES)  # type: ignore[attr-defined,no-untyped-call]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "model")
