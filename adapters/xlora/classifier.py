@@ -84,7 +84,7 @@ def read(
         match = TENSOR.fullmatch(name)
         if match is None:
             raise errors.AdapterError(f"{file}: tensor {name!r} is none of a classifier's")
-        # `last` has no number, and is sorted behind the numbered layers
+        # unnumbered `last` is sorted behind the numbered layers
         number = float("inf") if match["last"] else int(match["number"])
         if found.setdefault(number, {}).setdefault(match["leaf"], tensor) is not tensor:
             raise errors.AdapterError(f"{file}: tensor {name!r} comes twice, by another name too")
