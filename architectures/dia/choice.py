@@ -60,6 +60,7 @@ class Choice(nn.Module):
         scores = logits.float()
         kept = guided(scores, rules) if len(scores) == 2 else scores[0]
         codes: Tensor = self.draw(self.ends(kept), rules.draw)
+        # random numbers depend on seed and position, so no position may be used twice
         rules.draw.position = rules.draw.position + len(codes)
         return codes
 
@@ -86,5 +87,6 @@ def guided(scores: Tensor, rules: Rules) -> Tensor:
     far = conditional + rules.guidance * (conditional - unconditional)
     if not rules.top_k:
         return far
+    # `far` ranks the codes only; the scores with the text give their probabilities
     best = far.topk(min(rules.top_k, far.shape[-1])).indices
     return torch.full_like(conditional, -torch.inf).scatter(-1, best, conditional.gather(-1, best))

@@ -17,7 +17,7 @@ class Delayed:
     """The codes of one request, with delays: [positions, channels] int64."""
 
     def __init__(self, config: Config, frames: int, device: torch.device) -> None:
-        """Allocates at most `frames` frames."""
+        """Allocate the codes of at most `frames` frames."""
         decoder = config.decoder_config
         self.bos, self.eos, self.pad = (
             torch.tensor(mark, device=device)

@@ -93,6 +93,7 @@ class Model(nn.JobModel):
             flow = unpack(velocity.float(), len(latents), height, width)
             latents = latents + (levels[i + 1] - levels[i]) * flow
             shown = request.preview > 0 and (i + 1) % request.preview == 0
+            # the image to which the current velocity leads in a single step
             clean = latents - levels[i + 1] * flow
             yield i + 2, total, self.preview(clean.to(text.dtype), step) if shown else None
         for done, images in enumerate(self.vae.decode_tiled(latents.to(text.dtype), step), i + 3):
@@ -107,6 +108,7 @@ class Model(nn.JobModel):
         every = sigmas(self.config.scheduler, request.steps, rows)
         if request.image is None:
             return every
+        # the rounding of the number of steps is that of diffusers
         return every[int(request.steps - min(request.steps * request.strength, request.steps)) :]
 
     def start(self, request: Drawing, level: float, like: Tensor, step: Step) -> Tensor:

@@ -46,7 +46,7 @@ def norm_rope_write(
     pages: Any,
 ) -> Tensor:
     """See `naive`. The heads of a row are contiguous."""
-    if pages.k.dtype != q.dtype:
+    if pages.k.dtype != q.dtype:  # the native kernel has a single dtype
         return naive.norm_rope_write(q, k, v, q_weight, k_weight, eps, positions, table, pages)
     weights = q_weight, k_weight
     SIGNATURE(pages.batch.slots, pages.k, pages.v, *weights, positions, table, q, k, v)

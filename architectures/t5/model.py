@@ -151,7 +151,7 @@ class Layer(nn.Module):
 
 
 def saturate(x: Tensor) -> Tensor:
-    """Clamp to the range of float16: the weights were trained in bfloat16."""
+    """Clamp to the range of float16, which the states exceed: T5 was trained in bfloat16."""
     return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
 

@@ -48,7 +48,7 @@ def replace(top: Any, call: Call) -> None:
     if tied and head.bias is not None:
         raise no_body(name, "its head is tied and has a bias")
     embedding = Embedding(*table.weight.shape)
-    for path, module in list(top.named_modules()):
+    for path, module in list(top.named_modules()):  # a list, since setattr changes the tree
         bias = getattr(module, "bias", None) is not None
         made: Linear | Embedding
         if module is head:

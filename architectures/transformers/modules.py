@@ -40,6 +40,7 @@ class Call:
         """
         assert self.step is not None, "a module of a body is called outside of the body"
         mixture = self.step.mixture
+        # the mixture has one entry per row, so other rows cannot be matched to adapters
         if mixture is not None and len(mixture) != count:
             raise Unsupported(
                 f"an adapter on this model: its transformers class hands a linear {count} rows "

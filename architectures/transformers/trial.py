@@ -96,6 +96,7 @@ class Trial:
         w = local_size or 0
         if sees(0, 1):
             raise no_body(self.name, "its masks are not causal")
+        # the edges of the window, at a near and a far query, stand for the whole mask
         plain = sees(FAR, 0) if not w else all(sees(q, q - w + 1) for q in (w, FAR))
         if not plain or (w and any(sees(q, q - w) for q in (w, FAR))):
             raise no_body(self.name, f"its masks are neither causal nor windows of {local_size}")

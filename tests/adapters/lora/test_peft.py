@@ -191,7 +191,7 @@ def test_what_is_read_is_what_peft_adds(case: str, tmp_path: Path, read: Read) -
 
 
 def test_of_several_patterns_the_files_first_decides(tmp_path: Path, read: Read) -> None:
-    """The order of the file decides, since PEFT sorts keys on saving."""
+    """The first match in the file decides; PEFT sorts the patterns on saving."""
     pattern = {r"layers\.1\..*q_proj": 5, "self_attn.q_proj": 3}
     adapted(llama(), tmp_path, target_modules=["q_proj"], rank_pattern=pattern)
     ranks = {name: made.rank for name, made in read(tmp_path).weights.items()}

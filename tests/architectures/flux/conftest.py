@@ -1,4 +1,4 @@
-"""A tiny FLUX: diffusers' pipeline with honest weights, and ours filled from its parts."""
+"""A tiny FLUX: diffusers' pipeline with re-initialised weights, and ostro's model of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHNELL = {
 
 @dataclass
 class Held:
-    """A container of tensors that are in memory."""
+    """A checkpoint container of tensors in memory."""
 
     held: Mapping[str, Tensor]
     path: Path = Path("tiny-flux")
@@ -63,14 +63,14 @@ class Held:
 
 @dataclass
 class Flux:
-    """The reference pipeline and how to make ours of it."""
+    """The reference pipeline, and methods that make ostro's model of it."""
 
     raw: dict[str, Any]
     pipeline: Any
     plugins: PluginManager
 
     def tensors(self) -> dict[str, Tensor]:
-        """As a folder of folders holds them."""
+        """The tensors, with names as in a pipeline folder."""
         return {
             f"{part}.{name}": tensor
             for part in ("transformer", "vae", "text_encoder", "text_encoder_2")
@@ -133,5 +133,5 @@ def schnell(plugins: PluginManager) -> Flux:
 
 @pytest.fixture(scope="session")
 def faint(plugins: PluginManager) -> Flux:
-    """Of smaller weights, for what differs only where activations are small."""
+    """A pipeline with smaller weights, for differences that only small activations show."""
     return Flux(DEV, pipeline(DEV, 0.1), plugins)

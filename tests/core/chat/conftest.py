@@ -1,4 +1,4 @@
-"""The chat templates of known models, where they lie beside the checkout."""
+"""A fixture of the chat templates of known models, if they are beside the checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models with honest weights, each made once, and a second device."""
+"""Fixtures: tiny re-initialised models, each made once, and a second device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained tokenizer and a model folder with it."""
+"""Fixtures: a trained tokenizer, and a model folder with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def trained() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, trained: str) -> Path:
-    """A model folder whose config names its special tokens."""
+    """A model folder with special tokens in its config."""
     (tmp_path / "tokenizer.json").write_text(trained)
     write(tmp_path / "tokenizer_config.json", bos_token="<s>", eos_token={"content": "</s>"})
     return tmp_path

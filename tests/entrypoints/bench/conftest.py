@@ -1,4 +1,4 @@
-"""A tiny model to measure, and an OpenAI server that answers what a test wants."""
+"""Fixtures: a tiny model to measure, and an OpenAI server with predefined answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run `ostro bench`; gives its exit code and what it wrote."""
+    """Run `ostro bench`. Return exit code, stdout and stderr."""
 
     def run(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -35,7 +35,7 @@ def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, s
 
 @dataclass
 class Fake:
-    """A server of canned streams. `events(body)` are the events of an answer."""
+    """A server of predefined streams. `events(body)` are the events of an answer."""
 
     events: Callable[[dict[str, Any]], list[Any]]
     status: int = 200
@@ -57,7 +57,7 @@ class Fake:
 
 
 def tokens(body: dict[str, Any]) -> list[Any]:
-    """As many tokens as were asked for, the news that this is all, and the usage."""
+    """The events of the requested number of tokens, the finish reason, and the usage."""
     words = len(body["prompt"].split())
     usage = {"prompt_tokens": words, "prompt_tokens_details": {"cached_tokens": words // 2}}
     pieces = [{"choices": [{"text": "x", "finish_reason": None}]}] * body["max_tokens"]
@@ -78,7 +78,7 @@ def serve() -> Iterator[Callable[..., Fake]]:
                 fake.answer(self)
 
             def log_message(self, *words: object) -> None:
-                """Keep quiet."""
+                """Log nothing."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)

@@ -1,4 +1,4 @@
-"""The command line, in this process and in one of its own, and a tiny model to give it."""
+"""Fixtures: the command line in this process or a separate one, and a tiny model for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sys.exit(code)
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command wrote and returned; `seconds` of CPU where it had a process of its own."""
+    """The output and exit code of a command; `seconds` of CPU if it ran in a separate process."""
 
     code: int
     out: str
@@ -71,7 +71,7 @@ def ostro(capsys: pytest.CaptureFixture[str]) -> Ostro:
 
 @pytest.fixture(scope="session")
 def apart() -> Ostro:
-    """Run a command in a process of its own; the last line of `err` says what heavy it imported."""
+    """Run a command in a separate process; the last line of `err` lists heavy imports."""
 
     def run(*words: str) -> Ran:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

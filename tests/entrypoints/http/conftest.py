@@ -1,4 +1,4 @@
-"""A server on a real socket, in a thread, before an echo engine in another."""
+"""Fixtures: a server on a real socket in one thread, with an echo engine in another."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Running:
         return self.http.post(path, json=body)
 
     def chat(self, text: str = "hi", **body: Any) -> httpx.Response:
-        """Ask a chat whose only message is `text`, unless `messages` are given."""
+        """Request a chat completion for the message `text`, or for `messages` if given."""
         return self.post("/v1/chat/completions", **{"messages": [chat_message(text)], **body})
 
     def complete(self, prompt: Any = "hello", **body: Any) -> httpx.Response:
-        """Ask a completion."""
+        """Request a text completion."""
         return self.post("/v1/completions", prompt=prompt, **body)
 
     def talk(self, data: bytes, pieces: int = 1) -> bytes:
-        """Send bytes on a connection of their own, and read until the server closes it."""
+        """Send bytes on a new connection, and read until the server closes it."""
         answer, size = b"", -(-len(data) // pieces)
         with self.connect() as client:
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -66,12 +66,12 @@ class Running:
         return answer
 
     def connect(self) -> socket.socket:
-        """A connection."""
+        """Open a connection to the server."""
         address = urlsplit(self.url)
         return socket.create_connection((address.hostname, address.port), timeout=10)
 
     def events(self, path: str, **body: Any) -> list[Any]:
-        """The events of a stream, parsed; comments are left out."""
+        """The parsed events of a stream, without comments."""
         events = []
         with self.http.stream("POST", path, json={**body, "stream": True}) as response:
             assert response.status_code == 200, response.read()
@@ -83,7 +83,7 @@ class Running:
 
 
 def chat_message(text: str, role: str = "user") -> dict[str, Any]:
-    """A message."""
+    """A chat message."""
     return {"role": role, "content": text}
 
 
@@ -177,5 +177,5 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def server(start: Start) -> Running:
-    """A server without a key."""
+    """A server without an API key."""
     return start()

@@ -1,4 +1,4 @@
-"""Projects with plugins: on the path as if they were installed, and their own tests."""
+"""Fixtures that make plugin projects importable as if installed, and run their tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "docs" / "examples" / "plugins"
 
 @dataclass(frozen=True)
 class Said:
-    """What `ostro plugin` printed and returned."""
+    """The output and exit code of `ostro plugin`."""
 
     code: int
     out: str
@@ -48,7 +48,7 @@ def plugin(capsys: pytest.CaptureFixture[str]) -> Plugin:
 
 @pytest.fixture
 def install(tmp_path: Path) -> Install:
-    """Give the folder in which a project lies as if its wheel were installed there."""
+    """Return a folder with a project, laid out as if its wheel were installed there."""
 
     def run(project: Path) -> Path:
         site = tmp_path / f"site-{project.name}"
@@ -73,7 +73,7 @@ def install(tmp_path: Path) -> Install:
 
 @pytest.fixture
 def installed(install: Install, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """The same, on the path of this process until the test ends."""
+    """As `install`, with the folder on sys.path until the test ends."""
     before = set(sys.modules)
 
     def run(project: Path) -> Path:
@@ -88,7 +88,7 @@ def installed(install: Install, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ins
 
 
 def tested(project: Path, site: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a project's own tests, as its author does."""
+    """Run the tests of a project, as its author does."""
     places = os.pathsep.join([str(site), *filter(None, sys.path)])
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *options)
     return subprocess.run(

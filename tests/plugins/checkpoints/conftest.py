@@ -1,4 +1,4 @@
-"""What the tests of hostile files share: one opener in a process of its own, and a fuzzer."""
+"""Fixtures for tests of hostile files: an opener in a separate process, and a fuzzer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-# Opens every file it is given, in order, and says how each went and what it took, without torch.
-# Seconds are of the processor, so that a busy machine turns no test red.
+# Opens the given files in order, without torch; prints the result and the duration of each. Seconds
+# are CPU time, so that tests do not fail on a busy machine.
 OPENER = r"""
 import json, pathlib, re, sys, time
 from ostro.core.errors import OstroError
@@ -52,9 +52,9 @@ def open_apart() -> Callable[[str, list[Path]], dict[str, Any]]:
 
 @pytest.fixture
 def spoil() -> Callable[[bytes, int], Iterator[bytes]]:
-    """Yield copies of a file's bytes, each with a few bytes changed, cut off, removed or repeated.
+    """Yield copies of a file, each with a few bytes changed, truncated, removed or repeated.
 
-    Half of the changes fall into the first 200 bytes, where the counts and lengths are.
+    Half of the changes are in the first 200 bytes, which contain the counts and lengths.
     """
 
     def copies(good: bytes, count: int) -> Iterator[bytes]:

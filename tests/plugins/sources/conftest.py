@@ -1,4 +1,4 @@
-"""A hub of our own on 127.0.0.1, in good and in bad moods."""
+"""A fake hub on 127.0.0.1, which can also simulate errors."""
 
 from __future__ import annotations
 

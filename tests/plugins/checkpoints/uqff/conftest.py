@@ -1,4 +1,4 @@
-"""What the tests of UQFF share: folders of a few tensors, and layers read by their quantizers."""
+"""Fixtures for tests of UQFF: folders of a few tensors, and layers read by their quantizers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ostro.core.records import Quantizer, Settings, TensorInfo, resolve
 
 KEY = "model.layers.0.self_attn.k_proj"
 GOLDEN = load_file(Path(__file__).with_name("golden.safetensors"))
-"""Layers as mistral.rs 0.9.5 stored them, `<format>/<suffix>`; tests/peers/uqff.py makes it."""
+"""Layers stored by mistral.rs 0.9.5, `<format>/<suffix>`; tests/peers/uqff.py writes the file."""
 
 VERSION = {
     f"uqff.version.{part}": torch.tensor(n, dtype=torch.int64).to(torch.uint32)
@@ -81,7 +81,7 @@ Read = Callable[..., Storage]
 
 @pytest.fixture
 def read(plugins: PluginManager) -> Read:
-    """Read the layer of a container as the quantizer that claims it does."""
+    """Read the layer of a container with the quantizer that claims it."""
 
     def storage(container: Container, shape: tuple[int, ...] = (8, 256), key: str = KEY) -> Storage:
         infos = dict(below(container, key))
