@@ -93,8 +93,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 
 def rope_parameters(container: Container, get: llama.Get, rope_dim: int) -> dict[str, Any]:
-    """The rope parameters; this family's multiplier is stored times 0.1, `mscale` is
-    mscale_all_dim.
+    """The rope parameters. GGUF files of this family store mscale_all_dim times 0.1, and no
+    `mscale`, which is equal.
     """
     rule = llama.rope_parameters(container, get, rope_dim)
     if rule.get("mscale_all_dim"):

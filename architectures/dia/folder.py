@@ -1,4 +1,4 @@
-"""Locate Dia's codec, a checkpoint of its own that the processor config names."""
+"""Locate Dia's codec, a separate checkpoint with its path in the processor config."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def companions(folder: Path) -> Mapping[str, str]:
-    """The components to load with a folder: the codec, a model of its own."""
+    """The further components to load with a folder: the codec, a separate model."""
     return {"codec": codec_of(folder)}

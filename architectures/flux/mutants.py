@@ -34,7 +34,7 @@ def rope_layout(model: Model) -> None:
 
 
 def exchanged(count: int) -> Callable[[Model], None]:
-    """Shift and scale exchanged where `count` vectors are made."""
+    """Exchange shift and scale in modulations with `count` vectors."""
 
     def change(modulation: Modulation) -> None:
         forward = modulation.forward
@@ -62,7 +62,7 @@ def no_guidance(model: Model) -> None:
 
 
 def scaled(time: float, guidance: float) -> Callable[[Model], None]:
-    """Time and guidance counted in other units."""
+    """Multiply time and guidance by factors."""
 
     def change(conditions: Any) -> None:
         forward = conditions.forward
@@ -155,7 +155,7 @@ def no_scale(model: Model) -> None:
 
 
 def even_padding(model: Model) -> None:
-    """The encoder's strided convolutions padded on all sides."""
+    """Pad the encoder's strided convolutions on all sides."""
 
     def change(down: Downsample) -> None:
         conv: Conv = down.conv

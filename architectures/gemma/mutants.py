@@ -13,7 +13,7 @@ def no_embedding_scale(model: nn.Model) -> None:
 
 
 def silu(model: nn.Model) -> None:
-    """The MLP with SiLU, as in Llama."""
+    """Use SiLU in the MLP, as in Llama."""
     each(model, nn.GatedMLP, lambda mlp: setattr(mlp, "act", "silu"))
 
 

@@ -21,7 +21,7 @@ def head_scale(model: nn.Model) -> None:
 
 
 def windows_shifted(model: nn.Model, kind: type[Any] = nn.Attention) -> None:
-    """Each layer has the window of the one after it."""
+    """Give each layer the window of the next layer."""
     attentions = [m for m in model.modules() if isinstance(m, kind)]
     widths = [a.window for a in attentions]
     for attention, width in zip(attentions, [*widths[1:], widths[0]], strict=True):

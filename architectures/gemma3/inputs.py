@@ -29,8 +29,8 @@ class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
 class Inputs(llava.Inputs):
     """The chat template writes the begin-of-image token in place of an image.
 
-    Empty lines surround an image. The vocabulary has tokens of one and of several newlines, and a
-    tokenizer takes the longest: newlines of the text and around an image are merged accordingly.
+    Empty lines surround an image. The vocabulary has tokens of one and of several newlines, and the
+    tokenizer uses the longest: newlines of the text and around an image are merged accordingly.
     """
 
     settings = Preprocessor

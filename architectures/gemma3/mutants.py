@@ -9,7 +9,7 @@ from ostro.testing import embedding_scale
 
 
 def one_rope(model: nn.Model, kind: type[Any] = nn.Attention) -> None:
-    """The local rope on every layer."""
+    """Use the local rope in all layers."""
     attentions = [m for m in model.modules() if isinstance(m, kind)]
     for attention in attentions:
         attention.rope = attentions[0].rope

@@ -17,7 +17,7 @@ from ostro.architectures.siglip.mutants import mutants as tower
 from ostro.testing import each
 
 SHARED = ("gelu", "epsilon")
-"""Mutants of the vision encoder that its own tests detect better."""
+"""Mutants of the vision encoder that the tests of SigLIP detect better."""
 
 
 def no_pooling(model: nn.Model) -> None:
@@ -42,7 +42,7 @@ def largest(model: nn.Model) -> None:
 
 
 def stripes(model: nn.Model) -> None:
-    """The means of patches that follow each other, not of squares."""
+    """Pool consecutive patches instead of squares."""
 
     def change(projector: Projector) -> None:
         projector.pool = lambda x: (  # type: ignore[method-assign]
@@ -57,7 +57,7 @@ def no_projector_norm(model: nn.Model) -> None:
 
 
 def scaled_features(model: Model) -> None:
-    """Images scaled as text is."""
+    """Scale image features like text embeddings."""
     encode, scale = model.encode, model.model.scale
     model.encode = lambda media, step: [(x * scale,) for (x,) in encode(media, step)]  # type: ignore[method-assign]
 

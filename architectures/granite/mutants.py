@@ -18,7 +18,7 @@ def no_logits_factor(model: nn.Model) -> None:
 
 
 def head_scale(model: nn.Model) -> None:
-    """Scores scaled by head_dim ** -0.5 instead of attention_multiplier."""
+    """Scale scores by head_dim ** -0.5 instead of attention_multiplier."""
     each(model, nn.Attention, lambda a: setattr(a, "scale", a.head_dim**-0.5))
 
 

@@ -26,7 +26,7 @@ def parts(order: tuple[int, int, int]) -> Callable[[nn.Model], None]:
 
 
 def activated(model: nn.Model) -> None:
-    """Silu after the convolution, as in the Mamba family."""
+    """Apply SiLU after the convolution, as in the Mamba family."""
 
     def change(conv: ShortConv) -> None:
         plain = conv.convolve.kernel

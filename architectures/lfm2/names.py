@@ -1,4 +1,4 @@
-"""LFM2's names: attention and feed-forward layers have names of their own."""
+"""LFM2's names, which differ from Llama's in attention and feed-forward layers."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def no_projector_bias(model: nn.TokenModel) -> None:
 
 
 def rows_late(model: nn.TokenModel) -> None:
-    """Features one row late."""
+    """Place features one row too late."""
     embed = model.embed
 
     def spoil(step: Step) -> Tensor:

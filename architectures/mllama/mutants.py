@@ -22,7 +22,7 @@ from ostro.testing import SMALL, each
 
 
 def open_gates(model: nn.Model) -> None:
-    """Gates without their tanh."""
+    """Omit the tanh of gates."""
 
     def change(block: CrossBlock) -> None:
         for gate in (block.cross_attn_attn_gate, block.cross_attn_mlp_gate):
@@ -51,7 +51,7 @@ def cross_scale(model: nn.Model) -> None:
 
 
 def blind_rows_fed(model: nn.Model) -> None:
-    """Rows without an image pass through the feed-forward."""
+    """Apply the gated feed-forward also to rows without an image."""
 
     def change(attention: nn.CrossAttention) -> None:
         sees = attention.sees
@@ -66,7 +66,7 @@ def blind_rows_fed(model: nn.Model) -> None:
 
 
 def first_image(model: Model) -> None:
-    """All rows with an image attend to the first image."""
+    """Let all rows with an image attend to the first image."""
 
     def change(attention: nn.CrossAttention) -> None:
         attend = attention.attend

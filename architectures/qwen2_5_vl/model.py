@@ -29,7 +29,10 @@ class Sighted(llama.Model):
     visual: nn.Module
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
-        """Features of media whose arrays are "patches" [n, k] and "grid" [3], and their levels."""
+        """The features of media, one tensor per level: the merged rows, then any deepstack levels.
+
+        Media hold "patches" [n, k] and "grid" [3].
+        """
         grids: list[Grid] = [tuple(medium.arrays["grid"].tolist()) for medium in media]
         patches = torch.cat([medium.arrays["patches"] for medium in media])
         levels = self.visual(patches, grids, step)

@@ -32,7 +32,7 @@ def rope_positions(change: ChangePositions, kind: type[nn.Rope]) -> Callable[[nn
 
 
 def one_frequency(model: nn.TokenModel) -> None:
-    """Give columns the next frequencies after those of rows."""
+    """Rotate columns with the frequencies that follow those of rows."""
 
     def spoil(rope: AxialRope) -> None:
         nn.Rope.finalize(rope, rope.context, rope.table.device)
@@ -86,7 +86,7 @@ def sections(model: nn.TokenModel) -> None:
 
 
 def features_late(model: nn.TokenModel) -> None:
-    """Features one row late."""
+    """Place features one row too late."""
     embed = model.embed
 
     def spoil(step: Step) -> Tensor:

@@ -58,7 +58,7 @@ def no_projector_bias(model: nn.Model) -> None:
 
 
 def rows_late(model: nn.Model) -> None:
-    """Features one row late."""
+    """Place features one row too late."""
 
     def change(audio_model: Model) -> None:
         encode = audio_model.encode

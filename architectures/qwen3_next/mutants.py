@@ -40,7 +40,7 @@ def no_activation(model: nn.Model) -> None:
 
 
 def open_gates(linear: str) -> Callable[[Any], None]:
-    """Constant gates of sigmoid(0)."""
+    """Replace the gates by the constant sigmoid(0)."""
 
     def change(module: Any) -> None:
         forward = getattr(module, linear).forward

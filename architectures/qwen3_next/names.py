@@ -103,7 +103,7 @@ class LayerNames(ExpertNames):
 
 
 def parts(theirs: str, names: str, heads: int, *sizes: int) -> tuple[Pair, ...]:
-    """The pairs of one tensor whose heads contain `sizes` rows of each of our linears."""
+    """The pairs of a fused tensor: each head contains `sizes` rows of the linears `names`."""
     spans = pairwise(accumulate(sizes, initial=0))
     return tuple(
         Pair(theirs, f"{ATTENTION}.in_proj_{name}", HeadRows(heads, sum(sizes), *span))

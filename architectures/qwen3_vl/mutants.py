@@ -16,7 +16,7 @@ from ostro.testing import SMALL, each
 
 
 def chunked(model: nn.TokenModel) -> None:
-    """Consecutive instead of interleaved mrope sections."""
+    """Use consecutive instead of interleaved mrope sections."""
     each(model, nn.Rope, lambda rope: setattr(rope, "woven", False))
 
 

@@ -66,7 +66,7 @@ class VisionTower(clip.Tower):
 
 
 class Model(nn.EncoderModel):
-    """The vision encoder as a checkpoint of its own: it encodes images and has no text model."""
+    """The vision encoder as a standalone model: it encodes images and has no text model."""
 
     layers = ("vision_model.encoder.layers",)
 

@@ -1,4 +1,4 @@
-"""Mutants of SigLIP's tower: porting bugs that its parity test must detect."""
+"""Mutants of SigLIP's vision encoder: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from ostro.testing import all_windows, each
 
 
 def all_rotated(model: nn.Model) -> None:
-    """Every layer rotates."""
+    """Rotate q and k in all layers."""
     ropes = [m.rope for m in model.modules() if isinstance(m, nn.Attention) and m.rope is not None]
     each(model, nn.Attention, lambda attention: setattr(attention, "rope", ropes[0]))
 

@@ -25,7 +25,8 @@ PLAIN = {"relu": "relu"}
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelConfig):
     """The fields of T5Config. Those in the second half do not affect the encoder, or follow from
-    others."""
+    others.
+    """
 
     vocab_size: int = 32128
     d_model: int = 512
@@ -120,6 +121,7 @@ def attend(qkv: Tensor, run: TextRun) -> Tensor:
     """qkv [n * length, 3, heads, d] of texts of one length -> [n * length, heads * d]."""
     q, k, v = qkv.unflatten(0, (-1, run.length)).permute(2, 0, 3, 1, 4)
     bias = run.bias.to(q.dtype).expand(len(q), -1, -1, -1)
+    # T5's weights include the scale
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
     return y.transpose(1, 2).flatten(2).flatten(0, 1)
 

@@ -27,7 +27,7 @@ def no_bias(model: nn.Model) -> None:
 
 
 def one_direction(model: nn.Model) -> None:
-    """The decoder's buckets: all for earlier keys, none for later keys."""
+    """Use the buckets of a decoder: all for earlier keys, none for later keys."""
 
     def change(bias: t5.RelativeBias) -> None:
         bucket = bias.bucket
@@ -52,7 +52,7 @@ def other_way(model: nn.Model) -> None:
 
 
 def linear_buckets(model: nn.Model) -> None:
-    """No logarithmic buckets: distant keys share the last bucket of their half."""
+    """Omit logarithmic buckets: distant keys share the last bucket of their half."""
     each(model, t5.RelativeBias, lambda b: setattr(b, "longest", b.buckets // 4 + 1))
 
 

@@ -83,7 +83,7 @@ def no_cross_attention(model: nn.Model) -> None:
 
 
 def shared_cross_cache(model: nn.Model) -> None:
-    """Every layer reads the cache of the first layer."""
+    """Let every layer read the cache of the first layer."""
 
     def change(decoder: Decoder) -> None:
         first = decoder.layers[0].encoder_attn.layer
