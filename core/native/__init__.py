@@ -1,10 +1,10 @@
 """Native kernels: C++ files beside their Python wrappers, compiled once for this CPU.
 
-A kernel is a file `native.cpp` of functions over addresses and sizes; `ostro.h` has the vectors and
-element types that all share, and a kernel may have headers of its own. Its wrapper checks the
-arguments with a `Signature` and calls the functions through ctypes, which releases the GIL. The
-files include no torch headers, so that one compiles in seconds. Without a C++ compiler the import
-of a wrapper raises ImportError, and `Op.select` takes the next kernel.
+A kernel is a file `native.cpp` with functions of addresses and sizes. `ostro.h` has the shared
+vector and element types; a kernel may have its own headers. The wrapper checks the arguments with a
+`Signature` and calls the functions through ctypes, which releases the GIL. The files do not include
+torch headers, so that each compiles in seconds. Without a C++ compiler, the import of a wrapper
+raises ImportError, and `Op.select` tries the next kernel.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Function = Callable[..., Any]
 
 
 class Capture(threading.local):
-    """The calls of kernels in this thread while it captures a CPU graph; None at other times."""
+    """The kernel calls of this thread while it captures a CPU graph; None if it does not."""
 
     calls: list[tuple[Function, tuple[Any, ...]]] | None = None
 
 
-# PyTorch's dispatcher, which shows a capture all other operations, never sees a call through
-# ctypes. Each thread has its own list: kernels of other threads belong to no graph.
+# A capture records other operations through PyTorch's dispatcher, which ctypes calls bypass. Each
+# thread has its own list: kernels of other threads are not part of the graph.
 CAPTURE = Capture()
 
 
 def functions(library: ctypes.CDLL, name: str, *kinds: Any) -> dict[torch.dtype, Function]:
-    """The functions of `EXPORT(name)` by element type; `kinds` are the types of their arguments.
+    """The functions of `EXPORT(name)` by element type; `kinds` are their argument types.
 
-    Raises ImportError if the library has none.
+    Raises ImportError if the library lacks one.
     """
     prototype = ctypes.CFUNCTYPE(None, *kinds)
     found: dict[torch.dtype, Function] = {}
@@ -63,7 +63,7 @@ def functions(library: ctypes.CDLL, name: str, *kinds: Any) -> dict[torch.dtype,
 
 
 def function(library: ctypes.CDLL, name: str, *kinds: Any, result: Any = None) -> Function:
-    """A function that exists for one element type; `result` is the type of its return value.
+    """An `extern "C"` function for one element type; `result` is its return type.
 
     Raises ImportError if the library lacks it.
     """
@@ -79,7 +79,7 @@ def exported(library: ctypes.CDLL, name: str) -> Any:
 
 
 def capturable(function: Function) -> Function:
-    """The function; its calls are added to the capture of the calling thread."""
+    """Wrap a function so that its calls are recorded while the calling thread captures a graph."""
 
     def call(*args: Any) -> Any:
         if CAPTURE.calls is not None:

@@ -66,8 +66,8 @@ def find_or_compile(source: Path, name: str) -> Path:
 
 
 def compile_once(source: Path, library: Path) -> Path:
-    """Compile a library unless it is there and intact."""
-    # Processes that start together wait for the first one's compiler rather than run their own.
+    """Compile a library unless it exists and is intact."""
+    # Processes that start together wait for one compilation instead of each running its own.
     with locked(library.parent):
         if not is_intact(library):
             for file in (library, digest_file(library)):
@@ -90,7 +90,7 @@ def open_cache() -> Path:
     check_owner(folder)
     above = folder.resolve().parent
     for parent in (above, *above.parents):
-        # A user who can write to a folder above can replace ours; sticky folders prevent it.
+        # Write permission for a folder above allows replacing this one, unless it is sticky.
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise PermissionError(f"{parent} is writable by all users; run chmod o-w {parent}")
@@ -107,7 +107,7 @@ def check_owner(path: Path) -> None:
 
 
 def is_intact(library: Path) -> bool:
-    """Whether a library exists, is safe to load, and has the bytes that were compiled."""
+    """Return whether a library exists, is safe to load, and matches its stored digest."""
     digest = digest_file(library)
     try:
         for file in (library, digest):
@@ -130,7 +130,7 @@ def digest_of(library: Path) -> str:
 
 
 def build(source: Path, library: Path) -> None:
-    """Compile `source` to `library`, by way of a folder beside it: no file appears in part."""
+    """Compile `source` to `library`, in a temporary folder beside it: no partial file appears."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / "made.so"
         command = [*compiler(), *FLAGS, "-shared", "-fPIC", f"-I{HEADERS}"]
@@ -144,13 +144,14 @@ def build(source: Path, library: Path) -> None:
         digest = digest_file(made)
         digest.write_text(digest_of(made))
         digest.chmod(0o600)
+        # The digest comes last: a library without one is not intact and is compiled again.
         made.replace(library)
         digest.replace(digest_file(library))
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; no lock on file systems that have none."""
+    """Hold an exclusive lock of a folder; without effect on file systems that lack locks."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):

@@ -83,7 +83,8 @@ struct bf16 {
 };
 typedef _Float16 f16;
 
-// A function template `name<T>` under one C name per element type: name_f32, name_bf16, name_f16.
+// Export the addresses of a function template `name<T>` under one C name per element type:
+// name_f32_address, name_bf16_address, name_f16_address.
 #define EXPORT(name)                                                                \
     extern "C" decltype(&name<float>) name##_f32_address() { return &name<float>; } \
     extern "C" decltype(&name<bf16>) name##_bf16_address() { return &name<bf16>; }  \
@@ -200,7 +201,7 @@ static inline void store(f16* p, v16 x) {
 #endif
 }
 
-// The same for the tail of a row with fewer than 16 elements; missing elements read as 0.
+// The same for the tail of a row with `left` elements; if fewer than 16, missing ones read as 0.
 template <class T>
 static inline v16 load(const T* p, int64_t left) {
     if (left >= 16) return load(p);
@@ -304,7 +305,7 @@ static inline v16 dot2_add(v16 acc, v16u a, v16u b) {
 #endif
 }
 
-// acc + the 16 dot products of four bytes: unsigned bytes of a, the four signed bytes of b.
+// acc + 16 dot products of four bytes: four unsigned bytes of a, the four signed bytes of b.
 static inline v16i dot4_add(v16i acc, v16u a, uint32_t b) {
 #if defined(__AVX512VNNI__)
     return (v16i)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, _mm512_set1_epi32((int)b));
@@ -350,7 +351,7 @@ static inline void load_transposed(const uint8_t* p, int64_t row, v16u* to) {
         b[i] = i % 2 ? _mm512_unpackhi_epi64(a[from], a[from + 2])
                      : _mm512_unpacklo_epi64(a[from], a[from + 2]);
     }
-    // b[4 i + j] holds of rows 4 i .. + 3 the words j, j + 4, j + 8, j + 12
+    // b[4 i + j] contains the words j, j + 4, j + 8, j + 12 of rows 4 i .. + 3
     for (int j = 0; j < 4; j++) {
         __m512i even = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88);
         __m512i odd = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);

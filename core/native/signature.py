@@ -1,12 +1,11 @@
-"""Signatures: the tensors that a native kernel takes, checked before it gets their addresses.
+"""Signatures: check the tensor arguments of a native kernel before it gets their addresses.
 
 A C++ function receives addresses and sizes. It cannot detect that a tensor is shorter than another
-one implies, and would read or write beyond its end. A wrapper therefore passes every tensor
-through the kernel's `Signature`. A combination of shapes, strides and types is examined once;
-later calls look it up. Calls of a CPU graph are checked when they are captured, and never again:
-a replay has the same tensors.
+one implies, and would read or write beyond its end. A wrapper therefore checks every tensor with
+the kernel's `Signature`. A combination of shapes, strides and dtypes is checked once and cached.
+Calls of a CPU graph are checked at capture only: a replay has the same tensors.
 
-Numbers inside of index tensors (block tables, slots, positions, expert ids) are not examined.
+The values of index tensors (block tables, slots, positions, expert ids) are not checked.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Float types that kernels compute in."""
 
 LIMIT = 4096
-"""Most combinations that a signature caches: prompts have many lengths."""
+"""Most combinations that a signature caches; a limit because prompts have many lengths."""
 
 LEADING = "..."
 
@@ -36,9 +35,9 @@ class Arg:
 
     dims: one word per dimension. A name has one size in all arguments of a call; "n+1" and "n-1"
     are derived from the size of n, which an earlier argument or the call itself must give; "16" is
-    a size. "..." in front stands for leading dimensions, the same in all arguments of a call.
-    dtype: None for the float type that all such arguments of a call share.
-    strided: the dimensions that may have any stride, by name; all others are contiguous.
+    a fixed size. A leading "..." is any leading dimensions, the same in all arguments of a call.
+    dtype: None for the float dtype that all such arguments of a call share.
+    strided: names of the dimensions that may have any stride; the others must be contiguous.
     optional: whether None may be passed.
     """
 
@@ -52,9 +51,9 @@ class Signature:
     """The arguments of one kernel: `signature(*tensors, **sizes)` raises InvalidTensor unless the
     tensors, in the order of `arguments`, agree with them and with each other.
 
-    Arguments come in the order in which they are trusted: the first that contradicts those before
-    it is named in the error. `sizes` give dimensions that no tensor shows. `rules` are conditions
-    on sizes, by the sentence that states them.
+    Arguments are checked in order, the most trusted first: the error names the first that
+    contradicts earlier ones. `sizes` are dimensions that no tensor has. `rules` maps a description,
+    for the error, to a condition on sizes.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class Signature:
         if key in self.known:
             return
         self.check(tensors, sizes)
-        # Cleared rather than evicted one by one: a check costs little, and this hardly ever runs.
+        # Clear all instead of evicting one by one: checks are cheap, and the limit is rarely hit.
         if len(self.known) >= LIMIT:
             self.known.clear()
         self.known.add(key)
 
     def check(self, tensors: Sequence[Tensor | None], sizes: dict[str, int]) -> None:
-        """Examine the tensors one after the other; adds the sizes of all dimensions to `sizes`."""
+        """Check the tensors in order; adds the sizes of all dimensions to `sizes`."""
         dtype = None
         for (name, arg), tensor in zip(self.arguments.items(), tensors, strict=True):
             if tensor is None:
@@ -112,7 +111,7 @@ class Signature:
 
 
 def spread(dims: str, ndim: int) -> list[str]:
-    """One word per dimension of a tensor of `ndim` dimensions: "..." becomes one for each."""
+    """One word per dimension of a tensor with `ndim` dimensions: expands "..."."""
     words = dims.split()
     if words[0] != LEADING:
         return words
@@ -120,7 +119,7 @@ def spread(dims: str, ndim: int) -> list[str]:
 
 
 def fits(tensor: Tensor, dims: str, sizes: dict[str, int]) -> bool:
-    """Whether a tensor has these dimensions; adds to `sizes` those that it is the first to show."""
+    """Return whether a tensor has these dimensions; adds sizes that were unknown to `sizes`."""
     words = spread(dims, tensor.ndim)
     shown = list(zip(words, tensor.shape, strict=False))
     if dims.startswith(LEADING):  # as many leading dimensions as other arguments have
@@ -135,7 +134,7 @@ def fits(tensor: Tensor, dims: str, sizes: dict[str, int]) -> bool:
 
 
 def size_of(dim: str, sizes: Sizes) -> int | None:
-    """The size of "16", "n", "n+1" or "n-1"; None where n has none yet."""
+    """The size of "16", "n", "n+1" or "n-1"; None if that of n is not known yet."""
     for sign in "+-":
         if sign in dim:
             name, offset = dim.split(sign)
@@ -153,7 +152,7 @@ def describe(dims: str, sizes: Sizes) -> str:
 
 
 def is_contiguous(tensor: Tensor, arg: Arg) -> bool:
-    """Whether each dimension that is not strided has the stride of a contiguous tensor."""
+    """Return whether each dimension not in `strided` has the stride of a contiguous tensor."""
     words, strided = spread(arg.dims, tensor.ndim), arg.strided.split()
     step = 1
     for dim in reversed(range(tensor.ndim)):
