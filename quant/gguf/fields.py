@@ -1,6 +1,6 @@
 """Read and write the fields of ggml blocks.
 
-Each format has its own block layout, but all contain the same parts: codes, and their scales.
+Each format has its own block layout, but all contain the same parts: codes and their scales.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 class Parts(NamedTuple):
-    """Blocks [..., bytes] taken apart, in the terms of `quant.planes.planes`:
+    """Decoded blocks [..., bytes], with the names of `quant.planes.planes`:
 
         w = d * scale * (value(q) - zero) + m * offset
 
-    q uint8 [..., k], each below 2 ** `bits`, is its own value or the index of one in `table`.
-    scale and offset [..., g] are numbers for k / g neighbours each, d and m [..., 1] for all of
-    them; what is None is 1, an offset 0.
+    q uint8 [..., k], each below 2 ** `bits`; its value is the code itself, or table[q] if there is
+    a `table`. scale and offset [..., g] are shared by k / g adjacent weights each, d and m [..., 1]
+    by all k. None means 1, for the offset 0.
     """
 
     bits: int
@@ -49,9 +49,9 @@ def _times(fine: Tensor, coarse: Tensor | None) -> Tensor:
 
 
 def numbers(field: Tensor, dtype: torch.dtype) -> Tensor:
-    """View the bytes of a field of every block, [..., m] uint8, as [..., m / size] of `dtype`.
+    """Reinterpret the bytes of a field of every block, [..., m] uint8, as [..., m / size] `dtype`.
 
-    A copy: fields are not aligned.
+    Copies the bytes, since fields are not aligned.
     """
     return field.clone(memory_format=torch.contiguous_format).view(dtype)
 
@@ -67,17 +67,17 @@ def words(field: Tensor) -> Tensor:
 
 
 def codes(field: Tensor, bits: int, run: int = 1) -> Tensor:
-    """Codes of `bits` bits, several to a byte: [..., m] uint8 -> [..., 8 m / bits] uint8.
+    """Unpack codes of `bits` bits, several per byte: [..., m] uint8 -> [..., 8 m / bits] uint8.
 
-    The bytes come in runs. The lowest bits of a run's bytes are its first `run` codes, the next
-    bits the next ones, and so on: with runs of one byte, codes simply follow each other.
+    Bytes are grouped in runs of `run`. The lowest bits of a run's bytes are its first `run` codes,
+    the next bits the next ones, and so on. With runs of one byte, codes are in order.
     """
     runs = field.unflatten(-1, (-1, 1, run))
     return (runs >> _shifts(field, bits) & (1 << bits) - 1).flatten(-3)
 
 
 def field(codes: Tensor, bits: int, run: int = 1) -> Tensor:
-    """The bytes of codes, the inverse of `codes`; higher bits of the codes are ignored."""
+    """Pack codes into bytes, the inverse of `codes`; higher bits of the codes are ignored."""
     turns = (codes & (1 << bits) - 1).unflatten(-1, (-1, 8 // bits, run))
     return (turns << _shifts(codes, bits)).sum(-2, dtype=torch.uint8).flatten(-2)
 
@@ -87,16 +87,16 @@ def _shifts(codes: Tensor, bits: int) -> Tensor:
 
 
 def pieces(words: Tensor, bits: int, count: int) -> Tensor:
-    """The lowest `count` numbers of `bits` bits of integers, [..., m] -> [..., m, count]."""
+    """Split the low bits of integers into `count` numbers of `bits` bits: [..., m, count]."""
     shifts = torch.arange(0, bits * count, bits, dtype=words.dtype, device=words.device)
     return words[..., None] >> shifts & (1 << bits) - 1
 
 
 def raw(numbers: Tensor) -> Tensor:
-    """The bytes of numbers, [..., m] -> [..., m size] uint8."""
+    """The bytes of numbers of `size` bytes: [..., m] -> [..., m size] uint8."""
     return numbers.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def minus(half: Tensor) -> Tensor:
-    """Flip the sign bit of float16 values, also of NaN: bit-identical when applied twice."""
+    """Flip the sign bit of float16 values, also of NaN: applied twice, it restores all bits."""
     return (half.view(torch.int16) ^ -(1 << 15)).view(torch.float16)

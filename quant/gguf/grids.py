@@ -1,9 +1,9 @@
-"""The grids of ggml's IQ formats: codebooks of short vectors, of which a block stores indices.
+"""The grids of ggml's IQ formats: codebooks of short vectors; a block stores indices into them.
 
-A vector of d small codes, each below `base`, is a number of d digits, the first the lowest. A grid
-is an ascending list of such numbers, so a bitmap of base ** d bits represents it: bit i (of byte
-i // 8 the bit i % 8) is set where i is in the grid. The texts are those bitmaps, deflated and in
-base 85. Source of the numbers: iq2xxs_grid and others in llama.cpp's ggml-common.h.
+A vector of d small codes, each below `base`, is a number of d digits in base `base`, lowest digit
+first. A grid is an ascending list of such numbers. It is stored as a bitmap of base ** d bits: bit
+i (bit i % 8 of byte i // 8) is set if i is in the grid. The strings are these bitmaps, deflated
+(zlib) and in base 85. Source of the numbers: iq2xxs_grid and others in llama.cpp's ggml-common.h.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Grid(NamedTuple):
 
 @cache
 def vectors(name: str) -> Tensor:
-    """The vectors of a grid as codes, uint8 [vectors, digits]. Not to be written to."""
+    """The vectors of a grid as codes, uint8 [vectors, digits]. Cached: do not modify it."""
     grid = GRIDS[name]
     packed = torch.frombuffer(bytearray(zlib.decompress(b85decode(grid.bitmap))), dtype=torch.uint8)
     bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
@@ -108,4 +108,4 @@ GRIDS = {
         ),
     ),
 }
-"""By format; IQ1 is shared by IQ1_S and IQ1_M."""
+"""Grids by format; IQ1_S and IQ1_M share IQ1."""

@@ -1,10 +1,11 @@
-"""The ggml formats with grids: a block stores which vectors of a codebook its weights are.
+"""Decode the ggml formats with grids (IQ1, IQ2, IQ3): a block stores indices into a codebook.
 
-Fields are written as in `naive`. `G` is the format's grid, see `grids`; a vector of it stands for
-as many neighbouring weights as it has components. A `sign` bit says that a weight is negative.
+The notation of fields is that of `naive`. `G` is the format's grid, see `grids`; one of its vectors
+has the magnitudes of as many adjacent weights as it has components. A set `sign` bit means a
+negative weight.
 
-What the indices stand for is taken apart into codes of single weights: a component's code in the
-grid, and above its bits the sign.
+The result has one code per weight: the code of the component in the grid, and the sign in the bit
+above it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _iq2_xxs(blocks: Tensor) -> Parts:
     """f16 d; 8 times (u8 i[4]; u7 signs[4]; u4 s), each for 32 weights:
     w = d (2 s + 1) / 8 sign G[i].
 
-    Seven signs are as `_eight` has them.
+    Seven sign bits encode eight signs, see `_eight`.
     """
     d, rest = blocks.split((2, 64), -1)
     i, word = rest.unflatten(-1, (8, 8)).split(4, -1)
@@ -34,7 +35,7 @@ def _iq2_xxs(blocks: Tensor) -> Parts:
 def _iq2_xs(blocks: Tensor) -> Parts:
     """f16 d; 32 times (u9 i; u7 signs); u4 s[16]: w = d (2 s + 1) / 8 sign G[i].
 
-    Each s is for 16 weights; seven signs are as `_eight` has them.
+    16 weights share an s; seven sign bits encode eight signs, see `_eight`.
     """
     d, word, s = blocks.split((2, 64, 8), -1)
     word = words(word)
@@ -45,7 +46,7 @@ def _iq2_s(blocks: Tensor) -> Parts:
     """f16 d; u8 low[32]; u1 sign[256]; u2 high[32]; u4 s[16]:
     w = d (2 s + 1) / 8 sign G[low + 256 high].
 
-    Each s is for 16 weights.
+    16 weights share an s.
     """
     d, low, sign, high, s = blocks.split((2, 32, 32, 8, 8), -1)
     i = low.int() + 256 * codes(high, 2).int()
@@ -56,7 +57,7 @@ def _iq3_xxs(blocks: Tensor) -> Parts:
     """f16 d; u8 i[64]; 8 times (u7 signs[4]; u4 s), each for 32 weights:
     w = d (2 s + 1) / 4 sign G[i].
 
-    Seven signs are as `_eight` has them.
+    Seven sign bits encode eight signs, see `_eight`.
     """
     d, i, word = blocks.split((2, 64, 32), -1)
     sign, s = _signs_and_scales(word)
@@ -67,7 +68,7 @@ def _iq3_s(blocks: Tensor) -> Parts:
     """f16 d; u8 low[64]; u1 high[64]; u1 sign[256]; u4 s[8]:
     w = d (2 s + 1) sign G[low + 256 high].
 
-    Each s is for 32 weights.
+    32 weights share an s.
     """
     d, low, high, sign, s = blocks.split((2, 64, 8, 32, 4), -1)
     i = low.int() + 256 * codes(high, 1).int()
@@ -75,7 +76,7 @@ def _iq3_s(blocks: Tensor) -> Parts:
 
 
 def _signed(name: str, i: Tensor, sign: Tensor, s: Tensor, d: Tensor) -> Parts:
-    """w = d (2 s + 1) sign G[i]: sign [..., k] uint8 bits, i [..., k / digits]."""
+    """The parts of w = d (2 s + 1) sign G[i]: sign uint8 bits [..., k], i [..., k / digits]."""
     values = GRIDS[name].values
     bits = (len(values) - 1).bit_length()
     some = values + (0,) * (2**bits - len(values))
@@ -86,20 +87,20 @@ def _signed(name: str, i: Tensor, sign: Tensor, s: Tensor, d: Tensor) -> Parts:
 def _eight(seven: Tensor) -> Tensor:
     """The signs of eight weights from seven bits: [..., m] -> uint8 [..., 8 m].
 
-    The eighth is such that an even number of weights is negative.
+    The eighth sign is the parity of the seven: an even number of the eight weights is negative.
     """
     return _eights().to(seven.device)[seven.int()].flatten(-2)
 
 
 @cache
 def _eights() -> Tensor:
-    """`_eight` of every seven bits, [128, 8]."""
+    """The table of `_eight` for all values of seven bits, uint8 [128, 8]."""
     seven = pieces(torch.arange(128), 1, 7)
     return torch.cat((seven, seven.sum(-1, keepdim=True) & 1), -1).to(torch.uint8)
 
 
 def _signs_and_scales(field: Tensor) -> tuple[Tensor, Tensor]:
-    """32 bits that are u7 signs[4] and u4 s: [..., 4 m] uint8 -> uint8 [..., 32 m], [..., m]."""
+    """Unpack 32-bit fields u7 signs[4]; u4 s: [..., 4 m] uint8 -> uint8 [..., 32 m], [..., m]."""
     word = numbers(field, torch.int32)
     return _eight(pieces(word, 7, 4).flatten(-2)), (word >> 28 & 15).to(torch.uint8)
 
@@ -118,7 +119,7 @@ def _iq1_m(blocks: Tensor) -> Parts:
     """u8 low[32]; 32 times (u3 high; u1 sign); 4 times (u3 s[4]; u4 d):
     w = d (2 s + 1) (G[low + 256 high] + sign / 8).
 
-    The four parts of d are an f16, the lowest first. Each s is for 16 weights.
+    The four parts of d are an f16, lowest bits first. 16 weights share an s.
     """
     low, nibbles, word = blocks.split((32, 16, 8), -1)
     high, word = codes(nibbles, 4), words(word)
@@ -129,7 +130,10 @@ def _iq1_m(blocks: Tensor) -> Parts:
 
 
 def _shifted(i: Tensor, sign: Tensor, s: Tensor, d: Tensor) -> Parts:
-    """w = d (2 s + 1) (G[i] + sign / 8): i [..., 32], a sign for every one or some neighbours."""
+    """The parts of w = d (2 s + 1) (G[i] + sign / 8): i [..., 32], signs shared by equal runs of i.
+
+    Codes are values of 8 (G[i] + sign / 8), integers from -9 to 9; d is divided by 8 in return.
+    """
     q = _vectors("IQ1", i)
     shift = sign.to(torch.uint8).repeat_interleave(q.shape[-1] // sign.shape[-1], -1)
     table = (-7, 1, 9, 0, -9, -1, 7, 0)
@@ -137,7 +141,7 @@ def _shifted(i: Tensor, sign: Tensor, s: Tensor, d: Tensor) -> Parts:
 
 
 def _vectors(name: str, i: Tensor) -> Tensor:
-    """The codes of vectors of a grid, one after the other: [..., m] -> uint8 [..., m digits]."""
+    """The concatenated codes of vectors of a grid: [..., m] -> uint8 [..., m digits]."""
     return vectors(name).to(i.device)[i.int()].flatten(-2)
 
 

@@ -1,4 +1,4 @@
-"""Planes: one memory layout of quantized weights for all formats, so that they share kernels.
+"""Planes: one memory layout of quantized weights for all formats, which share its kernels.
 
 Formats differ in how a file packs codes and scales. The formula is nearly always the same:
 
@@ -10,7 +10,7 @@ conversion is lossless: a storage can write the file's bytes again.
 
 A row of k weights is k / 32 cells. The bits of a code are split among planes of 8, 4, 2 and 1 bits,
 the lowest bits in the first (6 bits: 4 + 2). In a plane of b bits, a cell is 4 b bytes; byte j
-holds b bits of each of the codes j, j + 4 b, j + 8 b, ..., the first in its lowest bits. So a cell
+contains b bits of each of the codes j, j + 4 b, j + 8 b, ..., the first in its lowest bits. A cell
 of 4 bits is 16 bytes: codes 0 to 15 in the low halves, 16 to 31 in the high halves. As
 little-endian words of four bytes, word w shifted right by b s holds the codes 4 (w + b s) .. + 3 in
 its four bytes.
@@ -106,7 +106,7 @@ class Planes:
 
     @property
     def join_key(self) -> tuple[Any, ...]:
-        """Planes can be joined if their keys are equal: columns, bits, group, dtypes, constants."""
+        """Columns, bits, group, dtypes, constants. Planes with equal keys can be joined."""
         zero = () if isinstance(self.zero, Tensor) else (self.zero,)
         table = () if self.table is None else tuple(self.table.tolist())
         parts = ((name, t.dtype, t.shape[-1]) for name, t in self.tensors().items())
@@ -122,7 +122,7 @@ class Planes:
         return tensors
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Planes:
-        """Apply `change` to every tensor that has rows; it gets codes as [..., bytes of a row]."""
+        """Apply `change` to every tensor that has rows, to codes as [..., bytes of a row]."""
         return self.from_flat({name: change(tensor) for name, tensor in self.flat().items()})
 
     def flat(self) -> dict[str, Tensor]:

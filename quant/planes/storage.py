@@ -41,12 +41,12 @@ class Packed(Storage):
 
     @property
     def planes(self) -> Planes:
-        """The planes; converted back if a kernel keeps another layout."""
+        """The planes; converted back if the kernel uses another layout."""
         planes: Planes = self.weight if isinstance(self.weight, Planes) else self.weight.planes()
         return planes
 
     def of(self, planes: Planes) -> Self:
-        """A storage like this one for other planes, not finalized."""
+        """A storage of the same format, dtype and order with other planes, not finalized."""
         made = copy(self)
         Packed.__init__(made, self.format, planes, self.dtype, order=self.order)
         return made
@@ -116,7 +116,7 @@ class Packed(Storage):
 
 
 def join(storages: Sequence[Packed], *, stack: bool) -> Packed | None:
-    """Join storages into one, or return None if their layouts, dtypes or orders differ."""
+    """Join storages into one. Returns None if their layouts, dtypes or orders differ."""
     first, *rest = storages
     for other in rest:
         same = type(other) is type(first) and other.planes.join_key == first.planes.join_key

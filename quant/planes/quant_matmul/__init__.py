@@ -27,7 +27,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def supports_group(facts: Mapping[str, Any]) -> bool:
-    """Whether the compiled kernels support the group size: 16, or whole cells of 32."""
+    """Return whether the compiled kernels support the group size: 16, or whole cells of 32."""
     group = facts["group"]
     return bool(group == 16 or group % 32 == 0)
 

@@ -20,7 +20,7 @@ class InterleavedPlanes:
 
     def __init__(self, planes: Planes) -> None:
         self.shape = planes.shape
-        # Holds what the interleaved tensors do not: the bits, the table, a constant zero.
+        # Planes without rows, for the attributes that are no rows: bits, table, a constant zero.
         self.template = planes.map(lambda tensor: tensor[..., :0, :].clone())
         self.tensors = {
             name: interleave(as_words(tensor) if name.startswith("codes") else tensor)

@@ -42,8 +42,8 @@ struct Workspace {
 };
 
 // acc [rows, 16 C] = rows of x times the C panels of weights from `first`. Only `available` panels
-// exist; the last one stands in for a missing panel, and the caller drops its columns. Blocks of a
-// row of x are `stride` apart.
+// exist: the last one replaces missing panels, and the caller drops their columns. Blocks of a row
+// of x are `stride` apart.
 template <int C, class X>
 NOINLINE static void multiply_panels(const Weights& w, int64_t first, int64_t available, const X* x,
                                      int64_t stride, int64_t rows, float* acc) {

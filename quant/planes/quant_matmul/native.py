@@ -90,12 +90,12 @@ class NativeWeight(InterleavedPlanes):
 
     @property
     def integers(self) -> KernelArgs:
-        """For products of integers; of floats if the table does not hold integers."""
+        """Arguments of integer products; of float products if the table is not integers."""
         return self.args(IntegerArgs)
 
     @property
     def floats(self) -> KernelArgs:
-        """For products of floats."""
+        """Arguments of float products."""
         return self.args(FloatArgs)
 
     def args(self, kind: type[KernelArgs]) -> KernelArgs:
@@ -126,7 +126,7 @@ class KernelArgs:
         for name, tensor in tensors.items():
             if not tensor.is_cpu or not tensor.is_contiguous():
                 raise InvalidTensor(f"has {name} of planes on {tensor.device}, expected cpu")
-        # The struct holds bare addresses: keep every tensor alive as long as it.
+        # The struct contains bare addresses: keep its tensors alive.
         self.references: list[Tensor] = []
         self.addresses = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
         self.struct = WeightStruct(bits=planes.bits, group=planes.group, experts=1, table_unit=1.0)
@@ -150,7 +150,7 @@ class KernelArgs:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a tensor of the weight has other memory than when this was made."""
+        """True if the memory of a tensor has changed since the addresses were taken."""
         return any(tensor.data_ptr() != address for tensor, address in self.addresses)
 
     def address(self, tensor: Tensor) -> int:
@@ -193,7 +193,7 @@ def check(planes: Planes) -> None:
 
 
 class FloatArgs(KernelArgs):
-    """For products in float32."""
+    """Arguments of products in float32."""
 
     functions = MATMUL_EXACT
 
@@ -217,7 +217,7 @@ def e4m3_values() -> Tensor:
 
 
 class IntegerArgs(KernelArgs):
-    """For products of integers. Raises NotIntegers if the table does not hold integers."""
+    """Arguments of integer products. Raises NotIntegers if the table is not integers."""
 
     def __init__(self, weight: InterleavedPlanes) -> None:
         super().__init__(weight)
@@ -239,13 +239,13 @@ BYTE_ZERO = 128  # the byte of code_bytes that represents 0
 
 
 class NotIntegers(Exception):
-    """A code table has no representation in bytes."""
+    """A code table cannot be represented as bytes."""
 
 
 def table_as_bytes(table: Tensor) -> tuple[Tensor, float]:
-    """A table as uint8 bytes and a unit: value = unit * (byte - `BYTE_ZERO`).
+    """Return a table as uint8 bytes and a unit: value = unit * (byte - `BYTE_ZERO`).
 
-    Raises NotIntegers if it has more than 16 values or they are not such multiples.
+    Raises NotIntegers if it has more than 16 values or values that are not such multiples.
     """
     if len(table) > 16:
         raise NotIntegers

@@ -92,7 +92,7 @@ def assembler() -> str:
 
 
 def tensor_cores(dtype: torch.dtype) -> bool:
-    """Whether tiles use tensor cores; without them, tiles are slow and spill registers."""
+    """Return whether tiles use tensor cores; without them, tiles are slow and spill registers."""
     return dtype.itemsize == 2 and target_family() != "sm_75"
 
 

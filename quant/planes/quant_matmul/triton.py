@@ -90,7 +90,7 @@ def block_rows(rows: int, limit: int) -> int:
 
 
 def prefers_gemv(x: Tensor, weight: TritonWeight) -> bool:
-    """Whether to multiply row by row: if most experts have at most one row of x."""
+    """Return whether to multiply row by row: if most experts have at most one row of x."""
     few = len(x) <= max(tuning().gemv_rows, weight.matrices // 2)
     return few or not tensor_cores(x.dtype)
 

@@ -1,4 +1,4 @@
-"""A quantized weight as the Triton kernels take it, prepared once per `Planes`."""
+"""Arguments of the Triton kernels for a quantized weight, prepared once per `Planes`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOADABLE = (
 
 
 class WeightTensors(NamedTuple):
-    """The tensors of a weight, as one kernel argument; codes as uint8, and as int32 words."""
+    """The tensors of a weight, as one kernel argument; codes both as uint8 and as int32 words."""
 
     codes: tuple[Tensor, ...]
     words: tuple[Tensor, ...]
@@ -54,7 +54,7 @@ class WeightLayout(NamedTuple):
 
 
 class TritonWeight(NamedTuple):
-    """A weight ready for kernels: `matrices` matrices of n rows of `cells` cells of 32."""
+    """Kernel arguments of a weight: `matrices` matrices of n rows of `cells` cells of 32."""
 
     tensors: WeightTensors
     layout: WeightLayout
@@ -68,16 +68,17 @@ class TritonWeight(NamedTuple):
 
     @property
     def has_integer_values(self) -> bool:
-        """Whether codes decode to int8 times a unit, so that kernels can multiply integers."""
+        """True if codes decode to int8 times a unit, so that kernels can multiply integers."""
         return self.tensors.table is None or self.tensors.ints is not None
 
 
+# Weak keys: an entry is freed with its planes or its table.
 WEIGHTS: WeakKeyDictionary[Planes, TritonWeight] = WeakKeyDictionary()
 TABLES = WeakTensorKeyDictionary()
 
 
 def prepare(planes: Planes) -> TritonWeight:
-    """The weight that kernels take, cached per `Planes` object."""
+    """The kernel arguments of a weight, cached per `Planes` object."""
     weight = WEIGHTS.get(planes)
     if weight is None:
         weight = WEIGHTS[planes] = make_weight(planes)
@@ -119,7 +120,7 @@ def loadable(tensor: Tensor) -> Tensor:
 
 
 def integer_table(table: Tensor) -> tuple[Tensor | None, float]:
-    """A table of 16 values as int8, and the unit that each is a multiple of; cached.
+    """Return a table of 16 values as int8 and their unit: value = unit * int8; cached.
 
     The integers are packed by four, int32 [4, 32], one copy per lane of a warp. Returns (None, 1)
     if the table has another length or its values are not int8 times a power of two.
