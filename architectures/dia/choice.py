@@ -32,7 +32,7 @@ class Rules:
 
         rules = draw.Draw(
             temperature=each(request.temperature, torch.float32),
-            # with guidance, `guided` applies the top-k; this is for requests without
+            # effective without guidance only: with it, `guided` has already applied the top-k
             top_k=each(request.top_k, torch.int32),
             top_p=each(request.top_p, torch.float32),
             min_p=each(0.0, torch.float32),

@@ -28,7 +28,7 @@ class Delayed:
         self.length = frames + self.longest + 2
         shape = (self.length, decoder.num_channels)
         self.codes = torch.full(shape, decoder.bos_token_id, device=device)
-        # the end of the first channel stays on the device: `put` needs no host sync
+        # the end of the first channel is on the device, so that `put` needs no host sync
         self.end = torch.tensor(frames + 1, device=device)
 
     def put(self, place: int, drawn: Tensor) -> None:

@@ -92,7 +92,7 @@ def adaptive_kernel(
     NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)  # row * d may exceed int32
     image = row // each
     column = tl.arange(0, BLOCK)
     inside = column < d

@@ -18,7 +18,7 @@ def norm_add_norm(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(d)
-    tile = max(1, 1024 // block)
+    tile = max(1, 1024 // block)  # narrow rows share a program
     norm_add_norm_kernel[(triton.cdiv(n, tile),)](
         x,
         residual,

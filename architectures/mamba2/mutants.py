@@ -60,7 +60,7 @@ def gate_after_norm(model: nn.Model) -> None:
         gated = norm.forward
 
         def swapped(x: Tensor, gate: Tensor) -> Tensor:
-            through = gate.new_full((), 1.2784645).expand_as(gate)  # silu makes 1 of it
+            through = gate.new_full((), 1.2784645).expand_as(gate)  # silu of it is 1
             return gated(x, through) * F.silu(gate)
 
         norm.forward = swapped  # type: ignore[method-assign]

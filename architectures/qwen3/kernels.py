@@ -35,6 +35,7 @@ def norm_rope_write(
         raise Unsupported(f"norm_rope_write turns whole heads of {d}, not {table.shape[1]} of them")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     half = triton.next_power_of_2(d // 2)
+    # 256 pairs per program are 8 per thread of its single warp
     tile = min(max(1, 256 // half), triton.next_power_of_2(max(q_heads, k_heads)))
     q_tiles = triton.cdiv(q_heads, tile)
     norm_rope_write_kernel[(rows, q_tiles + triton.cdiv(k_heads, tile))](
@@ -115,7 +116,7 @@ def norm_rope_write_kernel(
         norm_rope(source, target, q_weight, eps, angles, head < q_heads, half, HALF)
     else:
         slot = tl.load(slots + row)
-        if slot >= 0:  # padding rows have no slot
+        if slot >= 0:  # other rows are not written
             head = ((tile - q_tiles) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
             page = slot // block
             place = slot % block

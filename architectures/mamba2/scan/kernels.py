@@ -108,6 +108,7 @@ def prepare(
     )  # fmt: skip
 
 
+# most_rows changes between steps: specialised values would recompile the kernel
 @triton.jit(do_not_specialize=["most_rows"])
 def scan_kernel(
     x,
@@ -178,6 +179,7 @@ def scan_kernel(
         tl.store(state + (new * heads + head) * p * n + places, now, mask=mask)
 
 
+# the number of sequences changes between steps
 @triton.jit(do_not_specialize=["sequences"])
 def prepare_kernel(
     dt, a, b, c, d, dt_bias, starts, mix, read, kept, total,
@@ -195,6 +197,7 @@ def prepare_kernel(
     t = start + first + local
     step = tl.load(dt + t * dt_row + head, mask=live, other=0.0).to(tl.float32)
     step = softplus(step + tl.load(dt_bias + head))
+    # rows after the end of the sequence have step 0: they neither decay nor change the state
     step = tl.where(live, tl.minimum(tl.maximum(step, least), most), 0.0)
     logs = step * tl.load(a + head)
     between = decays(logs, ROWS)

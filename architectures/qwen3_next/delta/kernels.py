@@ -107,6 +107,7 @@ def prepare(
     )  # fmt: skip
 
 
+# most_rows changes between steps: specialised values would recompile the kernel
 @triton.jit(do_not_specialize=["most_rows"])
 def delta_rule_kernel(
     q,
@@ -184,6 +185,7 @@ def unit(x):
     return x * tl.rsqrt(tl.sum(x * x, 0) + 1e-6)
 
 
+# the number of sequences changes between steps
 @triton.jit(do_not_specialize=["sequences"])
 def prepare_kernel(
     q, k, b, a, rate, dt_bias, starts, mix, solve, read, known, kept, total,
@@ -236,6 +238,7 @@ def inverse(lower, ROWS: tl.constexpr, PRECISION: tl.constexpr):
     Inverted diagonal blocks are merged in pairs: the corner of the merged inverse is
     -(lower inverse) corner (upper inverse). Unlike a power series, intermediate values stay small.
     """
+    # the products accumulate rounding errors, for which a single tf32 product is too coarse
     EXACT: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
     t = tl.arange(0, ROWS)[:, None]
     r = tl.arange(0, ROWS)[None, :]
