@@ -94,6 +94,7 @@ def make_plan(
         start, stop = starts[s], starts[s + 1]
         if length == 0 or start == stop:
             continue
+        # The first position that the first row attends to.
         first = max(0, length - (stop - start) + 1 - window) if window > 0 else 0
         skipped = first // block  # pages before the window are not gathered
         ids = blocks[s][skipped : -(-length // block)]

@@ -169,6 +169,7 @@ void decode(const T* q, int64_t q_row, int64_t q_head, int64_t stored, const voi
     Pages pages = {k_cache, v_cache, k_scales, v_scales, kv, block, d, dv, v_row};
     int64_t group = heads / kv, wide = (d + 15) / 16 * 16, acc_wide = (dv + 31) / 32 * 32;
     int64_t part = acc_wide + 2;  // acc, most, total
+    // Reused by later calls. The parallel region needs the pointer: `kept` is one per thread.
     static thread_local std::vector<float> kept;
     kept.resize(sequences * heads * cuts * part);
     float* parts = kept.data();

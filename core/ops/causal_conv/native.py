@@ -14,7 +14,7 @@ from ostro.core.ops.state_layout import StateLayout
 P, N = ADDRESS, INT
 KINDS = (P, N, N, P, N, P, P, N, P, P, P, N, P)
 CAUSAL_CONV = functions(load(Path(__file__).with_suffix(".cpp")), "causal_conv", *KINDS)
-WIDEST = 16
+WIDEST = 16  # widest filter of native.cpp, which has a fixed array of taps
 SIGNATURE = Signature(
     "causal_conv",
     weight=Arg("channels width", torch.float32),

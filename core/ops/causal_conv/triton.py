@@ -128,6 +128,7 @@ def owner_of(row, starts, sequences, ROWS: tl.constexpr, SEQUENCES: tl.constexpr
     owner = tl.zeros((ROWS,), tl.int64)
     for s in range(0, sequences, SEQUENCES):
         ends = s + tl.arange(0, SEQUENCES)
+        # Padding lanes end at the largest int64, after every row.
         end = tl.load(starts + 1 + ends, mask=ends < sequences, other=9223372036854775807)
         owner += tl.sum((end[None, :] <= row[:, None]).to(tl.int64), 1)
     return owner

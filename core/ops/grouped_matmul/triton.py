@@ -92,6 +92,7 @@ def grouped_kernel(
     tile = row // BLOCK_M * BLOCK_M
     lane = (tile + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    # Lanes past the last row sort after every expert.
     experts = tl.load(expert_of_row + lane, mask=lane < rows, other=1 << 30)
     while row < last:
         expert = tl.load(expert_of_row + row)

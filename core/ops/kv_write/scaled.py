@@ -66,6 +66,7 @@ def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     all of them dequantize to NaN.
     """
     limit, x = LIMITS[dtype], x.float()
+    # x * 0 is NaN for Inf and NaN, else 0.
     scales = x.abs().amax(-1) / limit + (x * 0).sum(-1)
     units = torch.where(scales[..., None] > 0, x / scales[..., None], 0.0)
     units = units.clamp(-limit, limit)

@@ -123,6 +123,7 @@ def put(
 @triton.jit
 def narrow(x, LIMIT: tl.constexpr, FLOAT8: tl.constexpr):
     """Quantize x [HEADS, DIM]: the bytes of the elements, and the scale of each head."""
+    # x * 0 is NaN for Inf and NaN, else 0. div_rn rounds as the other kernels do.
     scale = tl.div_rn(tl.max(tl.abs(x), 1), LIMIT) + tl.sum(x * 0.0, 1)
     real = scale > 0
     units = tl.div_rn(x, tl.where(real, scale, 1.0)[:, None] + tl.zeros_like(x))

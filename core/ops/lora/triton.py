@@ -113,7 +113,7 @@ def lora_shrink(
     rank = tl.arange(0, RANK)
     tile, lane, keys, mine = tile_keys(mixture, expert, experts, t, ROWS, STARTS, EACH)
     key = tl.min(mine)
-    while key < NONE:
+    while key < NONE:  # the distinct keys, in ascending order
         page = tl.load(pages + key // experts * slots + slot).to(tl.int64)
         if page >= 0:
             place = (page * experts + key % experts) * parts + part

@@ -76,7 +76,7 @@ void route(const T* logits, int64_t rows, int64_t n, int64_t stride, const float
             bool again = renormalise && !by_sigmoid;
             for (int64_t j = 0; j < top; j++) taken[j] = (again ? x : scores)[chosen[j]];
             if (again) softmax(taken.data(), wide);
-            float whole = 1.0f;
+            float whole = 1.0f;  // below, 1e-20 is TINY of the package
             if (renormalise && by_sigmoid)
                 whole = std::accumulate(taken.begin(), taken.begin() + top, 1e-20f);
             for (int64_t j = 0; j < top; j++) weight[j] = taken[j] / whole * factor;

@@ -188,7 +188,7 @@ def threshold(
 
     Invariant: the weight of keys above `low` reaches the limit, that of keys above `high` does not.
     """
-    limit = tl.maximum(limit, 1e-37)
+    limit = tl.maximum(limit, 1e-37)  # a limit of 0 still keeps the best token
     low = LEAST
     high = 0.0
     pivot = LEAST

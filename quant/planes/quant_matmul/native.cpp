@@ -85,6 +85,7 @@ NOINLINE static void multiply_panels(const Weights& w, int64_t first, int64_t av
 template <class X, class T>
 static void matmul_all(const Weights& w, const T* x, int64_t x_row, const int64_t* expert_of_row,
                        int64_t t, T* y) {
+    // Reused by later calls. The parallel region needs x_blocks: `prepared` is one per thread.
     static thread_local std::vector<X> prepared;
     int64_t blocks = (w.k + BLOCK - 1) / BLOCK;
     for (int64_t from = 0; from < t; from += PASS_ROWS) {
