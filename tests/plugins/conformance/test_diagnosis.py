@@ -167,7 +167,7 @@ SLOW: dict[str, Seeded] = {
         "None",
     ),
     "a kernel that is wrong": Seeded(
-        "llama", lambda: replaced(act_mul, "act_mul", loud_gate), "the naive twin of act_mul", MLP
+        "llama", lambda: replaced(act_mul, "act_mul", loud_gate), "the naive version of act_mul", MLP
     ),
     "another theta": Seeded(
         "llama", lambda: built(nn.Rope, rule=rule(rope_theta=5e5)), "rope theta 10000", ATTENTION
@@ -187,7 +187,7 @@ SLOW: dict[str, Seeded] = {
     "key heads in turn": Seeded(
         "llama",
         lambda: replaced(nn.Attention, "forward", tiled),
-        "query heads share key heads in turn instead of in runs",
+        "query heads use key heads in turn",
         ATTENTION,
     ),
     "gate and up exchanged": Seeded(
@@ -302,7 +302,7 @@ SLOW: dict[str, Seeded] = {
     "an encoder that looks back only": Seeded(
         "bert",
         lambda: replaced(nn.EncoderAttention, "forward", backward_looking),
-        "rows see all of their text",
+        "attention is bidirectional",
         "encoder.layer.0.attention",
     ),
 }

@@ -53,9 +53,9 @@ def test_every_verb_says_what_the_plain_weight_says() -> None:
     assert again.dequantize().equal(plain)
 
 
-def test_what_is_not_reproducible_is_refused() -> None:
+def test_deterministic_execution_is_refused() -> None:
     target = ostro.ops.Target(device=torch.device("cpu"), dtype=torch.float32, deterministic=True)
-    with pytest.raises(ostro.errors.Unsupported, match="reproducible"):
+    with pytest.raises(ostro.errors.Unsupported, match="no deterministic kernel"):
         Int8Rows.quantize(weight(2, 2), NAME, torch.float32).finalize(target)
 
 
