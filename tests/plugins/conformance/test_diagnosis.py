@@ -167,7 +167,10 @@ SLOW: dict[str, Seeded] = {
         "None",
     ),
     "a kernel that is wrong": Seeded(
-        "llama", lambda: replaced(act_mul, "act_mul", loud_gate), "the naive version of act_mul", MLP
+        "llama",
+        lambda: replaced(act_mul, "act_mul", loud_gate),
+        "the naive version of act_mul",
+        MLP,
     ),
     "another theta": Seeded(
         "llama", lambda: built(nn.Rope, rule=rule(rope_theta=5e5)), "rope theta 10000", ATTENTION
