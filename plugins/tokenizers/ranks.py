@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from ostro import TokenizerSource
 from ostro.errors import TokenizerError
-from ostro.pipelines import Tokenizer, build_tokenizer, tokenizer_errors
+from ostro.pipelines import Tokenizer, build_tokenizer, byte_alphabet, tokenizer_errors
 from ostro.plugins.tokenizers.pretokenizers import find_pretokenizer
 
 TEKKEN = "tekken.json"
@@ -164,7 +164,7 @@ def build_ranks(
     ranks = {token: rank for rank, token in enumerate(tokens)}
     if len(ranks) < len(tokens) or any(bytes([byte]) not in ranks for byte in range(256)):
         raise TokenizerError(f"{file}: the tokens are not distinct, or a byte is missing")
-    alphabet = byte_characters()
+    alphabet = {byte: character for character, byte in byte_alphabet().items()}
     texts = ["".join(alphabet[byte] for byte in token) for token in tokens]
     vocabulary: dict[Any, int] = {text: first + rank for rank, text in enumerate(texts)}
     if len(set(controls)) < len(controls) or not vocabulary.keys().isdisjoint(controls):
@@ -190,10 +190,3 @@ def build_ranks(
             [AddedToken(text, special=True, normalized=False) for text in controls]
         )
     return backend
-
-
-def byte_characters() -> list[str]:
-    """The character of each byte in the alphabet of byte-level BPE (GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(hidden)) for byte in range(256)]

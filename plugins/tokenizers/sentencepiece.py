@@ -16,9 +16,9 @@ import tokenizers
 from ostro import TokenizerSource
 from ostro.errors import TokenizerError
 from ostro.pipelines import Tokenizer, build_tokenizer, tokenizer_errors
+from ostro.plugins.tokenizers import SENTENCEPIECE
 from ostro.plugins.tokenizers.pieces import Kind, Pieces, build_bpe, build_unigram
 
-FILES = ("tokenizer.model", "spiece.model")
 PLAIN = ("Llama", "CodeLlama", "Gemma", "T5", "")
 """Tokenizer classes that use the ids of the SentencePiece file; others shift them."""
 
@@ -61,7 +61,7 @@ def load_sentencepiece(source: TokenizerSource) -> Tokenizer:
     if source.file is not None:
         backend, rules = build_sentencepiece(source.root / source.file)
         return Tokenizer(backend, **rules)
-    file = next(name for name in FILES if source.has(name))
+    file = next(name for name in SENTENCEPIECE if source.has(name))
     if source.tokenizer_class not in PLAIN:
         raise TokenizerError(
             f"{source.root.name}/{file}: {source.tokenizer_class}Tokenizer assigns ids of its own; "

@@ -40,6 +40,7 @@ from ostro.core.pipeline import (
 from ostro.core.pipeline import parse as parse_request
 from ostro.core.preparation import EXECUTOR as PREPARATION_EXECUTOR
 from ostro.core.tokenizer import Detokenizer, Tokenizer, build_tokenizer, load_tokenizer
+from ostro.core.tokenizer.detokenizer import byte_alphabet
 from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.stop import Stop
 
@@ -87,6 +88,7 @@ __all__ = [
     "Tokenizer",
     "Usage",
     "build_tokenizer",
+    "byte_alphabet",
     "check_count",
     "fetch_all",
     "load_tokenizer",

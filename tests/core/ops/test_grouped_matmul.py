@@ -76,7 +76,7 @@ def test_cpu(call: Call, runs: list[int], shape: tuple[int, int], dtype: torch.d
 def test_fixed_rows_have_the_same_bits_in_any_company(call: Call, dtype: torch.dtype) -> None:
     device = DEVICE if call is triton.grouped_deterministic else torch.device("cpu")
     if call is triton.grouped_deterministic and DEVICE.type == "cpu":
-        pytest.skip("interpreted, a tile's rows are multiplied by BLAS, which minds their company")
+        pytest.skip("in the interpreter BLAS multiplies tiles, and rounds by the number of rows")
     x, weight, expert_of_row = arguments([3, 0, 22, 9], 70, 150, dtype, device)
     together = call(x, weight, expert_of_row)
     for row in range(len(x)):

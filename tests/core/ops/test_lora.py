@@ -221,7 +221,7 @@ def test_rows_have_the_same_bits_in_any_company(
     call: Call, dtype: torch.dtype, mixture: int | None
 ) -> None:
     if call is triton.lora and DEVICE.type == "cpu":
-        pytest.skip("interpreted, a tile's rows are multiplied by BLAS, which minds their company")
+        pytest.skip("in the interpreter BLAS multiplies tiles, and rounds by the number of rows")
     device = DEVICE if call is triton.lora else CPU
     given = make(Case(34, 1037, (70, 13), mixture=mixture, experts=2), dtype, device)
     together = given.run(call)

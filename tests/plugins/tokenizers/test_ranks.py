@@ -14,8 +14,9 @@ from tiny.vocabularies import TEXTS, train, write
 
 from ostro.core.errors import TokenizerError
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
+from ostro.pipelines import byte_alphabet
 from ostro.plugins.tokenizers.pretokenizers import find_pretokenizer
-from ostro.plugins.tokenizers.ranks import CONTROLS, QWEN, byte_characters
+from ostro.plugins.tokenizers.ranks import CONTROLS, QWEN
 
 TEKKEN = find_pretokenizer("tekken", "").patterns[0]
 SPECIAL = 30
@@ -25,7 +26,7 @@ BLOCKS = ((0x20, 0x250), (0x370, 0x600), (0x900, 0x1200), (0x3040, 0x9FFF), (0xA
 @pytest.fixture(scope="module")
 def ranks() -> list[bytes]:
     """The tokens of a small trained BPE in the order of their ranks, all bytes first."""
-    byte = {character: byte for byte, character in enumerate(byte_characters())}
+    byte = byte_alphabet()
     vocabulary = json.loads(train().to_str())["model"]["vocab"]
     found = [
         bytes(byte[character] for character in text)
