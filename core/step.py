@@ -44,9 +44,9 @@ class Step:
     tokens [T] int64; positions [c, T] int64, c = 1, or 3 for multimodal rope; caches: per layer the
     `view` of its cache kind; mixture [T] int32, or [1] for all rows: the row of the adapters'
     mixture table that applies (0 = base alone), or None if no row has adapters; features: see
-    `Features`; wanted [W] int64: the rows whose logits or hidden states are needed, or None for
-    all; bounds: the first row of each sequence, and T, for models without a cache, whose rows
-    attend to all of their sequence.
+    `Features`; logits_indices [W] int64: the rows whose logits or hidden states are needed, or
+    None for all; bounds: the first row of each sequence, and T, for models without a cache, whose
+    rows attend to all of their sequence.
     """
 
     tokens: Tensor
@@ -54,7 +54,7 @@ class Step:
     caches: Sequence[Any] = ()
     mixture: Tensor | None = None
     features: Features | None = None
-    wanted: Tensor | None = None
+    logits_indices: Tensor | None = None
     bounds: Sequence[int] = ()
 
     def rows(self, index: Tensor) -> Step:

@@ -227,7 +227,9 @@ class LocalModel:
         if not media:
             return Prompt(tokens=tokens)
         assert self.inputs is not None, "`check_media` rejects media of text-only models"
-        return self.inputs.place(tokens, [make_item(medium, self.inputs) for medium in media])
+        return self.inputs.expand_placeholders(
+            tokens, [make_item(medium, self.inputs) for medium in media]
+        )
 
     def logits(self, x: PromptLike, *, adapters: Adapters = ()) -> Tensor:
         """Return logits [T, vocab] float32 of every position of a prompt."""

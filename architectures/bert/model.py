@@ -60,10 +60,9 @@ class Layer(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         d, eps = config.hidden_size, config.layer_norm_eps
-        tanh = "none" if config.hidden_act == "gelu" else "tanh"
         self.attention = nn.EncoderAttention(d, config.num_attention_heads)
         self.attention_norm = nn.LayerNorm(d, eps)
-        self.mlp = nn.MLP(d, config.intermediate_size, approximate=tanh)
+        self.mlp = nn.MLP(d, config.intermediate_size, config.hidden_act)
         self.mlp_norm = nn.LayerNorm(d, eps)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.llama import model as llama
 from ostro.errors import ConfigError
-from ostro.ops import Op, RoutingRule
-from ostro.ops import moe_route as route
+from ostro.ops import RoutingRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,31 +75,19 @@ class Config(llama.Config):
         return scale
 
 
-class Router(nn.Module):
+def rule(config: Config) -> RoutingRule:
     """Softmax over all experts; the top k of the best groups, without renormalisation."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        shape = config.n_routed_experts, config.hidden_size
-        self.weight = nn.Parameter(torch.zeros(shape), requires_grad=False)
-        self.k, self.factor = config.num_experts_per_tok, config.routed_scaling_factor
-        self.groups, self.best_groups = config.groups, config.topk_group or 1
-        self.route = Op(route.KERNELS)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, d] -> chosen experts [T, k] int64 and their weights [T, k] float32."""
-        chosen, weights = self.route(F.linear(x.float(), self.weight.float()), self.rule())
-        return chosen, weights
-
-    def rule(self) -> RoutingRule:
-        groups, best = self.groups, self.best_groups
-        return RoutingRule(self.k, groups=groups, best_groups=best, factor=self.factor)
+    groups, best_groups = config.groups, config.topk_group or 1
+    factor = config.routed_scaling_factor
+    return RoutingRule(
+        config.num_experts_per_tok, groups=groups, best_groups=best_groups, factor=factor
+    )
 
 
 class Mixture(nn.Module):
     """Routed experts, and shared experts for every token."""
 
-    def __init__(self, config: Config, router: Router) -> None:
+    def __init__(self, config: Config, router: nn.Float32Router) -> None:
         super().__init__()
         d, hidden, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
         self.gate = router
@@ -110,13 +95,13 @@ class Mixture(nn.Module):
         self.shared_experts = nn.GatedMLP(d, hidden * config.n_shared_experts, act)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        return self.experts(x, *self.gate(x), step) + self.shared_experts(x, step)
+        return self.experts(x, *self.gate.choose(x, step), step) + self.shared_experts(x, step)
 
 
 class Block(llama.Block):
     @staticmethod
-    def router(config: Config) -> Router:
-        return Router(config)
+    def router(config: Config) -> nn.Float32Router:
+        return nn.Float32Router(config.hidden_size, config.n_routed_experts, rule(config))
 
     @staticmethod
     def rope(config: Config) -> nn.Rope:

@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 
 from ostro import Mutant, nn
-from ostro.architectures.deepseek_v2.model import Mixture, Router
+from ostro.architectures.deepseek_v2.model import Mixture
 from ostro.testing import each
 
 
-def set_router(**values: object) -> Mutant:
+def set_rule(**values: float) -> Mutant:
+    """Change fields of the routing rule."""
     name = ", ".join(f"{key} = {value}" for key, value in values.items())
 
-    def change(router: Router) -> None:
-        for key, value in values.items():
-            setattr(router, key, value)
+    def change(router: nn.Float32Router) -> None:
+        router.rule = router.rule._replace(**values)  # type: ignore[arg-type]
 
-    return Mutant(name=f"router: {name}", apply=lambda m: each(m, Router, change))
+    return Mutant(name=f"router: {name}", apply=lambda m: each(m, nn.Float32Router, change))
 
 
 def latent_without_norm(model: nn.Model) -> None:
@@ -34,6 +34,6 @@ def no_shared_experts(model: nn.Model) -> None:
 def mutants() -> Iterator[Mutant]:
     yield Mutant(name="the latent is not normed", apply=latent_without_norm)
     yield Mutant(name="no shared experts", apply=no_shared_experts)
-    yield set_router(k=2)
-    yield set_router(factor=1.0)
-    yield set_router(groups=1)
+    yield set_rule(top=2)
+    yield set_rule(factor=1.0)
+    yield set_rule(groups=1)

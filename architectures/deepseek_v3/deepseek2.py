@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostro import nn
 from ostro.architectures.deepseek_v2 import model as v2
 from ostro.architectures.deepseek_v3 import model as v3
 from ostro.errors import ConfigError
@@ -24,8 +25,8 @@ class Config(v2.Config):
 
 class Block(v2.Block):
     @staticmethod
-    def router(config: Config) -> v2.Router:
-        return (v3.Router if config.scoring_func == "sigmoid" else v2.Router)(config)
+    def router(config: Config) -> nn.Float32Router:
+        return v3.router(config) if config.scoring_func == "sigmoid" else v2.Block.router(config)
 
 
 class Model(v2.Model):

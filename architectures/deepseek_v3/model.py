@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from ostro import nn
 from ostro.architectures.deepseek_v2 import model as v2
 
@@ -27,25 +23,17 @@ class Config(v2.Config):
         """V3 implements norm_topk_prob."""
 
 
-class Router(v2.Router):
+def router(config: v2.Config) -> nn.Float32Router:
     """Sigmoid scores; the bias affects the selection of experts, not their weights."""
-
-    def __init__(self, config: v2.Config) -> None:
-        super().__init__(config)
-        bias = torch.zeros(config.n_routed_experts)
-        self.e_score_correction_bias = nn.Parameter(bias, requires_grad=False)
-        self.sums_to_one = config.norm_topk_prob
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        logits = F.linear(x.float(), self.weight.float())
-        rule = self.rule()._replace(renormalise=self.sums_to_one, sigmoid=True)
-        return self.route(logits, rule, self.e_score_correction_bias)
+    rule = v2.rule(config)._replace(renormalise=config.norm_topk_prob, sigmoid=True)
+    d, experts = config.hidden_size, config.n_routed_experts
+    return nn.Float32Router(d, experts, rule, correction_bias=True)
 
 
 class Block(v2.Block):
     @staticmethod
-    def router(config: Config) -> v2.Router:
-        return Router(config)
+    def router(config: Config) -> nn.Float32Router:
+        return router(config)
 
     @staticmethod
     def rope(config: Config) -> nn.Rope:

@@ -69,7 +69,7 @@ class Model(nn.JobModel):
         """Fill a track in slices of bounded work: the text, then `STRIDE` frames each."""
         texts = self.readings(speech)
         step = step.rows(torch.zeros(len(texts), dtype=torch.int64, device=self.device))
-        memory = self.remember(texts, track.length, step)
+        memory = self.cache_states(texts, track.length, step)
         rules = Rules.of(speech, self.config.decoder_config.num_channels, self.device)
         yield
         for place in range(1, track.length):
@@ -85,10 +85,10 @@ class Model(nn.JobModel):
         text = torch.tensor([list(speech.tokens)], device=self.device)
         return text if speech.guidance == 1 else torch.cat((text, torch.zeros_like(text)))
 
-    def remember(self, texts: Tensor, length: int, step: Step) -> list[EncoderCache]:
+    def cache_states(self, texts: Tensor, length: int, step: Step) -> list[EncoderCache]:
         """Encode texts [n, T] into the decoder's caches, with space for `length` positions."""
         states = self.model.encoder(texts, step)
-        return self.model.decoder.remember(states, len(texts), length, step)
+        return self.model.decoder.cache_states(states, len(texts), length, step)
 
     def logits(self, codes: Tensor, memory: list[EncoderCache], place: int, step: Step) -> Tensor:
         """codes [channels] int64 at a position -> logits [n, channels, V] of the next position."""

@@ -94,8 +94,8 @@ def scaled(kind: type[Any]) -> Callable[[Model], None]:
 
 def values_for_keys(model: Model) -> None:
     def change(attention: CrossAttention) -> None:
-        remember = attention.remember
-        attention.remember = lambda *args: remember(*args)[::-1]  # type: ignore[method-assign]
+        cache_states = attention.cache_states
+        attention.cache_states = lambda *args: cache_states(*args)[::-1]  # type: ignore[method-assign]
 
     each(model, CrossAttention, change)
 

@@ -89,7 +89,7 @@ class CrossAttention(nn.Module):
         self.kv = nn.Linear(config.cross_hidden_size, {"k_proj": wide, "v_proj": wide})
         self.o_proj = nn.Linear(d * heads, config.hidden_size, shard="rowwise")
 
-    def remember(self, states: Tensor, n: int, step: Step) -> tuple[Tensor, Tensor]:
+    def cache_states(self, states: Tensor, n: int, step: Step) -> tuple[Tensor, Tensor]:
         """states [n * T, d] of n equally long texts -> keys and values [n, kv, T, d]."""
         heads = self.kv(states, step).view(n, len(states) // n, 2, -1, self.head_dim)
         keys, values = heads.permute(2, 0, 3, 1, 4)
@@ -133,11 +133,11 @@ class DecoderLayer(nn.Module):
         self.cross_attention = CrossAttention(config)
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
 
-    def remember(self, states: Tensor, n: int, length: int, step: Step) -> EncoderCache:
-        """See `Decoder.remember`."""
+    def cache_states(self, states: Tensor, n: int, length: int, step: Step) -> EncoderCache:
+        """See `Decoder.cache_states`."""
         attention = self.self_attention
         shape = (n, attention.shares[1], length, attention.head_dim)
-        text = self.cross_attention.remember(states, n, step)
+        text = self.cross_attention.cache_states(states, n, step)
         return EncoderCache(states.new_zeros(shape), states.new_zeros(shape), *text)
 
     def forward(
@@ -201,11 +201,11 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
 
-    def remember(self, states: Tensor, n: int, length: int, step: Step) -> list[EncoderCache]:
+    def cache_states(self, states: Tensor, n: int, length: int, step: Step) -> list[EncoderCache]:
         """Allocate caches of `length` frames for n rows, with texts of states [n * T, d]."""
         index = torch.arange(n, device=states.device).repeat_interleave(len(states) // n)
         layers: Any = self.layers
-        return [layer.remember(states, n, length, step.rows(index)) for layer in layers]
+        return [layer.cache_states(states, n, length, step.rows(index)) for layer in layers]
 
     def forward(self, codes: Tensor, memory: list[EncoderCache], place: int, step: Step) -> Tensor:
         """codes [n, channels] int64 of frame `place` -> states [n, d]; updates `memory`."""

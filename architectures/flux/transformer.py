@@ -114,8 +114,8 @@ class DoubleBlock(nn.Module):
         d = config.hidden_size
         self.norm1, self.norm1_context = Modulation(d, 6), Modulation(d, 6)
         self.attn = JointAttention(config, rope)
-        self.ff = nn.MLP(d, MLP_RATIO * d, approximate="tanh")
-        self.ff_context = nn.MLP(d, MLP_RATIO * d, approximate="tanh")
+        self.ff = nn.MLP(d, MLP_RATIO * d, "gelu_tanh")
+        self.ff_context = nn.MLP(d, MLP_RATIO * d, "gelu_tanh")
         self.modulate, self.gate_modulate = Op(MODULATE), Op(GATE_MODULATE)
         self.gate_add = Op(GATE_ADD)
 
@@ -139,7 +139,7 @@ class DoubleBlock(nn.Module):
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
+    return F.gelu(x, "gelu_tanh")
 
 
 class SingleBlock(nn.Module):

@@ -60,14 +60,14 @@ class Inputs(llava.Inputs):
         tokens = (self.placeholders["image"], *(pad,) * rows, self.token("eoi", 256000))
         return llava.seen(self.preprocessor(pixels), self.patches, tokens, pad, atomic=True)
 
-    def place(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
+    def expand_placeholders(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
         """As the base class, with empty lines around images."""
         if not items:
-            return super().place(tokens, items)
+            return super().expand_placeholders(tokens, items)
         mark, empty, spaced = self.placeholders["image"], self.split(2), list[int]()
         for token in tokens:
             spaced += [*empty, mark, *empty] if token == mark else [token]
-        return super().place(self.join(spaced), items)
+        return super().expand_placeholders(self.join(spaced), items)
 
     def join(self, tokens: Iterable[int]) -> list[int]:
         """Tokens with adjacent newlines merged."""

@@ -41,7 +41,7 @@ class Config(gemma2.Config):
 
 class Block(gemma2.Block):
     def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
-        return super().attention(config, layer, rope, qk_norm=True)
+        return super().attention(config, layer, rope, qk_norm="head")
 
 
 class Decoder(gemma2.Decoder):

@@ -19,7 +19,7 @@ from ostro import Add, Medium, Names, Pair, Step, nn
 from ostro.architectures.gemma2.names import HUB
 from ostro.architectures.gemma3 import model as gemma3
 from ostro.architectures.llava.config import SightedConfig
-from ostro.architectures.llava.model import TEXT, TOWERS, place
+from ostro.architectures.llava.model import TEXT, TOWERS, merge_features
 from ostro.architectures.siglip import model as siglip
 from ostro.errors import ConfigError
 
@@ -97,7 +97,7 @@ class Model(gemma3.Model):
 
     def embed(self, step: Step) -> Tensor:
         """Embeddings of text, which are scaled, and of images, which are not."""
-        return place(super().embed(step), step.features)
+        return merge_features(super().embed(step), step.features)
 
 
 @dataclass(frozen=True)

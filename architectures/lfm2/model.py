@@ -117,7 +117,7 @@ class Block(nn.Module):
         self.operator_norm = nn.RMSNorm(d, eps)
         if config.attends(layer):
             self.operator = "self_attn"
-            self.self_attn = nn.Attention(config, layer, rope, qk_norm=True)
+            self.self_attn = nn.Attention(config, layer, rope, qk_norm="head")
         else:
             self.operator = "conv"
             self.conv = ShortConv(config, layer)

@@ -38,7 +38,7 @@ def prompted(inputs: ostro.Inputs, seen: Sequence[int], before: int = 9, behind:
     tokens = words(before, 120)
     for seed in range(1, 1 + len(seen)):
         tokens += [inputs.placeholders["image"], *words(behind, 120, seed=seed)]
-    return inputs.place(tokens, [inputs.image(IMAGES[i]) for i in seen])
+    return inputs.expand_placeholders(tokens, [inputs.image(IMAGES[i]) for i in seen])
 
 
 def shown(prompt: Prompt) -> np.ndarray[Any, Any]:

@@ -88,7 +88,7 @@ class Projector(nn.Module):
         return self.linear_2(F.gelu(self.linear_1(x, step)), step)
 
 
-def place(x: Tensor, features: Features | None) -> Tensor:
+def merge_features(x: Tensor, features: Features | None) -> Tensor:
     """Embeddings [T, d], with features in the rows of placeholders."""
     return x if features is None else x.index_copy(0, features.rows, features.values)
 
@@ -116,7 +116,7 @@ class Model(llama.Model):
         return [(each,) for each in features.split(length)]
 
     def embed(self, step: Step) -> Tensor:
-        return place(super().embed(step), step.features)
+        return merge_features(super().embed(step), step.features)
 
 
 TEXT = (

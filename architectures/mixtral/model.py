@@ -12,6 +12,7 @@ from ostro import Step, nn
 from ostro.architectures.llama import model as llama
 from ostro.config import TextConfig, WindowConfig
 from ostro.errors import ConfigError
+from ostro.ops import RoutingRule
 
 MAX_EXPERTS = 4096
 
@@ -79,7 +80,7 @@ class SparseMLP(nn.Module):
     ) -> None:
         super().__init__()
         d, experts, top = config.hidden_size, config.num_local_experts, config.num_experts_per_tok
-        self.gate = nn.Router(d, experts, top, renormalise=renormalise, bias=bias)
+        self.gate = nn.Router(d, experts, RoutingRule(top, renormalise), bias=bias)
         self.experts = self.mixture(config, hidden)
 
     def mixture(self, config: ExpertsConfig, hidden: int) -> nn.Experts:

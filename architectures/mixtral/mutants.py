@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from ostro import Mutant, nn
-from ostro.nn import Router
+from ostro.nn import Float32Router, Router
 from ostro.testing import each
 
 Choice = tuple[Tensor, Tensor]
@@ -16,11 +16,16 @@ Choice = tuple[Tensor, Tensor]
 def rerouted(change: Callable[[Tensor, Tensor, int], Choice]) -> Callable[[nn.Model], None]:
     """Change the experts [T, k] that routers choose, and their weights [T, k]."""
 
-    def spoil(router: Router) -> None:
+    def spoil(router: Router | Float32Router) -> None:
         choose = router.choose
         router.choose = lambda x, step: change(*choose(x, step), router.n_out)  # type: ignore[method-assign]
 
-    return lambda model: each(model, Router, spoil)
+    def apply(model: nn.Model) -> None:
+        for module in model.modules():
+            if isinstance(module, Router | Float32Router):
+                spoil(module)
+
+    return apply
 
 
 def gate_and_up(model: nn.Model) -> None:

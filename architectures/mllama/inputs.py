@@ -105,12 +105,12 @@ class Inputs(llava.Inputs):
             tokens=(self.placeholders["image"],),
         )
 
-    def place(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
+    def expand_placeholders(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
         """As the base class; rows attend to an image from its placeholder on.
 
         Raises RequestError for adjacent images without text, since a row attends to one image.
         """
-        prompt, image = super().place(tokens, items), self.placeholders["image"]
+        prompt, image = super().expand_placeholders(tokens, items), self.placeholders["image"]
         firsts = [i for i, token in enumerate(prompt.tokens) if token == image]
         if any(b - a == 1 for a, b in pairwise(firsts)):
             raise RequestError(

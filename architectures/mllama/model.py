@@ -46,7 +46,7 @@ class CrossBlock(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None, step: Step
     ) -> tuple[Tensor, Tensor | None]:
-        seen = self.cross_attn.sees(step)
+        seen = self.cross_attn.rows_with_media(step)
         if seen is None:
             return x, residual
         x, residual = self.input_layernorm(x, residual)
@@ -92,10 +92,10 @@ class Model(llama.Model):
         projected = self.multi_modal_projector(torch.cat(states), rows)
         return [(each,) for each in projected.split(sizes)]
 
-    def remember(self, states: Tensor, step: Step) -> None:
+    def write_states(self, states: Tensor, step: Step) -> None:
         for layer in self.model.layers:
             if isinstance(layer, CrossBlock):
-                layer.cross_attn.remember(states, step)
+                layer.cross_attn.write_states(states, step)
 
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
         """Logits, with the smallest value for prompt-only tokens."""

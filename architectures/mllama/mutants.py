@@ -54,13 +54,13 @@ def blind_rows_fed(model: nn.Model) -> None:
     """Apply the gated feed-forward also to rows without an image."""
 
     def change(attention: nn.CrossAttention) -> None:
-        sees = attention.sees
+        rows_with_media = attention.rows_with_media
 
         def see(step: Step) -> Tensor | None:
-            seen = sees(step)
+            seen = rows_with_media(step)
             return None if seen is None else torch.ones_like(seen)
 
-        attention.sees = see  # type: ignore[method-assign]
+        attention.rows_with_media = see  # type: ignore[method-assign]
 
     each(model, nn.CrossAttention, change)
 

@@ -54,7 +54,7 @@ def prompted(inputs: ostro.Inputs, seen: str) -> Prompt:
         item = inputs.image(media) if media.ndim == 3 else inputs.video(media, 2.0)
         tokens += [start, TOKENS[f"{item.kind}_token_id"], end, *words(4, 128, seed=i)]
         items.append(item)
-    return inputs.place(tokens, items)
+    return inputs.expand_placeholders(tokens, items)
 
 
 def reference(prompt: Prompt) -> dict[str, np.ndarray[Any, Any]]:

@@ -26,7 +26,7 @@ def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
         tokens, sounds = words(9, 100), [CLIPS[i] for i in selection]
         for i in selection:
             tokens += [raw["audio_token_index"], *words(5, 100, seed=i)]
-        prompt = inputs.place(tokens, [inputs.audio(samples) for samples in sounds])
+        prompt = inputs.expand_placeholders(tokens, [inputs.audio(samples) for samples in sounds])
         yield Example(prompt, reference(extract, sounds, len(prompt.tokens)))
 
 

@@ -30,7 +30,7 @@ class Block(llama.Block):
             rope,
             bias=bias,
             out_bias=bias,
-            qk_norm=True,
+            qk_norm="head",
             window=window,
             fused=KERNELS,
         )

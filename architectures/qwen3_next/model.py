@@ -78,7 +78,7 @@ class Attention(nn.Attention):
 
     def __init__(self, config: Config, layer: int, rope: nn.Rope) -> None:
         bias, d = config.attention_bias, config.head_dim
-        super().__init__(config, layer, rope, bias=bias, out_bias=bias, qk_norm=True)
+        super().__init__(config, layer, rope, bias=bias, out_bias=bias, qk_norm="head")
         parts = {"q_proj": 2 * self.heads * d, "k_proj": self.kv_heads * d}
         parts["v_proj"] = parts["k_proj"]
         self.qkv = nn.Linear(config.hidden_size, parts, bias=bias)

@@ -10,8 +10,8 @@ from ostro.architectures.qwen2_5_vl import config as qwen2_5_vl
 from ostro.architectures.qwen3 import model as qwen3
 from ostro.errors import ConfigError
 
-APPROXIMATE = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
-"""The supported values of hidden_act, and torch's `approximate` of gelu."""
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh")
+"""The supported values of hidden_act."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class DeepTower(qwen2_5_vl.Tower):
 
     def check(self) -> None:
         super().check()
-        if self.hidden_act not in APPROXIMATE:
+        if self.hidden_act not in ACTIVATIONS:
             raise ConfigError(f"vision_config: hidden_act={self.hidden_act!r} is not implemented")
         if self.side < 1 or self.side**2 != self.num_position_embeddings:
             raise ConfigError(

@@ -65,7 +65,7 @@ class Inputs(qwen2_5_vl.Inputs):
         """Zeros: timestamps are text."""
         return np.zeros(count, np.int64)
 
-    def place(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
+    def expand_placeholders(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
         """As the base class, without the vision tokens of the template around a video.
 
         Each group of frames has its own, as in transformers 4.57, with which the family was
@@ -77,4 +77,4 @@ class Inputs(qwen2_5_vl.Inputs):
             left.append(token)
             if left[-3:] == [start, video, end]:
                 left[-3:] = [video]
-        return super().place(left, items)
+        return super().expand_placeholders(left, items)

@@ -17,7 +17,7 @@ from ostro import Step, nn
 from ostro.architectures.qwen2_5_vl import vision as qwen2_5_vl
 from ostro.architectures.qwen2_5_vl.grid import Grid, Ints, frames, places
 from ostro.architectures.qwen2_5_vl.vision import EPS, Attention, AxialRope, PatchEmbed
-from ostro.architectures.qwen3_vl.config import APPROXIMATE, DeepTower
+from ostro.architectures.qwen3_vl.config import DeepTower
 
 Floats = NDArray[np.float32]
 
@@ -25,11 +25,11 @@ Floats = NDArray[np.float32]
 class Block(nn.Module):
     def __init__(self, config: DeepTower, rope: nn.Rope) -> None:
         super().__init__()
-        d, approximate = config.hidden_size, APPROXIMATE[config.hidden_act]
+        d = config.hidden_size
         self.norm1 = nn.LayerNorm(d, EPS)
         self.attn = Attention(config, rope)
         self.norm2 = nn.LayerNorm(d, EPS)
-        self.mlp = nn.MLP(d, config.intermediate_size, approximate=approximate)
+        self.mlp = nn.MLP(d, config.intermediate_size, config.hidden_act)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         x = x + self.attn(self.norm1(x), step)

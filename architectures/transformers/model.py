@@ -48,8 +48,8 @@ class Model(nn.TokenModel):
 
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
         """The logits of the class's forward, whose decoder returns the computed hidden states."""
-        if step.wanted is not None:
-            hidden, step = hidden[step.wanted], step.rows(step.wanted)
+        if step.logits_indices is not None:
+            hidden, step = hidden[step.logits_indices], step.rows(step.logits_indices)
         with self.call.bound(step, hidden[None]):
             logits: Tensor = self.top[0](use_cache=False).logits[0]
         return logits

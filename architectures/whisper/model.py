@@ -124,9 +124,9 @@ class Model(nn.TokenModel):
                 )
         return [(states,) for states in self.model.encoder(spectra, step)]
 
-    def remember(self, states: Tensor, step: Step) -> None:
+    def write_states(self, states: Tensor, step: Step) -> None:
         for layer in self.model.decoder.layers:
-            layer.encoder_attn.remember(states, step)
+            layer.encoder_attn.write_states(states, step)
 
     def embed(self, step: Step) -> Tensor:
         return self.model.decoder.embed(step)

@@ -89,8 +89,8 @@ def shared_cross_cache(model: nn.Model) -> None:
         first = decoder.layers[0].encoder_attn.layer
         for layer in decoder.layers:
             layer.encoder_attn.layer = first
-            layer.encoder_attn.remember = skip
-        del decoder.layers[0].encoder_attn.remember
+            layer.encoder_attn.write_states = skip
+        del decoder.layers[0].encoder_attn.write_states
 
     def skip(states: Tensor, step: Step) -> None:
         """Write nothing."""

@@ -285,13 +285,15 @@ class AdapterDelta:
 
     def base_matmul(self, x: Tensor) -> Tensor:
         """x [r, k] -> [r, n] float32 by the base's weights alone."""
-        held = self.module.held
+        held = self.module.active_storages
         return torch.cat([s.matmul(x.to(s.dtype)).float() for s in held], -1)
 
     def write_gains(self, slot: int, gains: Tensor) -> None:
         """Write an adapter's gains to its slot; the first call allocates the slots."""
         if self.gains is None or self.base_norms_sq is None:
-            norms = [storage.row_norms_sq().to(self.device) for storage in self.module.held]
+            norms = [
+                storage.row_norms_sq().to(self.device) for storage in self.module.active_storages
+            ]
             # One assignment: if memory runs out, the delta still has neither.
             self.gains, self.base_norms_sq = (
                 torch.zeros(self.slots, 5, self.n, device=self.device),

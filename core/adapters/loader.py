@@ -167,7 +167,7 @@ class AdapterLoader:
 
     def storage(self, module: Any, tensor: Tensor) -> Storage:
         """The storage of a whole weight, on the device and in the dtype of the one it replaces."""
-        replaced = module.held[0]
+        replaced = module.active_storages[0]
         info = TensorInfo(name="weight", shape=tuple(tensor.shape), format="F32", nbytes=0)
         stored = Stored(
             tensors={"weight": tensor},
@@ -195,7 +195,7 @@ def has_gain(factors: Factors) -> bool:
 
 def is_base(module: Any, tensor: Tensor) -> bool:
     """Whether a whole weight equals the base's: PEFT saves both beside factors of embeddings."""
-    (storage,) = module.held
+    (storage,) = module.active_storages
     weight = storage.dequantize().view(storage.shape)
     return bool(torch.equal(weight, tensor.to(weight)))
 

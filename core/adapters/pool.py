@@ -112,7 +112,7 @@ class AdapterPool:
             assert isinstance(module, Linear | Embedding | ExpertLinear), (
                 f"{module} takes no adapters"
             )
-            device, dtype = self.placement.device(module), module.held[0].dtype
+            device, dtype = self.placement.device(module), module.active_storages[0].dtype
             target = replace(self.target, device=device, dtype=dtype)
             table, number = self.mixtures.table(device), len(self.deltas)
             self.deltas[module] = AdapterDelta(module, number, self.size, SLOTS, table, target)

@@ -98,7 +98,9 @@ class Calibration:
         """Logits [t, V] float32 of all positions of texts, at most `SLICE` positions at a time."""
         for hidden, step in self.read(texts):
             for rows in torch.arange(len(hidden), device=hidden.device).split(SLICE):
-                yield self.engine.runner.model.logits(hidden, replace(step, wanted=rows)).float()
+                yield self.engine.runner.model.logits(
+                    hidden, replace(step, logits_indices=rows)
+                ).float()
 
     def divergence(self) -> float:
         """KL divergence of the current model from the float model, in nats per token."""

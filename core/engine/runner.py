@@ -223,7 +223,7 @@ class ModelRunner:
         for group, batch in zip(self.blocks.cross_groups, batches, strict=True):
             for i, layer in enumerate(group.layers):
                 caches[layer] = group.kind.view(i, batch)
-        self.model.remember(torch.cat(states), replace(step, caches=caches))
+        self.model.write_states(torch.cat(states), replace(step, caches=caches))
 
     def medium(self, item: Item) -> Medium:
         """An item's arrays on the device."""
@@ -268,7 +268,7 @@ class ModelRunner:
                 chunk = Chunk(sequence, start, count, draws=False)
                 self.compute_scalings([chunk])
                 step, _ = self.build_step([chunk])
-                step.wanted = None  # the logits of all rows
+                step.logits_indices = None  # the logits of all rows
                 out.append(self.model.logits(self.model.hidden(step), step).float().cpu())
                 start = stop
         finally:
@@ -323,7 +323,7 @@ class ModelRunner:
                     raise RequestError("no room in the cache for this batch", param="input")
             self.compute_scalings(chunks)
             step, _ = self.build_step(chunks)
-            step.wanted = None
+            step.logits_indices = None
             if kinds is not None:
                 # Token types are one more axis of positions: such encoders look both up.
                 types = self.int64([kind for token_types in kinds for kind in token_types])
@@ -390,7 +390,7 @@ class ModelRunner:
         step, spans = self.build_step(chunks)
         hidden = self.model.hidden(step)
         # No row draws: skip the head, often the largest matmul of the model.
-        if step.wanted is not None and not len(step.wanted):
+        if step.logits_indices is not None and not len(step.logits_indices):
             return hidden[:0]
         logits = self.model.logits(hidden, step)
         drawing = []
@@ -402,12 +402,12 @@ class ModelRunner:
         return logits if len(drawing) == len(logits) else logits[self.int64(drawing)]
 
     def build_step(self, chunks: Sequence[Chunk], pass_index: int = 0) -> tuple[Step, list[slice]]:
-        """The step of these chunks, and the slice of each chunk's rows among the wanted ones.
+        """The step of these chunks, and the slice of each chunk in the logits indices.
 
         `pass_index` 1 is the pass of X-LoRA sequences by the base model alone.
         """
         axes = self.model.axes
-        tokens, wanted = list[int](), list[int]()
+        tokens, indices = list[int](), list[int]()
         positions = [list[int]() for _ in range(axes)]
         spans, pending = list[slice](), list[tuple[int, int]]()
         for chunk in chunks:
@@ -424,21 +424,21 @@ class ModelRunner:
             for axis, values in zip(positions, given, strict=True):
                 axis += values
             rows = range(first, len(tokens)) if chunk.draws or wants_prompt(chunk) else ()
-            spans.append(slice(len(wanted), len(wanted) + len(rows)))
-            wanted += rows
+            spans.append(slice(len(indices), len(indices) + len(rows)))
+            indices += rows
         mixtures = self.mixture_rows(chunks) if pass_index == 0 else []
         ids = self.int64(tokens)
         if pending:
             at, sampler_rows = (self.int64(column) for column in zip(*pending, strict=True))
             ids[at] = self.sampler.last[sampler_rows]
-        all_rows = len(wanted) == len(tokens)
+        all_rows = len(indices) == len(tokens)
         step = Step(
             tokens=ids,
             positions=self.int64([p for axis in positions for p in axis]).view(axes, -1),
             caches=self.cache_views(self.attention_metadata(chunks, pass_index)),
             mixture=to_device(mixtures, torch.int32, self.device) if any(mixtures) else None,
             features=step_features(chunks, self.features),
-            wanted=None if all_rows else self.int64(wanted),
+            logits_indices=None if all_rows else self.int64(indices),
             bounds=[0, *accumulate(chunk.count for chunk in chunks)],
         )
         return step, spans

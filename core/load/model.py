@@ -218,7 +218,7 @@ def finalize(loaded: LoadedModel, target: Target, placement: Placement | None = 
             with placement.on_device(module):
                 reason = module.finalize(here)
             note(reasons, f"{type(module).__name__.lower()}: {reason}")
-            formats = tuple(dict.fromkeys(storage.format for storage in module.held))
+            formats = tuple(dict.fromkeys(storage.format for storage in module.active_storages))
             loaded.layers.append(
                 LayerInfo(path=path, formats=formats, nbytes=module.nbytes, kernel=reason)
             )

@@ -131,7 +131,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     since, of media in a cross cache: the first token that attends to the item, until the next such
     item; `length` is the number of its rows in the cache. cost: rows of the encoder, which limit
     the items that one step encodes. tokens: the tokens that replace its placeholder, with `pad` at
-    its rows; used by `Inputs.place` only.
+    its rows; used by `Inputs.expand_placeholders` only.
     """
 
     kind: str
@@ -226,13 +226,15 @@ class Inputs:
         """Make an item of one audio, float32 [n] in -1..1 at `rate` Hz."""
         raise Unsupported("this model does not support audio", param="messages")
 
-    def drawing(self, prompt: str, second: str | None, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def drawing(
+        self, prompt: str, second: str | None, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The engine request for an image: the prompt's tokens, width, height and further options,
         as requested or as the model's defaults. `second` is the prompt of a second text encoder.
         """
         raise Unsupported("this model does not generate images")
 
-    def speech(self, text: str, voice: str | None, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def speech(self, text: str, voice: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
         """The engine request for speech: the text's tokens, max_seconds, temperature, top_p and
         guidance, as requested or as the model's defaults.
 
@@ -240,7 +242,7 @@ class Inputs:
         """
         raise Unsupported("this model does not synthesize speech")
 
-    def place(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
+    def expand_placeholders(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
         """Replace the placeholders in a prompt by the tokens of items, in order.
 
         Raises RequestError if the number of placeholders differs from the number of items.

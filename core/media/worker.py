@@ -81,7 +81,7 @@ class AudioReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 def prepare(inputs: Inputs, tokens: Sequence[int], sources: Sequence[MediaSource]) -> Prompt:
     """Decode media and place them in a prompt. Raises RequestError or Unsupported."""
-    return inputs.place(tokens, [make_item(inputs, source) for source in sources])
+    return inputs.expand_placeholders(tokens, [make_item(inputs, source) for source in sources])
 
 
 def make_item(inputs: Inputs, source: MediaSource) -> Item:

@@ -6,7 +6,7 @@ from ostro.core.nn.attention import Attention, CachedLayer, EncoderAttention, Re
 from ostro.core.nn.cross import CrossAttention
 from ostro.core.nn.dequantized import Dequantized
 from ostro.core.nn.embedding import Embedding, Head
-from ostro.core.nn.experts import ExpertLinear, Experts, Router
+from ostro.core.nn.experts import ExpertLinear, Experts, Float32Router, Router
 from ostro.core.nn.filters import Filters
 from ostro.core.nn.latent import LatentAttention
 from ostro.core.nn.linear import Delta, Linear
@@ -28,6 +28,7 @@ __all__ = [
     "ExpertLinear",
     "Experts",
     "Filters",
+    "Float32Router",
     "GatedMLP",
     "Head",
     "JobModel",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ class Attention(CachedLayer):
 
     bias      bias on q, k and v
     out_bias  bias on the output projection
-    qk_norm   RMS norm on every query and key head
+    qk_norm   RMS norm of queries and keys before the rotation: "head" for each head (Qwen3), "all"
+              over all heads (OLMo 2), "" for none
     window    attend to the last `window` positions; 0 = all
     softcap   soft cap of the scores; 0 = none
     scale     scale of the scores; default head_dim ** -0.5
@@ -62,7 +64,7 @@ class Attention(CachedLayer):
         *,
         bias: bool = False,
         out_bias: bool = False,
-        qk_norm: bool = False,
+        qk_norm: Literal["", "head", "all"] = "",
         window: int = 0,
         softcap: float = 0.0,
         scale: float | None = None,
@@ -78,8 +80,8 @@ class Attention(CachedLayer):
             bias=bias,
         )
         self.o_proj = Linear(heads * d, config.hidden_size, bias=out_bias, shard="rowwise")
-        self.q_norm = RMSNorm(d, config.rms_norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(d, config.rms_norm_eps) if qk_norm else None
+        widths = {"": (0, 0), "head": (d, d), "all": (heads * d, kv * d)}[qk_norm]
+        self.q_norm, self.k_norm = (RMSNorm(w, config.rms_norm_eps) if w else None for w in widths)
         self.sinks = Parameter(torch.zeros(heads), requires_grad=False) if sinks else None
         self.rope = rope
         self.window, self.softcap = window, softcap
@@ -105,7 +107,7 @@ class Attention(CachedLayer):
             rotated: Tensor = self.fused(q, k, v, *norms, *self.rope.angles(step.positions), pages)
             return rotated
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q)[0], self.k_norm(k)[0]
+            q, k = norm_heads(self.q_norm, q), norm_heads(self.k_norm, k)
         if self.rope is not None:
             q, k = self.rope(q, k, step.positions)
         self.write(k, v, pages.k, pages.v, pages.batch.slots)
@@ -128,6 +130,13 @@ class Attention(CachedLayer):
             sinks=self.sinks,
         )
         return self.o_proj(y.flatten(1), step)
+
+
+def norm_heads(norm: RMSNorm, x: Tensor) -> Tensor:
+    """Norm x [T, h, d] over each head, or over all heads if the norm has h * d weights."""
+    if len(norm.weight) == x.shape[-1]:
+        return norm(x)[0]
+    return norm(x.flatten(1))[0].view(x.shape)
 
 
 class EncoderAttention(Module):

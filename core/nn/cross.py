@@ -58,7 +58,7 @@ class CrossAttention(CachedLayer):
             kind="cross", heads=self.kv_heads, key_dim=d, value_dim=d, length=self.length
         )
 
-    def remember(self, states: Tensor, step: Step) -> None:
+    def write_states(self, states: Tensor, step: Step) -> None:
         """Write keys and values of encoder states [n, states]."""
         shape = (len(states), self.kv_heads, self.head_dim)
         k = self.k_proj(states, step).view(shape)
@@ -68,7 +68,7 @@ class CrossAttention(CachedLayer):
         pages = step.caches[self.layer]
         self.write(k, v, pages.k, pages.v, pages.batch.slots)
 
-    def sees(self, step: Step) -> Tensor | None:
+    def rows_with_media(self, step: Step) -> Tensor | None:
         """Mask of the rows that have a medium, [T, 1] bool; None if no row has one."""
         batch = step.caches[self.layer].batch
         if not batch.max_length:

@@ -42,19 +42,19 @@ class Embedding(Module):
         return self.storage.finalize(target, embedding=True)
 
     @property
-    def held(self) -> list[Storage]:
+    def active_storages(self) -> list[Storage]:
         return [] if self.storage is None else [self.storage]
 
     @property
     def nbytes(self) -> int:
-        return sum(storage.nbytes for storage in self.held)
+        return sum(storage.nbytes for storage in self.active_storages)
 
     def extra_repr(self) -> str:
         return f"{self.n}, {self.d}"
 
 
 class Head(Linear):
-    """Computes logits of the wanted rows. `tied` is the embedding whose storage it shares."""
+    """Computes logits. `tied` is the embedding whose storage it shares."""
 
     def __init__(
         self, d: int, n: int, *, tied: Embedding | None = None, bias: bool = False
@@ -63,9 +63,9 @@ class Head(Linear):
         self.tied = (tied,) if tied is not None else ()  # a tuple: not a child of this module
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, d] -> [W, n]: the step's wanted rows, or all of them."""
-        if step.wanted is not None:
-            x, step = x[step.wanted], step.rows(step.wanted)
+        """x [T, d] -> [W, n]: the rows in `step.logits_indices`, or all."""
+        if step.logits_indices is not None:
+            x, step = x[step.logits_indices], step.rows(step.logits_indices)
         return super().forward(x, step)
 
     def slots(self, path: str) -> Iterator[Slot]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, ParameterDict
+from torch.nn import Module, Parameter, ParameterDict
 
 from ostro.core.errors import CheckpointError, InvalidTensor
 from ostro.core.nn.linear import Delta, Linear, Slot
@@ -19,23 +20,53 @@ from ostro.core.step import Step
 
 
 class Router(Linear):
-    """Selects the `top` experts of each row, and their weights.
+    """Selects experts for each row, and their weights, by a rule.
 
-    The weights are the softmax over all experts; with `renormalise`, over the selected ones, which
-    equals dividing them by their sum.
+    With `correction_bias`, the parameter `e_score_correction_bias` [experts] float32 is added to
+    the scores for the selection only.
     """
 
     def __init__(
-        self, d: int, experts: int, top: int, *, renormalise: bool = True, bias: bool = False
+        self,
+        d: int,
+        experts: int,
+        rule: RoutingRule,
+        *,
+        bias: bool = False,
+        correction_bias: bool = False,
     ) -> None:
         super().__init__(d, experts, bias=bias)
-        self.top, self.renormalise = top, renormalise
+        self.rule = rule
+        self.e_score_correction_bias = correction(experts) if correction_bias else None
         self.route = Op(moe_route.KERNELS)
 
     def choose(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """x [T, d] -> (experts [T, k] int64, best first, weights [T, k] float32)."""
-        chosen, weights = self.route(self(x, step), RoutingRule(self.top, self.renormalise))
+        chosen, weights = self.route(self(x, step), self.rule, self.e_score_correction_bias)
         return chosen, weights
+
+
+class Float32Router(Module):
+    """A `Router` with a float32 weight [experts, d], which formats and adapters leave as it is."""
+
+    def __init__(
+        self, d: int, experts: int, rule: RoutingRule, *, correction_bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.n_out, self.rule = experts, rule
+        self.weight = Parameter(torch.zeros(experts, d), requires_grad=False)
+        self.e_score_correction_bias = correction(experts) if correction_bias else None
+        self.route = Op(moe_route.KERNELS)
+
+    def choose(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """x [T, d] -> (experts [T, k] int64, best first, weights [T, k] float32)."""
+        logits = F.linear(x.float(), self.weight.float())
+        chosen, weights = self.route(logits, self.rule, self.e_score_correction_bias)
+        return chosen, weights
+
+
+def correction(experts: int) -> Parameter:
+    return Parameter(torch.zeros(experts), requires_grad=False)
 
 
 class ExpertLinear(Module):
@@ -113,7 +144,7 @@ class ExpertLinear(Module):
         return parts if fused is None else [fused]
 
     @property
-    def held(self) -> list[Any]:
+    def active_storages(self) -> list[Any]:
         return self.storages
 
     @property

@@ -170,13 +170,13 @@ class Linear(Module):
         return "; ".join(dict.fromkeys(reasons))
 
     @property
-    def held(self) -> list[Storage]:
+    def active_storages(self) -> list[Storage]:
         """The storages in use: the fused one, or one per part."""
         return [self.fused] if self.fused is not None else list(self.storages.values())
 
     @property
     def nbytes(self) -> int:
-        return sum(storage.nbytes for storage in self.held)
+        return sum(storage.nbytes for storage in self.active_storages)
 
     def extra_repr(self) -> str:
         return f"{self.n_in} -> {self.parts}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
@@ -9,6 +12,7 @@ from torch.nn import Module
 from ostro.core.errors import ConfigError
 from ostro.core.nn.linear import Linear
 from ostro.core.ops import Op, act_mul
+from ostro.core.ops.act_mul.naive import ACTS
 from ostro.core.step import Step
 
 ACTIVATIONS = {
@@ -44,14 +48,24 @@ class GatedMLP(Module):
         return self.down_proj(self.act_mul(self.gate_up(x, step), self.act), step)
 
 
-class MLP(Module):
-    """fc2(gelu(fc1(x))), with biases."""
+UNGATED: dict[str, Callable[[Tensor], Tensor]] = ACTS | {
+    "relu2": lambda x: F.relu(x).square(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+"""Activations of `MLP`."""
 
-    def __init__(self, d: int, hidden: int, *, approximate: str = "none") -> None:
+
+class MLP(Module):
+    """fc2(act(fc1(x))).
+
+    act is a config's hidden_act, or a name in UNGATED. Raises ConfigError if it is unknown.
+    """
+
+    def __init__(self, d: int, hidden: int, act: str = "gelu", *, bias: bool = True) -> None:
         super().__init__()
-        self.fc1 = Linear(d, hidden, bias=True)
-        self.fc2 = Linear(hidden, d, bias=True, shard="rowwise")
-        self.approximate = approximate
+        self.fc1 = Linear(d, hidden, bias=bias)
+        self.fc2 = Linear(hidden, d, bias=bias, shard="rowwise")
+        self.act = act if act in UNGATED else activation(act)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x, step), approximate=self.approximate), step)
+        return self.fc2(UNGATED[self.act](self.fc1(x, step)), step)

@@ -37,7 +37,7 @@ class Model(Module):
         """
         raise NotImplementedError(f"{type(self).__module__} does not support media")
 
-    def remember(self, states: Tensor, step: Step) -> None:
+    def write_states(self, states: Tensor, step: Step) -> None:
         """Write the encoder states [T, d] of one or several media to the cross caches of `step`."""
         raise NotImplementedError(f"{type(self).__module__} has no cross cache")
 
@@ -63,7 +63,7 @@ class TokenModel(EncoderModel):
 
     @abstractmethod
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
-        """hidden [T, d] -> [W, vocab]: logits of the rows `step.wanted`, or of all rows."""
+        """hidden [T, d] -> [W, vocab]: logits of the rows `step.logits_indices`, or of all rows."""
 
 
 class JobModel(Model):

@@ -93,7 +93,7 @@ def layer_errors(samples: Samples, loaded: LoadedModel) -> tuple[LayerError, ...
 
 def recompute(module: Any, inputs: Inputs) -> Tensor:
     """Return the outputs of a weight for sampled inputs, float32 on the host."""
-    storage = module.held[0]
+    storage = module.active_storages[0]
     there = tuple(
         x.to(storage.device, storage.dtype if x.is_floating_point() else None) for x in inputs
     )
@@ -105,7 +105,7 @@ def multiply(module: Any, inputs: Inputs) -> Tensor:
     verb = "matmul"
     if isinstance(module, Embedding | ExpertLinear):
         verb = "rows" if isinstance(module, Embedding) else "grouped"
-    return torch.cat([getattr(storage, verb)(*inputs) for storage in module.held], -1)
+    return torch.cat([getattr(storage, verb)(*inputs) for storage in module.active_storages], -1)
 
 
 def weights(model: Module) -> dict[str, Any]:
@@ -122,4 +122,4 @@ def parts(path: str, module: Any) -> Iterator[tuple[str, str, slice]]:
                 storage = module.fused or module.storages[slot.part]
                 yield slot.name, storage.format, module.span(slot.part)
         return
-    yield path, " and ".join(dict.fromkeys(s.format for s in module.held)), slice(None)
+    yield path, " and ".join(dict.fromkeys(s.format for s in module.active_storages)), slice(None)

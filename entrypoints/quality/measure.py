@@ -67,7 +67,7 @@ class OpenModel:
         for rows, ids in zip(
             torch.tensor(wanted).split(SLICE), following.split(SLICE), strict=True
         ):
-            yield self.logits(hidden, replace(step, wanted=rows.to(hidden.device))), ids
+            yield self.logits(hidden, replace(step, logits_indices=rows.to(hidden.device))), ids
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
@@ -75,7 +75,11 @@ class OpenModel:
 
     @property
     def weights(self) -> Weights:
-        held = {id(s): s for module in weights(self.loaded.model).values() for s in module.held}
+        held = {
+            id(s): s
+            for module in weights(self.loaded.model).values()
+            for s in module.active_storages
+        }
         nbytes = sum(storage.nbytes for storage in held.values())
         count = sum(prod(storage.shape) for storage in held.values())
         formats = tuple(sorted({storage.format for storage in held.values()}))

@@ -141,7 +141,7 @@ class Skeleton:
         yield from (f"    bias={bias(q)},", f"    out_bias={bias(out)},")
         norm = self.by_role.get(f"{LAYER}.self_attn.q_norm")
         if norm is not None and norm.arguments.get("0") == "self.head_dim" and "RMS" in norm.kind:
-            yield "    qk_norm=True,"
+            yield '    qk_norm="head",'
         if self.shape.windowed:
             yield "    window=config.window(layer),"
         yield ")"
@@ -150,18 +150,17 @@ class Skeleton:
         """The call of `nn.GatedMLP`, or of `nn.MLP` if there are only two linears."""
         first = self.by_role.get(f"{LAYER}.mlp.fc1")
         if first is not None and not self.gated:
-            if (said := bias(first)) != "True":
-                what = f"two linears with bias={said}, where nn.MLP has biases"
-                yield from comment(f"{self.file}:{first.line}: {what}: write one of your own", 8)
-            yield "return nn.MLP(config.hidden_size, config.intermediate_size)"
-            return
-        said = bias(self.by_role.get(f"{LAYER}.mlp.up_proj"))
+            block, linear = "MLP", first
+        else:
+            block, linear = "GatedMLP", self.by_role.get(f"{LAYER}.mlp.up_proj")
         yield from (
-            "return nn.GatedMLP(",
+            f"return nn.{block}(",
             "    config.hidden_size,",
             "    config.intermediate_size,",
+            "    config.hidden_act,",
+            f"    bias={bias(linear)},",
+            ")",
         )
-        yield from ("    config.hidden_act,", f"    bias={said},", ")")
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:

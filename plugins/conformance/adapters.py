@@ -173,7 +173,7 @@ def merge(
 
     for module, factors in targets.factors.items():
         assert isinstance(module, Linear | Embedding | ExpertLinear), f"{module} holds no weights"
-        parts, held = shape_of(module)[0], module.held
+        parts, held = shape_of(module)[0], module.active_storages
         whole = torch.cat([s.dequantize().view(-1, *s.shape[-2:]) for s in held], -2)
         made = [
             torch.cat(

@@ -8,7 +8,7 @@ these Inputs build:
         (folder / "preprocessor_config.json").write_text(json.dumps({"size": 16}))
         inputs = Inputs(raw, folder)
         item = inputs.image(pixels(0, 30, 45))
-        prompt = inputs.place([*words(9, 128), IMAGE, *words(9, 128)], [item])
+        prompt = inputs.expand_placeholders([*words(9, 128), IMAGE, *words(9, 128)], [item])
         yield Example(prompt, {"pixel_values": item.arrays["pixels"].numpy()[None]})
 """
 

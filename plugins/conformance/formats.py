@@ -126,7 +126,7 @@ def storages(model: Module) -> Iterator[tuple[str, Storage]]:
     """Every storage that quantization at load applies to, by path."""
     for path, module in model.named_modules():
         if isinstance(module, Linear | Embedding | ExpertLinear) and not isinstance(module, Router):
-            yield from ((path, storage) for storage in module.held)
+            yield from ((path, storage) for storage in module.active_storages)
 
 
 def densify(model: Module, plugins: PluginManager) -> None:

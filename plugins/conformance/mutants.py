@@ -32,6 +32,7 @@ from ostro.core.nn import (
     Router,
 )
 from ostro.core.ops import Fused
+from ostro.core.ops.moe_route import RoutingRule
 from ostro.core.records import Architecture, Mutant, resolve
 from ostro.plugins.conformance.golden import SPREADS
 
@@ -185,11 +186,15 @@ def no_filter_bias(model: Model) -> None:
 
 
 def other_softmax(model: Model) -> None:
-    each(model, Router, lambda r: setattr(r, "renormalise", not r.renormalise))
+    change_rule(model, lambda rule: rule._replace(renormalise=not rule.renormalise))
 
 
 def choices(by: int) -> Callable[[Model], None]:
-    return lambda model: each(model, Router, lambda r: setattr(r, "top", r.top + by))
+    return lambda model: change_rule(model, lambda rule: rule._replace(top=rule.top + by))
+
+
+def change_rule(model: Model, change: Callable[[RoutingRule], RoutingRule]) -> None:
+    each(model, Router, lambda r: setattr(r, "rule", change(r.rule)))
 
 
 def expert_activation(model: Model) -> None:

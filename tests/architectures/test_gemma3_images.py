@@ -55,14 +55,14 @@ class TestGemma3Images(ImageTests):
         maker, tokens = tiny.inputs, list[int]()
         for part in text.replace("\n\n\n", "3").replace("\n\n", "2").replace("\n", "1"):
             tokens.append(ids[part] if part in ids else LINE - 1 + int(part))
-        prompt = maker.place(tokens, [maker.image(IMAGES[0])] * text.count("*"))
+        prompt = maker.expand_placeholders(tokens, [maker.image(IMAGES[0])] * text.count("*"))
         marks = {50: "a", 51: "b", MARK: "*", **{LINE - 1 + n: str(n) for n in (1, 2, 3)}}
         said = "".join(marks[token] for token in prompt.tokens if token not in (SOFT, END))
         assert said == expected
 
     def test_text_alone_stays_as_it_is(self, tiny: Subject) -> None:
         tokens = [50, LINE, LINE, 51]
-        assert tiny.inputs.place(tokens, []).tokens == tokens
+        assert tiny.inputs.expand_placeholders(tokens, []).tokens == tokens
 
     def test_trees_of_transformers_and_older_files_are_read_as_well(self, tiny: Subject) -> None:
         spaces = tiny.names

@@ -95,9 +95,9 @@ def test_a_prompt_without_a_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     maker = Inputs(TINY, tmp_path)
     with pytest.raises(RequestError, match="no place"):
-        maker.place([5, 6, 7], [maker.image(IMAGES[0])])
+        maker.expand_placeholders([5, 6, 7], [maker.image(IMAGES[0])])
     with pytest.raises(RequestError, match="item 1 of the prompt is image, got nothing"):
-        maker.place([5, 1, 7], [])
+        maker.expand_placeholders([5, 1, 7], [])
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -85,8 +85,8 @@ class TestMllama(ImageTests):
         maker = tiny.inputs
         item = maker.image(IMAGES[0])
         with pytest.raises(RequestError, match="put text between"):
-            maker.place([7, IMAGE, IMAGE, 7], [item, item])
-        assert maker.place([7, IMAGE, 7, IMAGE], [item, item]).items[1].since == 3
+            maker.expand_placeholders([7, IMAGE, IMAGE, 7], [item, item])
+        assert maker.expand_placeholders([7, IMAGE, 7, IMAGE], [item, item]).items[1].since == 3
 
     def test_trees_of_transformers_are_read_as_well(self, tiny: Subject) -> None:
         theirs, left = tiny.names.read(tiny.reference.state_dict())

@@ -78,7 +78,7 @@ def test_audio_that_is_too_short_or_malformed_is_rejected(
 
 def test_a_prompt_without_a_place_is_refused(inputs: Inputs) -> None:
     with pytest.raises(RequestError, match="no place"):
-        inputs.place([1, 2, 3], [inputs.audio(CLIPS[0])])
+        inputs.expand_placeholders([1, 2, 3], [inputs.audio(CLIPS[0])])
 
 
 def test_inputs_ask_for_a_preprocessor_config(tmp_path: Path) -> None:

@@ -173,13 +173,13 @@ def test_qwen3_tells_the_time_before_each_group_of_frames(tmp_path: Path) -> Non
     each = "v" * (video.cost // 4 // 4)
     times = ("0.2", "1.2", "2.2", "3.0")
     assert spelled(video.tokens) == "".join(f"<{time} seconds>[{each}]" for time in times)
-    prompt = maker.place([7, START, VIDEO, END, 8], [video])
+    prompt = maker.expand_placeholders([7, START, VIDEO, END, 8], [video])
     assert prompt.tokens == [7, *video.tokens, 8]
     assert [count for _, count in prompt.items[0].spans] == [len(each)] * 4
 
 
 def test_text_prompts_have_no_positions(tmp_path: Path) -> None:
-    assert Inputs25({}, tmp_path).place([5, 6, 7], []).positions is None
+    assert Inputs25({}, tmp_path).expand_placeholders([5, 6, 7], []).positions is None
 
 
 def test_settings_may_be_in_one_file(tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_videos_that_last_longer_than_the_model_has_positions_are_refused(tmp_pa
     write(tmp_path, preprocessor_config=HUB)
     maker = Inputs25({"text_config": {"max_position_embeddings": 4096}}, tmp_path)
     frames = np.stack([picture(56, 56)] * 6)
-    assert maker.place([VIDEO], [maker.video(frames, 1.0)]).positions is not None
+    assert maker.expand_placeholders([VIDEO], [maker.video(frames, 1.0)]).positions is not None
     with pytest.raises(RequestError, match=r"supports 4096"):
-        maker.place([VIDEO], [maker.video(frames, 1e-3)])
+        maker.expand_placeholders([VIDEO], [maker.video(frames, 1e-3)])
 
 
 def test_equal_media_have_equal_keys_and_others_do_not(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ BUDGETS: Mapping[str, int] = {
     "load": 2000,
     "media": 800,
     "native": 320,
-    "nn": 900,
+    "nn": 940,
     "placement": 750,
     "plugins": 660,
     "tokenizer": 550,

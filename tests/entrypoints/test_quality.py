@@ -330,7 +330,7 @@ def test_experts_are_weights_too(name: str, spoiled: str, unheard: tuple[str, ..
         assert {layer.error for layer in found} == {0}
         silent = layers.weights(loaded.model).keys() - samples.calls.keys()
         assert {path.rpartition(".")[2] for path in silent} == set(unheard)
-        [storage] = loaded.model.get_submodule(spoiled).held
+        [storage] = loaded.model.get_submodule(spoiled).active_storages
         storage.weight *= 2
         first, *rest = layers.layer_errors(samples, loaded)
     assert first.name == spoiled and first.error == pytest.approx(1, abs=1e-5)

@@ -82,7 +82,7 @@ class SumModel:
         return torch.tensor(sums)[:, None].float()
 
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
-        rows = hidden if step.wanted is None else hidden[step.wanted]
+        rows = hidden if step.logits_indices is None else hidden[step.logits_indices]
         return 9.0 * torch.nn.functional.one_hot(rows[:, 0].long() % VOCAB, VOCAB)
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:

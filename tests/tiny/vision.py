@@ -63,7 +63,7 @@ def answer(model: LocalModel, text: str, *pixels: np.ndarray[Any, Any], count: i
     inputs, tokens = model.inputs, model.tokenizer.encode(text, special=False, parse_special=True)
     assert inputs is not None
     items = [inputs.image(p) if p.ndim == 3 else inputs.video(p, 10.0) for p in pixels]
-    prompt, said = inputs.place(tokens, items), list[int]()
+    prompt, said = inputs.expand_placeholders(tokens, items), list[int]()
     counted = np.arange(len(prompt.tokens), dtype=np.int32)
     places = np.stack([counted] * 3) if prompt.positions is None else prompt.positions.numpy()
     while len(said) < count:

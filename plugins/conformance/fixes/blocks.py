@@ -14,6 +14,7 @@ from ostro.core.nn import (
     MLP,
     Experts,
     Filters,
+    Float32Router,
     GatedMLP,
     LayerNorm,
     Linear,
@@ -24,6 +25,7 @@ from ostro.core.nn import (
 )
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops.act_mul.naive import ACTS
+from ostro.core.ops.moe_route import RoutingRule
 from ostro.core.records import Mutant
 from ostro.plugins.conformance.fixes.change import (
     Raw,
@@ -142,35 +144,42 @@ def exchange(module: Linear | ExpertLinear, *, a: str, b: str) -> None:
 
 
 def routers(model: Model, raw: Raw) -> Iterator[Mutant]:
-    found = modules_of(model, Router)
-    names = {"weights of the chosen experts sum to one": True, "softmax over all experts": False}
-    for name, value in names.items():
-        yield from settings(found, "renormalise", {name: value})
+    found = modules_of(model, Router, Float32Router)
+    rules: dict[str, dict[str, object]] = {
+        "weights of the chosen experts sum to one": {"renormalise": True},
+        "weights of the chosen experts are their scores": {"renormalise": False},
+        "sigmoid over all experts": {"sigmoid": True, "renormalise": False},
+        "sigmoid, the chosen weights sum to one": {"sigmoid": True, "renormalise": True},
+        "softmax over all experts": {"sigmoid": False, "renormalise": False},
+        "softmax over the chosen experts": {"sigmoid": False, "renormalise": True},
+        "no groups of experts": {"groups": 1, "best_groups": 1},
+    }
+    for factor in config_numbers(raw, "routed_scaling_factor"):
+        rules[f"expert weights times {factor:g}"] = {"factor": factor}
+    for name, fields in rules.items():
+        yield from settings(found, "rule", {name: partial(changed_rule, fields=fields)})
     yield from settings(
         found,
-        "top",
+        "rule",
         {
-            "one expert more for each row": lambda r: min(r.top + 1, r.n_out),
-            "one expert fewer for each row": lambda r: max(r.top - 1, 1),
+            "one expert more for each row": lambda r: r.rule._replace(
+                top=min(r.rule.top + 1, r.n_out)
+            ),
+            "one expert fewer for each row": lambda r: r.rule._replace(top=max(r.rule.top - 1, 1)),
         },
     )
-    yield from change("sigmoid over all experts", found, partial(sigmoid, to_one=False))
-    yield from change(
-        "sigmoid, the chosen weights sum to one", found, partial(sigmoid, to_one=True)
-    )
     yield from change("expert weights of one", found, alike)
-    yield from settings(found, "bias", {"no bias of the router": None})
+    yield from settings(
+        found, "e_score_correction_bias", {"no correction bias of the router": None}
+    )
+    yield from settings(modules_of(model, Router), "bias", {"no bias of the router": None})
 
 
-def sigmoid(router: Router, *, to_one: bool) -> None:
-    def choose(x: Tensor, step: Any) -> tuple[Tensor, Tensor]:
-        weights, chosen = router(x, step).float().sigmoid().topk(router.top)
-        return chosen, weights / weights.sum(-1, keepdim=True) if to_one else weights
-
-    router.choose = choose  # type: ignore[method-assign]
+def changed_rule(router: Router | Float32Router, fields: Mapping[str, Any]) -> RoutingRule:
+    return router.rule._replace(**fields)
 
 
-def alike(router: Router) -> None:
+def alike(router: Router | Float32Router) -> None:
     def around(choose: Callable[..., tuple[Tensor, Tensor]], *args: Any) -> tuple[Tensor, Tensor]:
         chosen, weights = choose(*args)
         return chosen, torch.ones_like(weights)

@@ -25,7 +25,7 @@ from ostro.plugins.conformance.fixes.change import (
 ENDS = ("o_proj", "down_proj", "fc2")
 """Linears whose output is added to the residual."""
 
-KNOWN = ("training", "interleaved", "renormalise")
+KNOWN = ("training", "interleaved")
 """Flags of torch, and flags that other changes set."""
 
 

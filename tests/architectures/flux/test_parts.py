@@ -70,7 +70,7 @@ def test_gelu_is_the_one_with_tanh(faint: Any) -> None:
     each(model, SingleBlock, lambda block: setattr(block, "act", torch.nn.functional.gelu))
     assert deviation(velocity(model), truth) >= BAR
     model = faint.load()
-    each(model, nn.MLP, lambda mlp: setattr(mlp, "approximate", "none"))
+    each(model, nn.MLP, lambda mlp: setattr(mlp, "act", "gelu"))
     assert deviation(velocity(model), truth) >= BAR
 
 

@@ -56,7 +56,7 @@ def test_two_doras_mix(llama: Subject, both: dict[str, AdapterWeights]) -> None:
     modules = [dict(each.model.named_modules()) for each in (base, *ones)]
     for path, module in modules[0].items():
         if getattr(module, "held", None):
-            (into,), (first,), (second,) = (m[path].held for m in modules)
+            (into,), (first,), (second,) = (m[path].active_storages for m in modules)
             whole = first.dequantize() + second.dequantize() - into.dequantize()
             made = type(into)(whole.reshape(into.shape))
             made.finalize(target_of(made), embedding=True)
@@ -84,7 +84,7 @@ def test_whole_weights_and_biases_are_an_adapters_own(llama: Subject) -> None:
     merged = llama.load()
     module = dict(merged.model.named_modules())[path]
     merge(merged, llama.plugins, AdapterWeights(kind="none", weights={}), 0)
-    made = type(module.held[0])(other.clone())
+    made = type(module.active_storages[0])(other.clone())
     made.finalize(target_of(made), embedding=True)
     module.tied, module.fused = (), made
     merge(merged, llama.plugins, plain, 1.0)

@@ -121,12 +121,12 @@ def test_logits_are_computed_for_drawing_rows_alone() -> None:
     submit(made, "other", PROMPTS[1])
     made.step()
     first, second = steps(made)
-    assert first.wanted.tolist() == [1]
-    assert len(second.tokens) == 16 and second.wanted.tolist() == [0], "the prompt is cut"
+    assert first.logits_indices.tolist() == [1]
+    assert len(second.tokens) == 16 and second.logits_indices.tolist() == [0], "the prompt is cut"
     made.step()
-    assert steps(made)[2].wanted.tolist() == [0, 8, 10]
+    assert steps(made)[2].logits_indices.tolist() == [0, 8, 10]
     made.step()
-    assert steps(made)[3].wanted is None, "all rows draw"
+    assert steps(made)[3].logits_indices is None, "all rows draw"
 
 
 def test_a_step_without_drawing_rows_returns_no_tokens() -> None:
@@ -134,7 +134,7 @@ def test_a_step_without_drawing_rows_returns_no_tokens() -> None:
     submit(made, "long", PROMPTS[2])
     launched = made.runner.run(made.scheduler.plan())
     assert launched.drawn is None and not launched.prompt_logits
-    assert steps(made)[0].wanted.tolist() == []
+    assert steps(made)[0].logits_indices.tolist() == []
 
 
 def test_steps_give_tokens_positions_and_bounds_of_each_chunk() -> None:
@@ -275,4 +275,4 @@ def test_hidden_states_of_several_inputs_are_those_of_each_alone() -> None:
     together, step = made.runner.hidden(PROMPTS)
     alone = torch.cat([made.runner.hidden([prompt])[0] for prompt in PROMPTS])
     assert torch.equal(together, alone) and step.bounds == [0, 11, 13, 36, 45]
-    assert step.wanted is None and made.stats().blocks_used == 0
+    assert step.logits_indices is None and made.stats().blocks_used == 0

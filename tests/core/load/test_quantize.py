@@ -68,7 +68,7 @@ def test_importance_weighs_the_errors_of_columns(llama: Subject, tmp_path: Path)
 
 def storage(loaded: LoadedModel, path: str) -> Tensor:
     """The weight of a linear, dequantized."""
-    (one,) = loaded.model.get_submodule(path).held  # type: ignore[operator]
+    (one,) = loaded.model.get_submodule(path).active_storages  # type: ignore[operator]
     return one.dequantize()  # type: ignore[no-any-return]
 
 

@@ -15,6 +15,7 @@ from ostro.core.nn.experts import ExpertLinear, Router
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Target
+from ostro.core.ops.moe_route import RoutingRule
 from ostro.core.step import ROWS, Step
 from ostro.quant.dense.storage import Dense
 
@@ -159,7 +160,7 @@ def test_a_delta_sees_the_mixture_of_every_copied_row() -> None:
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_router(renormalise: bool) -> None:
     torch.manual_seed(0)
-    router = Router(D, EXPERTS, 3, renormalise=renormalise)
+    router = Router(D, EXPERTS, RoutingRule(3, renormalise))
     weight, x = torch.randn(EXPERTS, D), torch.randn(9, D)
     router.fill(next(router.slots("gate")), Dense(weight))
     router.finalize(CPU)

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from ostro.architectures.bert import model as bert
-from ostro.architectures.deepseek_v2 import model as deepseek_v2
-from ostro.architectures.deepseek_v3 import model as deepseek_v3
 from ostro.architectures.gemma2 import model as gemma2
 from ostro.architectures.llama import model as llama
 from ostro.architectures.qwen3 import native as qwen3
@@ -150,7 +148,7 @@ QUICK: dict[str, Seeded] = {
     ),
     "softmax over all experts": Seeded(
         "mixtral",
-        lambda: built(nn.Router, renormalise=False),
+        lambda: built(nn.Router, rule=lambda r: r.rule._replace(renormalise=False)),
         "weights of the chosen experts sum to one",
         MLP,
     ),
@@ -268,7 +266,7 @@ SLOW: dict[str, Seeded] = {
     ),
     "an expert too many": Seeded(
         "mixtral",
-        lambda: built(nn.Router, top=lambda r: r.top + 1),
+        lambda: built(nn.Router, rule=lambda r: r.rule._replace(top=r.rule.top + 1)),
         "one expert fewer for each row",
         MLP,
     ),
@@ -283,14 +281,14 @@ SLOW: dict[str, Seeded] = {
     ),
     "experts weighted at full": Seeded(
         "deepseek_v2",
-        lambda: built(deepseek_v2.Router, factor=1.0),
-        "Router.factor = routed_scaling_factor",
+        lambda: built(nn.Float32Router, rule=lambda r: r.rule._replace(factor=1.0)),
+        "expert weights times 1.7",
         "model.layers.1.mlp",
     ),
     "weights that sum to anything": Seeded(
         "deepseek_v3",
-        lambda: built(deepseek_v3.Router, sums_to_one=False),
-        "Router.sums_to_one = True",
+        lambda: built(nn.Float32Router, rule=lambda r: r.rule._replace(renormalise=False)),
+        "weights of the chosen experts sum to one",
         "model.layers.1.mlp",
     ),
     "positions from one": Seeded(
