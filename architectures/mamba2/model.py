@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import CacheSpec, Step, nn
-from ostro.architectures.mamba2 import scan
 from ostro.config import TextConfig
 from ostro.errors import ConfigError
-from ostro.ops import Op, causal_conv
+from ostro.ops import Op, causal_conv, scan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ from torch import Tensor
 from ostro import CacheSpec, Step, nn
 from ostro.architectures.llama import model as llama
 from ostro.architectures.mixtral import model as mixtral
-from ostro.architectures.qwen3_next import delta
 from ostro.errors import ConfigError
-from ostro.ops import Op, causal_conv
+from ostro.ops import Op, causal_conv, delta_rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +110,7 @@ class DeltaNet(nn.RecurrentLayer):
         self.norm = nn.RMSNorm(self.dv, config.rms_norm_eps)
         self.out_proj = nn.Linear(self.values, d, shard="rowwise")
         self.convolve = Op(causal_conv.KERNELS)
-        self.rule = Op(delta.KERNELS)
+        self.rule = Op(delta_rule.KERNELS)
 
     @property
     def spec(self) -> CacheSpec:

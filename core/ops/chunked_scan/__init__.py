@@ -7,8 +7,8 @@ of rows these are matrix products. With S the state before the chunk, by row
     y = read * q S + mix d
     S = total * S + (k * kept)^T d
 
-The kernel of an architecture computes, for all chunks in parallel, `mix` and `solve`
-[blocks, h, C, C], `read`, `known` and `kept` [T, h] and `total` [blocks, h], all float32; `advance`
-then runs the chunks in sequence. The chunks of sequence s are the blocks from starts[s] // C + s
-on. Sequences of at most `SHORT` rows are skipped: the architecture's kernel runs them row by row.
+Each op has a kernel that computes, for all chunks in parallel, `mix` and `solve` [blocks, h, C, C],
+`read`, `known` and `kept` [T, h] and `total` [blocks, h], all float32; `advance` then runs the
+chunks in sequence. The chunks of sequence s are the blocks from starts[s] // C + s on. Sequences of
+at most `SHORT` rows are skipped: another kernel of the op runs them row by row.
 """

@@ -38,7 +38,7 @@ TILES = {
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Uninitialized tensors that an architecture's kernel fills for `advance`; see the package."""
+    """Uninitialized tensors that an op's `prepare` fills for `advance`; see the package."""
 
     tiles: Tiles
     precision: str
@@ -120,15 +120,12 @@ def advance_kernel(
     """Program (sequence, head, tile of values): compute that part of all rows and of the state."""
     s = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
-    first = tl.load(starts + s)
-    rows = (tl.load(starts + s + 1) - first).to(tl.int32)
+    first, rows, old, new = sequence_of(s, starts, before, after)
     if rows <= SHORT:
         return
     i = tl.arange(0, K)
     j = tl.program_id(2) * V + tl.arange(0, V)
     local = tl.arange(0, ROWS)
-    old = tl.load(before + s)
-    new = tl.load(after + s)
     places = state + head * state_head + i[:, None] * state_key + j[None, :] * state_value
     mask = (i < keys)[:, None] & (j < values)[None, :]
     now = tl.zeros((K, V), tl.float32)
@@ -165,6 +162,14 @@ def advance_kernel(
         block += heads
     if new >= 0:
         tl.store(places + new * state_block, now, mask=mask)
+
+
+@triton.jit
+def sequence_of(s, starts, before, after):
+    """The first row and the row count of sequence s, and the old and new block of its state."""
+    first = tl.load(starts + s)
+    rows = (tl.load(starts + s + 1) - first).to(tl.int32)
+    return first, rows, tl.load(before + s), tl.load(after + s)
 
 
 @triton.jit

@@ -298,9 +298,9 @@ CASES = {
         },
         ("state",),
     ),
-    "mamba2 scan": Case(
-        "architectures.mamba2.scan.native:scan",
-        "architectures.mamba2.scan.naive:scan",
+    "scan": Case(
+        f"{OPS}.scan.native:scan",
+        f"{OPS}.scan.naive:scan",
         scan,
         {
             "x": rand(4, 4, 8),
@@ -315,9 +315,9 @@ CASES = {
         },
         ("state",),
     ),
-    "delta rule": Case(
-        "architectures.qwen3_next.delta.native:delta_rule",
-        "architectures.qwen3_next.delta.naive:delta_rule",
+    "delta_rule": Case(
+        f"{OPS}.delta_rule.native:delta_rule",
+        f"{OPS}.delta_rule.naive:delta_rule",
         delta,
         {
             "q": rand(4, 2, 12),

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.ops import StateLayout
+from ostro.core.ops.state_layout import StateLayout
 
 
 def delta_rule(

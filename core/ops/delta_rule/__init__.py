@@ -18,13 +18,14 @@ length 1 (1e-6 under the root) and q then divided by sqrt(dk):
 y is rounded once to v's dtype; it is zero for sequences without a new block.
 """
 
-from ostro import Kernel, ops
+from ostro.core.native import DTYPES
+from ostro.core.ops.choose import Kernel
 
 KERNELS = (
-    Kernel(name="triton", call=f"{__name__}.kernels:delta_rule", devices=("cuda",)),
+    Kernel(name="triton", call=f"{__name__}.triton:delta_rule", devices=("cuda",)),
     Kernel(
         name="triton_deterministic",
-        call=f"{__name__}.kernels:delta_rule_deterministic",
+        call=f"{__name__}.triton:delta_rule_deterministic",
         devices=("cuda",),
         deterministic=True,
     ),
@@ -32,7 +33,7 @@ KERNELS = (
         name="native",
         call=f"{__name__}.native:delta_rule",
         devices=("cpu",),
-        dtypes=ops.native.DTYPES,
+        dtypes=DTYPES,
         deterministic=True,
     ),
     Kernel(name="naive", call=f"{__name__}.naive:delta_rule", deterministic=True),

@@ -7,26 +7,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.ops import StateLayout, native
+from ostro.core.native import ADDRESS, FLOAT, INT, Arg, Signature, functions, load
+from ostro.core.ops.state_layout import StateLayout
 
-P, N, F = native.ADDRESS, native.INT, native.FLOAT
+P, N, F = ADDRESS, INT, FLOAT
 KINDS = (P, P, P, P, N, N, N, N, N, N, N, N, P, P, P, F, F, P, N, P, P, P, P)
-SCAN = native.functions(native.load(Path(__file__).with_suffix(".cpp")), "scan", *KINDS)
-HEADS = native.Arg("heads", torch.float32)
-SIGNATURE = native.Signature(
+SCAN = functions(load(Path(__file__).with_suffix(".cpp")), "scan", *KINDS)
+HEADS = Arg("heads", torch.float32)
+SIGNATURE = Signature(
     "scan",
     {"as many heads in every group": lambda n: n["groups"] > 0 and n["heads"] % n["groups"] == 0},
-    state=native.Arg("blocks heads p n", torch.float32),
-    before=native.Arg("sequences", torch.int64),
-    after=native.Arg("sequences", torch.int64),
-    starts=native.Arg("sequences+1", torch.int64),
+    state=Arg("blocks heads p n", torch.float32),
+    before=Arg("sequences", torch.int64),
+    after=Arg("sequences", torch.int64),
+    starts=Arg("sequences+1", torch.int64),
     a=HEADS,
     d=HEADS,
     dt_bias=HEADS,
-    x=native.Arg("rows heads p", strided="rows"),
-    dt=native.Arg("rows heads", strided="rows"),
-    b=native.Arg("rows groups n", strided="rows"),
-    c=native.Arg("rows groups n", strided="rows"),
+    x=Arg("rows heads p", strided="rows"),
+    dt=Arg("rows heads", strided="rows"),
+    b=Arg("rows groups n", strided="rows"),
+    c=Arg("rows groups n", strided="rows"),
 )
 
 

@@ -7,30 +7,31 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.ops import StateLayout, native
+from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
+from ostro.core.ops.state_layout import StateLayout
 
-P, N = native.ADDRESS, native.INT
+P, N = ADDRESS, INT
 KINDS = (*[P] * 5, *[N] * 9, P, P, P, N, P, P, P, P)
-LIBRARY = native.load(Path(__file__).with_suffix(".cpp"))
-DELTA_RULE = native.functions(LIBRARY, "delta_rule", *KINDS)
-SIGNATURE = native.Signature(
+LIBRARY = load(Path(__file__).with_suffix(".cpp"))
+DELTA_RULE = functions(LIBRARY, "delta_rule", *KINDS)
+SIGNATURE = Signature(
     "delta_rule",
     {
         "as many heads for every key head": lambda n: (
             n["key_heads"] > 0 and n["heads"] % n["key_heads"] == 0
         )
     },
-    state=native.Arg("blocks heads dk dv", torch.float32),
-    before=native.Arg("sequences", torch.int64),
-    after=native.Arg("sequences", torch.int64),
-    starts=native.Arg("sequences+1", torch.int64),
-    rate=native.Arg("heads", torch.float32),
-    dt_bias=native.Arg("heads", torch.float32),
-    q=native.Arg("rows key_heads dk", strided="rows"),
-    k=native.Arg("rows key_heads dk", strided="rows"),
-    v=native.Arg("rows heads dv", strided="rows"),
-    b=native.Arg("rows heads", strided="rows"),
-    a=native.Arg("rows heads", strided="rows"),
+    state=Arg("blocks heads dk dv", torch.float32),
+    before=Arg("sequences", torch.int64),
+    after=Arg("sequences", torch.int64),
+    starts=Arg("sequences+1", torch.int64),
+    rate=Arg("heads", torch.float32),
+    dt_bias=Arg("heads", torch.float32),
+    q=Arg("rows key_heads dk", strided="rows"),
+    k=Arg("rows key_heads dk", strided="rows"),
+    v=Arg("rows heads dv", strided="rows"),
+    b=Arg("rows heads", strided="rows"),
+    a=Arg("rows heads", strided="rows"),
 )
 
 

@@ -16,13 +16,14 @@ new block of the sequence, which may be the same block. For each row, in float32
 y is rounded once to x's dtype; it is zero for sequences without a new block.
 """
 
-from ostro import Kernel, ops
+from ostro.core.native import DTYPES
+from ostro.core.ops.choose import Kernel
 
 KERNELS = (
-    Kernel(name="triton", call=f"{__name__}.kernels:scan", devices=("cuda",)),
+    Kernel(name="triton", call=f"{__name__}.triton:scan", devices=("cuda",)),
     Kernel(
         name="triton_deterministic",
-        call=f"{__name__}.kernels:scan_deterministic",
+        call=f"{__name__}.triton:scan_deterministic",
         devices=("cuda",),
         deterministic=True,
     ),
@@ -30,7 +31,7 @@ KERNELS = (
         name="native",
         call=f"{__name__}.native:scan",
         devices=("cpu",),
-        dtypes=ops.native.DTYPES,
+        dtypes=DTYPES,
         deterministic=True,
     ),
     Kernel(name="naive", call=f"{__name__}.naive:scan", deterministic=True),

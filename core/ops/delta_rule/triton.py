@@ -2,7 +2,7 @@
 
 Short sequences are computed row by row; each program updates some columns of one head's state over
 a whole sequence. Long sequences are computed in chunks (Yang et al. 2024, section 3.3), see
-`ops.chunks`.
+`ops.chunked_scan`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.ops import SHORT_SEQUENCE as SHORT
-from ostro.ops import Chunks, StateLayout, choose_chunks, decays, softplus
-from ostro.ops import advance_chunks as advance
-from ostro.ops import locate_sequence as locate
+from ostro.core.ops.attention.triton import locate
+from ostro.core.ops.chunked_scan.triton import (
+    SHORT,
+    Chunks,
+    advance,
+    choose_chunks,
+    decays,
+    sequence_of,
+    softplus,
+)
+from ostro.core.ops.state_layout import StateLayout
 
 ELEMENTS = 2048  # state elements per program of the row-by-row kernel
 
@@ -142,10 +149,7 @@ def delta_rule_kernel(
     j = tl.program_id(2) * V + tl.arange(0, V)
     mask = (i < dk)[:, None] & (j < dv)[None, :]
     places = i[:, None].to(tl.int64) * dv + j[None, :]
-    old = tl.load(before + s)
-    new = tl.load(after + s)
-    first = tl.load(starts + s)
-    rows = (tl.load(starts + s + 1) - first).to(tl.int32)
+    first, rows, old, new = sequence_of(s, starts, before, after)
     if rows > most_rows:  # computed in chunks
         return
     now = tl.zeros((K, V), tl.float32)

@@ -1,7 +1,8 @@
 """The scan of Mamba 2 in Triton.
 
 Short sequences are computed row by row; each program updates some rows of one head's state over a
-whole sequence. Long sequences are computed in chunks (Dao & Gu 2024, section 6), see `ops.chunks`.
+whole sequence. Long sequences are computed in chunks (Dao & Gu 2024, section 6), see
+`ops.chunked_scan`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.ops import SHORT_SEQUENCE as SHORT
-from ostro.ops import Chunks, StateLayout, choose_chunks, decays, softplus
-from ostro.ops import advance_chunks as advance
-from ostro.ops import locate_sequence as locate
+from ostro.core.ops.attention.triton import locate
+from ostro.core.ops.chunked_scan.triton import (
+    SHORT,
+    Chunks,
+    advance,
+    choose_chunks,
+    decays,
+    sequence_of,
+    softplus,
+)
+from ostro.core.ops.state_layout import StateLayout
 
 ELEMENTS = 2048  # state elements per program of the row-by-row kernel
 
@@ -143,10 +151,7 @@ def scan_kernel(
     j = tl.arange(0, N)
     mask = (i < p)[:, None] & (j < n)[None, :]
     places = i[:, None].to(tl.int64) * n + j[None, :]
-    old = tl.load(before + s)
-    new = tl.load(after + s)
-    first = tl.load(starts + s)
-    rows = (tl.load(starts + s + 1) - first).to(tl.int32)
+    first, rows, old, new = sequence_of(s, starts, before, after)
     if rows > most_rows:  # computed in chunks
         return
     now = tl.zeros((P, N), tl.float32)
