@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.llama import model as llama
-from ostro.config import TextConfig, WindowConfig
+from ostro.config import TextConfig, WindowConfig, check_sizes
 from ostro.errors import ConfigError
 from ostro.ops import RoutingRule
 
@@ -58,9 +58,7 @@ class SparseConfig(ExpertsConfig):
 
     def check(self) -> None:
         super().check()
-        for name in ("moe_intermediate_size", "decoder_sparse_step"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not positive")
+        check_sizes(self, "moe_intermediate_size decoder_sparse_step")
 
     def sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""

@@ -18,6 +18,7 @@ def names(config: Config) -> ExpertNames:
 
 def gguf_config(container: Container) -> dict[str, Any]:
     """Mixtral's keys and the experts' width; llama.cpp always renormalises for this family."""
-    width = container.metadata.get("qwen3moe.expert_feed_forward_length")
+    name = container.metadata["general.architecture"]
+    width = container.metadata.get(f"{name}.expert_feed_forward_length")
     fixed = {"moe_intermediate_size": width, "norm_topk_prob": True}
     return mixtral.gguf_config(container) | fixed

@@ -35,6 +35,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         reference="transformers:Qwen3VLForConditionalGeneration",
         mutants=f"{__name__}.mutants:mutants",
         examples=f"{__name__}.examples:examples",
+        trunk=True,
     )
     # a GGUF file without a projector is a text model, equal to Qwen3
     yield Architecture(

@@ -58,6 +58,12 @@ class DeepTower(qwen2_5_vl.Tower):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(qwen2_5_vl.SightedConfig):
-    text: Text
+class SightedConfig(qwen2_5_vl.SightedConfig):
+    """A text config, and a vision config with deepstack layers."""
+
     vision: DeepTower
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SightedConfig):
+    text: Text

@@ -10,26 +10,31 @@ from itertools import chain, repeat
 from torch import Tensor
 
 from ostro import Step, nn
+from ostro.architectures.llama import model as llama
 from ostro.architectures.qwen2_5_vl import model as qwen2_5_vl
+from ostro.architectures.qwen2_5_vl.config import RopeConfig
 from ostro.architectures.qwen3 import model as qwen3
 from ostro.architectures.qwen3_vl.config import Config as Config
 from ostro.architectures.qwen3_vl.config import Text
 from ostro.architectures.qwen3_vl.vision import Tower
 
 
+def interleaved_rope(config: RopeConfig) -> nn.Rope:
+    """The rope of a text config: the sections of mrope are interleaved."""
+    rule, context = config.rope_parameters, config.max_position_embeddings
+    return nn.Rope(rule, config.head_dim, context, sections=config.sections, woven=True)
+
+
 class Block(qwen3.Block):
     @staticmethod
     def rope(config: Text) -> nn.Rope:
-        rule, context = config.rope_parameters, config.max_position_embeddings
-        return nn.Rope(rule, config.head_dim, context, sections=config.sections, woven=True)
+        return interleaved_rope(config)
 
 
-class Model(qwen2_5_vl.Sighted, qwen3.Model):
-    block = Block
+class DeepFeatures(nn.TokenModel):
+    """A decoder whose first layers add deepstack features to the rows of media."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config.text)
-        self.visual = Tower(config.vision)
+    model: llama.Decoder
 
     def hidden(self, step: Step) -> Tensor:
         x, residual = self.embed(step), None
@@ -39,3 +44,11 @@ class Model(qwen2_5_vl.Sighted, qwen3.Model):
             if level is not None:
                 x = x.index_add(0, step.features.rows, level)
         return self.model.norm(x, residual)[0]
+
+
+class Model(DeepFeatures, qwen2_5_vl.Sighted, qwen3.Model):
+    block = Block
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config.text)
+        self.visual = Tower(config.vision)

@@ -1,13 +1,13 @@
-"""Qwen3-VL's names."""
+"""The names of the Qwen3-VL families on the hub."""
 
 from __future__ import annotations
 
 from ostro import Names, Pair
 from ostro.architectures.qwen2_5_vl import model as qwen2_5_vl
-from ostro.architectures.qwen3_vl.config import Config
+from ostro.architectures.qwen3_vl.config import SightedConfig
 
 
-def names(config: Config) -> Names:
+def names(config: SightedConfig) -> Names:
     """The vision encoder is below `model`, beside the language model."""
     patch, mlp = "visual.patch_embed.proj.weight", "visual.blocks.{i}.mlp"
     return Names(

@@ -11,7 +11,7 @@ from ostro.architectures.llava import projector as llava
 from ostro.architectures.qwen2_5_vl.projector import BLOCK as BLOCK_2_5
 from ostro.architectures.qwen2_5_vl.projector import sighted_config, tower_pairs
 from ostro.architectures.qwen3_vl import names as qwen3_vl
-from ostro.architectures.qwen3_vl.config import Config
+from ostro.architectures.qwen3_vl.config import Config, SightedConfig
 from ostro.errors import ConfigError
 
 BLOCK = {**BLOCK_2_5, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
@@ -33,8 +33,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
     )
 
 
-def names(config: Config) -> Names:
-    """The names on the hub, and in GGUF files, which number deepstack mergers by layer."""
+def tower_names(config: SightedConfig) -> tuple[Pair, ...]:
+    """The names of the vision encoder in GGUF files, which number deepstack mergers by layer."""
     levels = (
         pair
         for i, layer in enumerate(config.vision.deepstack_visual_indexes)
@@ -45,6 +45,9 @@ def names(config: Config) -> Names:
         Pair("mmproj.v.patch_embd.bias", "visual.patch_embed.proj.bias"),
     )
     layers = llava.pairs(BLOCK, "v.blk.{i}", "visual.blocks.{i}")
-    return replace(
-        qwen3_vl.names(config), gguf=(*tower_pairs(config), *ends, *levels, *layers, *TEXT)
-    )
+    return (*tower_pairs(config), *ends, *levels, *layers)
+
+
+def names(config: Config) -> Names:
+    """The names on the hub, and in the two GGUF files."""
+    return replace(qwen3_vl.names(config), gguf=(*tower_names(config), *TEXT))

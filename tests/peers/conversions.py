@@ -187,6 +187,17 @@ def pack(tiny: Subject) -> None:
     tiny.reference = unpacked.eval()
 
 
+def turn(tiny: Subject) -> None:
+    """Transpose the stacked experts of a saved model to the layout of the hub's files."""
+    file = tiny.folder / "model.safetensors"
+    ends = ("experts.gate_up_proj", "experts.down_proj")
+    tensors = {
+        name: tensor.mT.contiguous() if name.endswith(ends) else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -256,9 +267,18 @@ CASES = {
     "text of gemma3": Case("gemma3_images", SCALED, "pieces"),
     "text of qwen2.5 vl": Case("qwen2_5_vl"),
     "text of qwen3 vl": Case("qwen3_vl"),
+    "text of qwen3 vl moe": Case("qwen3_vl_moe", {"mlp_only_layers": []}, change=turn),
     "text of qwen2 audio": Case("qwen2_audio", {"use_sliding_window": False}),
     "qwen2.5 vl": Case("qwen2_5_vl", tokenizer="marked bytes", others=WINDOWS, media=NORMED),
     "qwen3 vl": Case("qwen3_vl", tokenizer="marked bytes", others=LEVELS, media=NORMED),
+    "qwen3 vl moe": Case(
+        "qwen3_vl_moe",
+        {"mlp_only_layers": []},
+        "marked bytes",
+        others=LEVELS,
+        media=NORMED,
+        change=turn,
+    ),
     "gemma3 with images": Case(
         "gemma3_images",
         SCALED,

@@ -97,6 +97,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"n_group": 1, "topk_group": 1},
     "deepseek v2 lite": {"num_hidden_layers": 26, **SHALLOW},
     "qwen2_5_vl": {"rms_norm_eps": 1e-12},
+    "qwen3_vl_moe": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
     "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
 }
 """Changes of the wide configs, by architecture or case.
