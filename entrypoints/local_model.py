@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from ostro.core.engine.request import AdapterRef, TokenLogprobs, TokenOutput
 from ostro.core.errors import UsageError
-from ostro.core.ipc.local import LocalClient, LocalEngine
 from ostro.core.ipc.messages import AdapterInfo, Requantize
 from ostro.core.media import Inputs, Prompt
 from ostro.core.media.parts import split_media
@@ -25,6 +24,7 @@ from ostro.core.pipeline import Continuation, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.tokenizer import Tokenizer
+from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 from ostro.entrypoints.media import make_item
 from ostro.entrypoints.open import make_pipelines
 

@@ -63,9 +63,9 @@ def read(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str) and value.partition(":")[0] in ("data", "http", "https"):
-        from ostro.core.media.fetch import fetch
+        from ostro.pipelines import fetch_all
 
-        return fetch(value)
+        return fetch_all([value])[0]
     try:
         return Path(value).read_bytes()
     except (OSError, TypeError, ValueError) as error:

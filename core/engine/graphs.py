@@ -1,6 +1,6 @@
 """Graphs: calls over inputs at fixed addresses, captured once and replayed by a launch.
 
-CUDA captures CUDA graphs, the CPU records CPU graphs (`core.engine.cpu_graph`).
+CUDA captures CUDA graphs, the CPU records CPU graphs (`core.native.cpu_graph`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ostro.core.engine.cpu_graph import NotCapturable, record
+from ostro.core.native.cpu_graph import NotCapturable, record
 
 T = TypeVar("T")
 

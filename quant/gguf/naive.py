@@ -1,7 +1,8 @@
 """The ggml formats in plain torch: the byte layouts and the reference implementation.
 
-A row is a sequence of blocks; `core.load.ggml` has their sizes. Values are little endian. Fields
-are documented as type, name and count: `f16 d; u4 q[32]` is one float16 and 32 codes of four bits.
+A row is a sequence of blocks; `ostro.checkpoints.GGML_TYPES` has their sizes. Values are little
+endian. Fields are documented as type, name and count: `f16 d; u4 q[32]` is one float16 and 32 codes
+of four bits.
 "In runs of 16" describes the order of codes in bytes (see `fields.codes`); otherwise codes are in
 order, the lowest bits first. Source of the layouts: the `block_*` structs and `dequantize_row_*` of
 llama.cpp (ggml-common.h, ggml-quants.c).

@@ -15,13 +15,13 @@ from ostro.core.load.container import (
     read_config,
     tensor_fault,
 )
-from ostro.core.load.ggml import BY_NAME as GGML_BY_NAME
-from ostro.core.load.ggml import TYPES as GGML_TYPES
-from ostro.core.load.ggml import WITHDRAWN as GGML_WITHDRAWN
-from ostro.core.load.ggml import GgmlType
 from ostro.core.load.open import PROJECTOR
 from ostro.core.paths import resolve_path
 from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.checkpoints.gguf.ggml import BY_NAME as GGML_BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import TYPES as GGML_TYPES
+from ostro.plugins.checkpoints.gguf.ggml import WITHDRAWN as GGML_WITHDRAWN
+from ostro.plugins.checkpoints.gguf.ggml import GgmlType
 
 if TYPE_CHECKING:
     from ostro.core.device import format_bytes, parse_size

@@ -20,7 +20,6 @@ from ostro.core.engine.request import (
     TokenRequest,
 )
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media.fetch import fetch_all
 from ostro.core.media.parts import Medium as RequestMedium
 from ostro.core.media.parts import check_count, split_media
 from ostro.core.media.sound import Samples, resample
@@ -43,6 +42,7 @@ from ostro.core.tokenizer import Detokenizer, Tokenizer, build_tokenizer, load_t
 from ostro.core.tokenizer.detokenizer import byte_alphabet
 from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.stop import Stop
+from ostro.plugins.pipelines.fetch import fetch_all
 
 if TYPE_CHECKING:
     from ostro.core.engine.processors import AddedRequest, Processor

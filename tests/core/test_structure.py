@@ -40,7 +40,7 @@ BUDGETS: Mapping[str, int] = {
     "ipc": 975,
     "load": 2000,
     "media": 800,
-    "native": 320,
+    "native": 400,
     "nn": 940,
     "placement": 750,
     "plugins": 660,

@@ -18,7 +18,7 @@ from environments import default_root
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ostro.core.load.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
 
 FILE = Path(__file__).parents[1] / "quant" / "gguf" / "blocks.safetensors"
 SCALES = (0.0123, -1.7, 3e-6)

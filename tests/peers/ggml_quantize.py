@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostro.core.load.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
 from ostro.quant.gguf.naive import dequantize
 from ostro.quant.gguf.schemes import FORMATS
 

@@ -14,9 +14,9 @@ from echo.gated import GatedEngine
 from ostro.core.errors import AdapterError
 from ostro.core.ipc import client
 from ostro.core.ipc.client import AsyncEngine, ThreadEngine
-from ostro.core.ipc.local import LocalClient, LocalEngine
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.records import Settings
+from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 
 BLOCKED = 0.4
 """Seconds that a read takes in these tests."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.engine.cpu_graph import record
+from ostro.core.native.cpu_graph import record
 from ostro.core.ops import Op, Target
 from ostro.core.ops.lora import KERNELS, naive, native, triton
 from ostro.plugins.conformance.kernels import DEVICE, poison

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 from tiny.model import CONFIG, gguf_name, make_weights, rotated
 
-from ostro.core.load.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
 from ostro.quant.gguf.quantize import quantize
 
 PLUGIN = """

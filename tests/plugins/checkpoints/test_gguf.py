@@ -18,9 +18,9 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFWriter
 
 from ostro.core.errors import CheckpointError, ModelNotFound
-from ostro.core.load.ggml import BY_NAME, TYPES, WITHDRAWN
 from ostro.core.records import resolve
 from ostro.plugins.checkpoints.gguf import claims, ostro_checkpoints
+from ostro.plugins.checkpoints.gguf.ggml import BY_NAME, TYPES, WITHDRAWN
 from ostro.plugins.checkpoints.gguf.reader import open_gguf
 
 VOCABULARIES = Path(__file__).parents[4] / "shared" / "data" / "vocab"

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 
 from ostro.core.errors import Unsupported
-from ostro.core.load.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
 from ostro.plugins.checkpoints.gguf.reader import open_gguf
 from ostro.quant.gguf import grids
 from ostro.quant.gguf.naive import BLOCKS, FLOATS, dequantize

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, Unsupported
-from ostro.core.load.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
 from ostro.quant.gguf import blocks
 from ostro.quant.gguf import quantize as module
 from ostro.quant.gguf.naive import E2M1, NL, dequantize

@@ -15,7 +15,6 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError
-from ostro.core.load.ggml import BY_NAME
 from ostro.core.load.model import load_model
 from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.storage import Stored
@@ -24,6 +23,7 @@ from ostro.core.placement.offload import tensors
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, TensorInfo
 from ostro.core.step import ROWS
+from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
 from ostro.plugins.conformance.formats import target_of
 from ostro.plugins.conformance.parity import BAR, deviation, subject
 from ostro.quant import gguf as plugin

@@ -17,8 +17,12 @@ from typing import Any, ClassVar
 import pytest
 
 from ostro.core.errors import RequestError
-from ostro.core.media import fetch as module
-from ostro.core.media.fetch import fetch, fetch_all, is_public, pin
+from ostro.plugins.pipelines import fetch as module
+from ostro.plugins.pipelines.fetch import fetch_all, is_public, pin
+
+
+def fetch(source: str) -> bytes:
+    return fetch_all([source])[0]
 
 
 def test_data_addresses_are_read() -> None:

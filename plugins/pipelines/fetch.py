@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
-from ostro.core.errors import RequestError
+from ostro.errors import RequestError
 
 if TYPE_CHECKING:
     import httpx
@@ -86,11 +86,6 @@ def fetch_all(sources: Sequence[str]) -> list[bytes]:
             )
         left -= len(found[-1])
     return found
-
-
-def fetch(source: str) -> bytes:
-    """The bytes behind one URL; see `fetch_all`."""
-    return fetch_all([source])[0]
 
 
 def read_data(source: str) -> bytes:
