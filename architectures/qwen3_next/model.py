@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ostro import CacheSpec, Step, nn
 from ostro.architectures.llama import model as llama
-from ostro.architectures.mixtral import model as mixtral
+from ostro.architectures.qwen2_moe import model as qwen2_moe
 from ostro.errors import ConfigError
 from ostro.ops import Op, causal_conv, delta_rule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(mixtral.SparseConfig, llama.Config):
+class Config(qwen2_moe.SharedConfig, llama.Config):
     """Attention layers are in layer_types, by default every full_attention_interval-th layer."""
 
     intermediate_size: int = 5632
@@ -46,7 +46,7 @@ class Config(mixtral.SparseConfig, llama.Config):
         super().check()
         for name in (
             "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
-            "linear_conv_kernel_dim full_attention_interval shared_expert_intermediate_size"
+            "linear_conv_kernel_dim full_attention_interval"
         ).split():
             if not 1 <= getattr(self, name) <= 65536:
                 raise ConfigError(f"{name}={getattr(self, name)} is not within 1..65536")
@@ -133,26 +133,14 @@ class DeltaNet(nn.RecurrentLayer):
         return self.out_proj(y.to(x.dtype).flatten(1), step)
 
 
-class SharedMLP(mixtral.SparseMLP):
-    """Routed experts, and a gated shared expert for all rows."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, config.moe_intermediate_size, renormalise=config.norm_topk_prob)
-        d, hidden = config.hidden_size, config.shared_expert_intermediate_size
-        self.shared_expert = nn.GatedMLP(d, hidden, config.hidden_act)
-        self.shared_expert_gate = nn.Linear(d, 1)
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        gate = self.shared_expert_gate(x, step).sigmoid()
-        return super().forward(x, step) + gate * self.shared_expert(x, step)
-
-
 class Block(llama.Block):
     def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
         return Attention(config, layer, rope) if config.attends(layer) else DeltaNet(config, layer)
 
     def feed_forward(self, config: Config, layer: int) -> nn.Module:
-        return SharedMLP(config) if config.sparse(layer) else super().feed_forward(config, layer)
+        if config.sparse(layer):
+            return qwen2_moe.SharedMLP(config)
+        return super().feed_forward(config, layer)
 
 
 class Model(llama.Model):

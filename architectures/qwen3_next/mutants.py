@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ostro import Mutant, nn
 from ostro.architectures.mixtral.mutants import experts
-from ostro.architectures.qwen3_next.model import Attention, DeltaNet, SharedMLP
+from ostro.architectures.qwen2_moe.mutants import shared
+from ostro.architectures.qwen3_next.model import Attention, DeltaNet
 from ostro.testing import each
 
 ARGUMENTS = ("q", "k", "v", "b", "a", "rate", "dt_bias")
@@ -39,16 +40,6 @@ def no_activation(model: nn.Model) -> None:
     each(model, DeltaNet, change)
 
 
-def open_gates(linear: str) -> Callable[[Any], None]:
-    """Replace the gates by the constant sigmoid(0)."""
-
-    def change(module: Any) -> None:
-        forward = getattr(module, linear).forward
-        getattr(module, linear).forward = lambda x, step: forward(x, step) * 0
-
-    return change
-
-
 def queries_for_gates(attention: Attention) -> None:
     forward, n = attention.qkv.forward, 2 * attention.heads * attention.head_dim
 
@@ -62,6 +53,7 @@ def queries_for_gates(attention: Attention) -> None:
 
 def mutants() -> Iterator[Mutant]:
     yield from experts()
+    yield from shared()
     yield Mutant(name="no silu after the convolution", apply=no_activation)
     yield Mutant(name="q and k exchanged", apply=ruled(q=lambda a: a["k"], k=lambda a: a["q"]))
     yield Mutant(name="b and a exchanged", apply=ruled(b=lambda a: a["a"], a=lambda a: a["b"]))
@@ -74,8 +66,4 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(
         name="queries and gates exchanged",
         apply=lambda model: each(model, Attention, queries_for_gates),
-    )
-    yield Mutant(
-        name="no gate on the shared expert",
-        apply=lambda model: each(model, SharedMLP, open_gates("shared_expert_gate")),
     )

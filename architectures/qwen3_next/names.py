@@ -13,6 +13,7 @@ from torch import Tensor
 from ostro import Add, Container, ExpertNames, HeadRows, Names, Pair
 from ostro.architectures.llama import names as llama
 from ostro.architectures.mixtral import names as mixtral
+from ostro.architectures.qwen2_moe.names import SHARED
 from ostro.architectures.qwen3_next.model import Config
 
 LAYER = "model.layers.{i}"
@@ -58,27 +59,9 @@ class Rate:
         return -tensor.float().exp()
 
 
-@dataclass(frozen=True)
-class Row:
-    """GGUF files store a matrix of one row as a vector or a matrix."""
-
-    packed: bool = field(default=True, init=False)
-
-    def read(self, tensor: Tensor) -> Tensor:
-        return tensor.reshape(1, -1)
-
-    def write(self, tensor: Tensor) -> Tensor:
-        return tensor[0]
-
-
 GGUF = (
-    mixtral.GATE,
+    *SHARED,
     Pair("blk.{i}.post_attention_norm", f"{LAYER}.post_attention_layernorm"),
-    Pair("blk.{i}.ffn_gate_inp_shexp", f"{LAYER}.mlp.shared_expert_gate", Row()),
-    *(
-        Pair(f"blk.{{i}}.ffn_{part}_shexp", f"{LAYER}.mlp.shared_expert.{part}_proj")
-        for part in ("gate", "up", "down")
-    ),
     Pair("blk.{i}.attn_gate", f"{ATTENTION}.in_proj_z"),
     Pair("blk.{i}.ssm_ba", f"{ATTENTION}.in_proj_ba"),
     Pair("blk.{i}.ssm_conv1d.weight", f"{ATTENTION}.conv1d.weight", Filters()),

@@ -220,6 +220,7 @@ LITE = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 DENSE = {"mlp_only_layers": [], "norm_topk_prob": True}
+ALL_SPARSE = {"mlp_only_layers": [], "use_sliding_window": False}
 SCALED = {"query_pre_attn_scalar": 16}
 NORMED = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.25, 0.3, 0.2]}
 WINDOWS = {"vision_config": {"patch_size": 28, "window_size": 112}}
@@ -240,6 +241,7 @@ CASES = {
     "qwen3": Case("qwen3"),
     "qwen3, yarn": Case("qwen3", {"rope_parameters": YARN}),
     "qwen3 moe": Case("qwen3_moe", DENSE),
+    "qwen2 moe": Case("qwen2_moe", ALL_SPARSE),
     "qwen3 next": Case("qwen3_next", DENSE, change=guess),
     "qwen3 next, no mtp": Case("qwen3_next", DENSE, options=("--no-mtp",)),
     "qwen3 next, fused": Case("qwen3_next", DENSE, change=guess, options=("--fuse-gate-up-exps",)),
