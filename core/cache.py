@@ -31,7 +31,8 @@ class CacheSpec:
     heads, key_dim and value_dim are for paged kinds (elements per token = heads * (key_dim +
     value_dim)). With window > 0 only the last `window` tokens are ever read. state lists the shapes
     of a recurrent kind's float32 states, which do not depend on a sequence's length. length > 0 is
-    the most encoder rows of one medium.
+    the most encoder rows of one medium. spans: the rows of an atomic span (`Item.atomic`) attend to
+    each other in both directions; if False, this layer is causal.
     """
 
     kind: str = "paged"
@@ -41,6 +42,7 @@ class CacheSpec:
     window: int = 0
     state: tuple[tuple[int, ...], ...] = ()
     length: int = 0
+    spans: bool = True
 
 
 class PagedView(Protocol):

@@ -25,8 +25,10 @@ class RowSegment:
     full: bool = False
 
 
-def paged_segments(chunk: Chunk, table: BlockTable, sparse: bool) -> list[RowSegment]:
-    """The rows of a chunk over its own blocks, split at the edges of atoms.
+def paged_segments(
+    chunk: Chunk, table: BlockTable, sparse: bool, spans: bool = True
+) -> list[RowSegment]:
+    """The rows of a chunk over its own blocks, split at the edges of atoms with `spans`.
 
     `sparse` is for groups of states, whose chunks are not split.
     """
@@ -36,13 +38,13 @@ def paged_segments(chunk: Chunk, table: BlockTable, sparse: bool) -> list[RowSeg
         blocks = [max(block, 0) for block in blocks]
     start, stop = chunk.start, chunk.start + chunk.count
     # Only prompts have atoms.
-    if sparse or start >= chunk.sequence.prompt:
+    if sparse or not spans or start >= chunk.sequence.prompt:
         return [RowSegment(chunk.count, stop, blocks)]
-    spans = [
+    atoms = [
         (max(a, start), min(b, stop)) for a, b in chunk.sequence.atoms if a < stop and b > start
     ]
-    cuts = sorted({start, stop, *(edge for span in spans for edge in span)})
-    inside = {a for a, _ in spans}
+    cuts = sorted({start, stop, *(edge for atom in atoms for edge in atom)})
+    inside = {a for a, _ in atoms}
     return [RowSegment(b - a, b, blocks, a in inside) for a, b in pairwise(cuts)]
 
 
@@ -108,7 +110,8 @@ def paged_metadata(
     """The metadata of these chunks in one group, from table `index` of each sequence."""
     segments, slots = list[RowSegment](), list[int]()
     for chunk in chunks:
-        chunk_segments = paged_segments(chunk, chunk.sequence.tables[index], group.kind.aligned)
+        kind, table = group.kind, chunk.sequence.tables[index]
+        chunk_segments = paged_segments(chunk, table, kind.aligned, kind.spec.spans)
         segments += chunk_segments
         blocks = chunk_segments[0].blocks  # all segments of a chunk have the same
         slots += slot_mapping(blocks, block, chunk.start, chunk.start + chunk.count)

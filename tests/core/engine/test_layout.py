@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny.loop import BLOCK, CPU, Loop, cross, image, pages, states, view
+from tiny.loop import BLOCK, CPU, Loop, Pages, cross, group, image, pages, states, view
 
+from ostro.core.cache import CacheSpec
 from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.sequence import Sequence as TokenSequence
@@ -88,6 +89,15 @@ def test_rows_of_an_atomic_span_see_its_end_and_others_only_what_precedes_them()
     batch = pages_of(Chunk(sequence_of(16, 1, 2, 3, 4, items=items), 0, 12, False))
     lengths = [len(slots) for slots in seen(batch)]
     assert lengths == [1, 2, 3, 7, 7, 7, 7, 8, 9, 11, 11, 12]
+
+
+def test_a_group_without_spans_is_causal_within_an_atomic_span() -> None:
+    items = [image("a", 3, 4, (9, 2), atomic=True)]
+    causal = group(Pages, CacheSpec(heads=1, key_dim=1, value_dim=1, spans=False), 8)
+    chunk = Chunk(sequence_of(16, 1, 2, 3, 4, items=items), 0, 12, False)
+    batch = paged_metadata(causal, 0, [chunk], BLOCK, CPU)
+    assert batch.full is None and batch.starts.tolist() == [0, 12]
+    assert [len(slots) for slots in seen(batch)] == [*range(1, 13)]
 
 
 def test_an_inline_medium_that_is_not_atomic_is_causal() -> None:
