@@ -158,8 +158,8 @@ def cache_kinds(
     """
     specs: dict[tuple[CacheSpec, torch.device], list[int]] = {}
     for module in loaded.model.modules():
-        if isinstance(module, CachedLayer):
-            key = module.spec, loaded.placement.device(module)
+        if isinstance(module, CachedLayer) and (spec := module.spec) is not None:
+            key = spec, loaded.placement.device(module)
             specs.setdefault(key, []).append(module.layer)
     kv_dtype = settings.kv_dtype
     types = {"auto": loaded.dtype, **DTYPES, **QUANTIZED_KV}

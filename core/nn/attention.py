@@ -19,14 +19,19 @@ from ostro.core.step import Step
 
 
 class CachedLayer(Module):
-    """A module with a cache: `layer` is its index in `step.caches`, `spec` describes the cache."""
+    """A module that uses the cache `step.caches[layer]`; `spec` describes the cache.
+
+    Modules with the same `layer` are on one device.
+    """
 
     layer: int
 
     @property
     @abstractmethod
-    def spec(self) -> CacheSpec:
-        """The cache that this layer needs per sequence."""
+    def spec(self) -> CacheSpec | None:
+        """The cache that this layer needs per sequence; None if another one with the same `layer`
+        writes it.
+        """
 
 
 class RecurrentLayer(CachedLayer):
@@ -49,11 +54,14 @@ class Attention(CachedLayer):
     softcap   soft cap of the scores; 0 = none
     scale     scale of the scores; default head_dim ** -0.5
     sinks     one learned logit per head that takes part in the softmax and has no value
+    shared    attend to the keys and values that the attention with the same `layer` has written in
+              this step, without k_proj, v_proj and k_norm (Gemma 4). Heads of keys, head_dim,
+              window and rope of both are the same.
     fused     kernels that norm, rotate and write in one launch:
               `call(q, k, v, q_weight, k_weight, eps, positions, table, view)`. They are used if one
               of them fits and the cache stores floats.
 
-    An architecture with other operations on q, k and v overrides `rotate_and_write`.
+    An architecture with other operations on q, k and v overrides `project` or `rotate_and_write`.
     """
 
     def __init__(
@@ -69,18 +77,17 @@ class Attention(CachedLayer):
         softcap: float = 0.0,
         scale: float | None = None,
         sinks: bool = False,
+        shared: bool = False,
         fused: tuple[Kernel, ...] = (),
     ) -> None:
         super().__init__()
-        d, heads, kv = config.head_dim, config.num_attention_heads, config.num_key_value_heads
+        d, heads = config.head_dim, config.num_attention_heads
+        kv = 0 if shared else config.num_key_value_heads
         self.layer, self.head_dim, self.heads, self.kv_heads = layer, d, heads, kv
-        self.qkv = Linear(
-            config.hidden_size,
-            {"q_proj": heads * d, "k_proj": kv * d, "v_proj": kv * d},
-            bias=bias,
-        )
+        parts = {"q_proj": heads * d} | ({"k_proj": kv * d, "v_proj": kv * d} if kv else {})
+        self.qkv = Linear(config.hidden_size, parts, bias=bias)
         self.o_proj = Linear(heads * d, config.hidden_size, bias=out_bias, shard="rowwise")
-        widths = {"": (0, 0), "head": (d, d), "all": (heads * d, kv * d)}[qk_norm]
+        widths = {"": (0, 0), "head": (d, d if kv else 0), "all": (heads * d, kv * d)}[qk_norm]
         self.q_norm, self.k_norm = (RMSNorm(w, config.rms_norm_eps) if w else None for w in widths)
         self.sinks = Parameter(torch.zeros(heads), requires_grad=False) if sinks else None
         self.rope = rope
@@ -94,9 +101,15 @@ class Attention(CachedLayer):
             self.fused = Fused(fused, head_dim=d, whole=full)
 
     @property
-    def spec(self) -> CacheSpec:
-        d = self.head_dim
-        return CacheSpec(heads=self.kv_heads, key_dim=d, value_dim=d, window=self.window)
+    def spec(self) -> CacheSpec | None:
+        d, kv = self.head_dim, self.kv_heads
+        return CacheSpec(heads=kv, key_dim=d, value_dim=d, window=self.window) if kv else None
+
+    def project(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, hidden] -> q [T, h, d], k and v [T, kv, d]; kv = 0 if they are shared."""
+        heads = self.qkv(x, step).view(x.shape[0], -1, self.head_dim)
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
+        return q, k, v
 
     def rotate_and_write(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """Norm and rotate q [T, h, d] and k [T, kv, d], write k and v [T, kv, d]; return q."""
@@ -106,18 +119,17 @@ class Attention(CachedLayer):
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
             rotated: Tensor = self.fused(q, k, v, *norms, *self.rope.angles(step.positions), pages)
             return rotated
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = norm_heads(self.q_norm, q), norm_heads(self.k_norm, k)
+        q = q if self.q_norm is None else norm_heads(self.q_norm, q)
+        k = k if self.k_norm is None else norm_heads(self.k_norm, k)
         if self.rope is not None:
             q, k = self.rope(q, k, step.positions)
-        self.write(k, v, pages.k, pages.v, pages.batch.slots)
+        if self.kv_heads:
+            self.write(k, v, pages.k, pages.v, pages.batch.slots)
         return q
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        heads = self.qkv(x, step).view(x.shape[0], -1, self.head_dim)
-        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        q = self.rotate_and_write(q, k, v, step)
+        q = self.rotate_and_write(*self.project(x, step), step)
         pages: PagedView = step.caches[self.layer]
         y = self.attend(
             q,

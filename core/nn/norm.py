@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Buffer, Module, Parameter
 
 from ostro.core.ops import Op, rms_norm
 
@@ -13,12 +13,14 @@ from ostro.core.ops import Op, rms_norm
 class RMSNorm(Module):
     """Root-mean-square norm over the last dimension (Zhang & Sennrich 2019); weight in float32.
 
-    For checkpoints that store w - 1 (Gemma), the transform `Add` of the name pair adds the 1.
+    For checkpoints that store w - 1 (Gemma), the transform `Add` of the name pair adds the 1. With
+    `weight=False` the weight is 1, and checkpoints do not store it.
     """
 
-    def __init__(self, d: int, eps: float) -> None:
+    def __init__(self, d: int, eps: float, *, weight: bool = True) -> None:
         super().__init__()
-        self.weight = Parameter(torch.ones(d, dtype=torch.float32), requires_grad=False)
+        ones = torch.ones(d, dtype=torch.float32)
+        self.weight = Parameter(ones, False) if weight else Buffer(ones, persistent=False)
         self.eps = eps
         self.norm = Op(rms_norm.KERNELS)
 

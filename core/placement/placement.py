@@ -110,7 +110,7 @@ class Placement:
             device = self.main_device if offloaded else with_index(devices(rule.target))
             for path in matches(rule.pattern, self.model, self.units):
                 self.units[path].device, self.units[path].offloaded = device, offloaded
-        self.check_tied()
+        self.check_bound()
 
     def offload_layers(self) -> None:
         """Offload all layers. Raises UsageError if there are none, or the model runs on the CPU."""
@@ -129,7 +129,8 @@ class Placement:
         """Place what fits `room` bytes on the main device, the other units on the CPU.
 
         Embeddings and heads come first: every step uses them. Then come the layers, up to the first
-        that does not fit: activations cross between the devices once, not at every gap.
+        that does not fit: activations cross between the devices once, not at every gap. Layers that
+        read the keys and values of one layer are where the last of them is, with that layer.
         """
         nbytes = dict.fromkeys(self.units.values(), 0)
         for module, unit in self.owner.items():
@@ -140,24 +141,31 @@ class Placement:
             is_full = is_full or (on_host and bool(unit.layer))
             used += 0 if on_host else nbytes[unit]
             unit.device = HOST if on_host else self.main_device
-        # A tied head has no weights of its own and needs those of the embedding.
-        for head, table in self.tied():
-            head.device = table.device
+        for unit, other, _ in self.bound():
+            unit.device = other.device
 
-    def tied(self) -> Iterator[tuple[Unit, Unit]]:
-        """The units of tied heads, each with the unit of its embedding."""
-        for module, unit in self.owner.items():
+    def bound(self) -> Iterator[tuple[Unit, Unit, str]]:
+        """Pairs of units that are on one device, and what they have in common: a tied head and its
+        embedding, and a layer and the next one that reads its keys and values; the last pair first.
+        """
+        readers: dict[int, Unit] = {}
+        for module, unit in reversed(self.owner.items()):
+            if isinstance(module, CachedLayer):
+                if module.layer in readers:
+                    yield unit, readers[module.layer], "cache"
+                readers[module.layer] = unit
             for table in module.tied if isinstance(module, Head) else ():
                 if table in self.owner:
-                    yield unit, self.owner[table]
+                    yield unit, self.owner[table], "weight"
 
-    def check_tied(self) -> None:
-        """Raise UsageError if a tied head is not on the device of its embedding."""
-        for head, table in self.tied():
-            if head.device != table.device or head.offloaded or table.offloaded:
+    def check_bound(self) -> None:
+        """Raise UsageError if units with a common weight or cache are not on one device."""
+        for unit, other, common in self.bound():
+            offloaded = common == "weight" and (unit.offloaded or other.offloaded)
+            if unit.device != other.device or offloaded:
                 raise UsageError(
-                    f"--placement: {head.path} and {table.path} are one weight; place both on one "
-                    "device"
+                    f"--placement: {unit.path} and {other.path} use one {common}; place both on "
+                    "one device"
                 )
 
     def copy_shared(self) -> None:

@@ -241,7 +241,7 @@ def test_what_cannot_be_placed_is_refused(
 
 
 def test_a_weight_with_two_users_is_not_torn_apart(made: Made, device: SimulatedDevice) -> None:
-    with pytest.raises(UsageError, match=r"lm_head and model\.embed_tokens are one"):
+    with pytest.raises(UsageError, match=r"lm_head and model\.embed_tokens use one"):
         made("tied").load(placement="lm_head = cpu:1")
     with pytest.raises(UsageError, match="one weight"):
         made("tied").load(device="cpu:1", placement="lm_head = rest, embed_tokens = rest")
