@@ -1,6 +1,7 @@
 """Llama, and architectures that equal Llama."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ostro import Architecture, hookimpl
 
@@ -26,10 +27,10 @@ WIDE = {
 
 @hookimpl
 def ostro_architectures() -> Iterable[Architecture]:
-    yield Architecture(
+    llama = Architecture(
         name="llama",
         api=(0, 2),
-        classes=("LlamaForCausalLM",),
+        classes=("LlamaForCausalLM", "LLaMAForCausalLM", "AquilaForCausalLM"),
         gguf=("llama",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
@@ -39,4 +40,21 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:LlamaForCausalLM",
         trunk=True,
+    )
+    yield llama
+    yield replace(
+        llama,
+        name="llama_variants",
+        classes=(
+            "IQuestCoderForCausalLM",
+            "NanbeigeForCausalLM",
+            "XverseForCausalLM",
+            "YiForCausalLM",
+        ),
+        gguf=("nanbeige", "xverse"),
+        config=f"{__name__}.variants:Config",
+        names=f"{__name__}.variants:names",
+        gguf_config=f"{__name__}.variants:gguf_config",
+        reference=f"{__name__}.reference:YiForCausalLM",
+        trunk=False,
     )

@@ -227,6 +227,9 @@ WINDOWS = {"vision_config": {"patch_size": 28, "window_size": 112}}
 LEVELS = {"vision_config": {"deepstack_visual_indexes": [0, 2]}}
 FAR = {"relative_attention_max_distance": 128}
 UNKNOWN = "not supported"
+XVERSE = {"architectures": ["XverseForCausalLM"], "model_type": "xverse"}
+NANBEIGE = {"architectures": ["NanbeigeForCausalLM"], "model_type": "nanbeige"}
+UNBIASED = {"attention_bias": False, "mlp_bias": False}
 NO_ROPE = {"use_sliding_window": False, "no_rope_layer_interval": 4, "num_hidden_layers": 5}
 
 CASES = {
@@ -235,6 +238,9 @@ CASES = {
     "llama, biased": Case("llama", {"attention_bias": True}),
     "llama 3": Case("llama", {"rope_parameters": LLAMA3}),
     "llama, fused qkv": Case("llama", options=("--fuse-qkv",), refused="blk.0.attn_qkv.weight"),
+    "xverse": Case("llama_variants", {"num_key_value_heads": 4, "vocab_size": 302}, stated=XVERSE),
+    "nanbeige": Case("llama_variants", stated=NANBEIGE),
+    "internlm3": Case("internlm3", UNBIASED, "pieces"),
     "mistral": Case("mistral", {"sliding_window": None}),
     "mixtral": Case("mixtral", asked="mixtral"),
     "qwen2": Case("qwen2", {"use_sliding_window": False}),
