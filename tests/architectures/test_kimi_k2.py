@@ -1,4 +1,4 @@
-"""Kimi K2 is DeepSeek-V3 with a tiktoken vocabulary: a folder with the files of the published one."""
+"""Kimi K2, which is DeepSeek-V3 with a tiktoken vocabulary, in a folder as published."""
 
 from __future__ import annotations
 
