@@ -53,7 +53,7 @@ class Embeddings(nn.Module):
         places, *kinds = step.positions
         kind = kinds[0] if kinds else torch.zeros_like(places)
         x = self.word_embeddings(step.tokens, step) + self.position_embeddings(places, step)
-        return self.LayerNorm(x + self.token_type_embeddings(kind, step))
+        return self.LayerNorm(x, self.token_type_embeddings(kind, step))[0]
 
 
 class Layer(nn.Module):
@@ -66,8 +66,8 @@ class Layer(nn.Module):
         self.mlp_norm = nn.LayerNorm(d, eps)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = self.attention_norm(x + self.attention(x, step))
-        return self.mlp_norm(x + self.mlp(x, step))
+        x = self.attention_norm(self.attention(x, step), x)[0]
+        return self.mlp_norm(self.mlp(x, step), x)[0]
 
 
 class Model(nn.EncoderModel):

@@ -24,7 +24,7 @@ def no_activation(model: nn.Model) -> None:
 
 def pre_norm(model: nn.Model) -> None:
     def change(layer: Layer) -> None:
-        layer.forward = lambda x, step: x + layer.mlp(layer.mlp_norm(x), step)  # type: ignore[method-assign]
+        layer.forward = lambda x, step: x + layer.mlp(layer.mlp_norm(x)[0], step)  # type: ignore[method-assign]
 
     each(model, Layer, change)
 

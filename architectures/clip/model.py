@@ -115,8 +115,8 @@ class Layer(nn.Module):
         self.mlp = MLP(d, config.intermediate_size, config.hidden_act)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x), step)
-        return x + self.mlp(self.layer_norm2(x), step)
+        y, x = self.layer_norm2(self.self_attn(self.layer_norm1(x)[0], step), x)
+        return x + self.mlp(y, step)
 
 
 class Encoder(nn.Module):
@@ -152,7 +152,7 @@ class TextModel(nn.Module):
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, step: Step) -> Tensor:
-        return self.final_layer_norm(self.encoder(self.embeddings(step), step)[-1])
+        return self.final_layer_norm(self.encoder(self.embeddings(step), step)[-1])[0]
 
 
 class Model(nn.EncoderModel):

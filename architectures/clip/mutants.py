@@ -32,15 +32,15 @@ def norm_eps(model: nn.Model) -> None:
 def post_norm(model: nn.Model) -> None:
     def change(layer: Layer) -> None:
         layer.forward = lambda x, step: layer.layer_norm1(  # type: ignore[method-assign]
-            x + layer.self_attn(x, step)
-        )
+            layer.self_attn(x, step), x
+        )[0]
 
     each(model, Layer, change)
 
 
 def no_final_norm(model: nn.Model) -> None:
     def drop(text: TextModel) -> None:
-        text.final_layer_norm.forward = lambda x: x  # type: ignore[method-assign]
+        text.final_layer_norm.forward = lambda x, residual=None: (x, x)  # type: ignore[method-assign]
 
     each(model, TextModel, drop)
 
@@ -80,7 +80,7 @@ def no_class_token(model: nn.Model) -> None:
 
 def no_first_norm(model: nn.Model) -> None:
     def drop(tower: VisionTower) -> None:
-        tower.pre_layrnorm.forward = lambda x: x  # type: ignore[method-assign]
+        tower.pre_layrnorm.forward = lambda x, residual=None: (x, x)  # type: ignore[method-assign]
 
     each(model, VisionTower, drop)
 

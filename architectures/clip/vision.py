@@ -154,8 +154,8 @@ class VisionTower(Tower):
         self.pre_layrnorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def enter(self, pixels: Tensor) -> Tensor:
-        return self.pre_layrnorm(self.embeddings(pixels))
+        return self.pre_layrnorm(self.embeddings(pixels))[0]
 
     def pooled(self, states: list[Tensor]) -> Tensor:
         """The class token's last state, normed: [n, d]."""
-        return self.post_layernorm(states[-1][:, 0])
+        return self.post_layernorm(states[-1][:, 0])[0]

@@ -51,9 +51,9 @@ class Layer(nn.Module):
         self.gate_ffn = parameter(1) if gated else None
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        y = self.self_attn(self.input_layernorm(x), step)
+        y = self.self_attn(self.input_layernorm(x)[0], step)
         x = x + (y if self.gate_attn is None else opened(self.gate_attn, y))
-        y = self.mlp(self.post_attention_layernorm(x), step)
+        y = self.mlp(self.post_attention_layernorm(x)[0], step)
         return x + (y if self.gate_ffn is None else opened(self.gate_ffn, y))
 
 
@@ -133,7 +133,7 @@ class Tower(nn.Module):
         x = x + self.pre_tile_positional_embedding(ratios, step)[:, :, None]
         first = self.class_embedding.to(x.dtype).expand(*x.shape[:2], 1, -1)
         x = torch.cat((first, x), 2) + self.gated_positional_embedding(ratios, step)
-        return F.pad(self.layernorm_pre(x), (0, 0, 0, self.padded - self.rows))
+        return F.pad(self.layernorm_pre(x)[0], (0, 0, 0, self.padded - self.rows))
 
     def forward(self, images: Sequence[Tensor], ratios: Tensor, step: Step) -> list[Tensor]:
         """Images [tiles, channels, image_size, image_size] and their tilings [n] -> the rows of
@@ -153,7 +153,7 @@ class Tower(nn.Module):
         states = self.transformer(x, rows)
         tile = self.post_tile_positional_embedding(ratios, step)
         placed = tile[index[:, None], orders // self.padded].flatten(0, 1)
-        last = self.global_transformer(self.layernorm_post(states[-1]) + placed, rows)[-1]
+        last = self.global_transformer(self.layernorm_post(states[-1])[0] + placed, rows)[-1]
         middle = torch.stack([states[i] for i in self.taken], -1).flatten(1)
         out = torch.cat((last, middle), -1).split(whole)
         return [image[:size] for image, size in zip(out, sizes, strict=True)]

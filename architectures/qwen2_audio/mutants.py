@@ -22,14 +22,14 @@ def halves(model: nn.Model) -> None:
     each(model, Tower, lambda tower: setattr(tower, "pool", pool))
 
 
-def pass_on(x: Tensor) -> Tensor:
-    return x
+def pass_on(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return x, x
 
 
 def norm_before_pooling(model: nn.Model) -> None:
     def change(tower: Tower) -> None:
         norm, pool = tower.layer_norm.forward, tower.pool
-        tower.pool = lambda x: pool(norm(x))  # type: ignore[method-assign]
+        tower.pool = lambda x: pool(norm(x)[0])  # type: ignore[method-assign]
         tower.layer_norm.forward = pass_on  # type: ignore[method-assign]
 
     each(model, Tower, change)

@@ -54,7 +54,7 @@ def early_norm(model: nn.TokenModel) -> None:
         norm, width = cast(nn.LayerNorm, merger.norm), merger.width // merger.cell
         plain = nn.LayerNorm(width, norm.eps)
         plain.weight, plain.bias = (nn.Parameter(w.data[:width]) for w in (norm.weight, norm.bias))
-        merger.gather = lambda x: plain(x).view(-1, merger.width)  # type: ignore[method-assign]
+        merger.gather = lambda x: plain(x)[0].view(-1, merger.width)  # type: ignore[method-assign]
 
     each(model, LevelMerger, spoil)
 

@@ -32,8 +32,8 @@ class Block(nn.Module):
         self.mlp = nn.MLP(d, config.intermediate_size, config.hidden_act)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.attn(self.norm1(x), step)
-        return x + self.mlp(self.norm2(x), step)
+        y, x = self.norm2(self.attn(self.norm1(x)[0], step), x)
+        return x + self.mlp(y, step)
 
 
 class Merger(qwen2_5_vl.Merger):
@@ -44,7 +44,7 @@ class Merger(qwen2_5_vl.Merger):
         self.norm = nn.LayerNorm(config.hidden_size, EPS)
 
     def gather(self, x: Tensor) -> Tensor:
-        return self.norm(x).view(-1, self.width)
+        return self.norm(x)[0].view(-1, self.width)
 
 
 class LevelMerger(Merger):
@@ -55,7 +55,7 @@ class LevelMerger(Merger):
         self.norm = nn.LayerNorm(self.width, EPS)
 
     def gather(self, x: Tensor) -> Tensor:
-        return self.norm(x.view(-1, self.width))
+        return self.norm(x.view(-1, self.width))[0]
 
 
 class Tower(nn.Module):

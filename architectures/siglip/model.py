@@ -62,7 +62,7 @@ class VisionTower(clip.Tower):
 
     def last(self, states: Sequence[Tensor]) -> Tensor:
         """The last state, normed: [n, patches, d]."""
-        return self.post_layernorm(states[-1])
+        return self.post_layernorm(states[-1])[0]
 
 
 class Model(nn.EncoderModel):

@@ -31,14 +31,18 @@ def norm_eps(model: nn.Model) -> None:
 def post_norm(model: nn.Model) -> None:
     def change(layer: Layer) -> None:
         layer.forward = lambda x, step: layer.layer_norm1(  # type: ignore[method-assign]
-            x + layer.self_attn(x, step)
-        )
+            layer.self_attn(x, step), x
+        )[0]
 
     each(model, Layer, change)
 
 
 def no_last_norm(model: nn.Model) -> None:
-    each(model, VisionTower, lambda t: setattr(t.post_layernorm, "forward", lambda x: x))
+    each(
+        model,
+        VisionTower,
+        lambda t: setattr(t.post_layernorm, "forward", lambda x, residual=None: (x, x)),
+    )
 
 
 def patches_by_columns(model: nn.Model) -> None:

@@ -98,8 +98,9 @@ class EncoderLayer(nn.Module):
         self.mlp = nn.MLP(d, config.encoder_ffn_dim)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.self_attn(self.self_attn_layer_norm(x), step)
-        return bounded(x + self.mlp(self.final_layer_norm(x), step))
+        y = self.self_attn(self.self_attn_layer_norm(x)[0], step)
+        y, x = self.final_layer_norm(y, x)
+        return bounded(x + self.mlp(y, step))
 
 
 def bounded(x: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class Encoder(nn.Module):
         x = torch.cat(parts) + self.embed_positions(places, here)
         for layer in self.layers:
             x = layer(x, here)
-        return [self.layer_norm(self.pool(part)) for part in x.split(lengths)]
+        return [self.layer_norm(self.pool(part))[0] for part in x.split(lengths)]
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool the rows [n, d] of one spectrum before the last norm."""

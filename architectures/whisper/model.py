@@ -76,9 +76,10 @@ class DecoderLayer(nn.Module):
         self.mlp = nn.MLP(d, config.intermediate_size)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.self_attn(self.self_attn_layer_norm(x), step)
-        x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), step)
-        return x + self.mlp(self.final_layer_norm(x), step)
+        y = self.self_attn(self.self_attn_layer_norm(x)[0], step)
+        y, x = self.encoder_attn_layer_norm(y, x)
+        y, x = self.final_layer_norm(self.encoder_attn(y, step), x)
+        return x + self.mlp(y, step)
 
 
 class Decoder(nn.Module):
@@ -99,7 +100,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         for layer in self.layers:
             x = layer(x, step)
-        return self.layer_norm(x)
+        return self.layer_norm(x)[0]
 
 
 class Model(nn.TokenModel):

@@ -1,13 +1,12 @@
-"""RMS norm, fused with the residual addition before it, and layer norm."""
+"""RMS norm and layer norm, fused with the residual addition before them."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Buffer, Module, Parameter
 
-from ostro.core.ops import Op, rms_norm
+from ostro.core.ops import Op, layer_norm, rms_norm
 
 
 class RMSNorm(Module):
@@ -31,14 +30,19 @@ class RMSNorm(Module):
 
 
 class LayerNorm(Module):
-    """Layer norm over the last dimension, with or without bias, in float32."""
+    """Layer norm over the last dimension (Ba et al. 2016), with or without weight and bias, which
+    are in float32.
+    """
 
-    def __init__(self, d: int, eps: float, *, bias: bool = True) -> None:
+    def __init__(self, d: int, eps: float, *, weight: bool = True, bias: bool = True) -> None:
         super().__init__()
-        self.weight = Parameter(torch.ones(d), requires_grad=False)
-        self.bias = Parameter(torch.zeros(d), requires_grad=False) if bias else None
+        ones, zeros = torch.ones(d, dtype=torch.float32), torch.zeros(d, dtype=torch.float32)
+        self.weight = Parameter(ones, requires_grad=False) if weight else None
+        self.bias = Parameter(zeros, requires_grad=False) if bias else None
         self.eps = eps
+        self.norm = Op(layer_norm.KERNELS)
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight.float(), None if self.bias is None else self.bias.float()
-        return F.layer_norm(x.float(), x.shape[-1:], weight, bias, self.eps).to(x.dtype)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x [..., d] -> (norm(x + residual), x + residual)."""
+        y: tuple[Tensor, Tensor] = self.norm(x, self.weight, self.bias, self.eps, residual)
+        return y

@@ -63,13 +63,14 @@ def norms(model: Model, raw: Raw) -> Iterator[Mutant]:
 
 
 def shift(norm: RMSNorm | LayerNorm, *, by: float) -> None:
-    norm.weight.data = norm.weight.data + by
+    if norm.weight is not None:
+        norm.weight.data = norm.weight.data + by
 
 
 def leave_out(norm: RMSNorm | LayerNorm) -> None:
     def around(forward: object, x: Tensor, residual: Tensor | None = None) -> Any:
         x = x if residual is None else x + residual
-        return (x, x) if isinstance(norm, RMSNorm) else x
+        return x, x
 
     wrap(norm, "forward", around)
 

@@ -189,6 +189,18 @@ CASES = {
         lambda kernel, x, weight: kernel(x, weight, 1e-6),
         {"x": rand(5, 6, 24)[:, 1:4], "weight": rand(24)},
     ),
+    "layer_norm": Case(
+        f"{OPS}.layer_norm.native:layer_norm",
+        f"{OPS}.layer_norm.naive:layer_norm",
+        lambda kernel, x, weight, bias, residual: kernel(x, weight, bias, 1e-6, residual),
+        {"x": rand(5, 40), "weight": rand(40), "bias": rand(40), "residual": rand(5, 40)},
+    ),
+    "layer_norm of heads": Case(
+        f"{OPS}.layer_norm.native:layer_norm",
+        f"{OPS}.layer_norm.naive:layer_norm",
+        lambda kernel, x, weight: kernel(x, weight, None, 1e-6),
+        {"x": rand(5, 6, 24)[:, 1:4], "weight": rand(24)},
+    ),
     "rope": Case(
         f"{OPS}.rope.native:rope",
         f"{OPS}.rope.naive:rope",

@@ -103,7 +103,7 @@ def twice(
 def later(self: bert.Embeddings, step: Any) -> Tensor:
     places, *kinds = step.positions
     x = self.word_embeddings(step.tokens, step) + self.position_embeddings(places + 1, step)
-    return self.LayerNorm(x + self.token_type_embeddings(kinds[0], step))
+    return self.LayerNorm(x, self.token_type_embeddings(kinds[0], step))[0]
 
 
 def backward_looking(self: nn.EncoderAttention, x: Tensor, step: Any) -> Tensor:
