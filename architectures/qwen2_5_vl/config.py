@@ -46,6 +46,7 @@ class Tower(ModelConfig):
     num_heads: int
     out_hidden_size: int
     patch_size: int
+    hidden_act: str = "silu"
     in_channels: int = 3
     spatial_merge_size: int = 2
     temporal_patch_size: int = 2
@@ -88,7 +89,6 @@ class WindowTower(Tower):
     num_heads: int = 16
     out_hidden_size: int = 3584
     patch_size: int = 14
-    hidden_act: str = "silu"
     window_size: int = 112
     fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
     tokens_per_second: int = 4

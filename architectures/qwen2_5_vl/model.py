@@ -15,7 +15,7 @@ from ostro import Medium, Names, Pair, Step, nn
 from ostro.architectures.llama import model as llama
 from ostro.architectures.qwen2 import model as qwen2
 from ostro.architectures.qwen2_5_vl.config import Config as Config
-from ostro.architectures.qwen2_5_vl.config import Text
+from ostro.architectures.qwen2_5_vl.config import SightedConfig, Text
 from ostro.architectures.qwen2_5_vl.grid import Grid
 from ostro.architectures.qwen2_5_vl.vision import Tower
 from ostro.errors import CheckpointError
@@ -80,7 +80,7 @@ class Flatten:
         return tensor.unflatten(1, self.shape)
 
 
-def names(config: Config) -> Names:
+def names(config: SightedConfig) -> Names:
     """Checkpoints have the vision encoder at `visual`, transformers 5 below `model`."""
     kernel = Flatten(config.vision.patch_shape)
     pairs = [

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ostro import Step, nn
+from ostro.architectures.qwen2_5_vl import config as configs
 from ostro.architectures.qwen2_5_vl import vision as qwen2_5_vl
 from ostro.architectures.qwen2_5_vl.grid import Grid, Ints, frames, places
 from ostro.architectures.qwen2_5_vl.vision import EPS, Attention, AxialRope, PatchEmbed
@@ -23,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 class Block(nn.Module):
-    def __init__(self, config: DeepTower, rope: nn.Rope) -> None:
+    def __init__(self, config: configs.Tower, rope: nn.Rope) -> None:
         super().__init__()
         d = config.hidden_size
         self.norm1 = nn.LayerNorm(d, EPS)
@@ -39,7 +40,7 @@ class Block(nn.Module):
 class Merger(qwen2_5_vl.Merger):
     """The merger of the last layer, which norms patches."""
 
-    def __init__(self, config: DeepTower) -> None:
+    def __init__(self, config: configs.Tower) -> None:
         super().__init__(config)
         self.norm = nn.LayerNorm(config.hidden_size, EPS)
 

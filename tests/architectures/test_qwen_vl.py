@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL against transformers, with images and videos in the prompt."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL against transformers, with images and videos in the prompt."""
 
 from __future__ import annotations
 
@@ -52,6 +52,10 @@ class SightTests(ArchitectureTests):
 
 class TestQwen25VL(SightTests):
     name = "qwen2_5_vl"
+
+
+class TestQwen2VL(SightTests):
+    name = "qwen2_vl"
 
 
 class TestQwen3VL(SightTests):

@@ -278,6 +278,7 @@ CASES = {
     "text of qwen3 vl moe": Case("qwen3_vl_moe", {"mlp_only_layers": []}, change=turn),
     "text of qwen2 audio": Case("qwen2_audio", {"use_sliding_window": False}),
     "qwen2.5 vl": Case("qwen2_5_vl", tokenizer="marked bytes", others=WINDOWS, media=NORMED),
+    "qwen2 vl": Case("qwen2_vl", tokenizer="marked bytes", media=NORMED),
     "qwen3 vl": Case("qwen3_vl", tokenizer="marked bytes", others=LEVELS, media=NORMED),
     "qwen3 vl moe": Case(
         "qwen3_vl_moe",

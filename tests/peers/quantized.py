@@ -96,6 +96,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"rope_parameters": RAMP},
     "deepseek_v2": {"n_group": 1, "topk_group": 1},
     "deepseek v2 lite": {"num_hidden_layers": 26, **SHALLOW},
+    "qwen2_vl": {"rms_norm_eps": 1e-12},
     "qwen2_5_vl": {"rms_norm_eps": 1e-12},
     "qwen3_vl_moe": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
     "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
@@ -109,8 +110,8 @@ They avoid values for which llama.cpp (July 2026) and transformers compute diffe
 - DeepSeek-V2: llama.cpp ranks groups of experts by the sum of their two best, as V3 does; V2 is
   defined by the best one.
 - DeepSeek-V2-Lite: llama.cpp distinguishes it from V2 by its 26 or 27 layers.
-- Qwen2.5-VL: llama.cpp does not read the epsilon of qwen2vl, as its hyperparameters fall through to
-  those of qwen2 in a comment only.
+- Qwen2-VL and 2.5-VL: llama.cpp does not read the epsilon of qwen2vl, as its hyperparameters fall
+  through to those of qwen2 in a comment only.
 - Qwen3-VL: llama.cpp does not rotate pairs beyond the interleaved sections (the 62nd and 63rd of
   [24, 20, 20]); the reference rotates them by the temporal position.
 """
