@@ -19,13 +19,24 @@ MAX_EXPERTS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig(TextConfig):
-    """The fields of families with a mixture of experts; the last three concern training only."""
+    """The fields of families with a mixture of experts; the last three concern training only.
+
+    `num_experts` is another name of num_local_experts.
+    """
 
     num_local_experts: int = 8
+    num_experts: int | None = None
     num_experts_per_tok: int = 2
     output_router_logits: bool = False
     router_aux_loss_coef: float = 0.0
     router_jitter_noise: float = 0.0
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        values = super().derive(raw, values)
+        if values.get("num_experts") is not None:
+            values["num_local_experts"] = values["num_experts"]
+        return values
 
     def check(self) -> None:
         super().check()
@@ -38,23 +49,12 @@ class ExpertsConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(ExpertsConfig):
-    """The fields of Qwen's MoE families: the layers with experts, and their width.
+    """The fields of Qwen's MoE families: the layers with experts, and their width."""
 
-    `num_experts` in older files is num_local_experts since transformers 5.
-    """
-
-    num_experts: int | None = None
     moe_intermediate_size: int = 768
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
-
-    @classmethod
-    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        values = super().derive(raw, values)
-        if values.get("num_experts") is not None:
-            values["num_local_experts"] = values["num_experts"]
-        return values
 
     def check(self) -> None:
         super().check()

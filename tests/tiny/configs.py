@@ -23,8 +23,8 @@ HOSTILE: Mapping[str, Any] = {
     "infinite": float("inf"),
     "true": True,
 }
-ALIASES: Mapping[str, str] = {"num_experts": "number of experts"}
-"""What messages may contain in the place of a field with two names."""
+ALIASES = dict.fromkeys(("num_experts", "num_local_experts"), "number of experts")
+"""What messages may contain in the place of a field with several names."""
 
 
 def accepted(plugins: PluginManager, name: str, field: str) -> set[str]:
