@@ -32,4 +32,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:GraniteForCausalLM",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )
