@@ -103,7 +103,10 @@ YARN = {
 }
 """The fields of YaRN, and their keys below rope.scaling."""
 
-SCALING = {"type", "factor", "finetuned", "yarn_ext_factor", *YARN.values()}
+SCALING = {"type", "factor", "finetuned", "yarn_ext_factor", "attn_factor", *YARN.values()}
+
+LONGROPE = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+"""The fields of longrope, and their tensors: one factor per rotated pair."""
 
 
 def rope_parameters(container: Container, get: Get, head_dim: Any) -> dict[str, Any]:
@@ -120,6 +123,13 @@ def rope_parameters(container: Container, get: Get, head_dim: Any) -> dict[str, 
     factor = get("rope.scaling.factor", get("rope.scale_linear", 0.0)) or 1.0
     if "rope_freqs.weight" in container.tensors:
         return rule | rope_factors(container, kind, factor, r)
+    if not container.tensors.keys().isdisjoint(LONGROPE.values()):
+        return rule | longrope(container, get, kind, factor, r)
+    if (value := get("rope.scaling.attn_factor", 1.0)) != 1.0:
+        raise ConfigError(
+            f"{container.path.name}: {prefix}attn_factor={value!r:.80} is implemented for files "
+            f"with the tensors {' and '.join(LONGROPE.values())} only"
+        )
     if kind == "yarn":
         found = {field: get(f"rope.scaling.{key}") for field, key in YARN.items()}
         found = {field: value for field, value in found.items() if value is not None}
@@ -136,13 +146,40 @@ def rope_factors(container: Container, kind: Any, factor: float, r: Any) -> dict
 
     It is expressed as longrope with one list for all contexts.
     """
-    info = container.tensors["rope_freqs.weight"]
-    if info.format != "F32" or info.shape != (quotient(r, 2),) or kind not in ("none", "linear"):
-        raise ConfigError(
-            f"{info.file}: rope_freqs.weight is {info.format} {list(info.shape)} with rope "
-            f"scaling {kind!r:.80}; expected F32 [{quotient(r, 2)}] with 'none' or 'linear'"
-        )
-    stretch = factor if kind == "linear" else 1.0
-    factors = (container.read("rope_freqs.weight") * stretch).tolist()
+    factors = pair_factors(container, "rope_freqs.weight", ("none", "linear"), kind, factor, r)
     lists = {"short_factor": factors, "long_factor": factors}
     return {"rope_type": "longrope", "attention_factor": 1.0, **lists}
+
+
+def longrope(container: Container, get: Get, kind: Any, factor: float, r: Any) -> dict[str, Any]:
+    """The rope rule of files with `LONGROPE`'s tensors (Phi-3, MiniCPM).
+
+    The original context decides between the lists; if the key is missing, it is the model's whole
+    context, as in llama.cpp.
+    """
+    kinds = ("none", "linear", "longrope")
+    rule = {
+        field: pair_factors(container, tensor, kinds, kind, factor, r)
+        for field, tensor in LONGROPE.items()
+    }
+    rule["attention_factor"] = get("rope.scaling.attn_factor", 1.0)
+    if (trained := get("rope.scaling.original_context_length")) is not None:
+        rule["original_max_position_embeddings"] = trained
+    return {"rope_type": "longrope", **rule}
+
+
+def pair_factors(
+    container: Container, name: str, kinds: tuple[str, ...], kind: Any, factor: float, r: Any
+) -> list[float]:
+    """A tensor of one factor per rotated pair, times the linear scaling. Raises ConfigError."""
+    info = container.tensors.get(name)
+    if info is None:
+        raise ConfigError(f"{container.path.name}: {name} is missing")
+    if info.format != "F32" or info.shape != (quotient(r, 2),) or kind not in kinds:
+        raise ConfigError(
+            f"{info.file}: {name} is {info.format} {list(info.shape)} with rope scaling "
+            f"{kind!r:.80}; expected F32 [{quotient(r, 2)}] with {' or '.join(map(repr, kinds))}"
+        )
+    stretch = 1.0 if kind == "none" else factor
+    found: list[float] = (container.read(name) * stretch).tolist()
+    return found

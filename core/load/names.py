@@ -185,7 +185,12 @@ class Names:
     hub: Sequence[Pair] = ()
     gguf: Sequence[Pair] = ()
     tree: Sequence[Pair] = ()
-    ignore: Sequence[str] = ("{any}.rotary_emb.inv_freq", "rope_freqs.weight")
+    ignore: Sequence[str] = (
+        "{any}.rotary_emb.inv_freq",
+        "rope_freqs.weight",
+        "rope_factors_long.weight",
+        "rope_factors_short.weight",
+    )
 
     def read(self, names: Iterable[str], space: str = "hub") -> tuple[list[Named], list[str]]:
         """Map checkpoint names to model names; the second list has the names without a match."""

@@ -230,6 +230,15 @@ UNKNOWN = "not supported"
 XVERSE = {"architectures": ["XverseForCausalLM"], "model_type": "xverse"}
 NANBEIGE = {"architectures": ["NanbeigeForCausalLM"], "model_type": "nanbeige"}
 UNBIASED = {"attention_bias": False, "mlp_bias": False}
+PHI4_MINI = {"sliding_window": None, "tie_word_embeddings": True}
+PHI3_4K = {
+    "sliding_window": None,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 4096,
+    },
+}
 NO_ROPE = {"use_sliding_window": False, "no_rope_layer_interval": 4, "num_hidden_layers": 5}
 
 CASES = {
@@ -241,6 +250,8 @@ CASES = {
     "xverse": Case("llama_variants", {"num_key_value_heads": 4, "vocab_size": 302}, stated=XVERSE),
     "nanbeige": Case("llama_variants", stated=NANBEIGE),
     "internlm3": Case("internlm3", UNBIASED, "pieces"),
+    "phi3": Case("phi3", PHI3_4K, "pieces"),
+    "phi3, longrope": Case("phi3", PHI4_MINI, "pieces"),
     "mistral": Case("mistral", {"sliding_window": None}),
     "mixtral": Case("mixtral", asked="mixtral"),
     "qwen2": Case("qwen2", {"use_sliding_window": False}),
