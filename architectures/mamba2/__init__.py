@@ -34,4 +34,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:Mamba2ForCausalLM",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )

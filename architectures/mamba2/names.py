@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ostro import Container, Names, Pair
-from ostro.architectures.llama.names import dtype, quotient, under
+from ostro.architectures.llama.names import Get, dtype, quotient, under
 from ostro.architectures.mamba2.model import Config
 
 LAYER = "backbone.layers.{i}"
@@ -61,38 +61,49 @@ def names(config: Config) -> Names:
             Pair("output_norm", "backbone.norm_f"),
             Pair("output", "lm_head"),
             Pair("blk.{i}.attn_norm", f"{LAYER}.norm"),
-            Pair("blk.{i}.ssm_in", f"{LAYER}.mixer.in_proj"),
-            Pair("blk.{i}.ssm_conv1d.weight", f"{LAYER}.mixer.conv1d.weight", Filters()),
-            Pair("blk.{i}.ssm_conv1d.bias", f"{LAYER}.mixer.conv1d.bias"),
-            Pair("blk.{i}.ssm_dt.bias", f"{LAYER}.mixer.dt_bias"),
-            Pair("blk.{i}.ssm_a", f"{LAYER}.mixer.A_log", Rate()),
-            Pair("blk.{i}.ssm_d", f"{LAYER}.mixer.D", Rows(1)),
-            Pair(
-                "blk.{i}.ssm_norm.weight",
-                f"{LAYER}.mixer.norm.weight",
-                Rows(config.intermediate_size // config.n_groups),
-            ),
-            Pair("blk.{i}.ssm_out", f"{LAYER}.mixer.out_proj"),
+            *mixer_names(f"{LAYER}.mixer", config),
         )
     )
 
 
-def gguf_config(container: Container) -> dict[str, Any]:
-    """The config.json of a GGUF file (gguf-py's constants.py lists its keys)."""
-    tensors = container.tensors
-    get = under("mamba2", container.metadata)
+def mixer_names(mixer: str, config: Config) -> tuple[Pair, ...]:
+    """The pairs of a Mamba 2 layer; `mixer` is the pattern of its name in the model."""
+    group = config.intermediate_size // config.n_groups
+    return (
+        Pair("blk.{i}.ssm_in", f"{mixer}.in_proj"),
+        Pair("blk.{i}.ssm_conv1d.weight", f"{mixer}.conv1d.weight", Filters()),
+        Pair("blk.{i}.ssm_conv1d.bias", f"{mixer}.conv1d.bias"),
+        Pair("blk.{i}.ssm_dt.bias", f"{mixer}.dt_bias"),
+        Pair("blk.{i}.ssm_a", f"{mixer}.A_log", Rate()),
+        Pair("blk.{i}.ssm_d", f"{mixer}.D", Rows(1)),
+        Pair("blk.{i}.ssm_norm.weight", f"{mixer}.norm.weight", Rows(group)),
+        Pair("blk.{i}.ssm_out", f"{mixer}.out_proj"),
+    )
+
+
+def state_sizes(get: Get) -> dict[str, Any]:
+    """The fields of a Mamba 2 layer in a GGUF file; None for a missing key."""
     inner, heads = get("ssm.inner_size"), get("ssm.time_step_rank")
-    raw = {
-        "hidden_size": get("embedding_length"),
-        "num_hidden_layers": get("block_count"),
-        "max_position_embeddings": get("context_length"),
-        "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
+    return {
         "conv_kernel": get("ssm.conv_kernel"),
         "state_size": get("ssm.state_size"),
         "n_groups": get("ssm.group_count"),
         "num_heads": heads,
         "head_dim": quotient(inner, heads),
         "expand": quotient(inner, get("embedding_length")),
+    }
+
+
+def gguf_config(container: Container) -> dict[str, Any]:
+    """The config.json of a GGUF file (gguf-py's constants.py lists its keys)."""
+    tensors = container.tensors
+    get = under("mamba2", container.metadata)
+    raw = {
+        "hidden_size": get("embedding_length"),
+        "num_hidden_layers": get("block_count"),
+        "max_position_embeddings": get("context_length"),
+        "layer_norm_epsilon": get("attention.layer_norm_rms_epsilon"),
+        **state_sizes(get),
     }
     raw = {key: value for key, value in raw.items() if value is not None}
     if "token_embd.weight" in tensors:

@@ -241,6 +241,15 @@ PHI3_4K = {
 }
 NO_ROPE = {"use_sliding_window": False, "no_rope_layer_interval": 4, "num_hidden_layers": 5}
 
+UNLIMITED = {"time_step_limit": [0.0, float("inf")]}
+NO_EXPERTS = {
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "intermediate_size": 256,
+    "shared_intermediate_size": 256,
+}
+PUBLISHED = {"layer_types": ["mamba", "attention", "mamba"]}
+
 CASES = {
     "llama": Case("llama"),
     "llama, tied": Case("llama", {"tie_word_embeddings": True}),
@@ -267,6 +276,23 @@ CASES = {
     "granite": Case("granite"),
     "granite moe": Case("granitemoe"),
     "granite moe, no shared mlp": Case("granitemoe", {"shared_intermediate_size": 0}),
+    "granite hybrid": Case("granitemoehybrid", UNLIMITED, stated=PUBLISHED),
+    "granite hybrid, dense": Case(
+        "granitemoehybrid",
+        {**UNLIMITED, **NO_EXPERTS},
+        stated=PUBLISHED,
+    ),
+    "granite hybrid, attention only": Case(
+        "granitemoehybrid",
+        {
+            **UNLIMITED,
+            **NO_EXPERTS,
+            "position_embedding_type": "rope",
+            "layer_types": ["full_attention"] * 3,
+        },
+        stated={"layer_types": ["attention"] * 3},
+    ),
+    "bamba": Case("bamba", {**UNLIMITED, "mamba_proj_bias": False}, stated={"attn_rotary_emb": 8}),
     "gemma": Case("gemma", tokenizer="pieces"),
     "gemma2": Case("gemma2", SCALED, "pieces"),
     "gemma3": Case("gemma3", SCALED, "pieces"),
@@ -277,7 +303,7 @@ CASES = {
     "deepseek v2 lite": Case("deepseek_v2", LITE),
     "deepseek v3": Case("deepseek_v3", LATENT, stated={"scoring_func": "sigmoid"}),
     "deepseek v3, unsaid": Case("deepseek_v3", LATENT),
-    "mamba2": Case("mamba2", {"use_bias": False, "time_step_limit": [0.0, float("inf")]}),
+    "mamba2": Case("mamba2", {"use_bias": False, **UNLIMITED}),
     "lfm2": Case("lfm2", {"conv_bias": False}),
     "bert": Case("bert", tokenizer="words"),
     "bert, classifier": Case(

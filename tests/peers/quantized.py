@@ -116,8 +116,10 @@ They avoid values for which llama.cpp (July 2026) and transformers compute diffe
   [24, 20, 20]); the reference rotates them by the temporal position.
 """
 
-UNSAID = ("deepseek v3, unsaid",)
-"""Files without the gating function of experts: llama.cpp uses V2's softmax for them."""
+UNSAID = ("deepseek v3, unsaid", "bamba")
+"""Files that llama.cpp reads otherwise: without the gating function of experts, it uses V2's
+softmax; of Bamba, the converter permutes whole heads, and llama.cpp rotates their first half.
+"""
 
 
 @dataclass(frozen=True)

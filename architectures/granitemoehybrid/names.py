@@ -1,0 +1,99 @@
+"""Granite 4.0's names on the hub and in GGUF files, which Bamba's GGUF files share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ostro import Container, ExpertNames, HeadRows, Pair, RowPart
+from ostro.architectures.bamba.names import LAYER, MIXERS
+from ostro.architectures.granite import names as granite
+from ostro.architectures.granitemoehybrid.model import Config
+from ostro.architectures.llama import names as llama
+from ostro.architectures.mamba2 import names as mamba2
+from ostro.architectures.mixtral import names as mixtral
+
+OLD = f"{LAYER}.block_sparse_moe"
+STACKS = tuple(
+    pair
+    for gate_up, down in (
+        ("input_linear.weight", "output_linear.weight"),
+        ("experts.gate_up_proj", "experts.down_proj"),
+    )
+    for pair in (
+        Pair(f"{OLD}.{gate_up}", f"{mixtral.EACH}.gate_proj.weight", RowPart(0, 2)),
+        Pair(f"{OLD}.{gate_up}", f"{mixtral.EACH}.up_proj.weight", RowPart(1, 2)),
+        Pair(f"{OLD}.{down}", f"{mixtral.EACH}.down_proj.weight"),
+    )
+)
+"""Stacked experts, first the names on the hub, then those of transformers 5 in memory."""
+
+
+def names(config: Config) -> ExpertNames:
+    """Without experts, the shared expert is the MLP. q and k are permuted in GGUF files."""
+    hidden, experts = config.shared_intermediate_size, config.num_local_experts
+    mlp = f"{LAYER}.mlp.shared" if experts else f"{LAYER}.mlp"
+    shared = f"{LAYER}.shared_mlp"
+    return ExpertNames(
+        hub=(
+            *MIXERS,
+            Pair(f"{shared}.input_linear", f"{mlp}.gate_proj", HeadRows(1, 2 * hidden, 0, hidden)),
+            Pair(
+                f"{shared}.input_linear",
+                f"{mlp}.up_proj",
+                HeadRows(1, 2 * hidden, hidden, 2 * hidden),
+            ),
+            Pair(f"{shared}.output_linear", f"{mlp}.down_proj"),
+            Pair(f"{OLD}.router.layer", f"{LAYER}.mlp.gate"),
+            Pair(f"{OLD}.router", f"{LAYER}.mlp.gate"),
+        ),
+        gguf=(
+            mixtral.GATE,
+            *(
+                Pair(f"blk.{{i}}.ffn_{part}_shexp", f"{LAYER}.mlp.shared.{part}_proj")
+                for part in ("gate", "up", "down")
+            ),
+            *mamba2.mixer_names(f"{LAYER}.self_attn", config.mixer()),
+            *llama.names(config).gguf,
+        ),
+        experts=experts,
+        stacks=(*STACKS, *mixtral.STACKS),
+    )
+
+
+def gguf_config(container: Container) -> dict[str, Any]:
+    """Granite's keys, and those of experts and states.
+
+    A layer without key heads is Mamba 2. `rope.scaling.finetuned` is the switch of the rope.
+    Without `attention.scale` (Bamba), scores are scaled by head_dim ** -0.5.
+    """
+    get = llama.under(container.metadata["general.architecture"], container.metadata)
+    heads = get("attention.head_count_kv")
+    counts = [int(n) for n in heads] if isinstance(heads, Iterable) else []
+    raw = granite.gguf_config(container)
+    states = mamba2.state_sizes(get)
+    fields = {
+        "mamba_n_heads": states["num_heads"],
+        "mamba_d_head": states["head_dim"],
+        "mamba_n_groups": states["n_groups"],
+        "mamba_d_state": states["state_size"],
+        "mamba_d_conv": states["conv_kernel"],
+        "mamba_expand": states["expand"],
+        "shared_intermediate_size": get(
+            "expert_shared_feed_forward_length", raw.get("intermediate_size")
+        ),
+        "num_experts_per_tok": get("expert_used_count"),
+    }
+    found = {key: value for key, value in fields.items() if value is not None}
+    if "attention_multiplier" not in raw and isinstance(raw.get("head_dim"), int):
+        found["attention_multiplier"] = max(raw["head_dim"], 1) ** -0.5
+    if counts:
+        found["layer_types"] = ["full_attention" if n else "linear_attention" for n in counts]
+    return {
+        **raw,
+        **found,
+        "num_local_experts": get("expert_count", 0),
+        "position_embedding_type": "rope" if get("rope.scaling.finetuned", True) else "nope",
+        "attention_bias": any(name.endswith("attn_q.bias") for name in container.tensors),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in container.tensors),
+    }
