@@ -15,21 +15,11 @@ from ostro.config import check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedConfig(mixtral.SparseConfig):
-    """The fields of Qwen's MoE families with a shared expert."""
-
-    shared_expert_intermediate_size: int = 5632
-
-    def check(self) -> None:
-        super().check()
-        check_sizes(self, "shared_expert_intermediate_size")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(SharedConfig, qwen2.Config):
+class Config(mixtral.SparseConfig, qwen2.Config):
     num_local_experts: int = 60
     num_experts_per_tok: int = 4
     moe_intermediate_size: int = 1408
+    shared_expert_intermediate_size: int = 5632
     qkv_bias: bool = True
 
     @classmethod
@@ -40,18 +30,22 @@ class Config(SharedConfig, qwen2.Config):
             values["sliding_window"] = None
         return values
 
+    def check(self) -> None:
+        super().check()
+        check_sizes(self, "shared_expert_intermediate_size")
+
     def slides(self, layer: int) -> bool:
         """Every second layer of the first max_window_layers, from layer 0 on, has a window."""
         return self.use_sliding_window and layer % 2 == 0 and layer < self.max_window_layers
 
 
 class SharedMLP(mixtral.SparseMLP):
-    """Routed experts, and a gated shared expert for all rows."""
+    """Routed experts, and a gated shared expert of width `shared` for all rows."""
 
-    def __init__(self, config: SharedConfig) -> None:
+    def __init__(self, config: mixtral.SparseConfig, shared: int) -> None:
         super().__init__(config, config.moe_intermediate_size, renormalise=config.norm_topk_prob)
-        d, hidden = config.hidden_size, config.shared_expert_intermediate_size
-        self.shared_expert = nn.GatedMLP(d, hidden, config.hidden_act)
+        d = config.hidden_size
+        self.shared_expert = nn.GatedMLP(d, shared, config.hidden_act)
         self.shared_expert_gate = nn.Linear(d, 1)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -65,7 +59,9 @@ class Block(qwen2.Block):
         return nn.Attention(config, layer, rope, bias=config.qkv_bias, window=window)
 
     def feed_forward(self, config: Config, layer: int) -> nn.Module:
-        return SharedMLP(config) if config.sparse(layer) else super().feed_forward(config, layer)
+        if config.sparse(layer):
+            return SharedMLP(config, config.shared_expert_intermediate_size)
+        return super().feed_forward(config, layer)
 
 
 class Model(qwen2.Model):

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from ostro import CacheSpec, Step, nn
 from ostro.architectures.llama import model as llama
+from ostro.architectures.mixtral import model as mixtral
 from ostro.architectures.qwen2_moe import model as qwen2_moe
 from ostro.errors import ConfigError
 from ostro.ops import Op, causal_conv, delta_rule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(qwen2_moe.SharedConfig, llama.Config):
+class Config(mixtral.SparseConfig, llama.Config):
     """Attention layers are in layer_types, by default every full_attention_interval-th layer."""
 
     intermediate_size: int = 5632
@@ -46,7 +47,7 @@ class Config(qwen2_moe.SharedConfig, llama.Config):
         super().check()
         for name in (
             "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
-            "linear_conv_kernel_dim full_attention_interval"
+            "linear_conv_kernel_dim full_attention_interval shared_expert_intermediate_size"
         ).split():
             if not 1 <= getattr(self, name) <= 65536:
                 raise ConfigError(f"{name}={getattr(self, name)} is not within 1..65536")
@@ -139,7 +140,7 @@ class Block(llama.Block):
 
     def feed_forward(self, config: Config, layer: int) -> nn.Module:
         if config.sparse(layer):
-            return qwen2_moe.SharedMLP(config)
+            return qwen2_moe.SharedMLP(config, config.shared_expert_intermediate_size)
         return super().feed_forward(config, layer)
 
 
