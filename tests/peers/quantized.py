@@ -46,6 +46,7 @@ from torch import Tensor
 from ostro.core.errors import OstroError
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.nn import GatedMLP
+from ostro.core.nn.mlp import UNGATED
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import Step
@@ -67,7 +68,7 @@ FORMATS = {
 COUNT = 32
 
 GEMMA = ("gemma2", "gemma3", "embeddinggemma", "gemma3_images")
-GELU = ("gemma", *GEMMA, "bert", "t5")
+GELU = ("gemma", *GEMMA, "bert", "phi", "starcoder2", "t5")
 """Architectures that are compared with llama.cpp's gelu, see `tabled`."""
 
 OUTLIERS = {"gemma": 2.0}
@@ -197,7 +198,8 @@ def tabled() -> Iterator[None]:
         gate, up = self.gate_up(x, step).chunk(2, dim=-1)
         return self.down_proj(gelu(gate) * up, step)
 
-    with patch.object(F, "gelu", gelu), patch.object(GatedMLP, "forward", forward):
+    ungated = patch.dict(UNGATED, gelu=gelu, gelu_tanh=gelu)
+    with patch.object(F, "gelu", gelu), patch.object(GatedMLP, "forward", forward), ungated:
         yield
 
 
