@@ -236,6 +236,8 @@ def typed(name: str, value: Any, hint: Any) -> Any:
     """Validate a value against its annotation; integers are valid floats. Raises ConfigError."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is None and isinstance(hint, type) and issubclass(hint, ModelConfig):
+        if isinstance(value, hint):  # of a class that its model_type selects
+            return value
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name} is not an object")
         return hint.from_hf(value)

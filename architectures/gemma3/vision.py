@@ -19,7 +19,7 @@ from ostro import Add, Medium, Names, Pair, Step, nn
 from ostro.architectures.gemma2.names import HUB
 from ostro.architectures.gemma3 import model as gemma3
 from ostro.architectures.llava.config import SightedConfig
-from ostro.architectures.llava.model import TEXT, TOWERS, merge_features
+from ostro.architectures.llava.model import PATHS, TEXT, merge_features
 from ostro.architectures.siglip import model as siglip
 from ostro.errors import ConfigError
 
@@ -127,7 +127,7 @@ def names(config: Config) -> Names:
     parts = ("embeddings.patch_embedding", "embeddings.position_embedding", "encoder")
     tower = [
         Pair(f"{root}.{part}", f"vision_tower.{part}")
-        for root in TOWERS
+        for root in PATHS
         for part in (*parts, "post_layernorm")
     ]
     projector = [
@@ -139,6 +139,6 @@ def names(config: Config) -> Names:
         )
     ]
     unused = [
-        f"{root}.{part}" for root in TOWERS for part in ("head.{rest}", "embeddings.position_ids")
+        f"{root}.{part}" for root in PATHS for part in ("head.{rest}", "embeddings.position_ids")
     ]
     return Names(hub=(*tower, *projector, *norms, *TEXT), ignore=(*Names.ignore, *unused))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
@@ -12,8 +12,9 @@ from ostro.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class SightedConfig(ModelConfig):
-    """`text_config` and `vision_config` of a file; `families` are their implemented model types.
+    """`text_config` and `vision_config` of a file; `families` are their default model types.
 
+    A family with several text or vision models overrides `kinds` and `kind`.
     `image_token_index` is the placeholder of images; `image_seq_length`, the rows of an image,
     follows from the vision config.
     """
@@ -28,28 +29,47 @@ class SightedConfig(ModelConfig):
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
         """As `ModelConfig.from_hf`, for both parts."""
-        parts = {name: cls.part(name, raw, allow) for name in ("text", "vision")}
+        parts: dict[str, Any] = {name: cls.part(name, raw, allow) for name in ("text", "vision")}
         tied = raw.get("tie_word_embeddings")
         if tied is not None:
             parts["text"] = {"tie_word_embeddings": tied, **parts["text"]}
+        for name in parts:
+            parts[name] = cls.kind(name, raw).from_hf(parts[name])
         rest = {k: v for k, v in raw.items() if k not in ("text_config", "vision_config")}
         if "image_token_id" in raw:
             rest["image_token_index"] = raw["image_token_id"]
         return super().from_hf({**rest, **parts}, allow=allow)
 
     @classmethod
-    def part(cls, name: str, raw: Mapping[str, Any], allow: Sequence[str]) -> dict[str, Any]:
-        """One of the two configs, with the defaults that the file omits."""
+    def model_type(cls, name: str, raw: Mapping[str, Any]) -> Any:
+        """The model_type of a part of the file."""
         part = raw.get(name, raw.get(f"{name}_config"))
         if not isinstance(part, Mapping):
             raise ConfigError(f"config.json: {name}_config={part!r:.80} is not an object")
-        family = part.get("model_type", cls.families[name])
-        if family != cls.families[name]:
+        return part.get("model_type", cls.families[name])
+
+    @classmethod
+    def kinds(cls, name: str) -> Collection[str]:
+        """The implemented model types of a part."""
+        return (cls.families[name],)
+
+    @classmethod
+    def kind(cls, name: str, raw: Mapping[str, Any]) -> type[ModelConfig]:
+        """The config class of a part."""
+        found: type[ModelConfig] = get_type_hints(cls)[name]
+        return found
+
+    @classmethod
+    def part(cls, name: str, raw: Mapping[str, Any], allow: Sequence[str]) -> dict[str, Any]:
+        """One of the two configs, with the defaults that the file omits."""
+        family = cls.model_type(name, raw)
+        if not isinstance(family, str) or family not in cls.kinds(name):
             raise ConfigError(
                 f"config.json: {name}_config is of model_type={family!r:.80}, which "
-                f"{cls.__module__} does not implement; expected {cls.families[name]}"
+                f"{cls.__module__} does not implement; expected {' or '.join(cls.kinds(name))}"
             )
-        known = fields(get_type_hints(cls)[name])
+        part = raw.get(name, raw.get(f"{name}_config")) or {}
+        known = fields(cls.kind(name, raw))
         needed = {f.name for f in known if f.default is f.default_factory is MISSING} - {*part}
         defaults = reference_defaults(family) if needed else {}
         names = {f.name for f in known}

@@ -11,7 +11,7 @@ import numpy as np
 import ostro
 from ostro import Array, Item, content_key
 from ostro.architectures.siglip import pixels
-from ostro.architectures.siglip.pixels import Floats, Pixels, Triple, check_shape
+from ostro.architectures.siglip.pixels import Floats, Pixels, Triple, check_area, check_shape
 
 
 class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
@@ -28,6 +28,10 @@ class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
 
     def __call__(self, pixels: Pixels) -> Floats:
         return super().__call__(square(pixels, self.image_mean) if self.pads else pixels)
+
+
+PROCESSORS: Mapping[str, type[pixels.Preprocessor]] = {"SiglipImageProcessor": pixels.Preprocessor}
+"""Settings with other defaults than LLaVA's, by image_processor_type."""
 
 
 class Inputs(ostro.Inputs):
@@ -61,17 +65,26 @@ class Inputs(ostro.Inputs):
         """The patches of an image."""
         return (self.side // int(self.vision.get("patch_size", self.patch_size))) ** 2
 
+    @property
+    def rows(self) -> int:
+        """The rows of an image's features: CLIP has a class token, "default" omits a row."""
+        siglip = self.vision.get("model_type") == "siglip_vision_model"
+        full = self.raw.get("vision_feature_select_strategy") == "full"
+        return self.patches + full - siglip
+
     @cached_property
     def preprocessor(self) -> pixels.Preprocessor:
-        stated = self.raw.get("preprocessor_config")
-        found = self.settings.of(stated, self.folder) if stated else self.settings.read(self.folder)
+        path, stated = self.folder, self.raw.get("preprocessor_config")
+        if not stated:
+            path, stated = pixels.find(self.folder)
+        kind = str(stated.get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
+        found = PROCESSORS.get(kind, self.settings).of(stated, path)
         check_shape(found, self.folder, self.side)
         return found
 
     def image(self, pixels: Pixels) -> Item:
-        rows = self.patches + (self.raw.get("vision_feature_select_strategy") == "full")
         pad = self.placeholders["image"]
-        return seen(self.preprocessor(pixels), 1 + self.patches, (pad,) * rows, pad)
+        return seen(self.preprocessor(pixels), 1 + self.patches, (pad,) * self.rows, pad)
 
 
 def seen(
@@ -93,6 +106,7 @@ def square(pixels: Pixels, mean: Triple) -> Pixels:
     """An image centred in a square of the mean colour."""
     height, width, _ = pixels.shape
     side = max(height, width)
+    check_area(side, side)
     out = np.empty((side, side, 3), np.uint8)
     out[:] = [int(value * 255) for value in mean]
     top, left = (side - height) // 2, (side - width) // 2

@@ -47,12 +47,7 @@ def normed_features(model: Model) -> None:
 
 
 def relu_projector(model: nn.TokenModel) -> None:
-    def change(projector: Projector) -> None:
-        projector.forward = lambda x, step: projector.linear_2(  # type: ignore[method-assign]
-            relu(projector.linear_1(x, step)), step
-        )
-
-    each(model, Projector, change)
+    each(model, Projector, lambda projector: setattr(projector, "act", relu))
 
 
 def no_projector_bias(model: nn.TokenModel) -> None:

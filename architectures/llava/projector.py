@@ -124,7 +124,7 @@ def names(config: llava.Config) -> Names:
     """The names on the hub, and in the two GGUF files."""
     ends = pairs({"0": "linear_1", "2": "linear_2"}, "mm", "multi_modal_projector")
     sees = pairs(TOWER, "v", "vision_tower")
-    text = llama.names(config.text).gguf
+    text = llava.text_names(config).gguf
     hub = llava.names(config)
     unused = (*hub.ignore, "mmproj.v.post_ln.{rest}")
     return replace(hub, gguf=(*sees, *ends, *text), ignore=unused)

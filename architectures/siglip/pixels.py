@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from ostro.errors import ConfigError
+from ostro.errors import ConfigError, RequestError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -22,6 +22,9 @@ Triple = tuple[float, float, float]
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 """The settings files; the first has them below "image_processor"."""
+
+MAX_AREA = 1 << 26
+"""The most pixels of an image in any step of its preprocessing."""
 
 SQUARE = {"height": 224, "width": 224}
 
@@ -96,7 +99,9 @@ class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
 
     def __call__(self, pixels: Pixels) -> Floats:
         """uint8 [height, width, 3] -> normalised [3, *shape]."""
-        pixels = resize(pixels, *self.target(*pixels.shape[:2]), self.resample)
+        size = self.target(*pixels.shape[:2])
+        check_area(*size)
+        pixels = resize(pixels, *size, self.resample)
         if self.do_center_crop:
             pixels = crop(pixels, self.crop_size["height"], self.crop_size["width"])
         return self.normalise(pixels)
@@ -144,6 +149,16 @@ def check_shape(settings: Preprocessor, folder: Path, side: int) -> None:
         raise ConfigError(
             f"{folder / FILES[1]} produces images of {settings.shape} pixels, but config.json has "
             f"image_size={side}"
+        )
+
+
+def check_area(height: int, width: int) -> None:
+    """Raise RequestError if an image would be resized or padded to more than MAX_AREA pixels."""
+    if height * width > MAX_AREA:
+        raise RequestError(
+            f"an image that is resized to {width} x {height} pixels is too narrow or too large; "
+            "crop it",
+            param="messages",
         )
 
 

@@ -16,6 +16,7 @@ from ostro.architectures.llava import TINY
 from ostro.architectures.llava.examples import IMAGES, PREPROCESSOR, prompted
 from ostro.architectures.llava.inputs import Inputs, Preprocessor
 from ostro.architectures.llava.model import Config
+from ostro.architectures.siglip import TINY as SIGLIP
 from ostro.core.errors import ConfigError, RequestError
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import BAR, Subject, subject
@@ -39,6 +40,8 @@ class TestLlava(ImageTests):
             {"vision_feature_layer": [-2, 1, 3]},
             {"vision_feature_select_strategy": "full"},
             {"multimodal_projector_bias": False},
+            {"projector_hidden_act": "relu"},
+            {"projector_hidden_act": "gelu_pytorch_tanh"},
         ],
         ids=str,
     )
@@ -69,11 +72,15 @@ class TestLlava(ImageTests):
         ({"image_token_index": 128}, "image_token_index=128"),
         ({"text_config": 3}, "text_config=3 is not an object"),
         ({"vision_config": None}, "vision_config=None is not an object"),
-        ({"text_config": {"model_type": "mistral"}}, "model_type='mistral'"),
+        ({"text_config": {"model_type": "mamba2"}}, "model_type='mamba2'"),
+        ({"text_config": {"model_type": ["llama"]}}, "model_type="),
         ({"vision_config": {"model_type": "pixtral"}}, "model_type='pixtral'"),
         ({"vision_feature_layer": -6}, r"vision_feature_layer=\[-6\]"),
         ({"vision_feature_select_strategy": "cls"}, "strategy='cls'"),
-        ({"projector_hidden_act": "relu"}, "projector_hidden_act='relu'"),
+        ({"projector_hidden_act": "tanh"}, "projector_hidden_act='tanh'"),
+        ({"vision_feature_layer": []}, r"vision_feature_layer=\[\]"),
+        ({"vision_feature_layer": ["x"]}, "vision_feature_layer"),
+        ({"multimodal_projector_bias": 3}, "multimodal_projector_bias"),
     ],
     ids=str,
 )
@@ -111,6 +118,41 @@ def test_pixels_equal_the_references(tmp_path: Path, padded: bool, size: tuple[i
     expected = theirs(image, return_tensors="np", input_data_format="channels_last")
     found = Preprocessor.read(tmp_path)(image)
     np.testing.assert_allclose(found, expected["pixel_values"][0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+@pytest.mark.parametrize("size", [(1, 1), (30, 50), (2000, 10)], ids=str)
+def test_pixels_of_siglip_equal_the_references(
+    tmp_path: Path, size: tuple[int, int], name: str
+) -> None:
+    """SigLIP's settings have other defaults."""
+    pil = pytest.importorskip("transformers.models.siglip.image_processing_pil_siglip")
+    settings = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 24, "width": 24}}
+    found = settings if name.startswith("pre") else {"image_processor": settings}
+    (tmp_path / name).write_text(json.dumps(found))
+    image = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8)
+    expected = pil.SiglipImageProcessorPil(size=settings["size"])(
+        image, return_tensors="np", input_data_format="channels_last"
+    )
+    item = Inputs({**TINY, "vision_config": SIGLIP}, tmp_path).image(image)
+    pixels = item.arrays["pixels"].numpy()
+    np.testing.assert_allclose(pixels, expected["pixel_values"][0], rtol=0, atol=2e-6)
+    assert len(item.tokens) == 15
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_images_that_are_too_narrow_are_refused(tmp_path: Path, padded: bool) -> None:
+    settings = {
+        "size": {"shortest_edge": 336},
+        "crop_size": {"height": 336, "width": 336},
+        "do_pad": padded,
+        "image_processor_type": "LlavaImageProcessor",
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    maker = Inputs({"vision_config": {"image_size": 336, "patch_size": 14}}, tmp_path)
+    assert len(maker.image(np.zeros((1, 1, 3), np.uint8)).tokens) == 576
+    with pytest.raises(RequestError, match="too narrow"):
+        maker.image(np.zeros((20000, 10, 3), np.uint8))
 
 
 def test_padding_by_another_preprocessor_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""LLaVA with other texts and vision encoders than Llama and CLIP."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from ostro.architectures.llava import TINY
+from ostro.architectures.llava import TOWER as CLIP
+from ostro.architectures.llava.parts import TEXTS, text_record
+from ostro.architectures.siglip import TINY as SIGLIP
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings
+from ostro.plugins.conformance.parity import BAR, deviation, subject
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    manager = PluginManager()
+    manager.load(Settings())
+    return manager
+
+
+SIGLIP_TOWER = {**SIGLIP, "num_hidden_layers": 4}
+PAIRS = {
+    "mistral": CLIP,
+    "qwen2": SIGLIP_TOWER,
+    "qwen3": CLIP,
+    "gemma": SIGLIP_TOWER,
+    "granite": SIGLIP_TOWER,
+    "phi3": CLIP,
+}
+
+
+@pytest.mark.parametrize("text", PAIRS)
+@pytest.mark.parametrize("strategy", ["default", "full"])
+def test_other_texts_and_towers(plugins: PluginManager, text: str, strategy: str) -> None:
+    """The features of Granite are scaled, those of Gemma are not. The reference does not divide
+    the logits of Granite by logits_scaling, which GraniteForCausalLM does.
+    """
+    shape = {**plugins.get("architectures", text).tiny, "model_type": text}
+    if text == "granite":
+        shape["logits_scaling"] = 1.0
+    change = {
+        "text_config": shape,
+        "vision_config": PAIRS[text],
+        "vision_feature_select_strategy": strategy,
+        "vision_feature_layer": -1 if strategy == "full" else -2,
+    }
+    with subject(plugins, "llava", config={**TINY, **change}) as made:
+        assert made.off(made.engine()) <= BAR
+
+
+def test_logits_of_granite_are_divided(plugins: PluginManager) -> None:
+    shape = {**plugins.get("architectures", "granite").tiny, "model_type": "granite"}
+    with subject(plugins, "llava", config={**TINY, "text_config": shape}) as made:
+        example = made.examples[0]
+        ours = made.answer(made.engine(), example) * shape["logits_scaling"]
+        assert deviation(ours, made.reference_output(example)) <= BAR
+
+
+def test_every_text_has_a_record() -> None:
+    for name in TEXTS:
+        record = text_record(name)
+        assert record.tiny is not None and record.reference.startswith("transformers:")
+
+
+def test_the_published_llava_interleave_is_read(plugins: PluginManager) -> None:
+    """Qwen2 and SigLIP: the tower below vision_model, and a tied head in the text config."""
+    text = {**plugins.get("architectures", "qwen2").tiny, "model_type": "qwen2"}
+    change = {
+        "text_config": {**text, "tie_word_embeddings": True},
+        "vision_config": SIGLIP_TOWER,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    }
+    with subject(plugins, "llava", config={**TINY, **change}) as made:
+        config = made.folder / "config.json"
+        stated = json.loads(config.read_text())
+        stated.pop("tie_word_embeddings")
+        config.write_text(json.dumps({**stated, "ignore_index": -100}))
+        file = made.folder / "model.safetensors"
+        tensors = {
+            name.replace("vision_tower.", "vision_tower.vision_model."): tensor
+            for name, tensor in load_file(file).items()
+        }
+        save_file(tensors, file, {"format": "pt"})
+        assert made.off(made.engine()) <= BAR
