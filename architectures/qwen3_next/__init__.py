@@ -45,4 +45,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:Qwen3NextForCausalLM",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )

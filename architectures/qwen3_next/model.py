@@ -3,9 +3,9 @@ experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +15,28 @@ from ostro import CacheSpec, Step, nn
 from ostro.architectures.llama import model as llama
 from ostro.architectures.mixtral import model as mixtral
 from ostro.architectures.qwen2_moe import model as qwen2_moe
+from ostro.config import TextConfig, check_sizes
 from ostro.errors import ConfigError
 from ostro.ops import Op, causal_conv, delta_rule
 
+SIZES = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "full_attention_interval",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Config(mixtral.SparseConfig, llama.Config):
-    """Attention layers are in layer_types, by default every full_attention_interval-th layer."""
+class DeltaConfig(TextConfig):
+    """The fields of families that mix gated delta nets with gated attention.
 
-    intermediate_size: int = 5632
+    Attention layers are in layer_types, by default every full_attention_interval-th layer. A
+    quarter of each head is rotated unless the rope parameters have a partial_rotary_factor.
+    """
+
     max_position_embeddings: int = 32768
     head_dim: int = 256
     linear_num_key_heads: int = 16
@@ -33,11 +46,6 @@ class Config(mixtral.SparseConfig, llama.Config):
     linear_conv_kernel_dim: int = 4
     full_attention_interval: int = 4
     layer_types: tuple[str, ...] | None = None
-    num_local_experts: int = 512
-    num_experts_per_tok: int = 10
-    norm_topk_prob: bool = True
-    moe_intermediate_size: int = 512
-    shared_expert_intermediate_size: int = 512
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -45,10 +53,7 @@ class Config(mixtral.SparseConfig, llama.Config):
 
     def check(self) -> None:
         super().check()
-        for name in (
-            "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
-            "linear_conv_kernel_dim full_attention_interval shared_expert_intermediate_size"
-        ).split():
+        for name in SIZES:
             if not 1 <= getattr(self, name) <= 65536:
                 raise ConfigError(f"{name}={getattr(self, name)} is not within 1..65536")
         if self.linear_num_value_heads % self.linear_num_key_heads:
@@ -73,10 +78,31 @@ class Config(mixtral.SparseConfig, llama.Config):
         return (layer + 1) % self.full_attention_interval == 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedConfig(TextConfig):
+    """The fields of routed experts and a shared expert; precedes mixtral's among the bases."""
+
+    intermediate_size: int = 5632
+    num_local_experts: int = 512
+    num_experts_per_tok: int = 10
+    norm_topk_prob: bool = True
+    moe_intermediate_size: int = 512
+    shared_expert_intermediate_size: int = 512
+
+    def check(self) -> None:
+        super().check()
+        check_sizes(self, "shared_expert_intermediate_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(DeltaConfig, SharedConfig, mixtral.SparseConfig, llama.Config):
+    """The fields of transformers' Qwen3NextConfig."""
+
+
 class Attention(nn.Attention):
     """Attention with an output gate, which is fused with the queries."""
 
-    def __init__(self, config: Config, layer: int, rope: nn.Rope) -> None:
+    def __init__(self, config: llama.Config, layer: int, rope: nn.Rope) -> None:
         bias, d = config.attention_bias, config.head_dim
         super().__init__(config, layer, rope, bias=bias, out_bias=bias, qk_norm="head")
         parts = {"q_proj": 2 * self.heads * d, "k_proj": self.kv_heads * d}
@@ -96,15 +122,14 @@ class Attention(nn.Attention):
 class DeltaNet(nn.RecurrentLayer):
     """The gated delta net: projections, convolution of q, k, v, delta rule, gated norm."""
 
-    def __init__(self, config: Config, layer: int) -> None:
+    def __init__(self, config: DeltaConfig, layer: int) -> None:
         super().__init__()
         d, self.layer = config.hidden_size, layer
         self.key_heads, self.heads = config.linear_num_key_heads, config.linear_num_value_heads
         self.dk, self.dv = config.linear_key_head_dim, config.linear_value_head_dim
         self.keys, self.values = self.key_heads * self.dk, self.heads * self.dv
-        widths = {"q": self.keys, "k": self.keys, "v": self.values, "z": self.values}
-        self.in_proj = nn.Linear(d, {f"in_proj_{name}": n for name, n in widths.items()})
-        self.in_proj_ba = nn.Linear(d, 2 * self.heads)
+        self.widths = {"q": self.keys, "k": self.keys, "v": self.values, "z": self.values}
+        self.make_inputs(d)
         self.conv1d = nn.Filters(2 * self.keys + self.values, config.linear_conv_kernel_dim)
         self.A_log = nn.Parameter(torch.zeros(self.heads), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.zeros(self.heads), requires_grad=False)
@@ -118,11 +143,21 @@ class DeltaNet(nn.RecurrentLayer):
         c, _, w = self.conv1d.weight.shape
         return CacheSpec(kind="recurrent", state=((c, w - 1), (self.heads, self.dk, self.dv)))
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, d] -> [T, d]. b and a are grouped by key head."""
+    def make_inputs(self, d: int) -> None:
+        """Make the linears of `inputs`, for rows of width d."""
+        self.in_proj = nn.Linear(d, {f"in_proj_{name}": n for name, n in self.widths.items()})
+        self.in_proj_ba = nn.Linear(d, 2 * self.heads)
+
+    def inputs(self, x: Tensor, step: Step) -> Sequence[Tensor]:
+        """x [T, d] -> (q, k and v [T, c], z [T, v], b [T, hv], a [T, hv])."""
         ba = self.in_proj_ba(x, step).unflatten(-1, (self.key_heads, 2, -1))
-        b, a = (each.flatten(1) for each in ba.unbind(2))
+        b, a = (each.flatten(1) for each in ba.unbind(2))  # grouped by key head
         x, z = self.in_proj(x, step).split((2 * self.keys + self.values, self.values), -1)
+        return x, z, b, a
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """x [T, d] -> [T, d]."""
+        x, z, b, a = self.inputs(x, step)
         view = self.view(step)
         (past, memory), layout = view.states, view.layout
         x = self.convolve(x, self.conv1d.weight[:, 0], None, past, layout, "silu")
@@ -135,11 +170,16 @@ class DeltaNet(nn.RecurrentLayer):
 
 
 class Block(llama.Block):
-    def attention(self, config: Config, layer: int, rope: nn.Rope) -> nn.Module:
-        return Attention(config, layer, rope) if config.attends(layer) else DeltaNet(config, layer)
+    """A layer of a config with the fields of `DeltaConfig` and, with experts, `SharedConfig`."""
 
-    def feed_forward(self, config: Config, layer: int) -> nn.Module:
-        if config.sparse(layer):
+    net: ClassVar[type[DeltaNet]] = DeltaNet
+
+    def attention(self, config: Any, layer: int, rope: nn.Rope) -> nn.Module:
+        return Attention(config, layer, rope) if config.attends(layer) else self.net(config, layer)
+
+    def feed_forward(self, config: Any, layer: int) -> nn.Module:
+        if isinstance(config, mixtral.SparseConfig) and config.sparse(layer):
+            assert isinstance(config, SharedConfig)
             return qwen2_moe.SharedMLP(config, config.shared_expert_intermediate_size)
         return super().feed_forward(config, layer)
 

@@ -51,9 +51,8 @@ def queries_for_gates(attention: Attention) -> None:
     attention.qkv.forward = swapped  # type: ignore[method-assign]
 
 
-def mutants() -> Iterator[Mutant]:
-    yield from experts()
-    yield from shared()
+def nets() -> Iterator[Mutant]:
+    """Mutants of families with gated delta nets and gated attention."""
     yield Mutant(name="no silu after the convolution", apply=no_activation)
     yield Mutant(name="q and k exchanged", apply=ruled(q=lambda a: a["k"], k=lambda a: a["q"]))
     yield Mutant(name="b and a exchanged", apply=ruled(b=lambda a: a["a"], a=lambda a: a["b"]))
@@ -67,3 +66,9 @@ def mutants() -> Iterator[Mutant]:
         name="queries and gates exchanged",
         apply=lambda model: each(model, Attention, queries_for_gates),
     )
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from experts()
+    yield from nets()
+    yield from shared()

@@ -26,11 +26,19 @@ NORMS = (
     f"{ATTENTION}.k_norm",
     "model.norm",
 )
-HUB = (
-    *(Pair(norm, norm, Add(1.0)) for norm in NORMS),
-    *(Pair(name, name) for name in SAME),
-    Pair(f"{LAYER}.linear_attn", ATTENTION),
-)
+
+
+def hub_pairs(root: str = "model") -> tuple[Pair, ...]:
+    """The pairs of a decoder that a checkpoint has at `root`, without the inputs of delta nets."""
+
+    def theirs(name: str) -> str:
+        return root + name.removeprefix("model")
+
+    return (
+        *(Pair(theirs(norm), norm, Add(1.0)) for norm in NORMS),
+        *(Pair(theirs(name), name) for name in SAME),
+        Pair(theirs(f"{LAYER}.linear_attn"), ATTENTION),
+    )
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ def names(config: Config) -> LayerNames:
     dv = config.linear_num_value_heads // heads * config.linear_value_head_dim
     mixed = (heads, dk, dk, dv, dv)
     return LayerNames(
-        hub=(*parts(f"{LAYER}.linear_attn.in_proj_qkvz", "qkvz", *mixed), *HUB),
+        hub=(*parts(f"{LAYER}.linear_attn.in_proj_qkvz", "qkvz", *mixed), *hub_pairs()),
         gguf=(
             *parts("blk.{i}.attn_qkv", "qkv", 1, heads * dk, heads * dk, heads * dv),
             *GGUF,
@@ -122,7 +130,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
     The block count may include multi-token prediction layers.
     """
     raw = mixtral.gguf_config(container)
-    get = llama.under("qwen3next", container.metadata)
+    get = llama.under(container.metadata["general.architecture"], container.metadata)
     layers, guessing = get("block_count"), get("nextn_predict_layers", 0)
     if isinstance(layers, int) and isinstance(guessing, int):
         raw["num_hidden_layers"] = layers = layers - guessing

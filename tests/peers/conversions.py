@@ -272,6 +272,8 @@ CASES = {
     "qwen3 next": Case("qwen3_next", DENSE, change=guess),
     "qwen3 next, no mtp": Case("qwen3_next", DENSE, options=("--no-mtp",)),
     "qwen3 next, fused": Case("qwen3_next", DENSE, change=guess, options=("--fuse-gate-up-exps",)),
+    "qwen3.5": Case("qwen3_5", change=guess),
+    "qwen3.5 moe": Case("qwen3_5_moe", change=guess),
     "smollm3": Case("smollm3", NO_ROPE),
     "granite": Case("granite"),
     "granite moe": Case("granitemoe"),
