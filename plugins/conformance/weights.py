@@ -41,16 +41,17 @@ def construct(
 
 
 def reinitialise(model: torch.nn.Module, std: float, seed: int = SEED) -> None:
-    """Draw weights at which bugs show: matrices and biases N(0, std), norms N(1, std), or N(0, std)
-    if the model adds the 1 itself. Persistent buffers count as weights."""
+    """Draw weights at which bugs show: matrices and biases N(0, std), norms and single factors
+    N(1, std), or N(0, std) if the model adds the 1 itself. Persistent buffers count as weights.
+    """
     held = model.state_dict(keep_vars=True).items()
     draw([(tensor, mean_of(name, tensor)) for name, tensor in held], std, seed)
 
 
 def mean_of(name: str, tensor: Tensor) -> float:
-    """The mean of a weight's distribution."""
-    norm = "norm" in name.lower() and tensor.dim() == 1
-    return 1.0 if norm and float(tensor.detach().float().mean()) > 0.5 else 0.0
+    """The mean of a weight's distribution: 1 for norms and single factors that are 1 initially."""
+    factor = tensor.dim() == 1 and ("norm" in name.lower() or tensor.numel() == 1)
+    return 1.0 if factor and float(tensor.detach().float().mean()) > 0.5 else 0.0
 
 
 @torch.no_grad()

@@ -302,6 +302,8 @@ CASES = {
     "gemma": Case("gemma", tokenizer="pieces"),
     "gemma2": Case("gemma2", SCALED, "pieces"),
     "gemma3": Case("gemma3", SCALED, "pieces"),
+    "gemma4": Case("gemma4", tokenizer="bytes"),
+    "gemma4, experts": Case("gemma4_moe", asked="gemma4"),
     "embeddinggemma": Case("embeddinggemma", SCALED, "pieces", {"sliding_window": 14}),
     "gpt-oss": Case("gpt_oss", {"swiglu_limit": 7.0}),
     "gpt-oss, mxfp4": Case("gpt_oss", {"swiglu_limit": 7.0}, change=pack),

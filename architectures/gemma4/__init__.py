@@ -1,0 +1,80 @@
+"""Gemma 4: the text models, dense and with experts."""
+
+from collections.abc import Iterable
+
+from ostro import Architecture, hookimpl
+from ostro.architectures.llama import TINY as LLAMA
+from ostro.architectures.llama import WIDE as LLAMA_WIDE
+
+SHAPE = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 8,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 128,
+    "global_head_dim": 32,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
+TINY = {**LLAMA, **SHAPE}
+WIDE = {
+    **LLAMA_WIDE,
+    **SHAPE,
+    # one layer and small heads: scores are not scaled, and those of wide heads amplify rounding
+    "num_hidden_layers": 1,
+    "layer_types": ["full_attention"],
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 256,
+    "num_attention_heads": 32,
+    "head_dim": 8,
+    "global_head_dim": 16,
+}
+EXPERTS = {
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 32,
+}
+LAYERS = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+
+
+@hookimpl
+def ostro_architectures() -> Iterable[Architecture]:
+    yield Architecture(
+        name="gemma4",
+        api=(0, 2),
+        classes=("Gemma4ForCausalLM",),
+        gguf=("gemma4",),
+        config=f"{__name__}.config:Config",
+        model=f"{__name__}.model:Model",
+        names=f"{__name__}.names:names",
+        gguf_config=f"{__name__}.names:gguf_config",
+        tiny=TINY,
+        wide=WIDE,
+        reference="transformers:Gemma4ForCausalLM",
+        mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
+    )
+    # the class with experts, under a name of its own for the tests
+    yield Architecture(
+        name="gemma4_moe",
+        api=(0, 2),
+        config=f"{__name__}.config:Config",
+        model=f"{__name__}.model:Model",
+        names=f"{__name__}.names:names",
+        gguf_config=f"{__name__}.names:gguf_config",
+        tiny={**TINY, **LAYERS, **EXPERTS},
+        wide={**WIDE, **EXPERTS, "moe_intermediate_size": 256},
+        reference="transformers:Gemma4ForCausalLM",
+        mutants=f"{__name__}.mutants:mutants_of_experts",
+    )

@@ -1,0 +1,140 @@
+"""Gemma 4's names and keys; norms store the factor itself, unlike in earlier Gemmas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostro import Container, ExpertNames, Pair, RowPart
+from ostro.architectures.gemma2 import names as gemma2
+from ostro.architectures.gemma4.config import ROPES, SLIDING, Config
+from ostro.architectures.llama import names as llama
+from ostro.errors import ConfigError
+
+LAYER = "model.layers.{i}"
+EACH = f"{LAYER}.experts.*"
+KEYS = {"attn_k": "k_proj", "attn_v": "v_proj", "attn_k_norm": "k_norm"}
+"""The tensors that only layers with keys and values of their own use, in GGUF and hub files."""
+
+STACKS = (
+    Pair(f"{LAYER}.experts.gate_up_proj", f"{EACH}.gate_proj.weight", RowPart(0, 2)),
+    Pair(f"{LAYER}.experts.gate_up_proj", f"{EACH}.up_proj.weight", RowPart(1, 2)),
+    Pair(f"{LAYER}.experts.down_proj", f"{EACH}.down_proj.weight"),
+    Pair("blk.{i}.ffn_gate_exps.weight", f"{EACH}.gate_proj.weight"),
+    Pair("blk.{i}.ffn_up_exps.weight", f"{EACH}.up_proj.weight"),
+    Pair("blk.{i}.ffn_down_exps.weight", f"{EACH}.down_proj.weight"),
+    Pair("blk.{i}.ffn_gate_up_exps.weight", f"{EACH}.gate_proj.weight", RowPart(0, 2)),
+    Pair("blk.{i}.ffn_gate_up_exps.weight", f"{EACH}.up_proj.weight", RowPart(1, 2)),
+)
+GGUF = (
+    Pair("per_layer_token_embd", "model.embed_tokens_per_layer"),
+    Pair("per_layer_model_proj", "model.per_layer_model_projection"),
+    Pair("per_layer_proj_norm", "model.per_layer_projection_norm"),
+    Pair("blk.{i}.inp_gate", f"{LAYER}.per_layer_input_gate"),
+    Pair("blk.{i}.proj", f"{LAYER}.per_layer_projection"),
+    Pair("blk.{i}.post_norm", f"{LAYER}.post_per_layer_input_norm"),
+    Pair("blk.{i}.layer_output_scale.weight", f"{LAYER}.layer_scalar"),
+    Pair("blk.{i}.post_ffw_norm_1", f"{LAYER}.post_feedforward_layernorm_1"),
+    Pair("blk.{i}.post_ffw_norm_2", f"{LAYER}.post_feedforward_layernorm_2"),
+    Pair("blk.{i}.pre_ffw_norm_2", f"{LAYER}.pre_feedforward_layernorm_2"),
+    Pair("blk.{i}.ffn_gate_inp.scale", f"{LAYER}.router.scale"),
+    Pair("blk.{i}.ffn_gate_inp", f"{LAYER}.router.proj"),
+    Pair("blk.{i}.ffn_down_exps.scale", f"{LAYER}.router.per_expert_scale"),
+    *(pair for pair in gemma2.GGUF if pair.theirs.rpartition(".")[2] not in KEYS),
+)
+
+
+def names(config: Config) -> ExpertNames:
+    """Checkpoints also contain the keys and values of layers that read those of another layer;
+    they are skipped.
+    """
+    own = range(config.first_shared)
+    keys = [
+        Pair(f"blk.{i}.{theirs}", f"model.layers.{i}.self_attn.{ours}")
+        for i in own
+        for theirs, ours in KEYS.items()
+    ]
+    unused = [
+        name
+        for i in range(config.first_shared, config.num_hidden_layers)
+        for name in (
+            *(f"blk.{i}.{theirs}.{{rest}}" for theirs in KEYS),
+            *(
+                f"{{any}}layers.{i}.self_attn.{ours}.{{rest}}"
+                for ours in (*KEYS.values(), "v_norm")
+            ),
+        )
+    ]
+    return ExpertNames(
+        gguf=(*keys, *GGUF),
+        experts=config.num_experts or 0,
+        stacks=STACKS,
+        ignore=(*ExpertNames.ignore, *unused),
+    )
+
+
+def gguf_config(container: Container) -> dict[str, Any]:
+    """Llama's keys, those of both kinds of layers, of per-layer embeddings and of experts."""
+    metadata, tensors = container.metadata, container.tensors
+    get = llama.under(metadata["general.architecture"], metadata)
+    raw = llama.gguf_config(container) | gemma2.windows(metadata)
+    shared = get("attention.shared_kv_layers", 0)
+    widths, heads = get("feed_forward_length"), get("attention.head_count_kv")
+    kinds = raw.get("layer_types", [])
+    raw |= {
+        "model_type": "gemma4_text",
+        "num_kv_shared_layers": shared,
+        "final_logit_softcapping": get("final_logit_softcapping"),
+        "head_dim": get("attention.key_length_swa"),
+        "global_head_dim": get("attention.key_length"),
+        "hidden_size_per_layer_input": get("embedding_length_per_layer_input", 0),
+        "attention_k_eq_v": any(
+            f"blk.{i}.attn_k.weight" in tensors and f"blk.{i}.attn_v.weight" not in tensors
+            for i in range(raw["num_hidden_layers"] - shared)
+        ),
+        "rope_parameters": rope_parameters(container, get),
+        **experts(get),
+    }
+    if "per_layer_token_embd.weight" in tensors:
+        raw["vocab_size_per_layer_input"] = tensors["per_layer_token_embd.weight"].shape[0]
+    if isinstance(widths, list):
+        raw |= {"intermediate_size": widths[0], "use_double_wide_mlp": widths[-1] != widths[0]}
+    if isinstance(heads, list) and len(heads) == len(kinds):
+        found = {kind: n for kind, n in zip(kinds, heads, strict=True)}
+        raw["num_key_value_heads"] = found.get(SLIDING, heads[0])
+        raw["num_global_key_value_heads"] = heads[-1]
+    return raw
+
+
+def experts(get: llama.Get) -> dict[str, Any]:
+    """The fields of experts; none for a dense model."""
+    if not (count := get("expert_count", 0)):
+        return {}
+    return {
+        "enable_moe_block": True,
+        "num_experts": count,
+        "top_k_experts": get("expert_used_count"),
+        "moe_intermediate_size": get("expert_feed_forward_length"),
+    }
+
+
+def rope_parameters(container: Container, get: llama.Get) -> dict[str, Any]:
+    """The ropes of both kinds. llama.cpp divides the angles of pairs of layers without a window
+    by the tensor rope_freqs: 1 for those that rotate, 1e30 for the others.
+    """
+    sliding, full = (dict(ROPES[kind]) for kind in ROPES)
+    full["rope_theta"] = get("rope.freq_base", full["rope_theta"])
+    sliding["rope_theta"] = get("rope.freq_base_swa", sliding["rope_theta"])
+    if "rope_freqs.weight" in container.tensors:
+        factors = container.read("rope_freqs.weight").tolist()
+        turning = factors.count(1.0)
+        if (
+            not turning
+            or any(f != 1.0 for f in factors[:turning])
+            or min(factors[turning:], default=1e30) < 1e29
+        ):
+            raise ConfigError(
+                f"{container.path.name}: rope_freqs.weight has factors besides 1 and 1e30, which "
+                "is not implemented"
+            )
+        full["partial_rotary_factor"] = turning / len(factors)
+    return {"sliding_attention": sliding, "full_attention": full}
