@@ -259,6 +259,7 @@ CASES = {
     "xverse": Case("llama_variants", {"num_key_value_heads": 4, "vocab_size": 302}, stated=XVERSE),
     "nanbeige": Case("llama_variants", stated=NANBEIGE),
     "internlm3": Case("internlm3", UNBIASED, "pieces"),
+    "ernie4.5": Case("ernie4_5", {"use_bias": False}, "pieces"),
     "phi3": Case("phi3", PHI3_4K, "pieces"),
     "phi3, longrope": Case("phi3", PHI4_MINI, "pieces"),
     "mistral": Case("mistral", {"sliding_window": None}),
