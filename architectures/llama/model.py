@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,6 +33,11 @@ class Block(nn.Module):
         """The rope that all layers share."""
         return nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
 
+    @classmethod
+    def ropes(cls, config: Config) -> Sequence[nn.Rope]:
+        """The rope of each layer."""
+        return [cls.rope(config)] * config.num_hidden_layers
+
     def attention(self, config: Config, layer: int, rope: nn.Rope, **more: Any) -> nn.Module:
         """The attention of a layer; subclasses pass further keywords of nn.Attention as `more`."""
         bias, window = config.attention_bias, config.window(layer)
@@ -52,8 +58,8 @@ class Decoder(nn.Module):
     def __init__(self, config: Config, block: type[Block]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        rope = block.rope(config)
-        self.layers = nn.ModuleList(block(config, i, rope) for i in range(config.num_hidden_layers))
+        ropes = enumerate(block.ropes(config))
+        self.layers = nn.ModuleList(block(config, i, rope) for i, rope in ropes)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:

@@ -260,6 +260,8 @@ CASES = {
     "nanbeige": Case("llama_variants", stated=NANBEIGE),
     "internlm3": Case("internlm3", UNBIASED, "pieces"),
     "ernie4.5": Case("ernie4_5", {"use_bias": False}, "pieces"),
+    "olmo2": Case("olmo2"),
+    "olmo3": Case("olmo3"),
     "phi3": Case("phi3", PHI3_4K, "pieces"),
     "phi3, longrope": Case("phi3", PHI4_MINI, "pieces"),
     "mistral": Case("mistral", {"sliding_window": None}),
