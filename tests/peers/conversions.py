@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -239,6 +240,12 @@ PHI3_4K = {
         "original_max_position_embeddings": 4096,
     },
 }
+OLMO3 = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {**YARN, "attention_factor": 0.1 * math.log(4.0) + 1.0},
+}
+"""llama.cpp ignores the key of the attention factor and uses this value."""
+
 NO_ROPE = {"use_sliding_window": False, "no_rope_layer_interval": 4, "num_hidden_layers": 5}
 
 UNLIMITED = {"time_step_limit": [0.0, float("inf")]}
@@ -261,7 +268,8 @@ CASES = {
     "internlm3": Case("internlm3", UNBIASED, "pieces"),
     "ernie4.5": Case("ernie4_5", {"use_bias": False}, "pieces"),
     "olmo2": Case("olmo2"),
-    "olmo3": Case("olmo3"),
+    "olmo3": Case("olmo3", {"rope_parameters": OLMO3}),
+    "hunyuan dense": Case("hunyuan_v1_dense", {"max_position_embeddings": 32768}),
     "phi3": Case("phi3", PHI3_4K, "pieces"),
     "phi3, longrope": Case("phi3", PHI4_MINI, "pieces"),
     "mistral": Case("mistral", {"sliding_window": None}),
