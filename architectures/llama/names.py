@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ostro import Container, Names, Pair, TensorInfo, Unpermute
+from ostro import Container, HeadRows, Names, Pair, TensorInfo, Unpermute
 from ostro.architectures.llama.model import Config
 from ostro.errors import ConfigError
 
@@ -42,6 +42,19 @@ def names(config: Config) -> Names:
         for p in GGUF
     )
     return Names(gguf=tuple(pairs))
+
+
+def row_parts(theirs: str, sizes: Mapping[str, int]) -> Iterator[Pair]:
+    """Pairs of one tensor with the modules of its rows: `sizes` are their rows, in order."""
+    start, rows = 0, sum(sizes.values())
+    for ours, size in sizes.items():
+        yield Pair(theirs, ours, HeadRows(1, rows, start, start + size))
+        start += size
+
+
+def gate_up(config: Config) -> dict[str, int]:
+    """The rows of gate and up in a common tensor, for `row_parts`."""
+    return {f"{LAYER}.mlp.{side}_proj": config.intermediate_size for side in ("gate", "up")}
 
 
 def gguf_config(container: Container) -> dict[str, Any]:

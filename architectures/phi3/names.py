@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from ostro import Container, HeadRows, Names, Pair
+from ostro import Container, Names
 from ostro.architectures.llama import names as llama
 from ostro.architectures.llama.model import Config
+from ostro.architectures.llama.names import gate_up, row_parts
 
 FUSED = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
 LAYER = llama.LAYER
-
-
-def parts(theirs: str, sizes: dict[str, int]) -> Iterator[Pair]:
-    """Pairs of one tensor and the modules that its rows belong to, in this order."""
-    start, rows = 0, sum(sizes.values())
-    for ours, size in sizes.items():
-        yield Pair(theirs, ours, HeadRows(1, rows, start, start + size))
-        start += size
-
-
-def gate_up(config: Config) -> dict[str, int]:
-    """The rows of gate and up in their common tensor."""
-    return {f"{LAYER}.mlp.{side}_proj": config.intermediate_size for side in ("gate", "up")}
 
 
 def names(config: Config) -> Names:
@@ -34,13 +21,13 @@ def names(config: Config) -> Names:
     rest = [p for p in llama.GGUF if p.theirs.removeprefix("blk.{i}.") not in FUSED]
     return Names(
         hub=(
-            *parts(f"{LAYER}.self_attn.qkv_proj", qkv),
-            *parts(f"{LAYER}.mlp.gate_up_proj", gate_up(config)),
+            *row_parts(f"{LAYER}.self_attn.qkv_proj", qkv),
+            *row_parts(f"{LAYER}.mlp.gate_up_proj", gate_up(config)),
         ),
         gguf=(
             *rest,
-            *parts("blk.{i}.attn_qkv", qkv),
-            *parts("blk.{i}.ffn_up", gate_up(config)),
+            *row_parts("blk.{i}.attn_qkv", qkv),
+            *row_parts("blk.{i}.ffn_up", gate_up(config)),
         ),
     )
 

@@ -126,6 +126,16 @@ TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
 }
 
 
+def add_glm_tokens(tiny: Subject) -> None:
+    """Add the special tokens that the converter looks up to the tokenizer."""
+    file = tiny.folder / "tokenizer.json"
+    stated = json.loads(file.read_text())
+    free = len(stated["added_tokens"]) + len(stated["model"]["vocab"])
+    for id, mark in enumerate(("<|endoftext|>", "<|user|>"), free):
+        stated["added_tokens"].append(stated["added_tokens"][0] | {"id": id, "content": mark})
+    file.write_text(json.dumps(stated))
+
+
 def guess(tiny: Subject) -> None:
     """Add a multi-token prediction layer, as in published Qwen3-Next files. Its values are
     arbitrary, because ostro ignores the layer.
@@ -269,6 +279,7 @@ CASES = {
     "ernie4.5": Case("ernie4_5", {"use_bias": False}, "pieces"),
     "olmo2": Case("olmo2"),
     "olmo3": Case("olmo3", {"rope_parameters": OLMO3}),
+    "glm4": Case("glm4", change=add_glm_tokens),
     "hunyuan dense": Case("hunyuan_v1_dense", {"max_position_embeddings": 32768}),
     "phi3": Case("phi3", PHI3_4K, "pieces"),
     "phi3, longrope": Case("phi3", PHI4_MINI, "pieces"),

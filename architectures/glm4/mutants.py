@@ -1,0 +1,30 @@
+"""Mutants of glm4: porting bugs that its parity test must detect."""
+
+from collections.abc import Iterator
+
+from ostro import Mutant, nn
+from ostro.architectures.glm4.model import Block
+from ostro.testing import each, no_bias, retable
+
+
+def exchange(first: str, second: str) -> Mutant:
+    """Exchange two norms of each block."""
+
+    def change(block: Block) -> None:
+        held = getattr(block, first)
+        setattr(block, first, getattr(block, second))
+        setattr(block, second, held)
+
+    return Mutant(name=f"{first} is {second}", apply=lambda model: each(model, Block, change))
+
+
+def whole_heads(model: nn.Model) -> None:
+    """Rotate whole heads."""
+    each(model, nn.Rope, lambda rope: retable(rope, partial_rotary_factor=1.0))
+
+
+def mutants() -> Iterator[Mutant]:
+    yield exchange("post_self_attn_layernorm", "post_attention_layernorm")
+    yield exchange("post_self_attn_layernorm", "post_mlp_layernorm")
+    yield Mutant(name="whole heads rotated", apply=whole_heads)
+    yield Mutant(name="no biases on q, k, v", apply=no_bias)
