@@ -92,6 +92,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = None if self.parallel else norm(config)
         self.mlp = self.feed_forward(config, layer)
 
+    @staticmethod
+    def rope(config: LayerNormConfig) -> nn.Rope:
+        """The rope that all layers share."""
+        return nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
+
     def attention(self, config: LayerNormConfig, layer: int, rope: nn.Rope) -> nn.Module:
         bias, window = config.bias, config.window(layer)
         return nn.Attention(config, layer, rope, bias=bias, out_bias=bias, window=window)
@@ -135,7 +140,7 @@ class Decoder(nn.Module):
         super().__init__()
         d, count = config.hidden_size, config.num_hidden_layers
         self.embed_tokens = nn.Embedding(config.vocab_size, d)
-        rope = nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
+        rope = block.rope(config)
         self.layers = nn.ModuleList(block(config, i, rope) for i in range(count))
         self.norm = norm(config)
 

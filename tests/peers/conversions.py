@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from tiny.model import END, START, TEXT, make_tokenizer
 
+from ostro.architectures.phimoe import TINY as PLUGIN_PHIMOE
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject
 
@@ -256,6 +257,17 @@ OLMO3 = {
 }
 """llama.cpp ignores the key of the attention factor and uses this value."""
 
+SCALE = math.sqrt(1 + math.log(256 / 32) / math.log(32))
+"""The factor of longrope that the converter computes from the context lengths of phimoe."""
+
+PHIMOE = {
+    "router_jitter_noise": 0.01,
+    "rope_parameters": {
+        **PLUGIN_PHIMOE["rope_parameters"],
+        "short_mscale": SCALE,
+        "long_mscale": SCALE,
+    },
+}
 NO_ROPE = {"use_sliding_window": False, "no_rope_layer_interval": 4, "num_hidden_layers": 5}
 
 UNLIMITED = {"time_step_limit": [0.0, float("inf")]}
@@ -317,6 +329,7 @@ CASES = {
         stated={"layer_types": ["attention"] * 3},
     ),
     "bamba": Case("bamba", {**UNLIMITED, "mamba_proj_bias": False}, stated={"attn_rotary_emb": 8}),
+    "phimoe": Case("phimoe", PHIMOE, "pieces", {"architectures": ["PhiMoEForCausalLM"]}),
     "phi": Case("phi"),
     "phi, fused qkv": Case("phi", options=("--fuse-qkv",)),
     "starcoder2": Case("starcoder2", {"sliding_window": None}),

@@ -117,9 +117,10 @@ They avoid values for which llama.cpp (July 2026) and transformers compute diffe
   [24, 20, 20]); the reference rotates them by the temporal position.
 """
 
-UNSAID = ("deepseek v3, unsaid", "bamba")
+UNSAID = ("deepseek v3, unsaid", "bamba", "phimoe")
 """Files that llama.cpp reads otherwise: without the gating function of experts, it uses V2's
-softmax; of Bamba, the converter permutes whole heads, and llama.cpp rotates their first half.
+softmax; of Bamba, the converter permutes whole heads, and llama.cpp rotates their first half;
+for Phi-3.5-MoE, llama.cpp computes RMS norms and a softmax over the two experts.
 """
 
 
