@@ -11,13 +11,16 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.llama import model as llama
+from ostro.config import TextConfig, check_sizes
 from ostro.errors import ConfigError
 from ostro.ops import RoutingRule
 
+MAX_EXPERTS = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
-class Config(llama.Config):
-    """The fields of transformers' DeepseekV2Config."""
+class RoutedConfig(TextConfig):
+    """The fields of families with DeepSeek's routed and shared experts."""
 
     moe_intermediate_size: int
     n_routed_experts: int
@@ -27,8 +30,45 @@ class Config(llama.Config):
     routed_scaling_factor: float = 1.0
     n_group: int | None = None
     topk_group: int | None = None
-    topk_method: str = "greedy"
     norm_topk_prob: bool = False
+
+    def check(self) -> None:
+        super().check()
+        check_sizes(self, "moe_intermediate_size n_shared_experts")
+        experts, top = self.n_routed_experts, self.num_experts_per_tok
+        if not 0 < experts <= MAX_EXPERTS:
+            raise ConfigError(f"n_routed_experts={experts} is not within 1..{MAX_EXPERTS}")
+        if not 0 < self.groups <= experts or experts % self.groups:
+            raise ConfigError(
+                f"n_routed_experts={experts} is not a multiple of n_group={self.n_group}"
+            )
+        best = self.best_groups
+        if not 0 < best <= self.groups:
+            raise ConfigError(f"topk_group={best} is not within 1..n_group={self.groups}")
+        candidates = best * (experts // self.groups)
+        if not 0 < top <= candidates:
+            raise ConfigError(
+                f"num_experts_per_tok={top} is not within 1..{candidates}, the experts of "
+                f"topk_group={best} of n_group={self.groups} groups"
+            )
+        if not math.isfinite(self.routed_scaling_factor):
+            raise ConfigError(f"routed_scaling_factor={self.routed_scaling_factor} is not finite")
+
+    @property
+    def groups(self) -> int:
+        """The number of expert groups, of which `best_groups` are candidates; 1 = no groups."""
+        return self.n_group or 1
+
+    @property
+    def best_groups(self) -> int:
+        return 1 if self.groups == 1 else self.topk_group or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RoutedConfig, llama.Config):
+    """The fields of transformers' DeepseekV2Config."""
+
+    topk_method: str = "greedy"
     q_lora_rank: int | None = 1536
     kv_lora_rank: int = 512
     qk_nope_head_dim: int = 128
@@ -50,11 +90,6 @@ class Config(llama.Config):
                 f"qk_head_dim={self.qk_head_dim} is not qk_nope_head_dim={self.qk_nope_head_dim} + "
                 f"qk_rope_head_dim={self.qk_rope_head_dim}"
             )
-        if self.n_routed_experts % self.groups:
-            raise ConfigError(
-                f"n_routed_experts={self.n_routed_experts} is not a multiple of "
-                f"n_group={self.n_group}"
-            )
         self.check_router()
 
     def check_router(self) -> None:
@@ -63,8 +98,7 @@ class Config(llama.Config):
 
     @property
     def groups(self) -> int:
-        """The number of expert groups, of which `topk_group` are candidates; 1 = no groups."""
-        return 1 if self.topk_method == "greedy" else self.n_group or 1
+        return 1 if self.topk_method == "greedy" else super().groups
 
     @property
     def scale(self) -> float:
@@ -75,19 +109,27 @@ class Config(llama.Config):
         return scale
 
 
-def rule(config: Config) -> RoutingRule:
+def rule(config: RoutedConfig) -> RoutingRule:
     """Softmax over all experts; the top k of the best groups, without renormalisation."""
-    groups, best_groups = config.groups, config.topk_group or 1
-    factor = config.routed_scaling_factor
     return RoutingRule(
-        config.num_experts_per_tok, groups=groups, best_groups=best_groups, factor=factor
+        config.num_experts_per_tok,
+        groups=config.groups,
+        best_groups=config.best_groups,
+        factor=config.routed_scaling_factor,
     )
+
+
+def sigmoid_router(config: RoutedConfig) -> nn.Float32Router:
+    """Sigmoid scores; the bias affects the selection of experts, not their weights (V3)."""
+    found = rule(config)._replace(renormalise=config.norm_topk_prob, sigmoid=True)
+    d, experts = config.hidden_size, config.n_routed_experts
+    return nn.Float32Router(d, experts, found, correction_bias=True)
 
 
 class Mixture(nn.Module):
     """Routed experts, and shared experts for every token."""
 
-    def __init__(self, config: Config, router: nn.Float32Router) -> None:
+    def __init__(self, config: RoutedConfig, router: nn.Float32Router) -> None:
         super().__init__()
         d, hidden, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
         self.gate = router

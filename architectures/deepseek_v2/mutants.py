@@ -31,9 +31,24 @@ def no_shared_experts(model: nn.Model) -> None:
     each(model, Mixture, drop)
 
 
-def mutants() -> Iterator[Mutant]:
-    yield Mutant(name="the latent is not normed", apply=latent_without_norm)
+def no_correction_bias(model: nn.Model) -> None:
+    each(model, nn.Float32Router, lambda router: setattr(router, "e_score_correction_bias", None))
+
+
+def mixture() -> Iterator[Mutant]:
+    """Mutants of families with routed and shared experts."""
     yield Mutant(name="no shared experts", apply=no_shared_experts)
     yield set_rule(top=2)
     yield set_rule(factor=1.0)
     yield set_rule(groups=1)
+
+
+def sigmoid_routed() -> Iterator[Mutant]:
+    """Mutants of families with `sigmoid_router`."""
+    yield Mutant(name="no bias in the selection", apply=no_correction_bias)
+    yield set_rule(renormalise=False)
+
+
+def mutants() -> Iterator[Mutant]:
+    yield Mutant(name="the latent is not normed", apply=latent_without_norm)
+    yield from mixture()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ostro import Container, ExpertNames, HeadRows, Pair
+from ostro import Container, ExpertNames, HeadRows, Names, Pair
 from ostro.architectures.deepseek_v2.model import Config
 from ostro.architectures.deepseek_v2.transposed import StackedHeads, TransposedHeads
 from ostro.architectures.llama import names as llama
@@ -12,13 +12,18 @@ from ostro.architectures.mixtral.names import GATE, STACKS
 
 LAYER = "model.layers.{i}"
 ATTENTION = f"{LAYER}.self_attn"
-GGUF = (
+EXPERTS = (
     GATE,
     Pair("blk.{i}.exp_probs_b.bias", f"{LAYER}.mlp.gate.e_score_correction_bias"),
     *(
         Pair(f"blk.{{i}}.ffn_{part}_shexp", f"{LAYER}.mlp.shared_experts.{part}_proj")
         for part in ("gate", "up", "down")
     ),
+)
+"""The names of the router and the shared experts in GGUF files."""
+
+GGUF = (
+    *EXPERTS,
     Pair("blk.{i}.attn_q_a", f"{ATTENTION}.q_a_proj"),
     Pair("blk.{i}.attn_q_a_norm", f"{ATTENTION}.q_a_layernorm"),
     Pair("blk.{i}.attn_q_b", f"{ATTENTION}.q_b_proj"),
@@ -29,7 +34,11 @@ GGUF = (
 
 
 def names(config: Config) -> ExpertNames:
-    """GGUF files hold k_b and v_b, the former transposed; files from before 2025 hold kv_b."""
+    """GGUF files hold k_b and v_b, the former transposed; files from before 2025 hold kv_b.
+
+    The multi-token prediction layer after the last layer (V3) is ignored.
+    """
+    last = config.num_hidden_layers
     heads, k, v = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim
     keys, values = HeadRows(heads, k + v, 0, k), HeadRows(heads, k + v, k, k + v)
     return ExpertNames(
@@ -46,6 +55,7 @@ def names(config: Config) -> ExpertNames:
         ),
         experts=config.n_routed_experts,
         stacks=STACKS,
+        ignore=(*Names.ignore, f"model.layers.{last}.{{any}}", f"blk.{last}.{{any}}"),
     )
 
 
@@ -53,7 +63,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
     """The config.json of a GGUF file of V2 or V3, which are both "deepseek2".
 
     Without a key for expert groups all experts are candidates, as in llama.cpp. Without a key for
-    the scoring function, the router's bias identifies V3.
+    the scoring function, the router's bias identifies V3. The block count includes the layers of
+    multi-token prediction.
     """
     get = llama.under("deepseek2", container.metadata)
     rope_dim = get("rope.dimension_count", 64)
@@ -84,8 +95,12 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "routed_scaling_factor": get("expert_weights_scale", 1.0),
         "scoring_func": "softmax" if scoring == 1 else "sigmoid" if scoring == 2 else scoring,
     }
+    raw = llama.gguf_config(container)
+    layers, further = get("block_count"), get("nextn_predict_layers", 0)
+    if isinstance(layers, int) and isinstance(further, int):
+        raw["num_hidden_layers"] = layers - further
     return {
-        **llama.gguf_config(container),
+        **raw,
         **sizes,
         **routing,
         "rope_parameters": rope_parameters(container, get, rope_dim),

@@ -20,7 +20,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         classes=("DeepseekV3ForCausalLM",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
-        names=f"{__name__}.names:names",
+        names="ostro.architectures.deepseek_v2.names:names",
         tiny=TINY,
         wide=WIDE,
         reference="transformers:DeepseekV3ForCausalLM",

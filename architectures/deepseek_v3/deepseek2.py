@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ostro import nn
 from ostro.architectures.deepseek_v2 import model as v2
-from ostro.architectures.deepseek_v3 import model as v3
 from ostro.errors import ConfigError
 
 
@@ -26,7 +25,11 @@ class Config(v2.Config):
 class Block(v2.Block):
     @staticmethod
     def router(config: Config) -> nn.Float32Router:
-        return v3.router(config) if config.scoring_func == "sigmoid" else v2.Block.router(config)
+        return (
+            v2.sigmoid_router(config)
+            if config.scoring_func == "sigmoid"
+            else v2.Block.router(config)
+        )
 
 
 class Model(v2.Model):

@@ -23,17 +23,10 @@ class Config(v2.Config):
         """V3 implements norm_topk_prob."""
 
 
-def router(config: v2.Config) -> nn.Float32Router:
-    """Sigmoid scores; the bias affects the selection of experts, not their weights."""
-    rule = v2.rule(config)._replace(renormalise=config.norm_topk_prob, sigmoid=True)
-    d, experts = config.hidden_size, config.n_routed_experts
-    return nn.Float32Router(d, experts, rule, correction_bias=True)
-
-
 class Block(v2.Block):
     @staticmethod
     def router(config: Config) -> nn.Float32Router:
-        return router(config)
+        return v2.sigmoid_router(config)
 
     @staticmethod
     def rope(config: Config) -> nn.Rope:

@@ -2,17 +2,11 @@
 
 from collections.abc import Iterator
 
-from ostro import Mutant, nn
+from ostro import Mutant
 from ostro.architectures.deepseek_v2.mutants import mutants as v2
-from ostro.architectures.deepseek_v2.mutants import set_rule
-from ostro.testing import each
-
-
-def no_bias(model: nn.Model) -> None:
-    each(model, nn.Float32Router, lambda router: setattr(router, "e_score_correction_bias", None))
+from ostro.architectures.deepseek_v2.mutants import sigmoid_routed
 
 
 def mutants() -> Iterator[Mutant]:
     yield from v2()
-    yield Mutant(name="no bias in the selection", apply=no_bias)
-    yield set_rule(renormalise=False)
+    yield from sigmoid_routed()

@@ -62,7 +62,7 @@ class ExpertNames(Names):
     """`Names` with stacked experts: pairs of one checkpoint tensor and several model tensors.
 
     Every pair of `stacks` that matches applies. If `ours` contains `*`, the pair maps to one tensor
-    per expert, with its index in place of the `*`.
+    per expert, with its index in place of the `*`. Stacks that match `ignore` are skipped.
     """
 
     experts: int
@@ -71,6 +71,8 @@ class ExpertNames(Names):
     def read(self, names: Iterable[str], space: str = "hub") -> tuple[list[Named], list[str]]:
         named, others = [], []
         for name in names:
+            if self.ignored(name):
+                continue
             found = [(pair, ours) for pair in self.stacks if (ours := pair.match(name))]
             for pair, ours in found:
                 if "*" not in ours:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceTrainer
+from tokenizers import AddedToken
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -80,6 +81,14 @@ def write_bytes(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
 
 
+def write_glm_bytes(folder: Path) -> None:
+    """As `write_bytes`, with the control tokens that the converter expects of GLM."""
+    write_bytes(folder)
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in GLM])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def write_marked_bytes(folder: Path) -> None:
     """As `write_bytes`, with the media placeholders first, at their ids in tiny configs."""
     write_bytes(folder)
@@ -116,10 +125,12 @@ def write_words(folder: Path) -> None:
 
 
 MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|AUDIO|>")
+GLM = ("[gMASK]", "<|user|>", "<|endoftext|>", "<|observation|>")
 SQUARES = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
 LINES = ("\n", "\n\n", "\n\n\n")
 TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
     "bytes": write_bytes,
+    "glm bytes": write_glm_bytes,
     "marked bytes": write_marked_bytes,
     "marked pieces": write_marked_pieces,
     "pieces": write_pieces,
@@ -153,6 +164,27 @@ def guess(tiny: Subject) -> None:
     for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         more[f"mtp.{norm}.weight"] = torch.ones(d)
     save_file(more, tiny.folder / "model-mtp.safetensors", {"format": "pt"})
+
+
+def add_mtp_layer(tiny: Subject) -> None:
+    """Add a multi-token prediction layer after the last layer, as in published GLM files. Its
+    values are arbitrary, because ostro ignores the layer.
+    """
+    file, config = tiny.folder / "model.safetensors", tiny.reference.config
+    last, d = config.num_hidden_layers - 1, config.hidden_size
+    source, target = f"model.layers.{last}.", f"model.layers.{last + 1}."
+    tensors = load_file(file)
+    tensors |= {
+        name.replace(source, target): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith(source)
+    }
+    tensors[f"{target}eh_proj.weight"] = torch.ones(d, 2 * d)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{target}{norm}.weight"] = torch.ones(d)
+    for table in ("embed_tokens", "shared_head.head"):
+        tensors[f"{target}{table}.weight"] = torch.ones(config.vocab_size, d)
+    save_file(tensors, file, {"format": "pt"})
 
 
 def halve(*ends: str) -> Callable[[Subject], None]:
@@ -231,6 +263,8 @@ LITE = {
     "n_group": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+MTP = {"num_nextn_predict_layers": 1}
+LEADING = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
 DENSE = {"mlp_only_layers": [], "norm_topk_prob": True}
 ALL_SPARSE = {"mlp_only_layers": [], "use_sliding_window": False}
 SCALED = {"query_pre_attn_scalar": 16}
@@ -302,7 +336,7 @@ CASES = {
     "qwen3, yarn": Case("qwen3", {"rope_parameters": YARN}),
     "qwen3 moe": Case("qwen3_moe", DENSE),
     "qwen2 moe": Case("qwen2_moe", ALL_SPARSE),
-    "olmoe": Case("olmoe", {"clip_qkv": None}),
+    "olmoe": Case("olmoe", {"clip_qkv": None, "num_key_value_heads": 4}),
     "qwen3 next": Case("qwen3_next", DENSE, change=guess),
     "qwen3 next, no mtp": Case("qwen3_next", DENSE, options=("--no-mtp",)),
     "qwen3 next, fused": Case("qwen3_next", DENSE, change=guess, options=("--fuse-gate-up-exps",)),
@@ -346,6 +380,18 @@ CASES = {
     "deepseek v2 lite": Case("deepseek_v2", LITE),
     "deepseek v3": Case("deepseek_v3", LATENT, stated={"scoring_func": "sigmoid"}),
     "deepseek v3, unsaid": Case("deepseek_v3", LATENT),
+    "glm4 moe": Case("glm4_moe", tokenizer="glm bytes"),
+    "glm4 moe, mtp": Case(
+        "glm4_moe", {"use_qk_norm": False}, "glm bytes", stated=MTP, change=add_mtp_layer
+    ),
+    "glm4 moe lite": Case(
+        "glm4_moe_lite",
+        {**LATENT, **LEADING},
+        "glm bytes",
+        stated={**MTP, "first_k_dense_replace": 1},
+        change=add_mtp_layer,
+    ),
+    "minimax m2": Case("minimax_m2", stated={"scoring_func": "sigmoid", "rotary_dim": 8}),
     "mamba2": Case("mamba2", {"use_bias": False, **UNLIMITED}),
     "lfm2": Case("lfm2", {"conv_bias": False}),
     "bert": Case("bert", tokenizer="words"),
