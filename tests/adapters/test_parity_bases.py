@@ -25,7 +25,7 @@ from tiny.trained import BAR, FELT, RED, Served, compare, distance, train
 
 from ostro.core.config import ModelConfig
 from ostro.core.engine.build import refresh
-from ostro.core.load.model import requantize
+from ostro.core.load.model import LoadedModel, requantize
 from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Model
 from ostro.core.plugins.manager import PluginManager
@@ -262,6 +262,9 @@ class Body(Subject):
     @cached_property
     def config(self) -> ModelConfig:
         return self.load().config
+
+    def load(self, **settings: Any) -> LoadedModel:
+        return super().load(**{"arch": "transformers", **settings})
 
 
 BODIES: Mapping[str, Mapping[str, Any]] = {

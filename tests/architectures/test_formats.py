@@ -23,10 +23,10 @@ from ostro.plugins.conformance.parity import Subject
 BODY = Architecture(
     name="a body",
     api=(0, 2),
-    classes=("Olmo2ForCausalLM",),
-    config="transformers:Olmo2Config",
-    model="transformers:Olmo2ForCausalLM",
-    reference="transformers:Olmo2ForCausalLM",
+    classes=("NanoChatForCausalLM",),
+    config="transformers:NanoChatConfig",
+    model="transformers:NanoChatForCausalLM",
+    reference="transformers:NanoChatForCausalLM",
     wide={
         "vocab_size": 128,
         "hidden_size": 256,

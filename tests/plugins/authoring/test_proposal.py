@@ -160,15 +160,15 @@ def test_a_class_of_transformers_works_at_once(
 ) -> None:
     """As a body: in chunks, so that pages are read as well; and a spoilt one is not right."""
     project = tmp_path / "p"
-    words = ("new", "olmo2", "--from", "transformers:Olmo2ForCausalLM", "-o", project)
+    words = ("new", "nanochat", "--from", "transformers:NanoChatForCausalLM", "-o", project)
     assert plugin(*words).code == 0
     installed(project)
-    tiny = shape_of(find("transformers:Olmo2ForCausalLM")).tiny
-    model = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**tiny)).eval()
+    tiny = shape_of(find("transformers:NanoChatForCausalLM")).tiny
+    model = transformers.NanoChatForCausalLM(transformers.NanoChatConfig(**tiny)).eval()
     reinitialise(model, 0.2)
     model.save_pretrained(tmp_path / "model")
     loaded, runner = load(tmp_path / "model")
-    assert loaded.architecture.name == "olmo2"
+    assert loaded.architecture.name == "nanochat"
     assert deviation(runner.logits(TOKENS, 7), truth(model)) <= BAR
     for layer in loaded.model.get_submodule("model.layers").children():
         layer.self_attn.scaling *= 1.1  # type: ignore[operator, union-attr, assignment]

@@ -97,10 +97,10 @@ def ostro_architectures():
     yield Architecture(
         name="macaw",
         api=(0, 2),
-        classes=("Olmo2ForCausalLM",),
-        config="transformers:Olmo2Config",
-        model="transformers:Olmo2ForCausalLM",
-        reference="transformers:Olmo2ForCausalLM",
+        classes=("NanoChatForCausalLM",),
+        config="transformers:NanoChatConfig",
+        model="transformers:NanoChatForCausalLM",
+        reference="transformers:NanoChatForCausalLM",
         tiny={
             "vocab_size": 128,
             "hidden_size": 32,
