@@ -17,7 +17,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         api=(0, 2),
         config=f"{__name__}.config:Config",
         model=f"{__name__}.model:Model",
-        names=f"{__name__}.config:names",
+        names=f"{__name__}.names:names",
         claims=knows,
     )
 

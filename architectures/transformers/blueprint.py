@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ostro import nn
+from ostro.architectures.transformers import mixtures
 from ostro.architectures.transformers.config import Config, no_body
-from ostro.architectures.transformers.modules import Call, Embedding, Head, Linear
+from ostro.architectures.transformers.modules import Call, Embedding, Head, Linear, ScaledEmbedding
 from ostro.architectures.transformers.trial import BODY
 
-REFUSED = (Conv1D, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.RNNBase)
+REFUSED = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.RNNBase)
 """Module classes that no weight format supports, or that mix rows."""
 
 
@@ -26,43 +30,86 @@ def draw(config: Config) -> Any:
         try:
             top: Any = config.body(config.hf)
         except Exception as error:  # a class may raise any exception for a config
-            raise no_body(name, f"it cannot be built from this config ({error!r:.200})") from error
+            why = f"it cannot be built from this config ({error!r:.200})"
+            if isinstance(error, KeyError) and error.args == (BODY,):
+                why = "its attention does not use transformers' attention interface"
+            raise no_body(name, why) from error
     for path, module in top.named_modules():
         if isinstance(module, REFUSED):
             raise no_body(name, f"{path} is a {type(module).__name__}")
-    if top.get_output_embeddings() is None or top.get_decoder() is top:
+    if top.get_output_embeddings() is None or decoder_of(top) is top:
         raise no_body(name, "it is not a decoder with a head")
     for path, _ in (*top.named_parameters(recurse=False), *top.named_buffers(recurse=False)):
         raise no_body(name, f"it has {path} outside of its decoder and head")
     return top.eval()
 
 
+def decoder_of(top: Any) -> Any:
+    """The decoder below the head. Some classes use the name `decoder` for a linear of the head."""
+    found = top.get_decoder()
+    return found if isinstance(found, PreTrainedModel) else top.base_model
+
+
+def takes_positions(module: nn.Module) -> bool:
+    """Whether the forward of a module has the parameter `position_ids`."""
+    return "position_ids" in signature(module.forward).parameters
+
+
+def position_tables(top: Any) -> Iterator[nn.Module]:
+    """The modules of BART's line that look up positions, which they count from 0 by default."""
+    for module in top.modules():
+        if type(module).__name__.endswith("PositionalEmbedding") and takes_positions(module):
+            yield module
+
+
 def replace(top: Any, call: Call) -> None:
-    """Replace linears, embeddings and head by ostro's, with the same ties."""
+    """Replace linears, embeddings, experts and head by ostro's, with the same ties."""
     table, head, name = top.get_input_embeddings(), top.get_output_embeddings(), type(top).__name__
-    if type(table) is not torch.nn.Embedding or type(head) is not torch.nn.Linear:
+    if not isinstance(table, torch.nn.Embedding) or type(head) is not torch.nn.Linear:
         raise no_body(
             name, f"its embedding is a {type(table).__name__}, its head a {type(head).__name__}"
         )
-    tied = head.weight is table.weight
-    if tied and head.bias is not None:
-        raise no_body(name, "its head is tied and has a bias")
-    embedding = Embedding(*table.weight.shape)
+    embedding = embed(table, name)
+    tied = embedding if head.weight is table.weight else None
     for path, module in list(top.named_modules()):  # a list, since setattr changes the tree
         bias = getattr(module, "bias", None) is not None
         made: Linear | Embedding
         if module is head:
-            d, n = module.in_features, module.out_features
-            made = Head(d, n, tied=embedding if tied else None, bias=bias)
+            made = Head(module.in_features, module.out_features, tied=tied, bias=bias)
         elif type(module) is torch.nn.Linear:
             made = Linear(module.in_features, module.out_features, bias=bias)
-        elif type(module) is torch.nn.Embedding:
-            made = embedding if module is table else Embedding(*module.weight.shape)
+        elif isinstance(module, Conv1D):
+            made = Linear(*module.weight.shape, bias=bias)
+        elif type(module) is torch.nn.Embedding or is_scaled(module):
+            made = embedding if module is table else embed(module, name)
         else:
+            if mixtures.is_mixture(module):
+                mixtures.replace(module, call, name)
             continue
         made.call = call
         parent, _, last = path.rpartition(".")
         setattr(top.get_submodule(parent), last, made)
+
+
+def embed(table: torch.nn.Embedding, name: str) -> Embedding:
+    """Ostro's embedding in place of torch's, or of one that multiplies its rows by a scale.
+
+    Raises Unsupported for other subclasses of torch's.
+    """
+    if type(table) is torch.nn.Embedding:
+        return Embedding(*table.weight.shape)
+    if not is_scaled(table):
+        raise no_body(name, f"its embedding is a {type(table).__name__}")
+    scale: Any = table.embed_scale
+    # Gemma's line stores the factor as a tensor, and rounds it to the dtype of the weight.
+    rounded = isinstance(scale, Tensor)
+    factor: Any = table.scalar_embed_scale if rounded else scale
+    return ScaledEmbedding(*table.weight.shape, scale=float(factor), rounded=rounded)
+
+
+def is_scaled(module: nn.Module) -> bool:
+    """Whether an embedding multiplies its rows by `embed_scale`."""
+    return type(module).__name__.endswith("ScaledWordEmbedding")
 
 
 def tabulate(top: Any) -> None:
@@ -123,7 +170,9 @@ def blank(tensor: Tensor) -> Tensor:
 
 
 def is_blank(tensor: Tensor) -> bool:
-    """Whether a tensor still contains the marker value of `blank`."""
+    """Whether a tensor still contains the marker value of `blank`; booleans, nothing else."""
+    if tensor.dtype == torch.bool:
+        return bool(tensor.all())
     left = tensor.isnan() if tensor.is_floating_point() else tensor == marker(tensor)
     return bool(left.any())
 

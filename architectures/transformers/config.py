@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import transformers
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, apply_renamings
 
-from ostro import Architecture, Names, config, resolve
-from ostro.checkpoints import Named
+from ostro import Architecture, config, resolve
 from ostro.errors import ConfigError, Unsupported, UnsupportedArchitecture
 
 BATCHWIDE = ("dynamic", "longrope")
@@ -21,10 +18,14 @@ BATCHWIDE = ("dynamic", "longrope")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(config.TextConfig):
-    """body: the transformers class; hf: its config, whose `dtype` is the compute dtype."""
+    """body: the transformers class; hf: its config, whose `dtype` is the compute dtype.
+
+    `first_position` is the position of the first token.
+    """
 
     body: type[transformers.PreTrainedModel]
     hf: Any
+    first_position: int = 0
 
     @classmethod
     def of_record(cls, record: Architecture, raw: Mapping[str, Any]) -> Self:
@@ -41,9 +42,13 @@ class Config(config.TextConfig):
         text = hf.get_text_config()
 
         def number(name: str, default: int) -> int:
-            found = getattr(text, name, None)
+            try:
+                found = getattr(text, name, None)
+            except Exception:  # a field that differs by layer raises an exception of its own
+                return default
             return found if isinstance(found, int) else default
 
+        first = first_position(body, hf)
         d, heads = number("hidden_size", 0), number("num_attention_heads", 0)
         made = cls(
             body=body,
@@ -55,8 +60,9 @@ class Config(config.TextConfig):
             num_attention_heads=heads,
             num_key_value_heads=number("num_key_value_heads", heads),
             head_dim=number("head_dim", d // max(heads, 1)),
-            max_position_embeddings=number("max_position_embeddings", 2048),
-            tie_word_embeddings=bool(hf.tie_word_embeddings),
+            max_position_embeddings=number("max_position_embeddings", 2048) - first,
+            first_position=first,
+            tie_word_embeddings=bool(getattr(hf, "tie_word_embeddings", False)),
         )
         made.check()
         return made
@@ -106,6 +112,22 @@ def refuse(body: Any, hf: Any) -> None:
             raise no_body(name, f"rope_type={kind!r} depends on the longest text of a batch")
 
 
+def first_position(body: Any, hf: Any) -> int:
+    """The position of the first token: RoBERTa's line counts from behind the padding token's id.
+
+    Its classes derive positions from token ids if they get none.
+    """
+    classes = vars(sys.modules[body.__module__]).values()
+    if not any(hasattr(each, "create_position_ids_from_input_ids") for each in classes):
+        return 0
+    if not isinstance(hf.pad_token_id, int) or hf.pad_token_id < 0:
+        raise ConfigError(
+            f"config.json: pad_token_id={hf.pad_token_id!r:.80}, but {body.__name__} counts "
+            "positions from it; set it to the id of the padding token"
+        )
+    return hf.pad_token_id + 1
+
+
 def rope_types(rule: object) -> Iterator[str]:
     """The types of rope parameters, or of rope parameters by layer type."""
     if isinstance(rule, Mapping):
@@ -119,35 +141,4 @@ def no_body(name: str, why: str) -> Unsupported:
     return Unsupported(
         f"transformers' {name} cannot run in the transformers backend: {why}; install or write a "
         "plugin for it"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BodyNames(Names):
-    """The names of a class's modules, with the renamings of transformers on loading.
-
-    `passed` are regular expressions of tensors that the class ignores. Conversions of transformers
-    on loading (stacking experts...) are not implemented: such tensors are left over.
-    """
-
-    renamings: Sequence[WeightRenaming] = ()
-    passed: Sequence[str] = ()
-
-    def find(self, name: str, space: str) -> list[Named]:
-        found = super().find(name, space)
-        renamed = (apply_renamings(each.name, list(self.renamings)) for each in found)
-        return [replace(each, name=name) for each, name in zip(found, renamed, strict=True)]
-
-    def ignored(self, name: str) -> bool:
-        return super().ignored(name) or any(re.search(pattern, name) for pattern in self.passed)
-
-
-def names(config: Config) -> Names:
-    """The names of a class's weights in checkpoints, from transformers' tables."""
-    steps = get_checkpoint_conversion_mapping(config.body.__name__)
-    if steps is None:
-        steps = get_checkpoint_conversion_mapping(config.hf.model_type) or ()
-    return BodyNames(
-        renamings=[step for step in steps if isinstance(step, WeightRenaming)],
-        passed=tuple(config.body._keys_to_ignore_on_load_unexpected or ()),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from ostro import Step, nn
 from ostro.architectures.transformers import blueprint, trial
-from ostro.architectures.transformers.config import Config
+from ostro.architectures.transformers.config import Config, no_body
 from ostro.architectures.transformers.modules import MEMORY, Call, PagedCache
 
 
@@ -19,15 +20,23 @@ class Model(nn.TokenModel):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.call = Call()
+        self.call = Call(config.first_position)
         top = blueprint.draw(config)
         blueprint.replace(top, self.call)
-        for layer, (module, spec) in enumerate(trial.run(top)):
+        base = blueprint.decoder_of(top)
+        layers, rows = trial.run(top, base)
+        for layer, (module, spec) in enumerate(layers):
             module.add_module(MEMORY, PagedCache(layer, spec, self.call))
+        self.positioned = blueprint.takes_positions(base)
+        tables = [] if self.positioned else list(blueprint.position_tables(top))
+        if not self.positioned and not tables:
+            raise no_body(config.body.__name__, "it does not accept position_ids")
+        for table in tables:
+            table.forward = positioned(table.forward, self.call)
+        base.forward = handing(base.forward, self.call)
+        trial.run_head(top, self.call, rows)
         blueprint.tabulate(top)
         blueprint.materialise(top, config.hf.dtype)
-        base = top.get_decoder()
-        base.forward = handing(base.forward, self.call)
         # in tuples, because their children are already children of this module
         self.top, self.base, self.embedding = (top,), (base,), (top.get_input_embeddings(),)
         for name, child in top.named_children():
@@ -40,9 +49,8 @@ class Model(nn.TokenModel):
 
     def hidden(self, step: Step) -> Tensor:
         with self.call.bound(step):
-            out = self.base[0](
-                input_ids=step.tokens[None], position_ids=step.positions[:1], use_cache=False
-            )
+            positions = {"position_ids": self.call.positions} if self.positioned else {}
+            out = self.base[0](input_ids=step.tokens[None], use_cache=False, **positions)
         states: Tensor = out.last_hidden_state[0]
         return states
 
@@ -61,6 +69,24 @@ def handing(forward: Callable[..., Any], call: Call) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if call.hidden is None:
             return forward(*args, **kwargs)
-        return MoeModelOutputWithPast(last_hidden_state=call.hidden)
+        return Output(last_hidden_state=call.hidden)
+
+    return run
+
+
+@dataclass
+class Output(MoeModelOutputWithPast):  # type: ignore[misc]
+    """The output of a decoder, with the fields that the heads of all classes read."""
+
+    cross_attentions: Any = None
+    router_probs: Any = None
+    pooler_output: Any = None
+
+
+def positioned(forward: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    """A position table's forward with the positions of the step instead of 0..T-1."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs | {"position_ids": call.positions[0]})
 
     return run

@@ -19,19 +19,29 @@ from ostro.ops import Op, attention, kv_write
 
 
 class Call:
-    """The state of one call of the model: its step, and the hidden states for its head."""
+    """The state of one call of the model: its step, and the hidden states for its head.
 
-    def __init__(self) -> None:
+    `first` is the position of the first token.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
         self.step: Step | None = None
         self.hidden: Tensor | None = None
 
     @contextmanager
-    def bound(self, step: Step, hidden: Tensor | None = None) -> Iterator[None]:
+    def bound(self, step: Step | None, hidden: Tensor | None = None) -> Iterator[None]:
         self.step, self.hidden = step, hidden
         try:
             yield
         finally:
             self.step = self.hidden = None
+
+    @property
+    def positions(self) -> Tensor:
+        """The positions of the rows [1, T] int64."""
+        assert self.step is not None, "a module of a body is called outside of the body"
+        return self.step.positions[:1] + self.first
 
     def of_rows(self, count: int) -> Step:
         """The step, for a module that is called with `count` rows.
@@ -79,6 +89,25 @@ class Embedding(nn.Embedding):
             return ids.new_empty(*ids.shape, self.d, dtype=torch.float32)
         rows = ids.flatten()
         return super().forward(rows, self.call.of_rows(len(rows))).unflatten(0, ids.shape)
+
+
+class ScaledEmbedding(Embedding):
+    """An embedding whose rows are multiplied by `scale`, rounded to their dtype if `rounded`."""
+
+    def __init__(self, n: int, d: int, *, scale: float, rounded: bool) -> None:
+        super().__init__(n, d)
+        self.scale, self.rounded = scale, rounded
+
+    def forward(self, ids: Tensor, step: Step | None = None) -> Tensor:
+        rows = super().forward(ids, step)
+        # a 0-dimensional tensor of the rows' dtype, filled on their device, without a copy
+        return rows * (rows.new_full((), self.scale) if self.rounded else self.scale)
+
+
+class ExpertLinear(nn.ExpertLinear):
+    """The stacked linears of experts, called without the step."""
+
+    call: Call
 
 
 class PagedCache(nn.CachedLayer):

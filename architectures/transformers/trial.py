@@ -7,7 +7,6 @@ shapes of queries, keys and values, and the mask interface receives the mask fun
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import torch
@@ -15,15 +14,13 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ostro import CacheSpec, nn
+from ostro.architectures.transformers import mixtures
 from ostro.architectures.transformers.config import no_body
-from ostro.architectures.transformers.modules import attend
+from ostro.architectures.transformers.modules import Call, attend
 from ostro.errors import Unsupported
 
 BODY, TRIAL = "ostro", "ostro_trial"
 """The names of ostro's attention in transformers' registry; only that of the trial builds masks."""
-
-SHAPED = "batched_mm"
-"""The implementation of experts in transformers that depends on shapes only."""
 
 ROWS = 4
 FAR = 2**30
@@ -44,7 +41,7 @@ class Trial:
     def __init__(self, name: str) -> None:
         self.name = name
         self.layers: list[tuple[nn.Module, CacheSpec]] = []
-        self.masks: list[tuple[Tensor, int]] = []
+        self.masks: list[tuple[Tensor, int | str]] = []
 
     def attend(
         self,
@@ -61,7 +58,8 @@ class Trial:
         if strange:
             raise no_body(self.name, f"its attention uses {', '.join(sorted(strange))}")
         causal = options.get("is_causal")
-        if not (getattr(module, "is_causal", True) if causal is None else causal):
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        if attention_mask is None and not causal:
             raise no_body(self.name, "its attention is not causal")
         if any(module is known for known, _ in self.layers):
             raise no_body(self.name, "a layer calls attention twice")
@@ -77,45 +75,61 @@ class Trial:
         return query.new_empty(1, rows, heads, dv), None
 
     def window(self, mask: Any, said: int | None) -> int:
-        """The window of a mask that `mask` built, or of a layer without a mask."""
+        """The window of a mask that `mask` built, or of a layer without a mask.
+
+        Raises Unsupported for masks that `mask` rejected. A class may build masks that it does not
+        use, for the states of an encoder that it does not have.
+        """
         if mask is None:
             return said or 0
-        found = [window for made, window in self.masks if made is mask]
-        if not found:
-            raise no_body(self.name, "it builds its own masks")
-        return found[0]
+        found = next(
+            (window for made, window in self.masks if made is mask), "it builds its own masks"
+        )
+        if isinstance(found, str):
+            raise no_body(self.name, found)
+        return found
 
     def mask(
         self, *, mask_function: Callable[..., Any], local_size: int | None = None, **rest: Any
     ) -> Tensor:
-        """The function in transformers' mask interface: analyses the mask function."""
-
-        def sees(query: int, key: int) -> bool:
-            return bool(mask_function(*map(torch.tensor, (0, 0, query, key))))
-
-        w = local_size or 0
-        if sees(0, 1):
-            raise no_body(self.name, "its masks are not causal")
-        # the edges of the window, at a near and a far query, stand for the whole mask
-        plain = sees(FAR, 0) if not w else all(sees(q, q - w + 1) for q in (w, FAR))
-        if not plain or (w and any(sees(q, q - w) for q in (w, FAR))):
-            raise no_body(self.name, f"its masks are neither causal nor windows of {local_size}")
+        """The function in transformers' mask interface: a mask that stands for its function."""
         made = torch.empty(1, 1, ROWS, ROWS, dtype=torch.bool, device="meta")
-        self.masks.append((made, w))
+        self.masks.append((made, width(mask_function, local_size or 0)))
         return made
 
 
-def run(top: Any) -> list[tuple[nn.Module, CacheSpec]]:
+def width(mask_function: Callable[..., Any], w: int) -> int | str:
+    """The window of a mask function, 0 if it is causal without one, or why it is neither.
+
+    `w` is the local size that transformers passes beside the function.
+    """
+
+    def sees(query: int, key: int) -> bool:
+        return bool(mask_function(*map(torch.tensor, (0, 0, query, key))))
+
+    if sees(0, 1):
+        return "its masks are not causal"
+    # the edges of the window, at a near and a far query, stand for the whole mask
+    plain = sees(FAR, 0) if not w else all(sees(q, q - w + 1) for q in (w, FAR))
+    if not plain or (w and any(sees(q, q - w) for q in (w, FAR))):
+        return f"its masks are neither causal nor windows of {w or None}"
+    return w
+
+
+def run(top: Any, base: nn.Module) -> tuple[list[tuple[nn.Module, CacheSpec]], Tensor]:
     """The attention modules of a class on the meta device, with their cache specs.
 
-    Raises Unsupported if the backend cannot run the class.
+    Also returns the hidden states of its decoder `base`, for `run_head`. Raises Unsupported if the
+    backend cannot run the class.
     """
     trial = Trial(type(top).__name__)
     AttentionInterface.register(TRIAL, trial.attend)
     AttentionMaskInterface.register(TRIAL, trial.mask)
-    config, experts = top.config, top.config._experts_implementation
-    config._attn_implementation, config._experts_implementation = TRIAL, SHAPED
+    config = top.config
+    config._attn_implementation, config._experts_implementation = TRIAL, mixtures.EXPERTS
     ids = torch.zeros(1, ROWS, dtype=torch.int64, device="meta")
+    outputs: list[Any] = []
+    hook = base.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
         top(input_ids=ids, attention_mask=ids + 1, position_ids=ids, use_cache=False)
     except Unsupported:
@@ -123,14 +137,26 @@ def run(top: Any) -> list[tuple[nn.Module, CacheSpec]]:
     except Exception as error:  # a class may raise any exception
         raise no_body(trial.name, f"a dry run of it fails ({error!r:.200})") from error
     finally:
-        config._attn_implementation, config._experts_implementation = BODY, experts
+        hook.remove()
+        config._attn_implementation = BODY
         seen, trial.layers = trial.layers, []  # the registries keep the trial, not the modules
     layers = config.get_text_config().num_hidden_layers
-    if len(seen) != layers:
+    if len(seen) != layers or len(outputs) != 1:
         raise no_body(
             trial.name,
             f"{len(seen)} of its {layers} layers attend through transformers' attention interface",
         )
-    if "position_ids" not in signature(top.get_decoder().forward).parameters:
-        raise no_body(trial.name, "it does not accept position_ids")
-    return seen
+    return seen, outputs[0][0]
+
+
+def run_head(top: Any, call: Call, hidden: Tensor) -> None:
+    """Run the head of a class on the meta device, with the hidden states of its decoder.
+
+    Raises Unsupported if it needs more than these.
+    """
+    with call.bound(None, hidden):
+        try:
+            top(use_cache=False)
+        except Exception as error:  # a class may raise any exception
+            why = f"its head uses more than hidden states ({error!r:.200})"
+            raise no_body(type(top).__name__, why) from error

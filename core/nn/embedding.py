@@ -54,7 +54,7 @@ class Embedding(Module):
 
 
 class Head(Linear):
-    """Computes logits. `tied` is the embedding whose storage it shares."""
+    """Computes logits. `tied` is the embedding whose storage it shares; a bias is its own."""
 
     def __init__(
         self, d: int, n: int, *, tied: Embedding | None = None, bias: bool = False
@@ -69,7 +69,8 @@ class Head(Linear):
         return super().forward(x, step)
 
     def slots(self, path: str) -> Iterator[Slot]:
-        return iter(()) if self.tied else super().slots(path)
+        own = super().slots(path)
+        return (slot for slot in own if slot.kind == "tensor") if self.tied else own
 
     def finalize(self, target: Target) -> str:
         for embedding in self.tied:

@@ -25,6 +25,7 @@ from ostro.plugins.checkpoints.gguf.ggml import GgmlType
 
 if TYPE_CHECKING:
     from ostro.core.device import format_bytes, parse_size
+    from ostro.core.load.experts import Expert
     from ostro.core.load.names import Named, Transform
     from ostro.core.load.planning import Planned as PlannedFormats
     from ostro.core.load.planning import PlanRequest, Probe
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ostro.core.nn.linear import Slot as WeightSlot
 
 _LAZY = {
+    "Expert": ("ostro.core.load.experts", "Expert"),
     "Named": ("ostro.core.load.names", "Named"),
     "Transform": ("ostro.core.load.names", "Transform"),
     "FLOAT_FORMAT": ("ostro.core.load.quantize", "FLOAT"),
@@ -65,6 +67,7 @@ __all__ = [
     "GGML_WITHDRAWN",
     "MAX_NAME",
     "PROJECTOR",
+    "Expert",
     "GgmlType",
     "JoinedContainer",
     "Maker",

@@ -87,19 +87,17 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], type[OstroError], str]] = {
         Unsupported,
         "0 of its 2 layers attend",
     ),
-    "GPT2LMHeadModel": ({"n_embd": 64, "n_layer": 2, "n_head": 4}, Unsupported, "is a Conv1D"),
-    "GemmaForCausalLM": ({"head_dim": 16}, Unsupported, "its embedding is a GemmaTextScaledWord"),
+    "GPTJForCausalLM": (
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
+        Unsupported,
+        "its attention does not use transformers' attention interface",
+    ),
     "BertModel": ({}, Unsupported, "not a causal language model"),
     "DiffLlamaForCausalLM": ({}, Unsupported, "calls attention twice"),
     "Phi3ForCausalLM": (
         {"rope_parameters": LONGROPE, "pad_token_id": 0},
         Unsupported,
         "rope_type='longrope' depends on the longest text of a batch",
-    ),
-    "OlmoeForCausalLM": (
-        {"num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": 2},
-        CheckpointError,
-        "missing: model.layers.0.mlp.experts.gate_up_proj",
     ),
 }
 
