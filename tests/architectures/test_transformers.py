@@ -72,7 +72,7 @@ WINDOWS = {
 
 
 class Body(Subject):
-    """A class under test, loaded as a body even if a plugin claims it."""
+    """A class under test, on the transformers backend even if a plugin claims it."""
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -84,7 +84,7 @@ class Body(Subject):
 
 @contextmanager
 def body(plugins: PluginManager, name: str, std: float = 0.2, **shape: Any) -> Iterator[Body]:
-    """The reference of that class, saved, and its record; ours is found by what its config says."""
+    """The reference of that class, saved, and the record of the backend."""
     cls = getattr(transformers, name)
     reference = cls(cls.config_class(**{**SHAPE, **BODIES.get(name, {}), **shape})).eval().float()
     reinitialise(reference, std)
@@ -114,7 +114,8 @@ def memories(model: Model) -> list[Any]:
 def test_logits_equal_those_of_the_class(tiny: Body) -> None:
     loaded = tiny.load()
     name = type(tiny.reference).__name__
-    assert any(line.startswith(f"backend: transformers {name} (") for line in loaded.explain)
+    line = f"backend: transformers {name} (--arch transformers; slower than a plugin)"
+    assert line in loaded.explain
     assert deviation(tiny.engine(loaded).runner.logits(tiny.prompt), tiny.expected) <= BAR
 
 
