@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from ostro import Mutant, nn
+from ostro import Mutant
+from ostro.architectures.glm.mutants import mutants as glm
 from ostro.architectures.glm4.model import Block
-from ostro.testing import each, no_bias, retable
+from ostro.testing import each
 
 
 def exchange(first: str, second: str) -> Mutant:
@@ -18,13 +19,7 @@ def exchange(first: str, second: str) -> Mutant:
     return Mutant(name=f"{first} is {second}", apply=lambda model: each(model, Block, change))
 
 
-def whole_heads(model: nn.Model) -> None:
-    """Rotate whole heads."""
-    each(model, nn.Rope, lambda rope: retable(rope, partial_rotary_factor=1.0))
-
-
 def mutants() -> Iterator[Mutant]:
     yield exchange("post_self_attn_layernorm", "post_attention_layernorm")
     yield exchange("post_self_attn_layernorm", "post_mlp_layernorm")
-    yield Mutant(name="whole heads rotated", apply=whole_heads)
-    yield Mutant(name="no biases on q, k, v", apply=no_bias)
+    yield from glm()

@@ -57,6 +57,13 @@ def gate_up(config: Config) -> dict[str, int]:
     return {f"{LAYER}.mlp.{side}_proj": config.intermediate_size for side in ("gate", "up")}
 
 
+def qkv(config: Config) -> dict[str, int]:
+    """The rows of q, k and v in a common tensor, for `row_parts`."""
+    heads = {"q": config.num_attention_heads}
+    heads |= dict.fromkeys("kv", config.num_key_value_heads)
+    return {f"{LAYER}.self_attn.{side}_proj": n * config.head_dim for side, n in heads.items()}
+
+
 def gguf_config(container: Container) -> dict[str, Any]:
     """The config.json of a GGUF file (llama.cpp's keys; gguf-py's constants.py lists them).
 

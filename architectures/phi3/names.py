@@ -7,26 +7,22 @@ from typing import Any
 from ostro import Container, Names
 from ostro.architectures.llama import names as llama
 from ostro.architectures.llama.model import Config
-from ostro.architectures.llama.names import gate_up, row_parts
+from ostro.architectures.llama.names import LAYER, gate_up, qkv, row_parts
 
 FUSED = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
-LAYER = llama.LAYER
 
 
 def names(config: Config) -> Names:
     """The rows of q and k are not reordered in GGUF files."""
-    heads, kv, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    counts = {"q": heads, "k": kv, "v": kv}
-    qkv = {f"{LAYER}.self_attn.{side}_proj": n * d for side, n in counts.items()}
     rest = [p for p in llama.GGUF if p.theirs.removeprefix("blk.{i}.") not in FUSED]
     return Names(
         hub=(
-            *row_parts(f"{LAYER}.self_attn.qkv_proj", qkv),
+            *row_parts(f"{LAYER}.self_attn.qkv_proj", qkv(config)),
             *row_parts(f"{LAYER}.mlp.gate_up_proj", gate_up(config)),
         ),
         gguf=(
             *rest,
-            *row_parts("blk.{i}.attn_qkv", qkv),
+            *row_parts("blk.{i}.attn_qkv", qkv(config)),
             *row_parts("blk.{i}.ffn_up", gate_up(config)),
         ),
     )

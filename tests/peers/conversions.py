@@ -325,6 +325,7 @@ CASES = {
     "ernie4.5": Case("ernie4_5", {"use_bias": False}, "pieces"),
     "olmo2": Case("olmo2"),
     "olmo3": Case("olmo3", {"rope_parameters": OLMO3}),
+    "glm": Case("glm", {"max_position_embeddings": 64}, change=add_glm_tokens),
     "glm4": Case("glm4", change=add_glm_tokens),
     "hunyuan dense": Case("hunyuan_v1_dense", {"max_position_embeddings": 32768}),
     "phi3": Case("phi3", PHI3_4K, "pieces"),
