@@ -155,16 +155,25 @@ class Model(nn.TokenModel):
 
     def features(self, pixels: Tensor, step: Step) -> Tensor:
         """The features of images [n, 3, image_size, image_size]: [n, rows, d]."""
+        return self.project(self.select(pixels, step), step)
+
+    def select(self, pixels: Tensor, step: Step) -> Tensor:
+        """The states of the chosen layers, concatenated: [n, rows, width]."""
         states = self.vision_tower(pixels, step)
-        x = torch.cat([states[i][:, self.skipped :] for i in self.chosen], -1)
+        return torch.cat([states[i][:, self.skipped :] for i in self.chosen], -1)
+
+    def project(self, x: Tensor, step: Step) -> Tensor:
+        """x [n, rows, width] -> [n, rows, d]; step has a row for each of n images."""
         n, length = x.shape[:2]
         index = torch.arange(n, device=x.device).repeat_interleave(length)
-        rows = self.multi_modal_projector(x.flatten(0, 1), step.rows(index))
-        return (rows * self.feature_multiplier).view(n, length, -1)
+        return self.multi_modal_projector(x.flatten(0, 1), step.rows(index)).view(n, length, -1)
 
     def embed(self, step: Step) -> Tensor:
         text: Any = super()
-        return merge_features(text.embed(step), step.features)
+        features = step.features
+        if features is not None and self.feature_multiplier != 1:
+            features = replace(features, values=features.values * self.feature_multiplier)
+        return merge_features(text.embed(step), features)
 
 
 TEXT = (
