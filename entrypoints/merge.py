@@ -24,8 +24,8 @@ from ostro.core.errors import AdapterError, Unsupported, UsageError
 from ostro.core.load.components import JoinedContainer
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.experts import Expert
-from ostro.core.load.names import Named, Transform
-from ostro.core.load.weights import FLOATS, slots
+from ostro.core.load.names import FLOATS, Named, Transform
+from ostro.core.load.weights import slots
 from ostro.core.nn import Head
 from ostro.core.nn.linear import Slot
 from ostro.core.records import TensorInfo

@@ -139,7 +139,7 @@ class DoubleBlock(nn.Module):
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, "gelu_tanh")
+    return F.gelu(x, approximate="tanh")
 
 
 class SingleBlock(nn.Module):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +21,8 @@ from ostro.core.engine.failure import PLAIN, Failures
 from ostro.core.engine.request import JobOutput, JobRequest
 from ostro.core.errors import OstroError, Overloaded
 from ostro.core.media import Array
-from ostro.core.step import ROWS, Step
+from ostro.core.nn import JobModel
+from ostro.core.step import ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +37,12 @@ class Slice:
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Worker(Protocol):
-    """The protocol of a model that runs jobs."""
-
-    def work(self, request: JobRequest, step: Step) -> Iterator[Slice]:
-        """Return the slices of a job; the last one has the result. `step` applies to all its rows.
-
-        Raises RequestError before the first slice if the request is invalid.
-        """
-
-
 class JobEngine:
     """Runs the jobs of one model, one slice at a time in turn."""
 
     def __init__(
         self,
-        worker: Worker,
+        model: JobModel,
         registry: Registry | None = None,
         adapter_pool: AdapterPool | None = None,
         failures: Failures = PLAIN,
@@ -60,7 +50,7 @@ class JobEngine:
         """`registry` counts the users of adapters, `adapter_pool` loads them to the device; a model
         without adapters has neither. `failures` converts exceptions to errors of jobs.
         """
-        self.worker, self.registry, self.failures = worker, registry, failures
+        self.model, self.registry, self.failures = model, registry, failures
         self.adapter_pool = adapter_pool
         self.turns: deque[tuple[str, Iterator[Slice]]] = deque()
         self.leases: dict[str, tuple[Mixture, MixtureLease]] = {}
@@ -87,7 +77,7 @@ class JobEngine:
             row = torch.tensor([lease.row_index(0)], dtype=torch.int32)
             step = replace(ROWS, mixture=row.to(self.adapter_pool.target.device))
         try:
-            slices = self.worker.work(request, step)
+            slices = self.model.work(request, step)
         except Exception as error:
             self.release(request.id)
             raise self.failures.of(error) from error

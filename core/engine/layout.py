@@ -59,16 +59,12 @@ def cross_segments(chunk: Chunk, group: int) -> list[RowSegment]:
     for following in [*chunk.sequence.encoder_blocks, None]:
         since = stop if following is None else min(max(following.item.since or 0, start), stop)
         if since > at:
-            segments.append(cross_segment(since - at, current, group))
+            # Block 0 only pads the table of rows without a medium: their length is 0.
+            length = 0 if current is None else current.item.length
+            blocks = [0] if current is None else current.blocks[group]
+            segments.append(RowSegment(since - at, length, blocks, True))
         at, current = max(at, since), following
     return segments
-
-
-def cross_segment(rows: int, medium: EncoderBlocks | None, group: int) -> RowSegment:
-    """`rows` rows that attend to all of a medium, or to nothing."""
-    if medium is None:
-        return RowSegment(rows, 0, [0], True)  # block 0 only pads the table: the length is 0
-    return RowSegment(rows, medium.item.length, medium.blocks[group], True)
 
 
 def build_metadata(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.adapters.registry import ReadResult, Registry
@@ -59,11 +60,14 @@ class ModelEntry:
         return ModelInfo()
 
     @property
-    def parts(self) -> Iterator[SubEngine]:
+    def engines(self) -> dict[type[Request], SubEngine | None]:
+        """The engines of the model by the requests that they serve."""
+        return {TokenRequest: self.tokens, PoolingRequest: self.reader, JobRequest: self.jobs}
+
+    @property
+    def parts(self) -> list[SubEngine]:
         """The engines of the model."""
-        for part in (self.tokens, self.reader, self.jobs):
-            if part is not None:
-                yield part
+        return [engine for engine in self.engines.values() if engine is not None]
 
 
 @dataclass(frozen=True)
@@ -184,14 +188,10 @@ class MultiModelEngine:
         if entry.registry is not None and request.adapters:
             tokens = request.tokens if isinstance(request, TokenRequest) else ()
             mixture = entry.registry.mixture(request.adapters, tokens)
-        if isinstance(request, TokenRequest) and entry.tokens is not None:
-            entry.tokens.submit(request, mixture)
-        elif isinstance(request, PoolingRequest) and entry.reader is not None:
-            entry.reader.submit(request, mixture)
-        elif isinstance(request, JobRequest) and entry.jobs is not None:
-            entry.jobs.submit(request, mixture)
-        else:
+        engine: Any = entry.engines[type(request)]
+        if engine is None:
             raise Unsupported(f"{request.model} does not support {type(request).__name__}")
+        engine.submit(request, mixture)
 
     def adapt(self, message: AdapterCommand) -> None:
         """Execute a command; its result is among the events, now or later. Raises AdapterError."""

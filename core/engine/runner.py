@@ -143,11 +143,8 @@ class ModelRunner:
             self.compute_scalings(plan.chunks)
             drawing = [chunk.sequence for chunk in plan.chunks if chunk.draws]
             if plan.chunks:
-                bucket = self.bucket(plan)
-                if bucket is not None:
-                    logits = bucket.run(plan.chunks)
-                else:
-                    logits = self.run_eagerly(plan.chunks, launched)
+                bucket, chunks = self.bucket(plan), plan.chunks
+                logits = bucket.run(chunks) if bucket else self.run_eagerly(chunks, launched)
             if drawing:
                 launched.drawn = self.sampler(logits, drawing)
         finally:
@@ -215,12 +212,9 @@ class ModelRunner:
         if not cross:
             return
         states = [features[0] for features in encoded[len(items) :]]
-        batches = [
-            encoder_write_metadata(i, cross, self.blocks.block, group.kind.device)
-            for i, group in enumerate(self.blocks.cross_groups)
-        ]
         caches: list[object] = [None] * self.layers
-        for group, batch in zip(self.blocks.cross_groups, batches, strict=True):
+        for index, group in enumerate(self.blocks.cross_groups):
+            batch = encoder_write_metadata(index, cross, self.blocks.block, group.kind.device)
             for i, layer in enumerate(group.layers):
                 caches[layer] = group.kind.view(i, batch)
         self.model.write_states(torch.cat(states), replace(step, caches=caches))

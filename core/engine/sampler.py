@@ -24,7 +24,17 @@ from ostro.core.ops.penalize import Penalties
 from ostro.core.ops.sample import Draw
 from ostro.core.records import LogitsProcessor
 
-FLOATS = ("temperature", "top_p", "min_p", "typical", "repetition", "presence", "frequency")
+FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Fields of `Sampling` with a table of floats."""
+
 BAN = float("-inf")
 """The bias of a token that must not be drawn."""
 
@@ -86,17 +96,8 @@ class Sampler:
         """
         rules, row = sequence.request.sampling, sequence.row
         self.rules[row] = rules
-        values = (
-            rules.temperature,
-            rules.top_p,
-            rules.min_p,
-            rules.typical_p,
-            rules.repetition_penalty,
-            rules.presence_penalty,
-            rules.frequency_penalty,
-        )
-        for name, value in zip(FLOATS, values, strict=True):
-            self.table[name][row] = value
+        for name in FLOATS:
+            self.table[name][row] = getattr(rules, name)
         self.processors.add(sequence)
         self.top_k[row] = rules.top_k
         self.seed[row] = sequence.seed
@@ -167,7 +168,7 @@ class Sampler:
             top_k=self.top_k[rows],
             top_p=self.table["top_p"][rows],
             min_p=self.table["min_p"][rows],
-            typical=self.table["typical"][rows],
+            typical=self.table["typical_p"][rows],
             seed=self.seed[rows],
             position=position,
             greedy=all(r.temperature == 0 for r in rules),
@@ -192,9 +193,9 @@ class Sampler:
             Penalties(
                 counts=self.counts[rows] if counted and self.counts is not None else None,
                 seen=self.seen[rows] if counted and self.seen is not None else None,
-                repetition=self.table["repetition"][rows],
-                presence=self.table["presence"][rows],
-                frequency=self.table["frequency"][rows],
+                repetition=self.table["repetition_penalty"][rows],
+                presence=self.table["presence_penalty"][rows],
+                frequency=self.table["frequency_penalty"][rows],
                 # Without the size, CUDA would wait for the lengths.
                 bias_rows=bias_rows.repeat_interleave(self.send(lengths), output_size=sum(lengths)),
                 # `cat` needs one tensor at least; without biases `bias_rows` is empty.

@@ -107,7 +107,7 @@ class Scheduler:
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
-        """Append a new sequence to the queue, in the order of priority and arrival."""
+        """Add a new or preempted sequence to the queue, in the order of priority and arrival."""
         sequence.tables = self.blocks.new_tables(sequence.passes)
         insort(self.waiting, sequence, key=lambda s: s.order)
 
@@ -365,8 +365,7 @@ class Scheduler:
         plan.drop(victim)
         self.running.remove(victim)
         self.release(victim)
-        victim.tables = self.blocks.new_tables(victim.passes)
-        insort(self.waiting, victim, key=lambda s: s.order)
+        self.add(victim)
         self.preemptions += 1
 
     def mark_launched(self, plan: StepPlan) -> None:

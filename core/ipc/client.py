@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import count
-from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
 from ostro.core.engine.request import (
@@ -24,13 +22,11 @@ from ostro.core.engine.request import (
     TokenRequest,
 )
 from ostro.core.errors import EngineDied, OstroError, Overloaded, RequestError
-from ostro.core.ipc import loop
 from ostro.core.ipc.messages import (
     Abort,
     AdapterCommand,
     AdapterInfo,
     AdapterResult,
-    Close,
     Failed,
     FromEngine,
     GetStats,
@@ -83,8 +79,7 @@ class AsyncEngine(ABC):
     @property
     def ready(self) -> bool:
         """Whether the engine accepts requests now."""
-        is_up = self.info is not None and self.fault is None
-        return is_up and not self.draining and not self.hung
+        return self.info is not None and self.fault is None and not self.draining and not self.hung
 
     @property
     def silence(self) -> float:
@@ -225,9 +220,8 @@ class AsyncEngine(ABC):
         `quant` and `topology` as in `Settings`; without both, the checkpoint's own formats. Returns
         the lines of `--explain`. Raises UsageError for unknown formats, NotFound for the model.
         """
-        id = f"command {next(self._numbers)}"
-        message = Requantize(id=id, model=model, quant=quant, topology=topology)
-        explain: list[str] = await self._command(message)
+        fields = {"model": model, "quant": quant, "topology": topology}
+        explain: list[str] = await self._command(Requantize, **fields)
         return explain
 
     async def adapt(
@@ -237,15 +231,14 @@ class AsyncEngine(ABC):
 
         `fields` are those of `AdapterCommand`. Raises the AdapterError of a command that fails.
         """
-        id = f"command {next(self._numbers)}"
-        adapters: list[AdapterInfo] = await self._command(AdapterCommand(id=id, do=do, **fields))
+        adapters: list[AdapterInfo] = await self._command(AdapterCommand, do=do, **fields)
         return adapters
 
-    async def _command(self, message: Requantize | AdapterCommand) -> Any:
+    async def _command(self, kind: type[Requantize | AdapterCommand], **fields: Any) -> Any:
         """Send a command and wait for its result."""
         self.check()
-        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._commands[message.id] = result
+        message = kind(id=f"command {next(self._numbers)}", **fields)
+        result = self._commands[message.id] = asyncio.get_running_loop().create_future()
         self._send(message)
         try:
             return await result
@@ -253,10 +246,10 @@ class AsyncEngine(ABC):
             del self._commands[message.id]
 
     def _get_stats(self) -> asyncio.Future[Stats]:
-        found: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._stats_futures.append(found)
+        stats: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._stats_futures.append(stats)
         self._send(GetStats())
-        return found
+        return stats
 
     async def _send_heartbeats(self) -> None:
         """Ask for counters forever: the engine answers between two passes of its loop."""
@@ -288,20 +281,18 @@ class AsyncEngine(ABC):
                     stream.put(output)
         elif isinstance(message, Requantized | AdapterResult):
             if (result := self._commands.get(message.id)) and not result.done():
-                result.set_result(
-                    message.explain if isinstance(message, Requantized) else message.adapters
-                )
-        elif isinstance(message, Failed) and message.id in self._commands:
-            if not (result := self._commands[message.id]).done():
-                result.set_exception(message.error())
-        elif isinstance(message, Failed) and message.id is not None:
-            if stream := self._streams.get(message.id):
-                stream.fail(message.error())
+                done = message.explain if isinstance(message, Requantized) else message.adapters
+                result.set_result(done)
         elif isinstance(message, Failed):
-            self._lose(message.error())
+            if message.id is None:
+                self._lose(message.error())
+            elif (result := self._commands.get(message.id)) and not result.done():
+                result.set_exception(message.error())
+            elif stream := self._streams.get(message.id):
+                stream.fail(message.error())
         elif isinstance(message, Stats):
-            if self._stats_futures and not (found := self._stats_futures.popleft()).done():
-                found.set_result(message)
+            if self._stats_futures and not (stats := self._stats_futures.popleft()).done():
+                stats.set_result(message)
         elif isinstance(message, Progress):
             self.progress = message
             # Requantizing takes longer than `patience`; its progress shows that nothing hangs.
@@ -344,62 +335,3 @@ def check_output(output: TokenOutput | JobOutput) -> None:
         message = output.error or "the engine failed on this request"
         param = output.param if isinstance(output, JobOutput) else None
         raise RequestError(message, param=param) if param else OstroError(message)
-
-
-class QueueInbox:
-    """Messages to an engine in another thread; see `loop.Inbox`."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[ToEngine | None] = SimpleQueue()
-
-    def put(self, message: ToEngine) -> None:
-        self._queue.put(message)
-
-    def wake(self) -> None:
-        self._queue.put(None)
-
-    def receive(self, wait: bool) -> list[ToEngine]:
-        found = [self._queue.get()] if wait else []
-        while not self._queue.empty():
-            found.append(self._queue.get())
-        return [message for message in found if message is not None]
-
-
-class ThreadEngine(AsyncEngine):
-    """An engine in a thread of this process; `build` returns it, warmed up, in that thread."""
-
-    def __init__(self, build: Callable[[loop.ProgressCallback], loop.DrivenEngine]) -> None:
-        super().__init__()
-        self._build = build
-        self._inbox = QueueInbox()
-        self._thread = threading.Thread(target=self._run, name="ostro-engine", daemon=True)
-
-    async def start(self) -> Ready:
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
-        return await self._wait_ready()
-
-    async def close(self) -> None:
-        self._inbox.put(Close())
-        self._lose(EngineDied("the engine is closed"))
-        # The thread ends after its step; to join it here would block the event loop.
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
-
-    def _send(self, message: ToEngine) -> None:
-        self._inbox.put(message)
-
-    def _run(self) -> None:
-        try:
-            engine = self._build(lambda *steps: self._post(Progress(*steps)))
-            self._post(Ready(models=engine.infos))
-            loop.drive(engine, self._inbox, self._post)
-        # An error that ends the loop has no request: the client loses the engine.
-        except Exception as error:
-            self._post(Failed.of(error))
-
-    def _post(self, message: FromEngine) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, message)
-        except RuntimeError:  # the event loop was closed before the engine
-            self._inbox.put(Close())

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from ostro.core.engine.request import JobRequest, Output, PoolingRequest, Stats, TokenRequest
+from ostro.core.engine.request import Output, Request, Stats
 from ostro.core.errors import NotFound, OstroError, UsageError
 from ostro.core.ipc.messages import (
     Abort,
@@ -104,12 +104,14 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
 
     Commands that take time are answered later, among the engine's events.
     """
-    if isinstance(message, TokenRequest | PoolingRequest | JobRequest):
+    if isinstance(message, Request | AdapterCommand):
+        begin = engine.adapt if isinstance(message, AdapterCommand) else engine.submit
         try:
-            engine.submit(message)
+            begin(message)
         # Whatever it is: the request has not begun, so other requests are unaffected.
         except Exception as error:
-            log_unknown(error)
+            if not isinstance(error, OstroError):  # the client does not receive its traceback
+                log.error("a request failed with an unexpected error", exc_info=error)
             send(Failed.of(error, message.id))
     elif isinstance(message, Abort):
         if outputs := engine.abort(message.id, message.index):
@@ -117,20 +119,8 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
     elif isinstance(message, GetStats):
         # A copy: in one process the engine goes on counting in its own.
         send(replace(engine.stats()))
-    elif isinstance(message, AdapterCommand):
-        try:
-            engine.adapt(message)
-        except Exception as error:
-            log_unknown(error)
-            send(Failed.of(error, message.id))
     elif isinstance(message, Requantize):
         requantize(engine, message, send)
-
-
-def log_unknown(error: Exception) -> None:
-    """Log an error that is no OstroError: the client does not receive its traceback."""
-    if not isinstance(error, OstroError):
-        log.error("a request failed with an unexpected error", exc_info=error)
 
 
 def requantize(engine: DrivenEngine, message: Requantize, send: Send) -> None:

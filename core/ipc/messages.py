@@ -93,11 +93,10 @@ class Failed(msgspec.Struct, kw_only=True, tag=True):
     @classmethod
     def of(cls, error: BaseException, id: str | None = None) -> Failed:
         """Describe an error; one that is no OstroError has its type's name in the message."""
+        name = type(error).__name__
         if isinstance(error, OstroError):
-            kind, message, param = type(error).__name__, str(error), error.param
-        else:
-            kind, message, param = "", f"{type(error).__name__}: {error}", None
-        return cls(kind=kind, message=message, param=param, id=id)
+            return cls(kind=name, message=str(error), param=error.param, id=id)
+        return cls(kind="", message=f"{name}: {error}", id=id)
 
     def error(self) -> OstroError:
         """The error to raise."""

@@ -74,8 +74,8 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
         own; None skips the comparison.
         """
         super().__init__()
-        self.settings, self.plugin_paths, self.engine = settings, plugin_paths, engine
-        self.registry = registry
+        self.settings, self.engine = settings, engine
+        self.plugin_paths, self.registry = list(plugin_paths), dict(registry or {})
         self._child: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -116,19 +116,15 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
         self._gone.clear()
         running = asyncio.get_running_loop()
         self._transport, _ = await running.create_unix_connection(lambda: self, sock=self._socket)
-        start = StartEngine(
-            models=list(models),
-            plugin_paths=list(self.plugin_paths),
-            registry=dict(self.registry or {}),
+        self._send(
+            StartEngine(models=list(models), plugin_paths=self.plugin_paths, registry=self.registry)
         )
-        self._send(start)
         return await self._wait_ready()
 
     async def close(self) -> None:
         if self._child is None:
             return
-        if self._transport is not None and not self._transport.is_closing():
-            self._send(Close())
+        self._send(Close())
         self._lose(EngineDied("the engine is closed"))
         # A child that is still loading does not read messages: it is killed at once.
         if self.info is not None:
@@ -265,10 +261,9 @@ def main(argv: Sequence[str]) -> int:
     except (BrokenPipeError, ConnectionResetError):
         return 1
     except BaseException as error:
-        failed = Failed.of(error)
-        if not failed.kind:
+        if not isinstance(error, OstroError):
             traceback.print_exc()
-        connection.send(failed)
+        connection.send(Failed.of(error))
         return 1
     return 0
 

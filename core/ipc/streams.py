@@ -20,14 +20,15 @@ class OutputStream(ABC, Generic[Out]):
     def __init__(self) -> None:
         self._error: OstroError | None = None
         self._change = asyncio.Event()
+        self._waiting: dict[int, Out] = {}  # by the index of their choice
 
     @abstractmethod
     def put(self, output: Out) -> None:
         """Append an output."""
 
-    @abstractmethod
-    def take(self) -> tuple[Out, bool]:
-        """Remove the next output; return it, and whether there are more."""
+    def take(self) -> Out:
+        """Remove the next output and return it."""
+        return self._waiting.pop(next(iter(self._waiting)))
 
     def fail(self, error: OstroError) -> None:
         """End the stream with an error."""
@@ -40,8 +41,8 @@ class OutputStream(ABC, Generic[Out]):
         # Before outputs that are left: a reader of an aborted request needs none of them.
         if self._error is not None:
             raise self._error
-        output, more = self.take()
-        if not more:
+        output = self.take()
+        if not self._waiting:
             self._change.clear()
         return output
 
@@ -54,7 +55,6 @@ class TokenStream(OutputStream[TokenOutput]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[int, TokenOutput] = {}
         self._size = 0
 
     def put(self, output: TokenOutput) -> None:
@@ -69,27 +69,18 @@ class TokenStream(OutputStream[TokenOutput]):
             self._waiting[output.index] = output
         self._change.set()
 
-    def take(self) -> tuple[TokenOutput, bool]:
-        index = next(iter(self._waiting))
-        output = self._waiting.pop(index)
+    def take(self) -> TokenOutput:
+        output = super().take()
         self._size -= size(output)
-        return output, bool(self._waiting)
+        return output
 
 
 class JobStream(OutputStream[JobOutput]):
     """The latest output of a job: each one replaces the one before."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last: JobOutput | None = None
-
     def put(self, output: JobOutput) -> None:
-        self._last = output
+        self._waiting[0] = output
         self._change.set()
-
-    def take(self) -> tuple[JobOutput, bool]:
-        assert self._last is not None
-        return self._last, False
 
 
 def size(output: TokenOutput) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ from ostro.core.errors import ConfigError, Unsupported, UsageError
 from ostro.core.load import transformers_backend
 from ostro.core.load.components import join
 from ostro.core.load.container import Container
-from ostro.core.load.names import Names
+from ostro.core.load.names import FLOATS, Named, Names
 from ostro.core.load.open import identify, open_container
 from ostro.core.load.quantize import QuantizationPlan, read_plan
-from ostro.core.load.weights import slots, weigh
+from ostro.core.load.weights import WeightReader, arrange, slots
 from ostro.core.nn import Model
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
@@ -41,7 +43,7 @@ MAX_DEFAULT_CONTEXT = 2**20
 MAX_SEQS = 2**16
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ModelOutline:
     """A model described from the headers of its checkpoint, on the meta device, without weights."""
 
@@ -56,10 +58,29 @@ class ModelOutline:
     dtype: torch.dtype
     plan: QuantizationPlan | None
 
+    def arrange(self) -> tuple[dict[str, dict[str, Named]], dict[str, Named], list[str]]:
+        """Assign the tensors of the checkpoint to slots; see `weights.arrange`."""
+        return arrange(self.model, self.container, self.names, self.space)
+
+    def reader(self, plugins: PluginManager, **options: Any) -> WeightReader:
+        """A reader of the weights, as floats by default; `options` are fields of `WeightReader`."""
+        settings = quantization(self.raw_config)
+        options = {"device": self.device, "dtype": self.dtype, **options}
+        return WeightReader(self.container, plugins, settings, **options)
+
     def weigh(self) -> dict[Module, int]:
-        """Estimated bytes of the weights of each module."""
-        model, names = self.model, self.names
-        return weigh(model, self.container, names, self.dtype, space=self.space, plan=self.plan)
+        """Estimated bytes of the weights of each module; floats in `dtype` or the plan's format."""
+        by_slot, singles, _ = self.arrange()
+        found: dict[Module, int] = defaultdict(int)
+        for slot in slots(self.model):
+            items = [*by_slot.get(slot.name, {}).values(), *filter(None, [singles.get(slot.name)])]
+            for info in (self.container.tensors[item.theirs] for item in items):
+                floats = info.format in FLOATS
+                nbytes = prod(info.shape) * self.dtype.itemsize if floats else info.nbytes
+                if floats and self.plan is not None and slot.kind == "storage":
+                    nbytes = self.plan.nbytes(slot) or nbytes
+                found[slot.module] += nbytes
+        return found
 
 
 def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -17,10 +17,7 @@ class RowPart:
 
     index: int
     count: int
-
-    @property
-    def packed(self) -> bool:
-        return True
+    packed: bool = field(default=True, init=False)
 
     def read(self, tensor: Tensor) -> Tensor:
         if tensor.shape[0] % self.count:

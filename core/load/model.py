@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ostro.core.config import ModelConfig
 from ostro.core.load import transformers_backend
 from ostro.core.load.container import Container
-from ostro.core.load.describe import (
-    choose_context,
-    choose_device,
-    quantization,
-    target_of,
-)
+from ostro.core.load.describe import ModelOutline, choose_context, choose_device, target_of
 from ostro.core.load.names import Names
 from ostro.core.load.planning import OpenProbe, plan_model
 from ostro.core.load.quantize import QuantizationPlan, read_plan
-from ostro.core.load.weights import Progress, WeightReader, fill, slots
+from ostro.core.load.weights import Progress, fill, slots
 from ostro.core.nn import Embedding, Head, Linear, Model, Rope
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Choice, Op, Target
+from ostro.core.placement.offload import with_storages
 from ostro.core.placement.placement import Placement, choose_placement
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings
+from ostro.core.records import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +38,11 @@ class LayerInfo:
     kernel: str
 
 
-@dataclass
-class LoadedModel:
+@dataclass(kw_only=True)
+class LoadedModel(ModelOutline):
     """A model with weights, finalized for its device, and everything else the engine needs."""
 
-    model: Model
-    config: ModelConfig
-    raw_config: Mapping[str, Any]
-    architecture: Architecture
     path: Path
-    container: Container
-    names: Names
-    space: str
-    device: torch.device
-    dtype: torch.dtype
     context: int
     identity: str
     placement: Placement
@@ -67,10 +52,7 @@ class LoadedModel:
     @property
     def nbytes(self) -> int:
         """Bytes of all weights on the device."""
-        weights = (
-            m for m in self.model.modules() if isinstance(m, Linear | Embedding | ExpertLinear)
-        )
-        return sum(module.nbytes for module in weights)
+        return sum(module.nbytes for module in with_storages(self.model.modules()))
 
 
 def load_model(
@@ -86,35 +68,22 @@ def load_model(
     Raises an OstroError that names the file, tensor, field or plugin at fault.
     """
     found = plan_model(path, settings, plugins, open_probe)
-    model, container, dtype = found.model, found.container, found.dtype
-    context = choose_context(settings.context, found.config)
+    model, container = found.model, found.container
     origin = plugins.origin("architectures", found.architecture.name)
     model.origin = f"architecture {found.architecture.name}" + (origin and f", {origin}")
     placement = choose_placement(
         settings.placement, model, found.device, choose_device, found.weigh, settings.memory
     )
     loaded = LoadedModel(
-        model=model,
-        config=found.config,
-        raw_config=found.raw_config,
-        architecture=found.architecture,
+        **vars(replace(found, plan=None)),
         path=path,
-        container=container,
-        names=found.names,
-        space=found.space,
-        device=found.device,
-        dtype=dtype,
-        context=context,
-        identity=identity(container, dtype, settings),
+        context=choose_context(settings.context, found.config),
+        identity=identity(container, found.dtype, settings),
         placement=placement,
         explain=transformers_backend.explain(found.architecture, settings),
     )
-    read_weights(loaded, found.plan, plugins, progress)
+    target = read_weights(loaded, found.plan, settings, plugins, progress)
     compare_tied(model, container, found.names, found.space)
-    placement.move()
-    cast_biases(model, dtype)
-    target = target_of(loaded.device, loaded.dtype, settings)
-    finalize(loaded, target, placement)
     loaded.explain += placement.install_transfers(target)
     return loaded
 
@@ -122,29 +91,23 @@ def load_model(
 def read_weights(
     loaded: LoadedModel,
     plan: QuantizationPlan | None,
+    settings: Settings,
     plugins: PluginManager,
-    progress: Progress | None = None,
-) -> None:
-    """Fill the slots of a model from its container, quantized by the plan if there is one."""
-    reader = WeightReader(
-        loaded.container,
-        plugins,
-        quantization(loaded.raw_config),
-        loaded.device,
-        loaded.dtype,
-        placement=loaded.placement,
-        plan=plan,
-    )
-    fill(
-        loaded.model,
-        loaded.container,
-        loaded.names,
-        reader,
-        space=loaded.space,
-        progress=progress,
-        tied=tied_names(loaded.model, loaded.names, loaded.space),
-    )
+    progress: Progress | None,
+) -> Target:
+    """Read the weights of a model, in the formats of the plan if there is one; place and finalize
+    them. Returns the target of their kernels.
+    """
+    model, names, space = loaded.model, loaded.names, loaded.space
+    reader = loaded.reader(plugins, placement=loaded.placement, plan=plan)
+    tied = tied_names(model, names, space)
+    fill(model, loaded.container, names, reader, space=space, progress=progress, tied=tied)
     loaded.explain += plan.describe() if plan else ()
+    loaded.placement.move()
+    cast_biases(model, loaded.dtype)
+    target = target_of(loaded.device, loaded.dtype, settings)
+    finalize(loaded, target, loaded.placement)
+    return target
 
 
 def requantize(
@@ -165,10 +128,7 @@ def requantize(
     if plan is not None and plan.planner is not None:
         plan = plan_model(loaded.path, settings, plugins, open_probe).plan
     loaded.explain = transformers_backend.explain(loaded.architecture, settings)
-    read_weights(loaded, plan, plugins, progress)
-    loaded.placement.move()
-    cast_biases(loaded.model, loaded.dtype)
-    finalize(loaded, target_of(loaded.device, loaded.dtype, settings), loaded.placement)
+    read_weights(loaded, plan, settings, plugins, progress)
     loaded.identity = identity(loaded.container, loaded.dtype, settings)
 
 
@@ -210,28 +170,23 @@ def finalize(loaded: LoadedModel, target: Target, placement: Placement | None = 
     Appends the choices of kernels to `loaded.explain`.
     """
     placement = placement or Placement(loaded.model, target.device)
-    reasons: dict[str, int] = {}
+    reasons: Counter[str] = Counter()
     loaded.layers = []
     for path, module in loaded.model.named_modules():
         here = replace(target, device=placement.device(module))
         if isinstance(module, Linear | Embedding | ExpertLinear):
             with placement.on_device(module):
                 reason = module.finalize(here)
-            note(reasons, f"{type(module).__name__.lower()}: {reason}")
+            reasons[f"{type(module).__name__.lower()}: {reason}"] += 1
             formats = tuple(dict.fromkeys(storage.format for storage in module.active_storages))
-            loaded.layers.append(
-                LayerInfo(path=path, formats=formats, nbytes=module.nbytes, kernel=reason)
-            )
+            info = LayerInfo(path=path, formats=formats, nbytes=module.nbytes, kernel=reason)
+            loaded.layers.append(info)
         elif isinstance(module, Rope):
             module.finalize(loaded.context, here.device)
         for op in vars(module).values():
             if isinstance(op, Op):
-                note(reasons, describe(op.select(here)))
+                reasons[describe(op.select(here))] += 1
     loaded.explain += [f"{count} x {reason}" for reason, count in reasons.items()]
-
-
-def note(reasons: dict[str, int], reason: str) -> None:
-    reasons[reason] = reasons.get(reason, 0) + 1
 
 
 def describe(choice: Choice) -> str:

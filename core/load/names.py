@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -151,16 +151,12 @@ class Pair:
         return target.format(**groups) + rest
 
 
+@cache
 def compiled(pattern: str) -> re.Pattern[str]:
     """Compile a dotted pattern to a regular expression; the rest of the name is group `_rest`."""
-    if pattern not in PATTERNS:
-        escaped = re.escape(pattern).replace(r"\{", "{").replace(r"\}", "}")
-        body = re.sub(r"\{(\w+)\}", r"(?P<\1>[^.]+)", escaped)
-        PATTERNS[pattern] = re.compile(body + r"(?P<_rest>(?:\.[^.].*)?)")
-    return PATTERNS[pattern]
-
-
-PATTERNS: dict[str, re.Pattern[str]] = {}
+    escaped = re.escape(pattern).replace(r"\{", "{").replace(r"\}", "}")
+    body = re.sub(r"\{(\w+)\}", r"(?P<\1>[^.]+)", escaped)
+    return re.compile(body + r"(?P<_rest>(?:\.[^.].*)?)")
 
 
 @dataclass(frozen=True)
@@ -204,8 +200,7 @@ class Names:
 
     def find(self, name: str, space: str) -> list[Named]:
         """Map one checkpoint name by the first matching pair and others with the same pattern."""
-        found: list[Named] = []
-        pattern = ""
+        found, pattern = list[Named](), ""
         for pair in self.spaces[space]:
             ours = pair.match(name) if pattern in ("", pair.theirs) else None
             if ours is not None:

@@ -113,16 +113,13 @@ class PlanRequest:
         for path, module in self.found.model.named_modules():
             parts: dict[str, list[Slot]] = {}
             for slot in weight_slots(path, module):
-                if self.is_open(slot):
+                # A rule of --topology sets the format of the weights that it names.
+                named = any(matches(pattern, slot) for pattern, _ in self.plan.named)
+                if self.sizes.is_float(slot) and not named:
                     parts.setdefault(slot.part, []).append(slot)
             for group in parts.values():
                 sensitive = self.plan.is_sensitive(group[0])
                 yield Weight(path, tuple(group), self.sizes.shape_of(group[0]), sensitive)
-
-    def is_open(self, slot: Slot) -> bool:
-        """Whether the format of a slot is to be chosen."""
-        named = any(matches(pattern, slot) for pattern, _ in self.plan.named)
-        return self.sizes.is_float(slot) and not named
 
     @cached_property
     def fixed(self) -> int:

@@ -29,14 +29,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.protocols import QuantizingStorageClass
 from ostro.core.records import Format, Planner, Quantizer, Settings, resolve
 
-SHORT: Mapping[str, str] = {
-    "2": "q2k",
-    "3": "q3k",
-    "4": "q4k",
-    "5": "q5k",
-    "6": "q6k",
-    "8": "q8_0",
-}
+SHORT: Mapping[str, str] = {bits: f"q{bits}k" for bits in "23456"} | {"8": "q8_0"}
 """Formats by number of bits, the same as in mistral.rs on CPU and CUDA."""
 
 FLOAT = "float"
@@ -182,25 +175,12 @@ class QuantizationPlan:
         maker = self.choose(slot)
         if maker is None:
             return None
-        importance = self.importance.get(slot.name)
-        if importance is not None and importance.dim() == 2 and slot.expert is not None:
-            importance = importance[slot.expert]
-        return maker.make(weight, dtype, importance)
+        return maker.make(weight, dtype, self.importance.get(slot.name))
 
 
 def matches(pattern: re.Pattern[str], slot: Slot) -> bool:
     """Whether a pattern matches a slot's name or the path of a module above it."""
     return any(map(pattern.fullmatch, (slot.name, *ancestors(slot.name))))
-
-
-def planner_of(quant: str | None, plugins: PluginManager) -> Planner | None:
-    """The planner that claims the value of `--quant`, or None if the value names a format."""
-    if quant is None:
-        return None
-    planner: Planner | None = plugins.claimant(
-        "planners", lambda record: record.claims(quant), f"--quant {quant}"
-    )
-    return planner
 
 
 def read_plan(
@@ -222,7 +202,9 @@ def read_plan(
         return None
     known = makers(plugins)
     rules = [] if topology is None else read_rules(topology, "--topology")
-    planner = planner_of(quant, plugins)
+    planner: Planner | None = None
+    if quant is not None:  # None also if the value names a format
+        planner = plugins.claimant("planners", lambda p: p.claims(quant), f"--quant {quant}")
     usages = (each.usage for each in plugins.collect("planners").values())
     default = None if quant is None or planner else find(quant, known, others=usages)
     importance: dict[str, Tensor] = {}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,18 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.errors import CheckpointError, UsageError
-from ostro.core.load.describe import ModelOutline, quantization
+from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import tied_names
-from ostro.core.load.names import Named, StorageTransform, Transform
+from ostro.core.load.names import FLOATS, Named, StorageTransform, Transform
 from ostro.core.load.quantize import Maker, QuantizationPlan
-from ostro.core.load.weights import FLOATS, WeightReader, arrange, refuse, slots
+from ostro.core.load.weights import Progress, WeightReader, refuse, slots
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
 
-SavingProgress = Callable[[int, int], None]
-"""Called with (bytes done, total bytes)."""
+SavingProgress = Progress
 
 
 @dataclass(frozen=True)
@@ -47,15 +43,7 @@ class Saving:
     @cached_property
     def reader(self) -> WeightReader:
         """Reader of weights as storages, in the formats of the plan."""
-        found = self.outline
-        return WeightReader(
-            found.container,
-            self.plugins,
-            quantization(found.raw_config),
-            torch.device("cpu"),
-            found.dtype,
-            plan=self.plan,
-        )
+        return self.outline.reader(self.plugins, device=torch.device("cpu"), plan=self.plan)
 
     @cached_property
     def arranged(self) -> tuple[dict[str, Slot], dict[str, dict[str, Named]], list[str]]:
@@ -64,13 +52,13 @@ class Saving:
         Raises CheckpointError if the checkpoint does not match the architecture.
         """
         found = self.outline
-        named, left = found.names.read(found.container.tensors, found.space)
-        wanted = list(slots(found.model))
-        by_slot, singles = arrange(named, wanted, left)
+        by_slot, singles, left = found.arrange()
+        known = {slot.name: slot for slot in slots(found.model)}
         tied = tied_names(found.model, found.names, found.space)
-        missing = [s.name for s in wanted if s.name not in by_slot and s.name not in singles]
+        filled = by_slot.keys() | singles.keys()
+        missing = [name for name in known if name not in filled]
         refuse(found.container, missing, [name for name in left if name not in tied])
-        return {slot.name: slot for slot in wanted}, by_slot, left
+        return known, by_slot, left
 
     def weights(self) -> Iterator[tuple[Slot, Callable[[], Storage]]]:
         """Every weight slot, with a function that reads its storage."""
@@ -96,11 +84,8 @@ class Saving:
         for name, tensors in by_slot.items():
             (*_, named), maker = tensors.values(), self.plan.choose(known[name])
             info = self.outline.container.tensors[named.theirs]
-            if (
-                len(tensors) != 1
-                or info.format not in FLOATS
-                or not is_quantizable(named.transform)
-            ):
+            is_float = info.format in FLOATS and is_quantizable(named.transform)
+            if len(tensors) != 1 or not is_float:
                 continue
             if maker is not None:
                 # The file may hold the transpose, whose rows have another length.
@@ -113,27 +98,3 @@ class Saving:
 def is_quantizable(transform: Transform | None) -> bool:
     """Whether a float tensor with this transform can be read again once it is quantized."""
     return transform is None or transform.packed or isinstance(transform, StorageTransform)
-
-
-@contextmanager
-def atomic_path(file: Path) -> Iterator[Path]:
-    """A temporary path to write to; renamed to `file` on success, removed on failure.
-
-    Raises CheckpointError if it cannot be written, for example on a full disk.
-    """
-    path = file.with_name(f"{file.name}.part")
-    try:
-        yield path
-        os.replace(path, file)
-    except OSError as error:
-        raise CheckpointError(
-            f"{file.name} cannot be written: {error.strerror}; free disk space and run it again"
-        ) from error
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def refuse_existing(path: Path) -> None:
-    """Raise UsageError if the path exists: outputs are never overwritten."""
-    if path.exists():
-        raise UsageError(f"{path} exists; remove it, or name another folder with -o")

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ostro.core.load.describe import DTYPES, ModelOutline, quantization, target_of
+from ostro.core.load.describe import DTYPES, ModelOutline, target_of
+from ostro.core.load.names import FLOATS
 from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan
-from ostro.core.load.weights import FLOATS, WeightReader, arrange, slots
 from ostro.core.nn import Embedding
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
@@ -39,17 +39,10 @@ class Sizes:
     """
 
     def __init__(self, outline: ModelOutline, settings: Settings, plugins: PluginManager) -> None:
-        self.outline, self.settings = outline, settings
+        self.outline, self.target = outline, target_of(outline.device, outline.dtype, settings)
         self.dense: Any = resolve(plugins.get("quantizers", "dense").storage)
-        self.reader = WeightReader(
-            outline.container,
-            plugins,
-            quantization(outline.raw_config),
-            outline.device,
-            outline.dtype,
-        )
-        named, left = outline.names.read(outline.container.tensors, outline.space)
-        self.by_slot = arrange(named, list(slots(outline.model)), left)[0]
+        self.reader = outline.reader(plugins)
+        self.by_slot = outline.arrange()[0]
         self.rows: dict[tuple[str, Shape], Sample] = {}
         self.quantized: dict[Any, int] = {}
 
@@ -70,17 +63,12 @@ class Sizes:
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(rows, shape[0], generator=generator)
         weight = weight.to(self.outline.device, DTYPES.get(shape[2].lower(), torch.float32))
-        storage: Storage = (
-            self.dense(weight.to(self.outline.dtype))
-            if maker is None
-            else maker.make(weight, self.outline.dtype, None)
-        )
-        return self.finalized(storage, shape[1])
+        if maker is None:
+            return self.finalized(self.dense(weight.to(self.outline.dtype)), shape[1])
+        return self.finalized(maker.make(weight, self.outline.dtype, None), shape[1])
 
     def finalized(self, storage: Storage, embedding: bool) -> Storage:
-        storage.finalize(
-            target_of(self.outline.device, self.outline.dtype, self.settings), embedding=embedding
-        )
+        storage.finalize(self.target, embedding=embedding)
         return storage
 
     def nbytes(self, parts: Sequence[Slot], plan: QuantizationPlan | None) -> int:
@@ -117,9 +105,8 @@ class Sizes:
         kind = slot.shape, *sorted(facts)
         if kind not in self.quantized:
             storage = self.reader.storage(slot, self.by_slot[slot.name])
-            self.quantized[kind] = self.finalized(
-                storage, isinstance(slot.module, Embedding)
-            ).nbytes
+            embedding = isinstance(slot.module, Embedding)
+            self.quantized[kind] = self.finalized(storage, embedding).nbytes
         return self.quantized[kind]
 
 

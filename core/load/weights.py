@@ -11,7 +11,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn import Module
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.container import Container
-from ostro.core.load.names import HeadRows, Named, Names, StorageTransform, Unpermute, apply
+from ostro.core.load.names import FLOATS, HeadRows, Named, Names, StorageTransform, Unpermute, apply
 from ostro.core.load.quantize import QuantizationPlan
 from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import ExpertLinear
@@ -39,8 +38,6 @@ MAX_LISTED = 10
 
 Rows = Unpermute | HeadRows
 """Transforms that permute whole rows."""
-
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 logger = logging.getLogger(__name__)
 
@@ -116,16 +113,15 @@ class WeightReader:
         return self.plan.make(slot, weight.to(stored.device), self.dtype)
 
     def claimant(self, slot: Slot, infos: Mapping[str, TensorInfo]) -> Quantizer:
-        claims = self.plugins.claimant(
+        quantizer: Quantizer | None = self.plugins.claimant(
             "quantizers", lambda q: q.claims(infos, self.settings), slot.name
         )
-        if claims is None:
+        if quantizer is None:
             formats = (f"{suffix} ({info.format})" for suffix, info in sorted(infos.items()))
             raise CheckpointError(
                 f"{slot.name} consists of {', '.join(formats)}, which no installed format reads; "
                 "`ostro models` lists the formats"
             )
-        quantizer: Quantizer = claims
         return quantizer
 
     def tensor(self, named: Named, info: TensorInfo, *, codes: bool = False) -> Tensor:
@@ -204,14 +200,11 @@ def fill(
 
     Raises CheckpointError if tensors are missing, left over or have the wrong shape.
     """
-    named, left = names.read(container.tensors, space)
+    by_slot, singles, left = arrange(model, container, names, space)
     expected = list(slots(model))
-    by_slot, singles = arrange(named, expected, left)
-    left = [name for name in left if name not in tied]
-    missing = [
-        slot.name for slot in expected if slot.name not in by_slot and slot.name not in singles
-    ]
-    refuse(container, missing, left)
+    filled = by_slot.keys() | singles.keys()
+    missing = [slot.name for slot in expected if slot.name not in filled]
+    refuse(container, missing, [name for name in left if name not in tied])
     used = [*singles.values(), *(item for tensors in by_slot.values() for item in tensors.values())]
     total, done = sum(container.tensors[item.theirs].nbytes for item in used), 0
     for slot in expected:
@@ -220,12 +213,7 @@ def fill(
             slot.module.fill(slot, reader.storage(slot, tensors))  # type: ignore[operator]
         else:
             tensors = {"": singles[slot.name]}
-            put(
-                slot,
-                reader.tensor(tensors[""], container.tensors[tensors[""].theirs]),
-                container,
-                tensors[""],
-            )
+            put(slot, tensors[""], reader)
         done += sum(container.tensors[n.theirs].nbytes for n in tensors.values())
         if progress is not None:
             progress(done, total)
@@ -240,63 +228,38 @@ def fill(
 
 
 def arrange(
-    named: Sequence[Named], expected: Sequence[Slot], left: list[str]
-) -> tuple[dict[str, dict[str, Named]], dict[str, Named]]:
+    model: Module, container: Container, names: Names, space: str
+) -> tuple[dict[str, dict[str, Named]], dict[str, Named], list[str]]:
     """Assign tensors to slots: storages by prefix (slot -> suffix -> tensor), parameters by name.
 
-    Appends the names of unassigned tensors to `left`. Raises CheckpointError for duplicates.
+    Also returns the names of unassigned tensors. Raises CheckpointError for duplicates.
     """
-    storages = {slot.name for slot in expected if slot.kind == "storage"}
-    tensors = {slot.name for slot in expected if slot.kind == "tensor"}
+    named, left = names.read(container.tensors, space)
+    kinds = {slot.name: slot.kind for slot in slots(model)}
     by_slot: dict[str, dict[str, Named]] = defaultdict(dict)
-    singles: dict[str, Named] = {}
-    seen: dict[str, str] = {}
+    singles, seen = dict[str, Named](), dict[str, str]()
     for item in named:
         if seen.setdefault(item.name, item.theirs) != item.theirs:
             raise CheckpointError(
                 f"{seen[item.name]} and {item.theirs} both map to {item.name}; the checkpoint "
                 "contains it twice under different names"
             )
-        if item.name in tensors:
+        if kinds.get(item.name) == "tensor":
             singles[item.name] = item
-        elif prefix := next((path for path in ancestors(item.name) if path in storages), ""):
+        elif prefix := next((p for p in ancestors(item.name) if kinds.get(p) == "storage"), ""):
             by_slot[prefix][item.name.removeprefix(f"{prefix}.")] = item
         else:
             left.append(item.theirs)
-    return by_slot, singles
+    return by_slot, singles, left
 
 
-def weigh(
-    model: Module,
-    container: Container,
-    names: Names,
-    dtype: torch.dtype,
-    *,
-    space: str,
-    plan: QuantizationPlan | None = None,
-) -> dict[Module, int]:
-    """Estimate the bytes of each module's slots; floats in `dtype`, or in the plan's format."""
-    named, left = names.read(container.tensors, space)
-    expected = list(slots(model))
-    by_slot, singles = arrange(named, expected, left)
-    found: dict[Module, int] = defaultdict(int)
-    for slot in expected:
-        items = [*by_slot.get(slot.name, {}).values(), *filter(None, [singles.get(slot.name)])]
-        for info in (container.tensors[item.theirs] for item in items):
-            floats = info.format in FLOATS
-            nbytes = prod(info.shape) * dtype.itemsize if floats else info.nbytes
-            if floats and plan is not None and slot.kind == "storage":
-                nbytes = plan.nbytes(slot) or nbytes
-            found[slot.module] += nbytes
-    return found
-
-
-def put(slot: Slot, tensor: Tensor, container: Container, named: Named) -> None:
-    """Copy a plain tensor into its parameter, or into its part of a fused bias."""
+def put(slot: Slot, named: Named, reader: WeightReader) -> None:
+    """Read a plain tensor into its parameter, or into its part of a fused bias."""
+    tensor = reader.tensor(named, reader.container.tensors[named.theirs])
     if tuple(tensor.shape) != slot.shape:
         raise CheckpointError(
-            f"{container.path.name}: {named.theirs} has shape {tuple(tensor.shape)}, but the "
-            f"config requires {slot.shape}"
+            f"{reader.container.path.name}: {named.theirs} has shape {tuple(tensor.shape)}, but "
+            f"the config requires {slot.shape}"
         )
     if isinstance(slot.module, Linear):
         slot.module.fill(slot, tensor)

@@ -201,6 +201,6 @@ def on_device(module: Module, device: torch.device) -> Iterator[None]:
     move_to_host(module, pin=device.type == "cuda")
 
 
-def with_storages(modules: Iterable[Module]) -> list[Module]:
+def with_storages(modules: Iterable[Module]) -> list[Linear | Embedding | ExpertLinear]:
     """The modules that have storages."""
     return [module for module in modules if isinstance(module, Linear | Embedding | ExpertLinear)]

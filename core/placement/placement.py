@@ -20,10 +20,9 @@ from torch.nn import Module
 
 from ostro.core.device import format_bytes, free_bytes, parse_size
 from ostro.core.errors import UsageError
-from ostro.core.nn import CachedLayer, Embedding, Experts, Head, Linear, Model
-from ostro.core.nn.experts import ExpertLinear
+from ostro.core.nn import CachedLayer, Experts, Head, Model
 from ostro.core.ops import Target
-from ostro.core.placement.offload import HOST, on_device
+from ostro.core.placement.offload import HOST, on_device, with_storages
 from ostro.core.placement.patterns import PatternRule, matches, read_rules
 from ostro.core.placement.segments import LEAST, LayerSegment, LayerSegments
 from ostro.core.placement.transfers import DeviceTransfers
@@ -257,10 +256,8 @@ class Placement:
             groups.setdefault(name, []).append(unit)
         lines = []
         for name, units in groups.items():
-            modules = [module for module, unit in self.owner.items() if unit in units]
-            size = sum(
-                m.nbytes for m in modules if isinstance(m, Linear | Embedding | ExpertLinear)
-            )
+            modules = with_storages(module for module, unit in self.owner.items() if unit in units)
+            size = sum(module.nbytes for module in modules)
             paths = ", ".join(format_paths(units))
             lines.append(f"placement: {name}: {paths} ({format_bytes(size)})")
         return lines
@@ -317,7 +314,7 @@ def find_units(model: Model, main_device: torch.device) -> Iterator[Unit]:
         elif any(f"{name}.".startswith(f"{path}.") for name in model.layers):
             for name, child in module.named_children():
                 yield from walk(f"{path}.{name}", child)
-        elif any(isinstance(m, Linear | Embedding | ExpertLinear) for m in module.modules()):
+        elif with_storages(module.modules()):
             yield Unit(path, module, main, main)
 
     for name, child in model.named_children():

@@ -44,13 +44,12 @@ def run(args: argparse.Namespace) -> int:
 
 def check(settings: Settings, plugins: PluginManager) -> None:
     """Raise UsageError for options that an estimate does not support."""
-    from ostro.core.load.quantize import planner_of
-
     if settings.placement is not None:
         raise UsageError("--placement, --offload: fit estimates for one device; remove the option")
-    if planner_of(settings.quant, plugins) is not None:
+    quant = settings.quant
+    if quant and plugins.claimant("planners", lambda p: p.claims(quant), f"--quant {quant}"):
         raise UsageError(
-            f"--quant {settings.quant} names no format; remove it to list the size of every format"
+            f"--quant {quant} names no format; remove it to list the size of every format"
         )
 
 

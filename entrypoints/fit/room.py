@@ -71,16 +71,8 @@ def cache_of(found: ModelOutline, path: Path, settings: Settings, plugins: Plugi
     """Return the caches of an outline's model. Raises Unsupported for a dtype it cannot have."""
     block = BLOCK[found.device.type]
     unread = LoadedModel(
-        model=found.model,
-        config=found.config,
-        raw_config=found.raw_config,
-        architecture=found.architecture,
+        **vars(found),
         path=path,
-        container=found.container,
-        names=found.names,
-        space=found.space,
-        device=found.device,
-        dtype=found.dtype,
         context=choose_context(settings.context, found.config),
         identity="",
         placement=Placement(found.model, found.device),

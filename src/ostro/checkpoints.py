@@ -16,7 +16,7 @@ from ostro.core.load.container import (
     tensor_fault,
 )
 from ostro.core.load.open import PROJECTOR
-from ostro.core.paths import resolve_path
+from ostro.core.paths import atomic_path, refuse_existing, resolve_path
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.checkpoints.gguf.ggml import BY_NAME as GGML_BY_NAME
 from ostro.plugins.checkpoints.gguf.ggml import TYPES as GGML_TYPES
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ostro.core.load.planning import Weight as PlannedWeight
     from ostro.core.load.quantize import FLOAT as FLOAT_FORMAT
     from ostro.core.load.quantize import Maker
-    from ostro.core.load.saving import Saving, SavingProgress, atomic_path, refuse_existing
+    from ostro.core.load.saving import Saving, SavingProgress
     from ostro.core.load.sizes import Shape as WeightShape
     from ostro.core.load.weights import slots as weight_slots
     from ostro.core.nn.linear import Slot as WeightSlot
@@ -52,8 +52,6 @@ _LAZY = {
     "parse_size": ("ostro.core.device", "parse_size"),
     "Saving": ("ostro.core.load.saving", "Saving"),
     "SavingProgress": ("ostro.core.load.saving", "SavingProgress"),
-    "refuse_existing": ("ostro.core.load.saving", "refuse_existing"),
-    "atomic_path": ("ostro.core.load.saving", "atomic_path"),
     "weight_slots": ("ostro.core.load.weights", "slots"),
     "WeightSlot": ("ostro.core.nn.linear", "Slot"),
 }

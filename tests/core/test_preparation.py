@@ -116,7 +116,7 @@ from pathlib import Path
 sys.path.append(sys.argv[1])
 from echo.engine import EchoEngine
 from echo.model import make_model, served_echo
-from ostro.core.ipc.client import ThreadEngine
+from echo.thread import ThreadEngine
 from ostro.core.errors import ContextLengthExceeded
 from ostro.core.tokenizer import load_tokenizer
 from ostro.plugins.pipelines.text.pipeline import Text

@@ -55,7 +55,7 @@ def test_two_doras_mix(llama: Subject, both: dict[str, AdapterWeights]) -> None:
     merge(base, llama.plugins, AdapterWeights(kind="none", weights={}), 0)
     modules = [dict(each.model.named_modules()) for each in (base, *ones)]
     for path, module in modules[0].items():
-        if getattr(module, "held", None):
+        if getattr(module, "active_storages", None):
             (into,), (first,), (second,) = (m[path].active_storages for m in modules)
             whole = first.dequantize() + second.dequantize() - into.dequantize()
             made = type(into)(whole.reshape(into.shape))

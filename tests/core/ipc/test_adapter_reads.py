@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from echo.gated import GatedEngine
+from echo.thread import ThreadEngine
 
 from ostro.core.errors import AdapterError
 from ostro.core.ipc import client
-from ostro.core.ipc.client import AsyncEngine, ThreadEngine
+from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.records import Settings
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from echo.engine import EchoEngine
+from echo.thread import ThreadEngine
 
 from ostro.core import errors
 from ostro.core.engine.request import AdapterRef, Sampling, TokenOutput, TokenRequest
@@ -27,7 +28,7 @@ from ostro.core.errors import (
     UsageError,
 )
 from ostro.core.ipc import client
-from ostro.core.ipc.client import AsyncEngine, ThreadEngine
+from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.messages import (
     Failed,
     Frames,

@@ -17,8 +17,8 @@ import httpx
 import pytest
 from echo.engine import EchoEngine
 from echo.model import END_ID, make_model, served_echo
+from echo.thread import ThreadEngine
 
-from ostro.core.ipc.client import ThreadEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.tokenizer import load_tokenizer

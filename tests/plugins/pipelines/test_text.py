@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from echo.engine import EchoEngine
 from echo.model import make_model, served_echo
+from echo.thread import ThreadEngine
 
 from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import RequestError, TemplateError, Unsupported
-from ostro.core.ipc.client import ThreadEngine
 from ostro.core.pipeline import TextDelta, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from ostro.core.engine.calibration import open_probe
+from ostro.core.calibration import open_probe
 from ostro.core.errors import UsageError
 from ostro.core.load.describe import outline
 from ostro.core.load.model import load_model
@@ -44,7 +44,7 @@ def test_a_bit_budget_is_reached_without_excess(asked: str, most: float) -> None
     weights = sum(
         prod(storage.shape)
         for module in loaded.model.modules()
-        for storage in getattr(module, "held", [])
+        for storage in getattr(module, "active_storages", [])
         if module is not loaded.model.lm_head
     )
     held = sum(layer.nbytes for layer in loaded.layers)

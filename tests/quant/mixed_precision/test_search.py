@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ostro.core.engine.calibration import open_probe
+from ostro.core.calibration import open_probe
 from ostro.core.errors import UsageError
 from ostro.core.load.model import load_model
 from ostro.core.load.planning import OpenProbe
@@ -47,7 +47,9 @@ def test_a_budget_is_spent_without_excess(
     settings = Settings(dtype="float32", quant="5bpw")
     loaded = load_model(llama.folder, settings, plugins, open_probe=probe)
     modules: Any = loaded.model.modules()
-    storages = {id(s): s for module in modules for s in getattr(module, "held", [])}.values()
+    storages = {
+        id(s): s for module in modules for s in getattr(module, "active_storages", [])
+    }.values()
     bits = 8 * sum(s.nbytes for s in storages) / sum(prod(s.shape) for s in storages)
     assert 4.5 <= bits <= 5.0
     [outcome] = [line for line in loaded.explain if line.startswith("budget 5bpw:")]

@@ -26,12 +26,12 @@ from ostro.core.engine.build import ROWS, ready_engine
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.memory import BLOCK
 from ostro.core.engine.request import Sampling, TokenRequest
-from ostro.core.load.describe import ModelOutline, quantization
+from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import end_ids
 from ostro.core.load.planning import Weight
 from ostro.core.load.quantize import Maker, QuantizationPlan
-from ostro.core.load.weights import WeightReader, arrange, slots
+from ostro.core.load.weights import slots
 from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
@@ -65,15 +65,8 @@ class Calibration:
     def __init__(self, loaded: LoadedModel, engine: Engine, plugins: PluginManager) -> None:
         self.loaded, self.engine = loaded, engine
         self.target = Target(device=loaded.device, dtype=loaded.dtype, exact=True)
-        self.reader = WeightReader(
-            loaded.container,
-            plugins,
-            quantization(loaded.raw_config),
-            loaded.device,
-            loaded.dtype,
-        )
-        named, unread = loaded.names.read(loaded.container.tensors, loaded.space)
-        self.tensors = arrange(named, list(slots(loaded.model)), unread)[0]
+        self.reader = loaded.reader(plugins)
+        self.tensors = loaded.arrange()[0]
         self.texts = generate(loaded, engine)
         count = sum(prod(slot.shape) for slot in slots(loaded.model))
         tokens = min(MAX_LOGITS // engine.vocab, MAX_OPERATIONS // count)
@@ -233,8 +226,10 @@ def float_settings(found: ModelOutline, settings: Settings) -> Settings | None:
     if nbytes > room:
         return None
     dtype = torch.float32 if wide <= room else found.dtype
-    return replace(
-        Settings(device=str(found.device), dtype=str(dtype).removeprefix("torch."), exact=True),
+    return Settings(
+        device=str(found.device),
+        dtype=str(dtype).removeprefix("torch."),
+        exact=True,
         reference=settings.reference,
         arch=settings.arch,
         allow_config=settings.allow_config,
