@@ -18,6 +18,7 @@ from ostro.core.adapters.weights import LowRank
 from ostro.core.cache import zeros
 from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.experts import ExpertLinear
+from ostro.core.nn.linear import part_slice
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Op, Target, lora
 from ostro.core.step import Step
@@ -226,7 +227,7 @@ class AdapterDelta:
         a = torch.zeros(pages, self.experts, len(self.parts), PAGE, self.k, dtype=self.dtype)
         b = torch.zeros(pages, self.experts, PAGE, self.n, dtype=self.dtype)
         for (part, expert), each in factors.items():
-            number, columns = list(self.parts).index(part), self.columns(part)
+            number, columns = list(self.parts).index(part), part_slice(self.parts, part)
             first = number * (pages // sets) if sets > 1 else 0
             for i, start in enumerate(range(0, each.rank, PAGE), first):
                 down, up = each.a[start : start + PAGE], each.b[:, start : start + PAGE]
@@ -251,22 +252,13 @@ class AdapterDelta:
             self.a[rows].copy_(a, non_blocking=True)
             self.b[rows].copy_(b, non_blocking=True)
 
-    def columns(self, part: str) -> slice:
-        """The columns of y that belong to a part."""
-        start = 0
-        for name, width in self.parts.items():
-            if name == part:
-                return slice(start, start + width)
-            start += width
-        raise KeyError(part)
-
     def compute_gains(self, factors: Factors, biases: Mapping[str, Tensor]) -> Tensor:
         """The gains [5, n] float32 of an adapter: the magnitude, the products of the rows of s B A
         with those of W, their squared norms, the bias of B, and the difference to the base's bias.
         """
         out = torch.zeros(5, self.n, device=self.device)
         for (part, _), each in factors.items():
-            here = self.columns(part)
+            here = part_slice(self.parts, part)
             if each.bias is not None:
                 out[3, here] = each.scale * each.bias.to(out)
             if each.magnitude is None:
@@ -278,7 +270,7 @@ class AdapterDelta:
             out[1, here] = (b * product).sum(-1)
             out[2, here] = ((b @ (a @ a.t())) * b).sum(-1)
         for part, bias in biases.items():
-            here, module = self.columns(part), self.module
+            here, module = part_slice(self.parts, part), self.module
             assert isinstance(module, Linear) and module.bias is not None, f"{part = } has a bias"
             out[4, here] = bias.to(out) - module.bias[here].float()
         return out

@@ -26,10 +26,10 @@ from ostro.core.errors import (
     ModelNotFound,
     OstroError,
 )
+from ostro.core.load.describe import target_of
 from ostro.core.load.open import open_container
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.storage import Storage, Stored
-from ostro.core.ops import Target
 from ostro.core.paths import resolve_path
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.protocols import AdapterReader
@@ -178,12 +178,7 @@ class AdapterLoader:
         )
         dense = resolve(self.plugins.get("quantizers", "dense").storage)
         storage: Storage = dense.read(stored)
-        target = Target(
-            device=replaced.device,
-            dtype=replaced.dtype,
-            deterministic=self.settings.deterministic,
-            exact=self.settings.exact,
-        )
+        target = target_of(replaced.device, replaced.dtype, self.settings)
         storage.finalize(target, embedding=True)
         return storage
 

@@ -22,6 +22,7 @@ from ostro.core.engine.decode_graphs import DecodeBucket
 from ostro.core.engine.features import FeatureStore, has_features, step_features
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
+from ostro.core.engine.location import names_modules
 from ostro.core.engine.request import TokenRequest
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Chunk, StepPlan
@@ -29,7 +30,6 @@ from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.errors import RequestError
 from ostro.core.media import Array, Item
 from ostro.core.nn import TokenModel
-from ostro.core.nn.location import names_modules
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.placement.segments import LayerSegments
 from ostro.core.step import ROWS, Medium, Step

@@ -130,12 +130,7 @@ class Linear(Module):
 
     def span(self, part: str) -> slice:
         """The slice of the output that belongs to a part."""
-        start = 0
-        for name, size in self.parts.items():
-            if name == part:
-                return slice(start, start + size)
-            start += size
-        raise KeyError(part)
+        return part_slice(self.parts, part)
 
     def slots(self, path: str) -> Iterator[Slot]:
         parent = path.rpartition(".")[0]
@@ -180,3 +175,13 @@ class Linear(Module):
 
     def extra_repr(self) -> str:
         return f"{self.n_in} -> {self.parts}"
+
+
+def part_slice(parts: Mapping[str, int], part: str) -> slice:
+    """The slice of a part in the concatenation of parts, given by their sizes."""
+    start = 0
+    for name, size in parts.items():
+        if name == part:
+            return slice(start, start + size)
+        start += size
+    raise KeyError(part)

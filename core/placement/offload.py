@@ -26,11 +26,14 @@ from ostro.core.nn.storage import Storage
 HOST = torch.device("cpu")
 
 
-class OffloadUnit(Protocol):
-    """The fields of `placement.Unit` that offloading uses."""
+class TransferUnit(Protocol):
+    """The fields of `placement.Unit` that offloading and transfers use."""
 
     path: str
+    module: Module
     device: torch.device
+    onward: torch.device
+    offloaded: bool
 
 
 @dataclass(eq=False)
@@ -51,18 +54,18 @@ class Offloader:
     """Copies offloaded units to one device, and prefetches the unit that is expected next."""
 
     def __init__(
-        self, units: Iterable[tuple[OffloadUnit, Sequence[Module]]], device: torch.device
+        self, units: Iterable[tuple[TransferUnit, Sequence[Module]]], device: torch.device
     ) -> None:
         self.device = device
         self.units = {unit: OffloadedUnit(*host_tensors(unit, modules)) for unit, modules in units}
         self.next_units = dict(pairwise(self.units))
-        self.last: OffloadUnit | None = None
-        self.prefetched: OffloadUnit | None = None
+        self.last: TransferUnit | None = None
+        self.prefetched: TransferUnit | None = None
         self.computed: torch.cuda.Event | None = None  # the end of the unit before
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
-    def loaded(self, unit: OffloadUnit) -> Iterator[None]:
+    def loaded(self, unit: TransferUnit) -> Iterator[None]:
         """Within the context, the unit's weights are on the device."""
         weights = self.units[unit]
         # Learned, not derived: a model may call its layers in another order than it lists them.
@@ -107,7 +110,7 @@ class Offloader:
                 copy.record_stream(computing)
         set_data(weights.tensors, weights.copies)
 
-    def prefetch_after(self, unit: OffloadUnit) -> None:
+    def prefetch_after(self, unit: TransferUnit) -> None:
         """Prefetch the unit that followed this one in the last pass."""
         following = self.next_units.get(unit)
         if following is None or self.units[following].copies is not None:
@@ -127,7 +130,9 @@ class Offloader:
             self.computed = torch.cuda.current_stream(self.device).record_event()
 
 
-def host_tensors(unit: OffloadUnit, modules: Sequence[Module]) -> tuple[list[Tensor], list[Tensor]]:
+def host_tensors(
+    unit: TransferUnit, modules: Sequence[Module]
+) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors of a unit's storages and their data in host memory.
 
     Raises Unsupported for a storage with tensors that `tensors` does not find: they would stay on

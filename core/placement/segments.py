@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ostro.core.placement.transfers import DeviceTransfers, Given, TransferUnit, changed
+from ostro.core.placement.offload import TransferUnit
+from ostro.core.placement.transfers import DeviceTransfers, Given, changed
 
 USED = "the results of its layers are used between them"
 ORDER = "its layers are not called once each, in order"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch.nn import Module
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ostro.core.ops import Op, Target
-from ostro.core.placement.offload import Offloader, with_storages
+from ostro.core.placement.offload import Offloader, TransferUnit, with_storages
 from ostro.core.step import Step
 
 STAYS = frozenset({"caches", "bounds"})
@@ -35,16 +35,6 @@ Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 Recording = Callable[["TransferUnit", Callable[..., Any], Given], Any]
 """Replaces the call of a layer; its arguments are the unit, the unit's forward and the call's."""
-
-
-class TransferUnit(Protocol):
-    """The fields of `placement.Unit` that transfers use."""
-
-    path: str
-    module: Module
-    device: torch.device
-    onward: torch.device
-    offloaded: bool
 
 
 class DeviceTransfers:

@@ -17,8 +17,8 @@ MAX_RECORDS = 1000
 _IMPORT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*){1,2}")
 
 
-def _strings(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+def _tuple_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple) and all(isinstance(item, kind) for item in value)
 
 
 def _version(value: object) -> bool:
@@ -29,10 +29,6 @@ def _import_string(value: object) -> bool:
     return isinstance(value, str) and _IMPORT.fullmatch(value) is not None
 
 
-def _formats(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(item, Format) for item in value)
-
-
 CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
@@ -40,9 +36,9 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "Import": _import_string,
     "Callable": callable,
     "Mapping": lambda value: isinstance(value, Mapping),
-    "tuple[str, ...]": _strings,
+    "tuple[str, ...]": _tuple_of(str),
     "tuple[int, int]": _version,
-    "tuple[Format, ...]": _formats,
+    "tuple[Format, ...]": _tuple_of(Format),
 }
 """Checks of field values, by annotation."""
 

@@ -34,19 +34,19 @@ imported by all.
 """
 
 BUDGETS: Mapping[str, int] = {
-    "adapters": 1575,
-    "chat": 550,
-    "engine": 3350,
-    "ipc": 975,
-    "load": 2000,
-    "media": 800,
+    "adapters": 1560,
+    "engine": 3200,
+    "ipc": 800,
+    "load": 1800,
     "native": 400,
-    "nn": 940,
+    "nn": 900,
     "placement": 760,
-    "plugins": 660,
-    "tokenizer": 550,
+    "plugins": 650,
+    "tokenizer chat media": 1700,
 }
-"""Lines of code per folder of the core: neither blank, nor comment, nor docstring."""
+"""Lines of code per folder of the core, or of several folders together: neither blank, nor comment,
+nor docstring.
+"""
 
 FILE = 400
 """Lines of code of one file."""
@@ -148,10 +148,10 @@ def code_lines(source: str) -> int:
     )
 
 
-@pytest.mark.parametrize("folder", BUDGETS)
-def test_a_folder_of_core_keeps_its_line_budget(folder: str) -> None:
-    files = (ROOT / "core" / folder).rglob("*.py")
-    assert sum(code_lines(file.read_text()) for file in files) <= BUDGETS[folder]
+@pytest.mark.parametrize("folders", BUDGETS)
+def test_folders_of_core_keep_their_line_budget(folders: str) -> None:
+    files = [file for name in folders.split() for file in (ROOT / "core" / name).rglob("*.py")]
+    assert sum(code_lines(file.read_text()) for file in files) <= BUDGETS[folders]
 
 
 def test_every_file_keeps_its_line_budget() -> None:
