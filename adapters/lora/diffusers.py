@@ -58,23 +58,23 @@ def _module(
     parts: Mapping[str, str],
     size: tuple[int, float] | None,
 ) -> LowRank:
-    held = {part: finite(file, container, parts[part]) for part in parts.keys() - {"alpha"}}
+    tensors = {part: finite(file, container, parts[part]) for part in parts.keys() - {"alpha"}}
     rank, scale = size or (None, 1.0)
     if "alpha" in parts:
         if size is not None:
             raise errors.AdapterError(
                 f"{file}: both {parts['alpha']!r} and {METADATA} say a scale of {module}; keep one"
             )
-        scale = alpha(file, container, parts["alpha"]) / held["a"].shape[0]
+        scale = alpha(file, container, parts["alpha"]) / tensors["a"].shape[0]
     return low_rank(
         file,
         module,
-        held["a"],
-        held["b"],
+        tensors["a"],
+        tensors["b"],
         scale,
         rank=rank,
-        bias=held.get("bias"),
-        magnitude=held["magnitude"].flatten() if "magnitude" in held else None,
+        bias=tensors.get("bias"),
+        magnitude=tensors["magnitude"].flatten() if "magnitude" in tensors else None,
     )
 
 
@@ -82,11 +82,11 @@ def _sizes(
     file: str, container: Container, modules: Mapping[str, Any]
 ) -> dict[str, tuple[int, float]]:
     """Ranks and scales of the modules in the file's metadata."""
-    said = _metadata(file, container)
+    metadata = _metadata(file, container)
     found: dict[str, tuple[int, float]] = {}
     for part in PARTS:
         config = {
-            k.removeprefix(f"{part}."): v for k, v in said.items() if k.startswith(f"{part}.")
+            k.removeprefix(f"{part}."): v for k, v in metadata.items() if k.startswith(f"{part}.")
         }
         if not config:
             continue
@@ -98,11 +98,11 @@ def _sizes(
 
 
 def _metadata(file: str, container: Container) -> Mapping[str, Any]:
-    said = container.metadata.get(METADATA)
-    if said is None:
+    text = container.metadata.get(METADATA)
+    if text is None:
         return {}
     try:
-        found = json.loads(said)
+        found = json.loads(text)
     except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):

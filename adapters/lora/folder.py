@@ -29,15 +29,16 @@ def template(source: AdapterSource) -> str | None:
     """
     if TEMPLATE in source.files.names:
         return _template_file(source)
-    said = parsed(source, "tokenizer_config.json").get("chat_template")
-    if isinstance(said, list):
-        named = {each.get("name"): each.get("template") for each in said if isinstance(each, dict)}
-        said = named.get("default")
-    if said is not None and not isinstance(said, str):
+    template = parsed(source, "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        entries = [each for each in template if isinstance(each, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
         raise errors.AdapterError(
-            f"tokenizer_config.json: chat_template must be a text, not {said!r:.80}"
+            f"tokenizer_config.json: chat_template must be a text, not {template!r:.80}"
         )
-    return said
+    return template
 
 
 def _template_file(source: AdapterSource) -> str:

@@ -22,13 +22,13 @@ INVOCATION = "adapter.alora.invocation_tokens"
 
 def read(file: str, container: Container) -> AdapterWeights:
     """Read a GGUF adapter. Raises AdapterError with the metadata key or the tensor."""
-    said = container.metadata
+    metadata = container.metadata
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if said.get(key) != wanted:
+        if metadata.get(key) != wanted:
             raise errors.AdapterError(
-                f"{file}: {key} is {said.get(key)!r:.80}, that of a LoRA is {wanted!r}"
+                f"{file}: {key} is {metadata.get(key)!r:.80}, that of a LoRA is {wanted!r}"
             )
-    alpha = number(file, ALPHA, said.get(ALPHA))
+    alpha = number(file, ALPHA, metadata.get(ALPHA))
     modules = by_module(
         file,
         container.tensors,
@@ -42,13 +42,13 @@ def read(file: str, container: Container) -> AdapterWeights:
     }
     if not weights:
         raise errors.AdapterError(f"{file}: holds no LoRA tensor")
-    base = said.get("general.base_model.0.name")
+    base = metadata.get("general.base_model.0.name")
     return AdapterWeights(
         kind="lora",
         weights=weights,
         space="gguf",
-        invocation=_invocation(file, said.get(INVOCATION)),
-        config={"lora_alpha": alpha, "architecture": str(said.get("general.architecture", ""))},
+        invocation=_invocation(file, metadata.get(INVOCATION)),
+        config={"lora_alpha": alpha, "architecture": str(metadata.get("general.architecture", ""))},
         base=base if isinstance(base, str) else "",
     )
 
@@ -65,12 +65,12 @@ def _module(
     return low_rank(file, module, a, b, scale)
 
 
-def _invocation(file: str, said: Any) -> tuple[int, ...]:
-    if said is None:
+def _invocation(file: str, value: Any) -> tuple[int, ...]:
+    if value is None:
         return ()
     try:
-        return tuple(int(token) for token in said)
+        return tuple(int(token) for token in value)
     except (TypeError, ValueError):
         raise errors.AdapterError(
-            f"{file}: {INVOCATION} must be a list of tokens, not {said!r:.80}"
+            f"{file}: {INVOCATION} must be a list of tokens, not {value!r:.80}"
         ) from None

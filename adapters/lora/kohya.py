@@ -73,10 +73,10 @@ def read(file: str, container: Container) -> AdapterWeights:
         "convert it to LoRA",
     )
     for module, parts in modules.items():
-        for name, made in _module(file, container, module, parts):
+        for name, factors in _module(file, container, module, parts):
             if name in weights:
                 raise errors.AdapterError(f"{file}: module {module!r} is there twice, as {name}")
-            weights[name] = made
+            weights[name] = factors
     return AdapterWeights(kind="lora", weights=weights, config={"format": "kohya"})
 
 

@@ -61,12 +61,14 @@ def read(source: AdapterSource) -> AdapterWeights:
     )
 
 
-def _parameters(said: Any) -> tuple[int, float]:
+def _parameters(parameters: Any) -> tuple[int, float]:
     """Rank and scale, both required. Raises AdapterError."""
-    if not isinstance(said, Mapping):
-        raise errors.AdapterError(f"{CONFIG}: lora_parameters must be an object, not {said!r:.80}")
-    rank = positive(CONFIG, "lora_parameters.rank", said.get("rank"))
-    return rank, number(CONFIG, "lora_parameters.scale", said.get("scale"))
+    if not isinstance(parameters, Mapping):
+        raise errors.AdapterError(
+            f"{CONFIG}: lora_parameters must be an object, not {parameters!r:.80}"
+        )
+    rank = positive(CONFIG, "lora_parameters.rank", parameters.get("rank"))
+    return rank, number(CONFIG, "lora_parameters.scale", parameters.get("scale"))
 
 
 def _module(

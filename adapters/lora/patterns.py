@@ -23,11 +23,11 @@ _CHILD = """
 import json, re, sys
 patterns, names = json.load(sys.stdin)
 try:
-    made = [re.compile(pattern) for pattern in patterns]
+    compiled = [re.compile(pattern) for pattern in patterns]
 except (re.error, RecursionError, OverflowError) as error:
     json.dump(str(error), sys.stdout)
 else:
-    found = (next((i for i, p in enumerate(made) if p.fullmatch(n)), None) for n in names)
+    found = (next((i for i, p in enumerate(compiled) if p.fullmatch(n)), None) for n in names)
     json.dump(list(found), sys.stdout)
 """
 
@@ -45,10 +45,10 @@ def first(
     if not all(_QUICK.fullmatch(pattern) for pattern in patterns):
         return _killable(key, whole, names)
     try:
-        made = [re.compile(pattern) for pattern in whole]
+        compiled = [re.compile(pattern) for pattern in whole]
     except re.error as error:
         raise _malformed(key, str(error)) from None
-    return [next((i for i, p in enumerate(made) if p.fullmatch(n)), None) for n in names]
+    return [next((i for i, p in enumerate(compiled) if p.fullmatch(n)), None) for n in names]
 
 
 def _killable(key: str, patterns: Sequence[str], names: Sequence[str]) -> list[int | None]:

@@ -144,7 +144,7 @@ def _linears(
     Raises AdapterError for a module that is not in `chosen`.
     """
     sizes = settings.sizes([*modules])
-    made = {}
+    weights = {}
     # sorted, so that the same error is raised in every run
     for module in sorted(modules):
         parts = found.factors[module]
@@ -159,10 +159,10 @@ def _linears(
         both(some.file, module, names, TABLE_A, TABLE_B)
         rank, scale = sizes[module]
         if TABLE_A in parts:
-            made[module] = _table(module, parts, rank, scale)
+            weights[module] = _table(module, parts, rank, scale)
         else:
-            made[module] = _linear(settings, module, parts, rank, scale)
-    return made
+            weights[module] = _linear(settings, module, parts, rank, scale)
+    return weights
 
 
 def _linear(settings: Settings, module: str, parts: Parts, rank: int, scale: float) -> LowRank:
@@ -174,7 +174,7 @@ def _linear(settings: Settings, module: str, parts: Parts, rank: int, scale: flo
         if (part in parts) != wanted:
             have = f"has {part}" if part in parts else f"lacks {part}"
             raise errors.AdapterError(
-                f"{some.file}: module {module} {have}, but the config says {key}={wanted}"
+                f"{some.file}: module {module} {have}, but the config has {key}={wanted}"
             )
     if A not in parts:
         raise errors.AdapterError(f"{some.file}: tensor {some.name!r} has no {A} beside it")
@@ -230,7 +230,7 @@ def _declared(
     names = selection.parameters(settings, module)
     if len(names) != len(wrapped):
         # a target without a module matches parameters of any module
-        names = selection.parameters(settings, module, held=True) or names
+        names = selection.parameters(settings, module, qualified=True) or names
     if len(names) == len(wrapped) == 1:
         return names
     if len(names) == len(wrapped) and set(names) <= set(selection.ORDER):
@@ -252,7 +252,7 @@ def _stack(name: str, parts: Parts, rank: int, scale: float) -> LowRank:
     if a.dim() != 2 or b.dim() != 2 or len(a) % rank or b.shape[1] != len(a):
         raise errors.AdapterError(
             f"{place.file}: {name}: A {[*a.shape]} and B {[*b.shape]} are not those of experts of "
-            f"rank {rank}, which the config says (r and rank_pattern)"
+            f"rank {rank}, as in the config (r and rank_pattern)"
         )
     if (many := len(a) // rank) == 1:
         return low_rank(place.file, name, a, b, scale, rank=rank)
@@ -265,7 +265,7 @@ def _whole(
     settings: Settings, found: ParsedName, weights: Mapping[str, LowRank]
 ) -> dict[str, Tensor]:
     """Tensors that replace the base's: saved modules, trained biases, resized embeddings."""
-    made: dict[str, Tensor] = {}
+    whole: dict[str, Tensor] = {}
     for name, place in found.others.items():
         plain = name.replace(WRAPPED, "")
         module, _, leaf = plain.rpartition(".")
@@ -277,8 +277,8 @@ def _whole(
         )
         if not (trained or table or selection.saved(settings, plain)):
             raise errors.AdapterError(
-                f"{place.file}: tensor {place.name!r} is none that the config speaks of "
+                f"{place.file}: tensor {place.name!r} is not selected by the config "
                 "(target_modules, target_parameters, bias, modules_to_save)"
             )
-        made[plain] = place.read()
-    return made
+        whole[plain] = place.read()
+    return whole

@@ -26,15 +26,15 @@ def selected(settings: Settings, modules: Sequence[str]) -> set[str]:
     return found - _excluded(settings, names)
 
 
-def parameters(settings: Settings, module: str, *, held: bool = False) -> list[str]:
+def parameters(settings: Settings, module: str, *, qualified: bool = False) -> list[str]:
     """The names of a module's parameters that target_parameters may select, sorted.
 
-    With `held` only from targets that name the module too ("experts.gate_up_proj").
+    With `qualified` only from targets that name the module too ("experts.gate_up_proj").
     """
     found = set()
     for target in settings.parameters:
         holder, _, parameter = target.rpartition(".")
-        if _ends(module, (holder,)) if holder else not held:
+        if _ends(module, (holder,)) if holder else not qualified:
             found.add(parameter)
     return sorted(found)
 

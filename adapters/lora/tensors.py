@@ -118,8 +118,8 @@ def stacked(
     return _checked(file, module, shapes, rank, LowRank(a=a, b=b, scale=scale))
 
 
-def _checked(file: str, module: str, shapes: str, rank: int | None, made: LowRank) -> LowRank:
-    a, b = made.a, made.b
+def _checked(file: str, module: str, shapes: str, rank: int | None, factors: LowRank) -> LowRank:
+    a, b = factors.a, factors.b
     if (
         a.dim() not in (2, 3)
         or a.dim() != b.dim()
@@ -130,15 +130,15 @@ def _checked(file: str, module: str, shapes: str, rank: int | None, made: LowRan
         raise errors.AdapterError(f"{file}: {module}: {shapes} are not two factors of one matrix")
     if rank is not None and a.shape[-2] != rank:
         raise errors.AdapterError(
-            f"{file}: {module}: {shapes} are not of rank {rank}, which the config says (r and "
+            f"{file}: {module}: {shapes} do not have the rank {rank} of the config (r and "
             "rank_pattern)"
         )
-    if not math.isfinite(made.scale):
-        raise errors.AdapterError(f"{file}: {module}: its scale is {made.scale}")
-    for name, vector in (("bias", made.bias), ("magnitude", made.magnitude)):
+    if not math.isfinite(factors.scale):
+        raise errors.AdapterError(f"{file}: {module}: its scale is {factors.scale}")
+    for name, vector in (("bias", factors.bias), ("magnitude", factors.magnitude)):
         if vector is not None and vector.shape != b.shape[-2:-1]:
             raise errors.AdapterError(
                 f"{file}: {module}: its {name} {[*vector.shape]} has not the {b.shape[-2]} rows "
                 f"of B {[*b.shape]}"
             )
-    return made
+    return factors

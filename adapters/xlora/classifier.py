@@ -103,7 +103,7 @@ def numbers(file: str, container: Container, name: str) -> Tensor:
     tensor = container.read(name)
     if not bool(tensor.isfinite().all()):
         raise errors.AdapterError(
-            f"{file}: tensor {name!r} holds NaN or infinity; training diverged, take an earlier "
+            f"{file}: tensor {name!r} contains NaN or Inf; training diverged: use an earlier "
             "checkpoint"
         )
     return tensor
@@ -114,8 +114,8 @@ def layer(settings: Settings, file: str, parts: Mapping[str, Tensor]) -> Layer:
     bias = parts.get("bias")
     if "weight" not in parts or parts["weight"].dim() != 2 or (bias is not None) != settings.bias:
         raise errors.AdapterError(
-            f"{file}: a layer of the classifier has {' and '.join(sorted(parts))}, the config "
-            f"wants a matrix {'with' if settings.bias else 'without'} a bias"
+            f"{file}: a layer of the classifier has {' and '.join(sorted(parts))}, expected "
+            f"a matrix {'with' if settings.bias else 'without'} a bias"
         )
     return parts["weight"].float(), None if bias is None else bias.float()
 
@@ -124,22 +124,22 @@ def check(settings: Settings, file: str, layers: Sequence[Layer]) -> None:
     """Raise AdapterError unless the number and sizes of layers match the config."""
     if len(layers) != settings.depth:
         raise errors.AdapterError(
-            f"{file}: the classifier has {len(layers)} layers, {settings.file} says "
-            f"xlora_depth={settings.depth}; PEFT 0.21 leaves out those whose number is a member's "
-            "name: save all tensors of internal_xlora_classifier yourself"
+            f"{file}: the classifier has {len(layers)} layers, {settings.file} has "
+            f"xlora_depth={settings.depth}; PEFT 0.21 omits the layers whose number is the name of "
+            "a member: save all tensors of internal_xlora_classifier yourself"
         )
     wide = settings.hidden
     for number, (weight, bias) in enumerate(layers):
         rows, columns = weight.shape
         if columns != wide or (bias is not None and tuple(bias.shape) != (rows,)):
             raise errors.AdapterError(
-                f"{file}: layer {number} of the classifier is {rows} x {columns}, {wide} columns "
-                f"are wanted (hidden_size, xlora_size in {settings.file})"
+                f"{file}: layer {number} of the classifier is {rows} x {columns}, expected {wide} "
+                f"columns (hidden_size, xlora_size in {settings.file})"
             )
         wide = rows
         if settings.size not in (None, rows) and number < len(layers) - 1:
             raise errors.AdapterError(
-                f"{file}: layer {number} of the classifier has {rows} rows, {settings.file} says "
+                f"{file}: layer {number} of the classifier has {rows} rows, {settings.file} has "
                 f"xlora_size={settings.size}"
             )
     many = len(settings.members)

@@ -47,51 +47,51 @@ class Settings:
 
         Raises AdapterError with the file and its key.
         """
-        said = said_in(source)
-        members = folders(said, order)
-        value = said.number("scaling_pass_value", 0.0)
+        fields = read_fields(source)
+        members = folders(fields, order)
+        value = fields.number("scaling_pass_value", 0.0)
         if value != 0:
-            said.refuse(
+            fields.fail(
                 "scaling_pass_value",
-                "is not supported but as 0: the classifier looks at what the base alone makes",
+                "must be 0: the classifier reads the hidden states of the base alone",
             )
-        top = said.count("top_k_lora")
+        top = fields.count("top_k_lora")
         if top is not None and top > len(members):
-            said.refuse("top_k_lora", f"asks for more than the {len(members)} members there are")
-        temperature = said.number("softmax_temperature", 1.0)
+            fields.fail("top_k_lora", f"exceeds the number of members, {len(members)}")
+        temperature = fields.number("softmax_temperature", 1.0)
         if temperature <= 0:
-            said.refuse("softmax_temperature", "must be above 0")
-        hidden = said.count("hidden_size")
+            fields.fail("softmax_temperature", "must be above 0")
+        hidden = fields.count("hidden_size")
         if hidden is None:
-            said.refuse("hidden_size", "must be the width of the base's hidden states")
-        foreign = said.file == CONFIG
+            fields.fail("hidden_size", "must be the width of the base's hidden states")
+        foreign = fields.file == CONFIG
         return cls(
-            file=said.file,
+            file=fields.file,
             hidden=hidden,
             members=members,
-            depth=said.count("xlora_depth") or 1,
-            size=said.count("xlora_size"),
-            bias=said.flag("use_bias", True) if foreign else True,
-            relu=said.flag("enable_relu_and_dropout", False) if foreign else True,
-            layerwise=said.flag("layerwise_scalings", False),
-            softmax=said.flag("enable_softmax", True),
+            depth=fields.count("xlora_depth") or 1,
+            size=fields.count("xlora_size"),
+            bias=fields.flag("use_bias", True) if foreign else True,
+            relu=fields.flag("enable_relu_and_dropout", False) if foreign else True,
+            layerwise=fields.flag("layerwise_scalings", False),
+            softmax=fields.flag("enable_softmax", True),
             temperature=temperature,
             top=top,
-            softmax_of_top=said.flag("enable_softmax_topk", False),
-            weight=said.number("global_scaling_weight", 1.0),
-            held_after=said.count("tgt_non_granular_index") or 0,
-            base=said.base,
+            softmax_of_top=fields.flag("enable_softmax_topk", False),
+            weight=fields.number("global_scaling_weight", 1.0),
+            held_after=fields.count("tgt_non_granular_index") or 0,
+            base=fields.base,
         )
 
 
 @dataclass(frozen=True)
-class Said:
+class ConfigFields:
     """A parsed config with checked access by key; null is the same as a missing key."""
 
     file: str
     values: Mapping[str, Any]
 
-    def refuse(self, key: str, why: str) -> NoReturn:
+    def fail(self, key: str, why: str) -> NoReturn:
         """Raise AdapterError with a key, its value and the reason."""
         raise errors.AdapterError(f"{self.file}: {key}={self.values.get(key)!r:.80} {why}")
 
@@ -99,7 +99,7 @@ class Said:
         """A whole number above 0, or None."""
         found = self.values.get(key)
         if found is not None and (type(found) is not int or found < 1):
-            self.refuse(key, "must be a whole number above 0")
+            self.fail(key, "must be a whole number above 0")
         return found
 
     def number(self, key: str, usual: float) -> float:
@@ -108,14 +108,14 @@ class Said:
         if found is None:
             return usual
         if type(found) not in (int, float) or not math.isfinite(found):
-            self.refuse(key, "must be a finite number")
+            self.fail(key, "must be a finite number")
         return float(found)
 
     def flag(self, key: str, usual: bool) -> bool:
         """A boolean, `usual` if missing."""
         found = self.values.get(key)
         if found is not None and not isinstance(found, bool):
-            self.refuse(key, "must be true or false")
+            self.fail(key, "must be true or false")
         return usual if found is None else found
 
     @property
@@ -126,34 +126,34 @@ class Said:
         return next((name for name in found if isinstance(name, str)), "")
 
 
-def said_in(source: AdapterSource) -> Said:
+def read_fields(source: AdapterSource) -> ConfigFields:
     """The config of a folder: PEFT's, else xlora_config.json."""
     if source.config.get("peft_type") == "XLORA":
-        return Said(PEFT, source.config)
+        return ConfigFields(PEFT, source.config)
     found = source.files.json.get(CONFIG)
     if not isinstance(found, Mapping):
-        raise errors.AdapterError(f"{CONFIG}: is no JSON object that can be read")
-    return Said(CONFIG, found)
+        raise errors.AdapterError(f"{CONFIG}: is not a valid JSON object")
+    return ConfigFields(CONFIG, found)
 
 
-def folders(said: Said, order: Sequence[str]) -> dict[str, str]:
+def folders(fields: ConfigFields, order: Sequence[str]) -> dict[str, str]:
     """The members' folders by name, in the order in which the classifier was trained.
 
     That is `order` if not empty. Else numeric names are sorted as numbers, because PEFT writes "10"
     before "2", and other names keep the order of the config. A list contains folders that are also
     the names.
     """
-    held = said.values.get("adapters")
-    if isinstance(held, list):
-        held = {name: name for name in held if isinstance(name, str)}
-    if not isinstance(held, Mapping) or not held:
-        said.refuse("adapters", "must name a folder for each member")
-    found = {str(name): path for name, path in held.items()}
+    folders_by_name = fields.values.get("adapters")
+    if isinstance(folders_by_name, list):
+        folders_by_name = {name: name for name in folders_by_name if isinstance(name, str)}
+    if not isinstance(folders_by_name, Mapping) or not folders_by_name:
+        fields.fail("adapters", "must name a folder for each member")
+    found = {str(name): path for name, path in folders_by_name.items()}
     if not all(isinstance(path, str) and path for path in found.values()):
-        said.refuse("adapters", "must name a folder for each member")
+        fields.fail("adapters", "must name a folder for each member")
     if order:
         if sorted(order) != sorted(found):
-            said.refuse("adapters", f"has other members than the ordering: {', '.join(order):.80}")
+            fields.fail("adapters", f"has other members than the ordering: {', '.join(order):.80}")
         return {name: found[name] for name in order}
     if all(name.isascii() and name.isdigit() for name in found):
         return dict(sorted(found.items(), key=lambda pair: int(pair[0])))

@@ -39,37 +39,37 @@ def ordering(source: AdapterSource) -> Ordering:
         return Ordering()
     if len(names) > 1:
         raise errors.AdapterError(f"{', '.join(names)}: leave one ordering in the folder")
-    said = source.files.json.get(names[0])
-    order = said.get("order") if isinstance(said, Mapping) else None
+    parsed = source.files.json.get(names[0])
+    order = parsed.get("order") if isinstance(parsed, Mapping) else None
     if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
         raise errors.AdapterError(f"{names[0]}: order must be the list of the members' names")
-    layers = said.get("layers") or {} if isinstance(said, Mapping) else {}
+    layers = parsed.get("layers") or {} if isinstance(parsed, Mapping) else {}
     if not isinstance(layers, Mapping) or not all(type(n) is int for n in layers.values()):
         raise errors.AdapterError(f"{names[0]}: layers must give a number for each weight")
     return Ordering(order, {n.removeprefix("base_model.model."): i for n, i in layers.items()})
 
 
-def numbered(names: Collection[str], many: int, said: Mapping[str, int]) -> dict[str, int]:
-    """The number of each weight, below `many`, from `said`, else from transformers' order.
+def numbered(names: Collection[str], many: int, layers: Mapping[str, int]) -> dict[str, int]:
+    """The number of each weight, below `many`, from `layers`, else from transformers' order.
 
-    Raises AdapterError for a weight without a known number, and without `said` also if there are
+    Raises AdapterError for a weight without a known number, and without `layers` also if there are
     not `many` weights.
     """
-    if not said:
+    if not layers:
         found = {name: i for i, name in enumerate(sorted(names, key=place))}
         if len(found) != many:
             raise errors.AdapterError(
                 f"the classifier has scalings for {many} weights, the members change {len(found)}: "
-                "one of them is another than it was trained with"
+                "it was trained with other members"
             )
         return found
     for name in sorted(names):
-        if not 0 <= said.get(name, -1) < many:
+        if not 0 <= layers.get(name, -1) < many:
             raise errors.AdapterError(
-                f"the ordering has {said.get(name)} as the number of {name}; a number below {many} "
-                "belongs there"
+                f"the ordering has {layers.get(name)} as the number of {name}; expected a number "
+                f"below {many}"
             )
-    return {name: said[name] for name in names}
+    return {name: layers[name] for name in names}
 
 
 def place(name: str) -> tuple[int, int, int]:

@@ -27,10 +27,10 @@ def read(source: AdapterSource) -> AdapterWeights:
     file = f"{'adapter_model' if settings.file == PEFT else 'xlora_classifier'}.safetensors"
     if file not in source.files.names:
         raise errors.AdapterError(f"{source.files.root.name}: there is no {file} in it")
-    made, tensors = classifier.read(settings, file, source.open(file))
+    network, tensors = classifier.read(settings, file, source.open(file))
     members = [member(source, name, path) for name, path in settings.members.items()]
     names = sorted({name for each in members for name in each.weights})
-    rows = len(made.layers[-1][0]) // len(members)
+    rows = len(network.layers[-1][0]) // len(members)
     if settings.layerwise:
         layers = numbered(names, rows, order.layers)
     else:
@@ -41,7 +41,7 @@ def read(source: AdapterSource) -> AdapterWeights:
         kind="xlora",
         members=members,
         mixer=Mixer(
-            scalings=made.scalings,
+            scalings=network.scalings,
             layers=layers,
             tensors=tensors,
             width=settings.hidden,

@@ -25,9 +25,9 @@ def codec_of(folder: Path) -> str:
     if (folder / BESIDE).is_dir():
         return str(folder / BESIDE)
     for name in FILES:
-        said = read(folder / name)
-        said = said.get("audio_tokenizer") or said
-        reference = said.get("audio_tokenizer_name_or_path") if isinstance(said, dict) else None
+        config = read(folder / name)
+        config = config.get("audio_tokenizer") or config
+        reference = config.get("audio_tokenizer_name_or_path") if isinstance(config, dict) else None
         if isinstance(reference, str) and reference:
             within = folder / reference
             return str(within) if within.is_dir() else reference

@@ -39,14 +39,14 @@ class Inputs(Base):
 
     def usual(self) -> dict[str, Any]:
         """The sampling defaults of the model."""
-        said = read(self.folder / "generation_config.json")
-        if said.get("do_sample") is False:
-            said["temperature"] = 0.0
-        said["guidance"] = said.get("guidance_scale")
+        defaults = read(self.folder / "generation_config.json")
+        if defaults.get("do_sample") is False:
+            defaults["temperature"] = 0.0
+        defaults["guidance"] = defaults.get("guidance_scale")
         given = {
-            name: type(usual)(said[name])
+            name: type(usual)(defaults[name])
             for name, usual in USUAL.items()
-            if isinstance(said.get(name), type(usual) | int)
+            if isinstance(defaults.get(name), type(usual) | int)
         }
         return {**USUAL, **given}
 

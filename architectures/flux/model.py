@@ -58,10 +58,10 @@ class Model(nn.JobModel):
             values["image"] = pixels.expand(len(values["seeds"]), -1, -1, -1)
         for name in ("clip_tokens", "t5_tokens"):
             values[name] = values[name] * len(values["seeds"])
-        asked = Drawing(**values)
-        every = -(-asked.steps // (previews + 1)) if previews else 0
+        drawing = Drawing(**values)
+        every = -(-drawing.steps // (previews + 1)) if previews else 0
         done, total = 0, 1
-        for item in self.draw(replace(asked, preview=every), step):
+        for item in self.draw(replace(drawing, preview=every), step):
             if isinstance(item, Tensor):
                 yield Slice(done=total, total=total, arrays={"images": item})
             else:

@@ -123,12 +123,12 @@ class DoubleBlock(nn.Module):
         self, text: Tensor, image: Tensor, vector: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         shift, scale, *of_image = self.norm1(vector, batch.one)
-        seen = self.modulate(image, shift, scale, EPS)
+        modulated_image = self.modulate(image, shift, scale, EPS)
         shift, scale, *of_text = self.norm1_context(vector, batch.one)
-        said = self.modulate(text, shift, scale, EPS)
-        said, seen = self.attn(said, seen, batch)
-        text = self.feed_forward(text, said, of_text, self.ff_context, batch.texts)
-        return text, self.feed_forward(image, seen, of_image, self.ff, batch.images)
+        modulated_text = self.modulate(text, shift, scale, EPS)
+        modulated_text, modulated_image = self.attn(modulated_text, modulated_image, batch)
+        text = self.feed_forward(text, modulated_text, of_text, self.ff_context, batch.texts)
+        return text, self.feed_forward(image, modulated_image, of_image, self.ff, batch.images)
 
     def feed_forward(
         self, x: Tensor, y: Tensor, vectors: list[Tensor], ff: nn.Module, step: Step

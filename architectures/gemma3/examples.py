@@ -31,8 +31,8 @@ def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
     for seen in SELECTIONS:
         prompt = prompted(inputs, seen)
         soft = np.array([prompt.tokens]) == raw["image_token_index"]
-        asked = {"pixel_values": shown(prompt), "token_type_ids": soft.astype(np.int64)}
-        yield Example(prompt, asked)
+        arrays = {"pixel_values": shown(prompt), "token_type_ids": soft.astype(np.int64)}
+        yield Example(prompt, arrays)
 
 
 def write_tokenizer(folder: Path, runs: int = 3) -> None:

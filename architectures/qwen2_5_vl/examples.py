@@ -61,12 +61,12 @@ def reference(prompt: Prompt) -> dict[str, np.ndarray[Any, Any]]:
     """The arguments of the reference for a prompt, as from its processor."""
     ids = np.array([prompt.tokens])
     kinds = [TOKENS["image_token_id"], TOKENS["video_token_id"]]
-    asked = {"mm_token_type_ids": sum((ids == kind) * i for i, kind in enumerate(kinds, 1))}
+    inputs = {"mm_token_type_ids": sum((ids == kind) * i for i, kind in enumerate(kinds, 1))}
     for kind, (patches, grids) in ARGUMENTS.items():
         arrays = [item.arrays for item in prompt.items if item.kind == kind]
         if arrays:
-            asked[patches] = np.concatenate([each["patches"].numpy() for each in arrays])
-            asked[grids] = np.stack([each["grid"].numpy() for each in arrays])
+            inputs[patches] = np.concatenate([each["patches"].numpy() for each in arrays])
+            inputs[grids] = np.stack([each["grid"].numpy() for each in arrays])
     if any(item.arrays["times"].numpy().any() for item in prompt.items):
-        asked["second_per_grid_ts"] = np.ones(len(asked["video_grid_thw"]), np.float32)
-    return asked
+        inputs["second_per_grid_ts"] = np.ones(len(inputs["video_grid_thw"]), np.float32)
+    return inputs

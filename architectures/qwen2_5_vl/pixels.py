@@ -126,12 +126,12 @@ def read(folder: Path, kind: str, vision: Mapping[str, Any]) -> Preprocessor:
 def settings_of(found: Mapping[str, Any], path: Path, vision: Mapping[str, Any]) -> Preprocessor:
     """The settings of a file. Raises ConfigError."""
     try:
-        made = msgspec.convert(found, Preprocessor)
+        settings = msgspec.convert(found, Preprocessor)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
-    if fault := refusal(made, vision):
+    if fault := refusal(settings, vision):
         raise ConfigError(f"{path}: {fault}")
-    return made
+    return settings
 
 
 def refusal(settings: Preprocessor, vision: Mapping[str, Any]) -> str | None:

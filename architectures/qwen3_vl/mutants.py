@@ -22,7 +22,7 @@ def chunked(model: nn.TokenModel) -> None:
 
 def no_positions(model: nn.TokenModel) -> None:
     positions = model.visual.positions
-    model.visual.positions = lambda *asked: 0 * positions(*asked)
+    model.visual.positions = lambda *args: 0 * positions(*args)
 
 
 def other_corners(model: nn.TokenModel) -> None:

@@ -277,8 +277,8 @@ class AdapterDelta:
 
     def base_matmul(self, x: Tensor) -> Tensor:
         """x [r, k] -> [r, n] float32 by the base's weights alone."""
-        held = self.module.active_storages
-        return torch.cat([s.matmul(x.to(s.dtype)).float() for s in held], -1)
+        storages = self.module.active_storages
+        return torch.cat([s.matmul(x.to(s.dtype)).float() for s in storages], -1)
 
     def write_gains(self, slot: int, gains: Tensor) -> None:
         """Write an adapter's gains to its slot; the first call allocates the slots."""

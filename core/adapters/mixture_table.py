@@ -49,10 +49,10 @@ class MixtureTable:
 
     def to(self, device: torch.device) -> MixtureTable:
         """A copy on another device."""
-        made = MixtureTable(0, device)
+        replica = MixtureTable(0, device)
         for name in ("pages", "scales", "owners", "slots", "strengths"):
-            setattr(made, name, getattr(self, name).to(device))
-        return made
+            setattr(replica, name, getattr(self, name).to(device))
+        return replica
 
     @property
     def width(self) -> int:

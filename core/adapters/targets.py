@@ -158,8 +158,8 @@ def transformed(factors: LowRank, transform: Transform | None, name: str) -> Low
         return factors
     if isinstance(transform, Expert):
         if factors.a.dim() != 3 or len(factors.a) != transform.count:
-            held = len(factors.a) if factors.a.dim() == 3 else 1
-            raise AdapterError(f"{name} changes {held} experts, the base has {transform.count}")
+            count = len(factors.a) if factors.a.dim() == 3 else 1
+            raise AdapterError(f"{name} changes {count} experts, the base has {transform.count}")
         one = replace(factors, a=factors.a[transform.index], b=factors.b[transform.index])
         return transformed(one, transform.then, name)
     if getattr(transform, "transposed", False):

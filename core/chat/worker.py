@@ -71,12 +71,12 @@ def strftime_now(format: str) -> str:
 
 def environment() -> ImmutableSandboxedEnvironment:
     """Build the environment of chat templates, equal to that of transformers."""
-    made = ImmutableSandboxedEnvironment(
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return made
+    sandbox.filters["tojson"] = tojson
+    sandbox.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    return sandbox
 
 
 ENVIRONMENT = environment()

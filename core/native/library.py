@@ -132,20 +132,20 @@ def digest_of(library: Path) -> str:
 def build(source: Path, library: Path) -> None:
     """Compile `source` to `library`, in a temporary folder beside it: no partial file appears."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made = Path(folder) / "made.so"
+        compiled = Path(folder) / "compiled.so"
         command = [*compiler(), *FLAGS, "-shared", "-fPIC", f"-I{HEADERS}"]
-        command += [str(source), "-o", str(made)]
+        command += [str(source), "-o", str(compiled)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line]
             why = (lines or ["no reason given"])[0].strip()
             raise ImportError(f"{compiler()[0]} could not compile {source.name}: {why}")
-        made.chmod(0o700)  # not left to the umask: `check_owner` refuses group write
-        digest = digest_file(made)
-        digest.write_text(digest_of(made))
+        compiled.chmod(0o700)  # not left to the umask: `check_owner` refuses group write
+        digest = digest_file(compiled)
+        digest.write_text(digest_of(compiled))
         digest.chmod(0o600)
         # The digest comes last: a library without one is not intact and is compiled again.
-        made.replace(library)
+        compiled.replace(library)
         digest.replace(digest_file(library))
 
 

@@ -108,12 +108,12 @@ def swaps(registry: Registry, mixtures: list[Mixture], most: int = 32) -> Iterat
         adapter = mixture.shares[0].adapter
         adapter_pool.evict_unused(adapter.generation)
         start = perf_counter()
-        held = adapter_pool.acquire(mixture)
+        lease = adapter_pool.acquire(mixture)
         if adapter_pool.target.device.type == "cuda":
             torch.cuda.synchronize()
         yield 1e3 * (perf_counter() - start)
-        assert held is not None, "the pool has room: nothing else runs"
-        adapter_pool.release(held)
+        assert lease is not None, "the pool has room: nothing else runs"
+        adapter_pool.release(lease)
 
 
 def random_adapter(registry: Registry, rank: int, seed: int) -> AdapterWeights:

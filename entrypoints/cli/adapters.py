@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     base = nullcontext() if args.model is None else load_text(settings, args.plugin)
     with base as model:
         found = [check(reference, settings, plugins, model) for reference in args.references]
-    find_twins(found)
+    find_identical(found)
     if args.json:
         print(json.dumps([asdict(each) for each in found], indent=2))
     else:
@@ -163,7 +163,7 @@ def original(model: LocalModel) -> str:
     return Path(str(model.loaded.raw_config.get("_name_or_path", ""))).name
 
 
-def find_twins(found: list[Checked]) -> None:
+def find_identical(found: list[Checked]) -> None:
     """Record which adapters are the same."""
     for each in found:
         if each.generation:
@@ -190,8 +190,8 @@ def show(found: Checked) -> None:
             print(f"  {which}: {', '.join(f'{n} {found.norms[n]:.4g}' for n in names)}")
     if found.effect is not None:
         print(f"  effect {found.effect:.4g}, relative to the base's hidden states")
-    for twin in found.twins:
-        print(f"  identical to {twin}")
+    for reference in found.twins:
+        print(f"  identical to {reference}")
     for warning in found.warnings:
         print(f"  warning: {warning}")
 

@@ -75,14 +75,14 @@ class OpenModel:
 
     @property
     def weights(self) -> Weights:
-        held = {
+        storages = {
             id(s): s
             for module in weights(self.loaded.model).values()
             for s in module.active_storages
         }
-        nbytes = sum(storage.nbytes for storage in held.values())
-        count = sum(prod(storage.shape) for storage in held.values())
-        formats = tuple(sorted({storage.format for storage in held.values()}))
+        nbytes = sum(storage.nbytes for storage in storages.values())
+        count = sum(prod(storage.shape) for storage in storages.values())
+        formats = tuple(sorted({storage.format for storage in storages.values()}))
         return Weights(nbytes=nbytes, bits=8 * nbytes / count, formats=formats)
 
 

@@ -98,10 +98,10 @@ def windows(
     for before, counted in text.passages:
         if before:
             given = [*start, *ids(before)]
-            made = [Window([*given, *ids(counted)], len(given))]
+            pieces = [Window([*given, *ids(counted)], len(given))]
         else:
-            made = list(cut(ids(counted)[:tokens], start, length))
-        found += made
+            pieces = list(cut(ids(counted)[:tokens], start, length))
+        found += pieces
         if tokens is not None and sum(len(window.ids) for window in found) >= tokens:
             break
     longest = max((len(window.ids) for window in found), default=0)
@@ -131,8 +131,8 @@ def batches(cuts: Sequence[Window], rows: int, most: int) -> Iterator[list[Windo
     """
     batch: list[Window] = []
     for window in cuts:
-        held = sum(len(each.ids) for each in batch)
-        if batch and (held + len(window.ids) > rows or len(batch) == most):
+        tokens_in_batch = sum(len(each.ids) for each in batch)
+        if batch and (tokens_in_batch + len(window.ids) > rows or len(batch) == most):
             yield batch
             batch = []
         batch.append(window)

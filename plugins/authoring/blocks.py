@@ -21,10 +21,10 @@ def table() -> str:
     """The table in Markdown."""
     users = uses()
     lines = ["| block | what it is | used by |", "|---|---|---|"]
-    for name, said in blocks():
+    for name, text in blocks():
         named = users.get(name, [])
         more = f", and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        lines.append(f"| `nn.{name}` | {said} | {', '.join(named[:SHOWN])}{more} |")
+        lines.append(f"| `nn.{name}` | {text} | {', '.join(named[:SHOWN])}{more} |")
     return "\n".join(lines) + "\n"
 
 
@@ -39,14 +39,14 @@ def insert(page: str, text: str) -> str:
 
 def blocks() -> Iterator[tuple[str, str]]:
     """(name, first sentence of docstring) of every class that `ostro.nn` defines and exports."""
-    said: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     folder = room("core") / "nn"
     for file in sorted(folder.glob("*.py")):
         for node in ast.parse(file.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef):
-                said[node.name] = sentence(ast.get_docstring(node) or "")
+                sentences[node.name] = sentence(ast.get_docstring(node) or "")
     public = exported(folder / "__init__.py")
-    yield from ((name, said[name]) for name in public if name in said)
+    yield from ((name, sentences[name]) for name in public if name in sentences)
 
 
 def exported(file: Path) -> list[str]:

@@ -69,8 +69,8 @@ def check_hook(where: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> 
     known = list(inspect.signature(getattr(hooks, name)).parameters)
     for argument in (*function.args.posonlyargs, *function.args.args):
         if argument.arg not in (*known, "self"):
-            asked = ", ".join(known) or "none"
-            yield error(where, f"{name} has no argument {argument.arg!r}", f"it has: {asked}")
+            expected = ", ".join(known) or "none"
+            yield error(where, f"{name} has no argument {argument.arg!r}", f"it has: {expected}")
 
 
 def check_record(source: Source, call: ast.Call, kind: type[Record]) -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def check_tested(where: str, given: set[str]) -> Iterator[Finding]:
         what = "no `tiny`: without a small config nothing can be tested"
         yield error(where, what, 'add tiny={"hidden_size": 64, ...}')
     if "reference" not in given:
-        what = "no `reference`: nothing says what its logits should be"
+        what = "no `reference`: its logits cannot be compared"
         yield warning(where, what, 'add reference="package.module:Class"')
 
 
@@ -113,36 +113,39 @@ def check_field(source: Source, node: ast.expr, what: str, annotation: str) -> I
         return
     where = source.at(node)
     if form in CHECKS and not CHECKS[form](value):
-        asked = "an import string, 'package.module:name'" if form == "Import" else form
-        yield error(where, f"{what} is {value!r:.80}, not {asked}", "docs/hooks.md says more")
+        expected = "an import string, 'package.module:name'" if form == "Import" else form
+        fault = f"{what} is {value!r:.80}, expected {expected}"
+        yield error(where, fault, "docs/hooks.md describes the fields")
     elif form == "Import":
         yield from check_target(source, where, what, str(value))
     elif isinstance(value, tuple) and form == "tuple[int, int]" and not is_compatible(value):
         theirs, ours = (".".join(map(str, version)) for version in (value, API))
-        said = f"{what} is {theirs}, this ostro has the plugin API {ours}"
-        yield error(where, said, f"port it to {ours} and write api={API}")
+        fault = f"{what} is {theirs}, this ostro has the plugin API {ours}"
+        yield error(where, fault, f"port it to {ours} and write api={API}")
 
 
 def check_target(source: Source, where: str, what: str, target: str) -> Iterator[Finding]:
     """Check that the target of an import string exists, in the plugin or an installed package."""
     module, _, rest = target.partition(":")
     top, name = module.split(".")[0], rest.split(":")[-1].split(".")[0]
-    says = f"{what} names {target}"
+    named = f"{what} names {target}"
     if top not in {file.split("/")[0].removesuffix(".py") for file in source.package.sizes}:
         if top == "ostro":
-            yield warning(where, f"{says}, which ostro does not promise to keep", "bring your own")
+            yield warning(where, f"{named}, which is not public", "use a module of the plugin")
         elif find_spec(top) is None:
-            yield warning(where, f"{says}, and there is no {top} here", "see that users have it")
+            fault = f"{named}, but {top} is not installed"
+            yield warning(where, fault, "declare it as a dependency")
         return
     file = source.package.file_of(module)
     if file is not None and rest.endswith(".safetensors"):
         found = f"{file.rpartition('/')[0]}/{rest}"
         if found not in source.package.sizes:
-            yield error(where, f"{says}: there is no file {found}", "see that it is packed")
+            yield error(where, f"{named}: there is no file {found}", "include it in the wheel")
     elif file is None:
-        yield error(where, f"{says}: there is no module {module}", "mend the name")
+        yield error(where, f"{named}: there is no module {module}", "correct the name")
     elif file in source.trees and name not in (names := defined(source.trees[file])):
-        yield error(where, f"{says}: {file} has no {name!r}{nearest(name, names)}", "mend the name")
+        fault = f"{named}: {file} has no {name!r}{nearest(name, names)}"
+        yield error(where, fault, "correct the name")
 
 
 def constant(node: ast.expr, file: str) -> object:

@@ -47,9 +47,9 @@ def differences(theirs: Reference, llama: Reference) -> list[Difference]:
     found: list[Difference] = []
     for name in used(theirs):
         bare = name.removeprefix(theirs.family)
-        twin = llama.family + ALIASES.get(bare, bare)
-        if twin in llama.classes:
-            found += compare(theirs, llama, theirs.classes[name], llama.classes[twin])
+        counterpart = llama.family + ALIASES.get(bare, bare)
+        if counterpart in llama.classes:
+            found += compare(theirs, llama, theirs.classes[name], llama.classes[counterpart])
         else:
             node = theirs.classes[name]
             what = f"{name}, which Llama does not have"
@@ -73,10 +73,10 @@ def used(reference: Reference, cls: str | None = None) -> list[str]:
 
 
 def compare(
-    theirs: Reference, llama: Reference, node: ast.ClassDef, twin: ast.ClassDef
+    theirs: Reference, llama: Reference, node: ast.ClassDef, counterpart: ast.ClassDef
 ) -> Iterator[Difference]:
     """The differences between the methods of two classes."""
-    ours = {n.name: n for n in twin.body if isinstance(n, ast.FunctionDef)}
+    ours = {n.name: n for n in counterpart.body if isinstance(n, ast.FunctionDef)}
     for method in node.body:
         if not isinstance(method, ast.FunctionDef) or method.name not in METHODS:
             continue
@@ -88,10 +88,14 @@ def compare(
 
 
 def stretches(
-    theirs: Reference, llama: Reference, node: ast.FunctionDef, twin: ast.FunctionDef, what: str
+    theirs: Reference,
+    llama: Reference,
+    node: ast.FunctionDef,
+    counterpart: ast.FunctionDef,
+    what: str,
 ) -> Iterator[Difference]:
-    """The statements of a function that differ from those of its twin."""
-    a, b = said(node, theirs.family), said(twin, llama.family)
+    """The statements of a function that differ from those of its counterpart."""
+    a, b = statements_of(node, theirs.family), statements_of(counterpart, llama.family)
     # autojunk would ignore frequent statements in long functions
     matcher = SequenceMatcher(None, b, a, autojunk=False)
     statements = body(node)
@@ -106,7 +110,7 @@ def stretches(
             yield Difference(topic(what), first, last, what)
 
 
-def said(node: ast.FunctionDef, family: str) -> list[str]:
+def statements_of(node: ast.FunctionDef, family: str) -> list[str]:
     """A function's statements as text, without the family's name and annotations."""
     texts = (ast.unparse(untyped(statement)) for statement in body(node))
     return [re.sub(rf"\b{re.escape(family)}(?=[A-Z])", "", text) for text in texts]

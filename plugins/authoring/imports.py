@@ -36,10 +36,10 @@ def heavy(package: Package, file: str, trees: Mapping[str, ast.Module]) -> Itera
         file = waiting.pop()
         for line, module, name in imports(at_import(trees[file].body), package_of(file)):
             if weighs(module, name):
-                said = f"from {module} import {name}" if name else f"import {module}"
+                statement = f"from {module} import {name}" if name else f"import {module}"
                 yield error(
                     f"{file}:{line}",
-                    f"`{said}` runs whenever ostro looks at its plugins",
+                    f"`{statement}` runs whenever ostro lists its plugins",
                     "move it to the module that an import string of the record names",
                 )
             for own in map(package.file_of, (f"{module}.{name}", module)):

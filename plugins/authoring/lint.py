@@ -56,7 +56,7 @@ def check_metadata(package: Package) -> Iterator[Finding]:
     if not package.entries:
         yield error(
             where,
-            f"no entry point of group {GROUP!r}: nobody will find the plugin",
+            f"no entry point of group {GROUP!r}: ostro will not find the plugin",
             f'add [project.entry-points.{GROUP}] with name = "your_package"',
         )
     lines = metadata.requires or []
@@ -66,13 +66,13 @@ def check_metadata(package: Package) -> Iterator[Finding]:
     elif not stated:
         yield warning(
             where,
-            f"no extra {GROUP!r} says which plugin API it was written for",
+            f"no extra {GROUP!r} states the plugin API that it was written for",
             f'add [project.optional-dependencies] with {GROUP} = ["{RANGE}"]',
         )
     if any(names_us(line) and "extra" not in line for line in lines):
         yield warning(
             where,
-            "it depends on ostro, so that installing it can replace the user's",
+            "it depends on ostro, so that its installation can replace the installed ostro",
             f"state the range as the extra {GROUP!r} instead",
         )
     if not any(metadata.metadata.get_all(key) for key in ("License-Expression", "License")):

@@ -151,10 +151,10 @@ def typed(field: Field) -> Field:
     return Field(field.name, annotation(field.annotation, value), default)
 
 
-def annotation(said: str | None, value: Any) -> str:
+def annotation(stated: str | None, value: Any) -> str:
     """An annotation such as `int | None`; `object` for types that configs do not check."""
-    optional = value is None or (said is not None and re.search(r"\bNone\b|Optional", said))
-    bare = re.sub(r"\bNone\b|Optional|[|\[\] ]", " ", said or type(value).__name__).split()
+    optional = value is None or (stated is not None and re.search(r"\bNone\b|Optional", stated))
+    bare = re.sub(r"\bNone\b|Optional|[|\[\] ]", " ", stated or type(value).__name__).split()
     kinds = {word for word in bare if word in ("int", "float", "str", "bool")}
     if {"list", "tuple"} & set(bare) and len(kinds) == 1:
         found = f"tuple[{kinds.pop()}, ...]"

@@ -149,10 +149,9 @@ class Skeleton:
     def feed_forward(self) -> Iterator[str]:
         """The call of `nn.GatedMLP`, or of `nn.MLP` if there are only two linears."""
         first = self.by_role.get(f"{LAYER}.mlp.fc1")
+        block, linear = "GatedMLP", self.by_role.get(f"{LAYER}.mlp.up_proj")
         if first is not None and not self.gated:
             block, linear = "MLP", first
-        else:
-            block, linear = "GatedMLP", self.by_role.get(f"{LAYER}.mlp.up_proj")
         yield from (
             f"return nn.{block}(",
             "    config.hidden_size,",
@@ -189,9 +188,10 @@ def bias(leaf: Leaf | None) -> str:
     """The bias of a linear as an expression of `config`; torch's default is True."""
     if leaf is None:
         return "False"
-    said = leaf.arguments.get("bias", leaf.arguments.get("2", "True")).removeprefix("self.")
-    name = said.removeprefix("config.")
-    return said if said in ("True", "False") or (name != said and name.isidentifier()) else "False"
+    value = leaf.arguments.get("bias", leaf.arguments.get("2", "True")).removeprefix("self.")
+    name = value.removeprefix("config.")
+    known = value in ("True", "False") or (name != value and name.isidentifier())
+    return value if known else "False"
 
 
 def pair(theirs: str, ours: str, stem: str) -> str:

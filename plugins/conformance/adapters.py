@@ -173,15 +173,15 @@ def merge(
 
     for module, factors in targets.factors.items():
         assert isinstance(module, Linear | Embedding | ExpertLinear), f"{module} holds no weights"
-        parts, held = shape_of(module)[0], module.active_storages
-        whole = torch.cat([s.dequantize().view(-1, *s.shape[-2:]) for s in held], -2)
-        made = [
+        parts, storages = shape_of(module)[0], module.active_storages
+        whole = torch.cat([s.dequantize().view(-1, *s.shape[-2:]) for s in storages], -2)
+        merged = [
             torch.cat(
                 [merged_weight(w, factors.get((part, e))).to(whole.dtype) for part, w in each]
             )
             for e, each in enumerate(split(whole, parts))
         ]
-        storage = floats(torch.stack(made) if isinstance(module, ExpertLinear) else made[0])
+        storage = floats(torch.stack(merged) if isinstance(module, ExpertLinear) else merged[0])
         storage.finalize(target_of(storage), embedding=isinstance(module, Embedding))
         if isinstance(module, ExpertLinear):
             module.storages = [storage]

@@ -132,14 +132,14 @@ def storages(model: Module) -> Iterator[tuple[str, Storage]]:
 def densify(model: Module, plugins: PluginManager) -> None:
     """Replace every storage by a dense one with its dequantized weight."""
     floats = resolve(plugins.get("quantizers", "dense").storage)
-    made: dict[int, Storage] = {}
+    converted: dict[int, Storage] = {}
 
     def dense(storage: Storage) -> Storage:
-        if id(storage) not in made:
+        if id(storage) not in converted:
             plain = floats(storage.dequantize().reshape(storage.shape).clone())
             plain.finalize(target_of(plain))
-            made[id(storage)] = plain
-        return made[id(storage)]
+            converted[id(storage)] = plain
+        return converted[id(storage)]
 
     for module in model.modules():
         if isinstance(module, Linear):

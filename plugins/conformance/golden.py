@@ -92,7 +92,7 @@ def write(record: Architecture, reference: str, file: Path, plugins: PluginManag
     """Run a reference on the record's tiny config and write its logits to a file."""
     shape = dict(record.tiny or {})
     ids = prompt(read_config(record, shape, plugins)[0].vocab_size)
-    held = {"tokens": torch.tensor(ids)}
+    golden = {"tokens": torch.tensor(ids)}
     digests: dict[str, str] = {}
     for std in SPREADS:
         model = construct(record, resolve(reference), shape, plugins)
@@ -101,9 +101,9 @@ def write(record: Architecture, reference: str, file: Path, plugins: PluginManag
         digests[str(std)] = digest(model.state_dict())
         with torch.inference_mode():
             output = model(torch.tensor([ids]))
-        held[f"logits@{std}"] = getattr(output, "logits", output)[0].float().clone()
+        golden[f"logits@{std}"] = getattr(output, "logits", output)[0].float().clone()
     metadata = {"weights": weights, "digests": digests, "torch": torch.__version__}
-    save_file(held, file, {"golden": json.dumps(metadata)})
+    save_file(golden, file, {"golden": json.dumps(metadata)})
 
 
 def prompt(vocab: int) -> list[int]:
@@ -125,11 +125,11 @@ def weight_specs(model: torch.nn.Module) -> list[WeightSpec]:
 
 def redraw(weights: Sequence[WeightSpec], std: float) -> dict[str, Tensor]:
     """The weights as `reinitialise` draws them."""
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for each in weights:
-        made[each.name] = made[each.shares] if each.shares else torch.empty(each.shape)
-    draw([(made[each.name], each.mean) for each in weights], std)
-    return made
+        tensors[each.name] = tensors[each.shares] if each.shares else torch.empty(each.shape)
+    draw([(tensors[each.name], each.mean) for each in weights], std)
+    return tensors
 
 
 def digest(weights: dict[str, Tensor]) -> str:

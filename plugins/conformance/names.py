@@ -42,7 +42,7 @@ def fault_of(names: Names, slot: Slot) -> str | None:
         return f"{ours} has no GGUF name; add a pair to the record's names"
     if there.transform is not None:
         tensor = torch.rand(slot.shape) + 0.5
-        held = there.transform.write(tensor)
-        if not torch.allclose(there.transform.read(held).reshape(slot.shape), tensor, atol=1e-5):
+        written = there.transform.write(tensor)
+        if not torch.allclose(there.transform.read(written).reshape(slot.shape), tensor, atol=1e-5):
             return f"{ours}: read of {there.transform} does not invert its write"
     return None

@@ -152,23 +152,23 @@ class Subject:
         media) are cut off, because a reference may lack them.
         """
         prompt = (example or self.examples[0]).prompt
-        held = (
+        lease = (
             engine.runner.adapter_pool.acquire(mixture) if engine.runner.adapter_pool else NOTHING
         )
-        assert held is not None, f"{mixture.generations = } fit the adapter pool"
+        assert lease is not None, f"{mixture.generations = } fit the adapter pool"
         try:
             if not self.decodes:
-                return encode(engine, [prompt.tokens], [self.kinds], held)
+                return encode(engine, [prompt.tokens], [self.kinds], lease)
             logits = engine.runner.logits(
                 prompt.tokens,
                 rows,
                 items=rekey_media(prompt.items, mixture),
                 positions=prompt.positions,
-                lease=held,
+                lease=lease,
             )
         finally:
             if engine.runner.adapter_pool is not None:
-                engine.runner.adapter_pool.release(held)
+                engine.runner.adapter_pool.release(lease)
         masked = logits.amax(0) <= MASKED
         return logits[:, : 1 + int((~masked).nonzero().max())]
 
@@ -235,11 +235,11 @@ def encode(
     engine: Any,
     inputs: Sequence[list[int]],
     kinds: Sequence[list[int]],
-    held: MixtureLease = NOTHING,
+    lease: MixtureLease = NOTHING,
 ) -> Tensor:
     """An encoder's states [T, d] of several texts, or its scores [texts, labels], in float32."""
     model: EncoderModel = engine.runner.model
-    hidden, step = engine.runner.hidden(inputs, kinds, [held] * len(inputs))
+    hidden, step = engine.runner.hidden(inputs, kinds, [lease] * len(inputs))
     if type(model).scores is not EncoderModel.scores:
         hidden = model.scores(hidden, step)
     return hidden.float().cpu()

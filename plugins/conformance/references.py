@@ -46,9 +46,9 @@ def build(
                 "declare a reference that takes media"
             )
         return golden.read(record.reference, std)
-    made = construct(record, resolve(record.reference), shape, plugins)
-    reinitialise(made, std)
-    return made
+    model = construct(record, resolve(record.reference), shape, plugins)
+    reinitialise(model, std)
+    return model
 
 
 def save(record: Architecture, reference: Any, shape: Mapping[str, Any], folder: Path) -> None:

@@ -44,8 +44,8 @@ def reinitialise(model: torch.nn.Module, std: float, seed: int = SEED) -> None:
     """Draw weights at which bugs show: matrices and biases N(0, std), norms and single factors
     N(1, std), or N(0, std) if the model adds the 1 itself. Persistent buffers count as weights.
     """
-    held = model.state_dict(keep_vars=True).items()
-    draw([(tensor, mean_of(name, tensor)) for name, tensor in held], std, seed)
+    named = model.state_dict(keep_vars=True).items()
+    draw([(tensor, mean_of(name, tensor)) for name, tensor in named], std, seed)
 
 
 def mean_of(name: str, tensor: Tensor) -> float:

@@ -1,1 +1,1 @@
-"""Sources: what turns a reference into local files. A path that exists is asked about first."""
+"""Sources: what turns a reference into local files. Paths that exist come first."""

@@ -80,7 +80,7 @@ def select(names: Iterable[str], kind: str, selector: str | None, where: str) ->
             "use a safetensors or GGUF version of the model"
         )
     wanted = "safetensors" if kind == "adapter" else "safetensors beside a config.json"
-    raise ModelNotFound(f"{where} holds no {wanted}, and no .gguf; {held(names)}")
+    raise ModelNotFound(f"{where} holds no {wanted}, and no .gguf; {contents_of(names)}")
 
 
 def gguf_models(names: Iterable[str]) -> list[tuple[str, ...]]:
@@ -122,7 +122,7 @@ def listed(names: Iterable[str], limit: int = 10) -> str:
     return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" * (len(every) > limit))
 
 
-def held(names: Sequence[str]) -> str:
+def contents_of(names: Sequence[str]) -> str:
     """The contents of a folder, as the last clause of a message."""
     return f"it holds {listed(names)}" if names else "it is empty"
 

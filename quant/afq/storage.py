@@ -41,9 +41,9 @@ class Afq(Packed):
             )
         names = ("weight", f"{prefix}scales", f"{prefix}biases")
         words, scales, biases = (stored.tensors[name].to(stored.device) for name in names)
-        made = cls.from_codes(naive.unpack(words, bits), scales, biases, bits, stored.dtype)
-        made.uqff = bool(prefix)
-        return made
+        storage = cls.from_codes(naive.unpack(words, bits), scales, biases, bits, stored.dtype)
+        storage.uqff = bool(prefix)
+        return storage
 
     @classmethod
     def quantize(

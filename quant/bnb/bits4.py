@@ -69,14 +69,14 @@ class Bits4(Packed):
             scale=tensors.absmax[first // tensors.block].view(n, -1),
             table=tensors.quant_map,
         )
-        made = cls(tensors.kind.upper(), planes, stored.dtype)
-        made.other_tensors, made.stored_as = other_tensors, stored.tensors["weight"].dtype
-        return made
+        storage = cls(tensors.kind.upper(), planes, stored.dtype)
+        storage.other_tensors, storage.stored_as = other_tensors, stored.tensors["weight"].dtype
+        return storage
 
     def of(self, planes: Planes) -> Self:
-        made = super().of(planes)
-        made.other_tensors = {}
-        return made
+        storage = super().of(planes)
+        storage.other_tensors = {}
+        return storage
 
     def save(self) -> dict[str, Tensor]:
         codes = unpack_codes(self.planes.codes).flatten()

@@ -58,14 +58,14 @@ class Bits8(Packed):
             )
         codes = pack_codes(q.contiguous().view(torch.uint8) ^ OFFSET, 8)
         scale = (scb * naive.STEP)[:, None]
-        made = cls("INT8", Planes(codes=codes, scale=scale, zero=OFFSET), stored.dtype)
-        made.other_tensors = {name: t for name, t in stored.tensors.items() if name != "weight"}
-        return made
+        storage = cls("INT8", Planes(codes=codes, scale=scale, zero=OFFSET), stored.dtype)
+        storage.other_tensors = {name: t for name, t in stored.tensors.items() if name != "weight"}
+        return storage
 
     def of(self, planes: Planes) -> Self:
-        made = super().of(planes)
-        made.other_tensors = {}
-        return made
+        storage = super().of(planes)
+        storage.other_tensors = {}
+        return storage
 
     def save(self) -> dict[str, Tensor]:
         weight = (unpack_codes(self.planes.codes) ^ OFFSET).view(torch.int8)

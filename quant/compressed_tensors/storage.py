@@ -53,14 +53,15 @@ class Compressed(Packed):
             table=weight.table,
             d=None if weight.d is None else weight.d.contiguous(),
         )
-        made = cls(weight.format, planes, stored.dtype, order=order)
-        made.kind, made.other_tensors, made.groups = weight.kind, other_tensors, weight.groups
-        return made
+        storage = cls(weight.format, planes, stored.dtype, order=order)
+        storage.kind, storage.groups = weight.kind, weight.groups
+        storage.other_tensors = other_tensors
+        return storage
 
     def of(self, planes: Planes) -> Self:
-        made = super().of(planes)
-        made.other_tensors = {}
-        return made
+        storage = super().of(planes)
+        storage.other_tensors = {}
+        return storage
 
     def save(self) -> dict[str, Tensor]:
         codes = unpack_codes(self.planes.codes)

@@ -53,12 +53,12 @@ class Fp8(Packed):
                 lambda rows, q, scale: naive.dequantize(q[rows], scale[rows]),
                 f"{q.shape[-1]} columns are not a multiple of {CELL}",
             )
-        made = cls.from_float8(format, q, scale, stored.dtype)
-        made.other_tensors, made.unused = (
+        storage = cls.from_float8(format, q, scale, stored.dtype)
+        storage.other_tensors, storage.unused = (
             other_tensors,
             " and ".join(sorted(UNUSED & other_tensors.keys())),
         )
-        return made
+        return storage
 
     @classmethod
     def quantize(
@@ -69,23 +69,23 @@ class Fp8(Packed):
         k must be a multiple of 32.
         """
         q, scale = naive.quantize(weight)
-        made = cls.from_float8("F8_E4M3", q, scale.expand(*q.shape[:-1], 1), dtype)
-        made.other_tensors = {"weight_scale": scale.reshape(())} if weight.dim() == 2 else {}
-        return made
+        storage = cls.from_float8("F8_E4M3", q, scale.expand(*q.shape[:-1], 1), dtype)
+        storage.other_tensors = {"weight_scale": scale.reshape(())} if weight.dim() == 2 else {}
+        return storage
 
     @classmethod
     def from_float8(cls, format: str, q: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
         """q of a float8 dtype [..., k], scale floats [..., k / group]."""
         codes = pack_codes(q.contiguous().view(torch.uint8), 8)
         table = naive.table(q.dtype).to(q.device)
-        made = cls(format, Planes(codes=codes, scale=scale.contiguous(), table=table), dtype)
-        made.other_tensors = {}
-        return made
+        storage = cls(format, Planes(codes=codes, scale=scale.contiguous(), table=table), dtype)
+        storage.other_tensors = {}
+        return storage
 
     def of(self, planes: Planes) -> Self:
-        made = super().of(planes)
-        made.other_tensors = {}
-        return made
+        storage = super().of(planes)
+        storage.other_tensors = {}
+        return storage
 
     def save(self) -> dict[str, Tensor]:
         weight = unpack_codes(self.planes.codes).view(TYPES[self.format])

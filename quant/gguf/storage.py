@@ -77,9 +77,9 @@ class Blocks(Packed):
         return {"weight": self.raw()}
 
     def permute_rows(self, permute: Callable[[Tensor], Tensor]) -> Self:
-        made, source = super().permute_rows(permute), self.source
-        made.source = source and (lambda: permute(source()))
-        return made
+        storage, source = super().permute_rows(permute), self.source
+        storage.source = source and (lambda: permute(source()))
+        return storage
 
     @classmethod
     def fuse(cls, storages: Sequence[Any]) -> Storage | None:

@@ -43,14 +43,14 @@ class Gptq(Packed):
             scale=scales[:, runs].contiguous(),
             zero=zeros[:, runs].contiguous(),
         )
-        made = cls(stored_format.format, planes, stored.dtype, order=order)
-        made.stored_format, made.other_tensors = stored_format, other_tensors
-        return made
+        storage = cls(stored_format.format, planes, stored.dtype, order=order)
+        storage.stored_format, storage.other_tensors = stored_format, other_tensors
+        return storage
 
     def of(self, planes: Planes) -> Self:
-        made = super().of(planes)
-        made.other_tensors = {}
-        return made
+        storage = super().of(planes)
+        storage.other_tensors = {}
+        return storage
 
     def save(self) -> dict[str, Tensor]:
         planes, order = self.planes, self.order

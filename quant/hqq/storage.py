@@ -62,9 +62,9 @@ class Hqq(Packed):
     ) -> Self:
         """codes uint8 [..., k], scale and zero floats [..., k / group]."""
         planes = Planes(codes=pack_codes(codes, stored_layout.layout.bits), scale=scale, zero=zero)
-        made = cls(stored_layout.format, planes, dtype)
-        made.stored_layout = stored_layout
-        return made
+        storage = cls(stored_layout.format, planes, dtype)
+        storage.stored_layout = stored_layout
+        return storage
 
     def save(self) -> dict[str, Tensor]:
         planes = self.planes.rows()

@@ -69,7 +69,7 @@ class FormatErrors:
             column_weights = torch.ones_like(rows[0]) if importance is None else importance
             total += float((rows.float().square() @ column_weights.float()).sum())
             for maker in makers:
-                made = self.request.quantized(rows, maker, importance)
-                squared = (made.float() - rows.float()).square() @ column_weights.float()
+                quantized = self.request.quantized(rows, maker, importance)
+                squared = (quantized.float() - rows.float()).square() @ column_weights.float()
                 found[maker.format.name] += float(squared.sum())
         return {name: error / total for name, error in found.items()}

@@ -47,9 +47,9 @@ class Packed(Storage):
 
     def of(self, planes: Planes) -> Self:
         """A storage of the same format, dtype and order with other planes, not finalized."""
-        made = copy(self)
-        Packed.__init__(made, self.format, planes, self.dtype, order=self.order)
-        return made
+        storage = copy(self)
+        Packed.__init__(storage, self.format, planes, self.dtype, order=self.order)
+        return storage
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         rows = prod(self.shape[:-1])

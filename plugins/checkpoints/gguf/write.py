@@ -101,13 +101,13 @@ def entry(saving: Saving, name: str) -> TensorEntry:
             f"{' and '.join(makers)}; name one format for all of them"
         )
     (maker,) = makers.values()
-    made = blocks(maker)
-    if made not in BY_NAME:
+    type_name = blocks(maker)
+    if type_name not in BY_NAME:
         raise Unsupported(
             f"{maker.format.name} is not a ggml format, which GGUF needs (q4k, q8_0...); use "
             "--to uqff"
         )
-    return TensorEntry(name, info.shape, made, lambda: quantized(saving, name))
+    return TensorEntry(name, info.shape, type_name, lambda: quantized(saving, name))
 
 
 def blocks(maker: Maker) -> str:
@@ -120,13 +120,13 @@ def quantized(saving: Saving, name: str) -> Tensor:
     weight, plans = saving.outline.container.read(name), saving.plans(name)
     stack = weight.dim() == 3 and weight.shape[0] == len(plans)
     every = weight.unbind(0) if stack else [weight]
-    made = []
+    storages = []
     for each, (slot, maker) in zip(every, plans, strict=False):
         importance = saving.plan.importance.get(slot.name)
         if each.shape[-1] != slot.shape[-1]:
             importance = None  # of the model's columns; the file holds the transpose
-        made.append(maker.make(each.float(), torch.float32, importance))
-    return torch.stack([ggml(storage.save()) for storage in made])
+        storages.append(maker.make(each.float(), torch.float32, importance))
+    return torch.stack([ggml(storage.save()) for storage in storages])
 
 
 def ggml(saved: Mapping[str, Tensor]) -> Tensor:

@@ -68,11 +68,11 @@ def open_uqff(path: Path) -> UqffContainer:
     shards = find_shards(path)
     folder = shards[0].parent
     check_report(folder, shards)
-    held, metadata = gather(shards)
-    check_version(held, shards[0])
+    stored, metadata = gather(shards)
+    check_version(stored, shards[0])
     residual, _ = read_header(MappedFile(residual_of(folder)))
     locations = dict(residual)
-    for name, location in present(held):
+    for name, location in present(stored):
         if name in locations:
             other = locations[name].info.file
             raise fault(location, f"is also in {other}; the files are of different models")
@@ -174,10 +174,10 @@ def check_version(locations: Mapping[str, TensorLocation], shard: Path) -> None:
         )
 
 
-def present(held: Mapping[str, TensorLocation]) -> Iterator[tuple[str, TensorLocation]]:
+def present(locations: Mapping[str, TensorLocation]) -> Iterator[tuple[str, TensorLocation]]:
     """The tensors of shards as quantizers claim them; other tensors are unchanged."""
     layers: dict[str, dict[str, TensorLocation]] = defaultdict(dict)
-    for name, location in held.items():
+    for name, location in locations.items():
         if name in VERSION_KEYS:
             continue
         if match := TENSOR.fullmatch(name):

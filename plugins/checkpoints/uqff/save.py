@@ -78,11 +78,10 @@ def stacks(saving: Saving) -> dict[str, list[tuple[Slot, Make]]]:
 
 def stacked(slot: Slot, storages: Sequence[Storage]) -> Storage:
     """The stacked storage of all experts."""
-    made = type(storages[0]).stack(storages)
-    if made is None:
+    stack = type(storages[0]).stack(storages)
+    if stack is None:
         formats = ", ".join(sorted({storage.format for storage in storages}))
         raise CheckpointError(
-            f"{slot.name}: its experts are {formats}, which cannot be stacked; use one format for "
-            "all"
+            f"{slot.name}: its experts are {formats}, which cannot be stack; use one format for all"
         )
-    return made
+    return stack

@@ -31,13 +31,13 @@ def tensors(key: str, storage: Storage) -> dict[str, Tensor]:
     be written as well. Raises Unsupported for a storage without a family in UQFF 1.2.
     """
     saved = storage.save()
-    made = dict(saved) if FORMAT in saved else family_of(key, storage, saved)
-    family = FAMILIES[int(made[FORMAT])]
+    found = dict(saved) if FORMAT in saved else family_of(key, storage, saved)
+    family = FAMILIES[int(found[FORMAT])]
     if len(storage.shape) != 2 and not family.stacks:
         raise refusal(key, storage, f"UQFF has no stacked experts in {family.name}")
-    if made.keys() != {*family.parts, FORMAT}:
+    if found.keys() != {*family.parts, FORMAT}:
         raise refusal(key, storage, f"its tensors are not those of {family.name}")
-    return made
+    return found
 
 
 def family_of(key: str, storage: Storage, saved: Tensors) -> dict[str, Tensor]:
@@ -124,8 +124,8 @@ def word(value: int) -> Tensor:
     return torch.tensor(value).to(torch.uint32)
 
 
-def stored_name(storage: Storage, made: Tensors) -> str:
+def stored_name(storage: Storage, tensors: Tensors) -> str:
     """mistral.rs's name of a format: "q4k", "q8_0", "afq4", "fp8", "unquant"..."""
     names = {"Unquant": "unquant", "Fp8": "fp8"}
-    family = FAMILIES[int(made[FORMAT])].name
+    family = FAMILIES[int(tensors[FORMAT])].name
     return names.get(family) or storage.format.lower().replace("_k", "k")

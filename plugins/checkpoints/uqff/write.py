@@ -115,8 +115,8 @@ class Output:
             "layer_details": self.layers,
         }
         base = {} if self.base_model is None else {"base_model": self.base_model}
-        made = {"tool": f"ostro {__version__}"}
-        head = {"schema": 1, "generated_by": made, **base, "uqff_version": VERSION_TEXT}
+        generator = {"tool": f"ostro {__version__}"}
+        head = {"schema": 1, "generated_by": generator, **base, "uqff_version": VERSION_TEXT}
         return head | {"outputs": [output]}
 
 
@@ -198,26 +198,26 @@ def legacy(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def size(held: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in held.values())
+def size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def save(file: Path, held: Mapping[str, Tensor]) -> None:
+def save(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file, wide dtypes first, so that all tensors are aligned."""
-    order = sorted(held, key=lambda name: (-held[name].element_size(), name))
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": METADATA}
     end = 0
     for name in order:
-        start, end = end, end + held[name].nbytes
-        shape = list(held[name].shape)
-        dtype = NAMES[held[name].dtype]
+        start, end = end, end + tensors[name].nbytes
+        shape = list(tensors[name].shape)
+        dtype = NAMES[tensors[name].dtype]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     with atomic_path(file) as path, open(path, "wb") as stream:
         stream.write(len(raw).to_bytes(8, "little") + raw)
         for name in order:
-            flat = held[name].detach().cpu().contiguous().flatten()
+            flat = tensors[name].detach().cpu().contiguous().flatten()
             stream.write(flat.view(torch.uint8).numpy().data)
         stream.flush()
         os.fsync(stream.fileno())

@@ -22,13 +22,13 @@ def applied(mutant: Mutant, model: Model) -> Iterator[None]:
     The exit restores the attributes of modules and operations, and the values of parameters.
     """
     ops = [op for module in model.modules() for op in vars(module).values() if isinstance(op, Op)]
-    held = [(holder, saved_attributes(holder)) for holder in (*model.modules(), *ops)]
+    saved = [(holder, saved_attributes(holder)) for holder in (*model.modules(), *ops)]
     tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     try:
         mutant.apply(model)
         yield
     finally:
-        for holder, attributes in held:
+        for holder, attributes in saved:
             vars(holder).clear()
             vars(holder).update(attributes)
         for tensor, values in tensors:

@@ -79,10 +79,10 @@ class Images:
         assert self.model.architecture.inputs is not None, (
             "architectures of the task draw have inputs"
         )
-        made: Inputs = resolve(self.model.architecture.inputs)(
+        inputs: Inputs = resolve(self.model.architecture.inputs)(
             self.model.raw_config, self.model.path
         )
-        return made
+        return inputs
 
     async def draw(
         self,

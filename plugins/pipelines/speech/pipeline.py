@@ -32,10 +32,10 @@ class Speech:
         assert self.model.architecture.inputs is not None, (
             "architectures of the task speak have inputs"
         )
-        made: Inputs = resolve(self.model.architecture.inputs)(
+        inputs: Inputs = resolve(self.model.architecture.inputs)(
             self.model.raw_config, self.model.path
         )
-        return made
+        return inputs
 
     @staticmethod
     def check_format(format: str) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ostro import Settings, errors, hookimpl
-from ostro.plugins.sources.files import CONFIGS, gguf_models, held, listed
+from ostro.plugins.sources.files import CONFIGS, contents_of, gguf_models, listed
 
 MAX_ENTRIES = 1000
 """The largest number of a folder's entries that are examined."""
@@ -50,14 +50,14 @@ def model_in(folder: Path) -> Path:
         )
     if "adapter_config.json" in names:
         raise errors.ModelNotFound(f"{folder} is an adapter; name its base model first")
-    raise errors.ModelNotFound(f"{folder} holds no config.json and no .gguf; {held(names)}")
+    raise errors.ModelNotFound(f"{folder} holds no config.json and no .gguf; {contents_of(names)}")
 
 
 def adapter_in(folder: Path) -> Path:
     """The folder, if it can be an adapter. Raises ModelNotFound listing what is there."""
     names = entries(folder)
     if not any(name.endswith(".json") for name in names):
-        raise errors.ModelNotFound(f"{folder} holds no adapter_config.json; {held(names)}")
+        raise errors.ModelNotFound(f"{folder} holds no adapter_config.json; {contents_of(names)}")
     return folder
 
 
@@ -74,4 +74,4 @@ def nearby(path: Path) -> str:
         path, parent = parent, parent.parent
     names = entries(parent)
     near = errors.nearest(path.name, names)
-    return f"; {parent} exists, but has no {path.name!r}" + (near or f": {held(names)}")
+    return f"; {parent} exists, but has no {path.name!r}" + (near or f": {contents_of(names)}")

@@ -159,7 +159,7 @@ GOOD = {f"{LAYER}.weight": noise(2, WIDE), f"{LAYER}.bias": noise(2)}
         ({"global_scaling_weight": float("nan")}, "global_scaling_weight"),
         ({"enable_softmax": 1}, "enable_softmax=1"),
         ({"hidden_size": None}, "hidden_size=None"),
-        ({"hidden_size": 16}, "16 columns are wanted"),
+        ({"hidden_size": 16}, "expected 16 columns"),
         ({"xlora_depth": 2}, "the classifier has 1 layers.*PEFT 0.21"),
         ({"adapters": {}}, "adapters={}"),
         ({"adapters": {"0": 7}}, "adapters="),

@@ -71,7 +71,7 @@ SPOILT = [
         '"no_such_thing:Arcee',
         "warning: Architecture.reference na",
     ),
-    (RECORD, '"transformers:Arcee', '"ostro.core.nn.mlp:Arcee', "which ostro does not promise"),
+    (RECORD, '"transformers:Arcee', '"ostro.core.nn.mlp:Arcee', "which is not public"),
     (RECORD, '"transformers:ArceeForCausalLM"', f'"{ARCEE}:gold.safetensors"', "there is no file"),
     (RECORD, '        reference="transformers:ArceeForCausalLM",\n', "", "warning: no `reference`"),
     (RECORD, "from ostro import Ar", "import torch\nfrom ostro import Ar", "error: `import torch`"),
@@ -94,7 +94,7 @@ SPOILT = [
     (MODEL, "from ostro import", "import ostro.entrypoints.cli\nfrom ostro import", "is not part"),
     (PROJECT, "ostro>=0.2,<0.3", "ostro>=0.1,<0.2", "error: it requires the plugin API <0.2,>=0.1"),
     (PROJECT, "ostro>=0.2,<0.3", "ostro>=>0.2", "error: its metadata contains the malformed line"),
-    (PROJECT, 'ostro = ["', 'other = ["', "warning: no extra 'ostro' says which plugin API"),
+    (PROJECT, 'ostro = ["', 'other = ["', "warning: no extra 'ostro' states the plugin API"),
     (
         PROJECT,
         'license = "Apache-2.0"',
