@@ -151,8 +151,8 @@ GOOD = {f"{LAYER}.weight": noise(2, WIDE), f"{LAYER}.bias": noise(2)}
 @pytest.mark.parametrize(
     ("keys", "match"),
     [
-        ({"scaling_pass_value": 0.5}, "scaling_pass_value=0.5 is not supported"),
-        ({"top_k_lora": 3}, "more than the 2 members"),
+        ({"scaling_pass_value": 0.5}, "scaling_pass_value=0.5 must be 0"),
+        ({"top_k_lora": 3}, "exceeds the number of members, 2"),
         ({"top_k_lora": 0}, "top_k_lora=0"),
         ({"softmax_temperature": 0}, "softmax_temperature=0"),
         ({"softmax_temperature": "hot"}, "softmax_temperature='hot'"),
