@@ -64,9 +64,8 @@ class ModelOutline:
 
     def reader(self, plugins: PluginManager, **options: Any) -> WeightReader:
         """A reader of the weights, as floats by default; `options` are fields of `WeightReader`."""
-        settings = quantization(self.raw_config)
         options = {"device": self.device, "dtype": self.dtype, **options}
-        return WeightReader(self.container, plugins, settings, **options)
+        return WeightReader(self.container, plugins, quantization(self.raw_config), **options)
 
     def weigh(self) -> dict[Module, int]:
         """Estimated bytes of the weights of each module; floats in `dtype` or the plan's format."""
@@ -185,8 +184,7 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"--device {name!r}: expected cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda"):
         raise Unsupported(f"--device {name}: expected cpu or cuda (for ROCm use cuda)")
-    count = torch.get_device_module(device).device_count()
-    if (device.index or 0) >= count:
+    if (device.index or 0) >= torch.get_device_module(device).device_count():
         raise Unsupported(f"--device {name}: not found by torch; run `ostro doctor` for details")
     return device
 
@@ -245,8 +243,5 @@ def choose_context(requested: int | None, config: ModelConfig) -> int:
 def target_of(device: torch.device, dtype: torch.dtype, settings: Settings) -> Target:
     """The target for which the kernels of a model are selected."""
     return Target(
-        device=device,
-        dtype=dtype,
-        deterministic=settings.deterministic,
-        exact=settings.exact,
+        device=device, dtype=dtype, deterministic=settings.deterministic, exact=settings.exact
     )

@@ -72,10 +72,8 @@ def read_importance(path: Path, open_gguf: Callable[[Path], Container]) -> dict[
     CheckpointError with the file and the entry, and ModelNotFound if the file does not exist.
     """
     file = MappedFile(path)
-    if bytes(file.data[:4]) == b"GGUF":
-        found = dict(read_gguf_sums(open_gguf(path), path.name))
-    else:
-        found = Entries(file).read()
+    is_gguf = bytes(file.data[:4]) == b"GGUF"
+    found = dict(read_gguf_sums(open_gguf(path), path.name)) if is_gguf else Entries(file).read()
     for name, values in found.items():
         if not bool((values.isfinite() & (values >= 0)).all()):
             raise CheckpointError(

@@ -59,10 +59,7 @@ def makers(plugins: PluginManager) -> dict[str, Maker]:
 
 
 def find(
-    name: str,
-    known: Mapping[str, Maker],
-    option: str = "--quant",
-    others: Iterable[str] = (),
+    name: str, known: Mapping[str, Maker], option: str = "--quant", others: Iterable[str] = ()
 ) -> Maker:
     """The maker of a format in any spelling (q4k, Q4_K, 4).
 

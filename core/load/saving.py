@@ -55,9 +55,8 @@ class Saving:
         by_slot, singles, left = found.arrange()
         known = {slot.name: slot for slot in slots(found.model)}
         tied = tied_names(found.model, found.names, found.space)
-        filled = by_slot.keys() | singles.keys()
-        missing = [name for name in known if name not in filled]
-        refuse(found.container, missing, [name for name in left if name not in tied])
+        filled, unused = by_slot.keys() | singles.keys(), [n for n in left if n not in tied]
+        refuse(found.container, known.values(), filled, unused)
         return known, by_slot, left
 
     def weights(self) -> Iterator[tuple[Slot, Callable[[], Storage]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -203,8 +203,7 @@ def fill(
     by_slot, singles, left = arrange(model, container, names, space)
     expected = list(slots(model))
     filled = by_slot.keys() | singles.keys()
-    missing = [slot.name for slot in expected if slot.name not in filled]
-    refuse(container, missing, [name for name in left if name not in tied])
+    refuse(container, expected, filled, [name for name in left if name not in tied])
     used = [*singles.values(), *(item for tensors in by_slot.values() for item in tensors.values())]
     total, done = sum(container.tensors[item.theirs].nbytes for item in used), 0
     for slot in expected:
@@ -267,8 +266,11 @@ def put(slot: Slot, named: Named, reader: WeightReader) -> None:
     getattr(slot.module, slot.part).data.copy_(tensor)
 
 
-def refuse(container: Container, missing: list[str], left: list[str]) -> None:
-    """Raise CheckpointError with the names of missing and unassigned tensors, if there are any."""
+def refuse(
+    container: Container, expected: Iterable[Slot], filled: Set[str], left: list[str]
+) -> None:
+    """Raise CheckpointError for slots that are not filled, and for `left`, tensors without one."""
+    missing = [slot.name for slot in expected if slot.name not in filled]
     if not missing and not left:
         return
     lines = [f"{container.path.name}: the checkpoint does not match the architecture"]
