@@ -105,9 +105,11 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
     Commands that take time are answered later, among the engine's events.
     """
     if isinstance(message, Request | AdapterCommand):
-        begin = engine.adapt if isinstance(message, AdapterCommand) else engine.submit
         try:
-            begin(message)
+            if isinstance(message, AdapterCommand):
+                engine.adapt(message)
+            else:
+                engine.submit(message)
         # Whatever it is: the request has not begun, so other requests are unaffected.
         except Exception as error:
             if not isinstance(error, OstroError):  # the client does not receive its traceback

@@ -1,0 +1,164 @@
+"""Errors of pooling requests, of jobs, and of an engine in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny.failing import (
+    FAULTY,
+    LONG,
+    MEAN,
+    Fault,
+    ask,
+    processed,
+    tokens_of,
+)
+from tiny.model import make_model
+
+from ostro.core.engine.jobs import JobEngine, Slice
+from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
+from ostro.core.engine.pooling import PoolingEngine
+from ostro.core.engine.request import (
+    JobOutput,
+    JobRequest,
+    Output,
+    PoolingRequest,
+    TokenOutput,
+    TokenRequest,
+)
+from ostro.core.errors import OstroError
+from ostro.core.ipc.process import ProcessEngine
+from ostro.core.records import Settings
+from ostro.plugins.conformance.parity import Subject, greedy
+
+
+@pytest.fixture
+def reader(llama: Subject) -> Iterator[PoolingEngine]:
+    engine = llama.engine()
+    yield PoolingEngine(
+        engine.runner, MEAN, vocab=engine.vocab, context=engine.context, max_rows=40
+    )
+    assert engine.stats().blocks_used == 0
+
+
+def results(part: PoolingEngine | JobEngine) -> dict[str, JobOutput]:
+    found: dict[str, JobOutput] = {}
+    while part.busy:
+        found |= {output.id: output for output in part.step() if output.finish}
+    return found
+
+
+def test_a_pooling_step_that_raises_ends_its_requests_alone(
+    llama: Subject, reader: PoolingEngine
+) -> None:
+    inputs = {"bad": llama.prompt[:30], "good": llama.prompt[5:35]}
+    Fault(reader.runner.model, "hidden", RuntimeError("boom"))
+    for id, tokens in inputs.items():
+        reader.submit(PoolingRequest(id=id, inputs=[tokens]))
+    found = results(reader)
+    assert found["bad"].finish == "error" and "boom" in (found["bad"].error or "")
+    expected = reader.read([inputs["good"]], None, "vectors").numpy()
+    assert found["good"].arrays["rows"].numpy() == pytest.approx(expected)
+    assert not reader.live
+    reader.submit(PoolingRequest(id="bad", inputs=[inputs["bad"]]))
+    assert results(reader)["bad"].finish == "stop"
+
+
+def test_a_pooling_request_of_many_steps_ends_once(llama: Subject, reader: PoolingEngine) -> None:
+    Fault(reader.runner.model, "hidden", RuntimeError("boom"), 1)
+    reader.submit(PoolingRequest(id="bad", inputs=[llama.prompt[:30]] * 3))
+    assert results(reader)["bad"].finish == "error"
+    assert not reader.live and not reader.queue
+
+
+def test_a_batch_that_has_no_room_in_the_cache_ends_its_requests_alone(llama: Subject) -> None:
+    engine = llama.engine(blocks=3)
+    reader = PoolingEngine(engine.runner, MEAN, vocab=engine.vocab, context=200, max_rows=40)
+    for id, count in {"long": 60, "short": 20}.items():
+        reader.submit(PoolingRequest(id=id, inputs=[llama.prompt[:count]]))
+    found = results(reader)
+    assert found["long"].param == "input" and "no room" in (found["long"].error or "")
+    assert found["short"].finish == "stop"
+
+
+class Worker:
+    """Counts to three; raises if the request demands it."""
+
+    def work(self, request: JobRequest, step: Any) -> Iterator[Slice]:
+        if request.values.get("raise") == "at once":
+            raise KeyError("no such job")
+        return self.slices(request.values)
+
+    def slices(self, values: Mapping[str, Any]) -> Iterator[Slice]:
+        for i in range(3):
+            if values.get("raise") == i:
+                raise ZeroDivisionError("boom")
+            yield Slice(done=i + 1, total=3, arrays={"x": torch.ones(1)} if i == 2 else {})
+
+
+def test_a_job_that_raises_ends_alone() -> None:
+    jobs = JobEngine(Worker())
+    jobs.submit(JobRequest(id="bad", values={"raise": 1}))
+    jobs.submit(JobRequest(id="good"))
+    with pytest.raises(OstroError, match="KeyError: 'no such job'"):
+        jobs.submit(JobRequest(id="refused", values={"raise": "at once"}))
+    found = results(jobs)
+    assert found["bad"].finish == "error" and "ZeroDivisionError" in (found["bad"].error or "")
+    assert found["good"].finish == "stop"
+
+
+def test_failures_of_one_sub_engine_leave_the_others_running(llama: Subject) -> None:
+    engine = llama.engine()
+    reader = PoolingEngine(
+        engine.runner, MEAN, vocab=engine.vocab, context=engine.context, max_rows=40
+    )
+    multi = MultiModelEngine(
+        {"m": ModelEntry(tokens=engine, reader=reader, jobs=JobEngine(Worker()))}
+    )
+    wanted = greedy(engine, [llama.prompt[:20]], LONG)[0]
+    multi.submit(ask("good", llama.prompt[:20]))
+    multi.submit(JobRequest(id="job", values={"raise": 2}))
+    Fault(reader, "read", RuntimeError("boom"))
+    multi.submit(PoolingRequest(id="pooling", inputs=[[5, 6]]))
+    outputs = list[Output]()
+    while multi.busy:
+        outputs += multi.step()
+    ends = {output.id: output.finish for output in outputs if output.finish}
+    assert ends == {"good": "length", "job": "error", "pooling": "error"}
+    tokens = [output for output in outputs if isinstance(output, TokenOutput)]
+    assert tokens_of(tokens) == wanted
+
+
+def test_an_engine_process_survives_errors_of_plugins(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    settings = Settings(reference=str(tmp_path), threads=1)
+
+    async def tokens(engine: ProcessEngine, request: TokenRequest) -> list[int]:
+        return [token async for output in engine.generate(request) for token in output.tokens]
+
+    async def test(engine: ProcessEngine) -> None:
+        await engine.start()
+        prompt = [5, 6, 7, 8]
+        alone = await tokens(engine, ask("alone", prompt, 900))
+        good = asyncio.ensure_future(tokens(engine, ask("good", prompt, 900)))
+        for number, (fault, error) in enumerate((("check", "KeyError"), ("apply", "ValueError"))):
+            with pytest.raises(OstroError, match=f"{error}.*plugin faulty"):
+                await tokens(engine, processed(f"bad {number}", prompt, fault))
+        assert not good.done()
+        assert await good == alone and len(alone) == 900
+        assert (await engine.stats()).blocks_used == 0
+        assert await tokens(engine, processed("later", prompt, "nothing", 9)) == alone[:9]
+
+    async def main() -> None:
+        engine = ProcessEngine(settings, plugin_paths=[str(FAULTY)])
+        try:
+            await asyncio.wait_for(test(engine), 120)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
