@@ -24,10 +24,23 @@ class RopeConfig(TextConfig):
 
     def check(self) -> None:
         super().check()
-        if len(self.sections) != 3 or 2 * sum(self.sections) != self.head_dim:
+        given = self.rope_parameters.get("mrope_section", ())
+        if given is not None and (
+            not isinstance(given, list | tuple) or any(type(size) is not int for size in given)
+        ):
+            raise ConfigError(
+                f"rope_parameters: mrope_section={given!r:.80} is not a list of sizes"
+            )
+        part = self.rope_parameters.get("partial_rotary_factor", 1.0)
+        if isinstance(part, bool | str | list | dict) or not 0 < part <= 1:
+            raise ConfigError(
+                f"rope_parameters: partial_rotary_factor={part!r:.80} is not within 0..1"
+            )
+        pairs = int(self.head_dim * part) // 2
+        if len(self.sections) != 3 or sum(self.sections) != pairs or min(self.sections) < 0:
             raise ConfigError(
                 f"rope_parameters: mrope_section={list(self.sections)} are not three sections of "
-                f"the {self.head_dim // 2} pairs of a head"
+                f"the {pairs} rotated pairs of a head"
             )
 
 

@@ -75,14 +75,19 @@ def layer_norm_eps(model: nn.TokenModel) -> None:
     each(model, nn.LayerNorm, lambda norm: setattr(norm, "eps", 0.1))
 
 
-def mutants() -> Iterator[Mutant]:
+def tower_mutants() -> Iterator[Mutant]:
+    """The mutants of this vision encoder without deepstack features, and of interleaved mrope."""
     yield from vision_mutants()
     yield Mutant(name="text: sections one after the other", apply=chunked)
     yield Mutant(name="tower: no learned positions", apply=no_positions)
     yield Mutant(name="tower: learned positions cut off", apply=other_corners)
     yield Mutant(name="tower: another epsilon in the norms", apply=layer_norm_eps, std=SMALL)
+    yield Mutant(name="tower: no activation", apply=no_activation)
+
+
+def mutants() -> Iterator[Mutant]:
+    yield from tower_mutants()
     yield Mutant(name="levels: none", apply=levels(lambda features: []))
     yield Mutant(name="levels: in another order", apply=levels(lambda features: features[::-1]))
     yield Mutant(name="levels: of other layers", apply=early_layers)
     yield Mutant(name="levels: single patches normed", apply=early_norm)
-    yield Mutant(name="tower: no activation", apply=no_activation)

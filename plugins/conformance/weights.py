@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ def construct(
 ) -> Any:
     """Build a transformers class from its own config, or a plain module from the plugin's."""
     if hasattr(cls, "config_class"):
-        return cls(cls.config_class(**shape)).eval().float()
+        # Config classes of transformers write into the mappings that they are given.
+        return cls(cls.config_class(**deepcopy(dict(shape)))).eval().float()
     return cls(read_config(record, shape, plugins)[0]).eval().float()
 
 

@@ -62,6 +62,10 @@ class TestQwen3VL(SightTests):
     name = "qwen3_vl"
 
 
+class TestQwen35VL(SightTests):
+    name = "qwen3_5_vl"
+
+
 def seeing(tiny: Subject) -> Iterator[Example]:
     """The examples that have media."""
     return (example for example in tiny.examples if example.prompt.items)

@@ -405,10 +405,15 @@ CASES = {
     "text of gemma3": Case("gemma3_images", SCALED, "pieces"),
     "text of qwen2.5 vl": Case("qwen2_5_vl"),
     "text of qwen3 vl": Case("qwen3_vl"),
+    "text of qwen3.5 vl": Case("qwen3_5_vl", options=("--no-mtp",)),
     "text of qwen3 vl moe": Case("qwen3_vl_moe", {"mlp_only_layers": []}, change=turn),
     "text of qwen2 audio": Case("qwen2_audio", {"use_sliding_window": False}),
     "qwen2.5 vl": Case("qwen2_5_vl", tokenizer="marked bytes", others=WINDOWS, media=NORMED),
     "qwen2 vl": Case("qwen2_vl", tokenizer="marked bytes", media=NORMED),
+    "qwen3.5 vl": Case("qwen3_5_vl", tokenizer="marked bytes", media=NORMED, options=("--no-mtp",)),
+    "qwen3.5 moe vl": Case(
+        "qwen3_5_moe_vl", tokenizer="marked bytes", media=NORMED, options=("--no-mtp",)
+    ),
     "qwen3 vl": Case("qwen3_vl", tokenizer="marked bytes", others=LEVELS, media=NORMED),
     "qwen3 vl moe": Case(
         "qwen3_vl_moe",
