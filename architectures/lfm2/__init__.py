@@ -32,4 +32,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:Lfm2ForCausalLM",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )

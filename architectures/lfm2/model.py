@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -122,7 +122,11 @@ class Block(nn.Module):
             self.operator = "conv"
             self.conv = ShortConv(config, layer)
         self.ffn_norm = nn.RMSNorm(d, eps)
-        self.feed_forward = nn.GatedMLP(d, config.feed_forward_size, "silu")
+        self.feed_forward = self.mlp(config, layer)
+
+    def mlp(self, config: Config, layer: int) -> nn.Module:
+        """The feed-forward of a layer."""
+        return nn.GatedMLP(config.hidden_size, config.feed_forward_size, "silu")
 
     def forward(self, x: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
         x, residual = self.operator_norm(x, residual)
@@ -132,11 +136,11 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, block: type[Block]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         rope = nn.Rope(config.rope_parameters, config.head_dim, config.max_position_embeddings)
-        self.layers = nn.ModuleList(Block(config, i, rope) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(block(config, i, rope) for i in range(config.num_hidden_layers))
         self.embedding_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -147,9 +151,11 @@ class Decoder(nn.Module):
 
 
 class Model(nn.TokenModel):
+    block: ClassVar[type[Block]] = Block
+
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.model = Decoder(config)
+        self.model = Decoder(config, self.block)
         tied = self.model.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = nn.Head(config.hidden_size, config.vocab_size, tied=tied)
 

@@ -62,7 +62,7 @@ def names(config: Config) -> Names:
 def gguf_config(container: Container) -> dict[str, Any]:
     """Llama's keys and the filters' length; convolution layers have 0 key heads."""
     raw = llama.gguf_config(container)
-    get = llama.under("lfm2", container.metadata)
+    get = llama.under(container.metadata["general.architecture"], container.metadata)
     heads = get("attention.head_count_kv")
     if isinstance(heads, Iterable):
         counts = [int(n) for n in heads]

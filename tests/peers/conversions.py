@@ -395,6 +395,7 @@ CASES = {
     "minimax m2": Case("minimax_m2", stated={"scoring_func": "sigmoid", "rotary_dim": 8}),
     "mamba2": Case("mamba2", {"use_bias": False, **UNLIMITED}),
     "lfm2": Case("lfm2", {"conv_bias": False}),
+    "lfm2 moe": Case("lfm2_moe", {"conv_bias": False, "routed_scaling_factor": 1.0}),
     "bert": Case("bert", tokenizer="words"),
     "bert, classifier": Case(
         "bert_classifier", {"num_labels": 3}, "words", asked="bert_classifier", refused="pooler"
