@@ -121,6 +121,10 @@ MAMBA: Mapping[str, Config] = {
     "dora": lora(["in_proj"], use_dora=True, use_rslora=True),
     "both ends": lora(["embeddings", "lm_head", "in_proj"], bias="lora_only"),
 }
+HYBRIDS: Mapping[str, Config] = {
+    "every linear": lora(["in_proj", "q_proj", "o_proj", "input_linear", "output_linear"]),
+    "experts": lora(target_parameters=[e.replace("mlp", "block_sparse_moe") for e in EXPERTS]),
+}
 KINDS: Mapping[str, Mapping[str, Config]] = {
     "qwen3_moe": MIXTURES,
     "mixtral": MIXTURES,
@@ -128,7 +132,9 @@ KINDS: Mapping[str, Mapping[str, Config]] = {
     "deepseek_v2": LATENTS,
     "deepseek_v3": LATENTS,
     "qwen3_next": {**STATES, "experts": MIXTURES["experts"]},
+    "qwen3_5": STATES,
     "lfm2": STATES,
+    "granitemoehybrid": HYBRIDS,
     "mamba2": MAMBA,
 }
 RARE = {"gpt_oss", "deepseek_v3"}

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostro.architectures.qwen3_5.model import Config, SparseConfig
-from ostro.architectures.qwen3_5.tiled import TiledColumns, TiledRows
+from ostro.architectures.qwen3_5.tiled import TiledColumns, TiledRows, TiledStorage
 from ostro.core.errors import CheckpointError, ConfigError, OstroError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
@@ -137,3 +137,15 @@ def test_value_heads_of_gguf_files_are_grouped() -> None:
     assert torch.equal(columns.write(grouped[None, 1:]), order[None, 1:])
     with pytest.raises(CheckpointError, match="6 value heads"):
         columns.read(order[None])
+
+
+def test_a_weight_in_tiled_order_multiplies_grouped_inputs(plugins: PluginManager) -> None:
+    with subject(plugins, "qwen3_5") as made:
+        (plain,) = made.load().model.model.layers[0].self_attn.out_proj.active_storages
+    tiled = TiledStorage(plain, 2, 3)
+    grouped = TiledColumns(2, 3).read(plain.dequantize())
+    x = torch.randn(5, 96)
+    assert torch.equal(tiled.dequantize(), grouped)
+    torch.testing.assert_close(tiled.matmul(x), x @ grouped.t(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(tiled.row_norms_sq(), grouped.square().sum(-1))
+    assert torch.equal(tiled.save()["weight"], plain.save()["weight"])
