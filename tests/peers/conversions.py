@@ -327,6 +327,7 @@ CASES = {
     "olmo3": Case("olmo3", {"rope_parameters": OLMO3}),
     "glm": Case("glm", {"max_position_embeddings": 64}, change=add_glm_tokens),
     "glm4": Case("glm4", change=add_glm_tokens),
+    "seed-oss": Case("seed_oss", {"attention_out_bias": False}),
     "hunyuan dense": Case("hunyuan_v1_dense", {"max_position_embeddings": 32768}),
     "phi3": Case("phi3", PHI3_4K, "pieces"),
     "phi3, longrope": Case("phi3", PHI4_MINI, "pieces"),
