@@ -158,6 +158,11 @@ class TextConfig(ModelConfig):
                 f"num_hidden_layers={self.num_hidden_layers} require over 10^13 weights"
             )
 
+    @property
+    def context_limit(self) -> int:
+        """The longest sequence in tokens."""
+        return self.max_position_embeddings
+
     def window(self, layer: int) -> int:
         """The sliding window of a layer in positions, including the current one; 0 = none."""
         return 0

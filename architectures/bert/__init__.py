@@ -33,6 +33,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:BertModel",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )
     yield encoder
     yield replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Step, nn
-from ostro.config import TextConfig
+from ostro.config import TextConfig, check_sizes
 from ostro.errors import ConfigError
 
 
@@ -34,6 +35,9 @@ class Config(TextConfig):
         if self.position_embedding_type != "absolute":
             kind = self.position_embedding_type
             raise ConfigError(f"position_embedding_type={kind!r} is not implemented")
+        check_sizes(self, "type_vocab_size labels")
+        if not (math.isfinite(self.layer_norm_eps) and 0 <= self.layer_norm_eps < 1):
+            raise ConfigError(f"layer_norm_eps={self.layer_norm_eps} is not within 0..1")
         if self.hidden_act not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
             raise ConfigError(f"hidden_act={self.hidden_act!r} is not implemented")
 
@@ -48,10 +52,16 @@ class Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, d)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, d)
         self.LayerNorm = nn.LayerNorm(d, config.layer_norm_eps)
+        self.last_type = config.type_vocab_size - 1
+
+    def places(self, step: Step) -> Tensor:
+        """The row of the position embeddings of each token: [T] int64."""
+        return step.positions[0]
 
     def forward(self, step: Step) -> Tensor:
-        places, *kinds = step.positions
-        kind = kinds[0] if kinds else torch.zeros_like(places)
+        places, kinds = self.places(step), step.positions[1:]
+        # A model with one type (RoBERTa) has it for both texts of a pair.
+        kind = kinds[0].clamp(max=self.last_type) if len(kinds) else torch.zeros_like(places)
         x = self.word_embeddings(step.tokens, step) + self.position_embeddings(places, step)
         return self.LayerNorm(x, self.token_type_embeddings(kind, step))[0]
 

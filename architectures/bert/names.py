@@ -24,8 +24,14 @@ HUB = (
     Pair(f"{LAYER}.output.dense", f"{LAYER}.mlp.fc2"),
     Pair(f"{LAYER}.output.LayerNorm", f"{LAYER}.mlp_norm"),
 )
-PREFIXED = tuple(Pair(f"bert.{pair.theirs}", pair.ours) for pair in HUB)
-"""The names in checkpoints with a head."""
+
+
+def prefixed(prefix: str) -> tuple[Pair, ...]:
+    """The names in checkpoints with a head."""
+    return tuple(Pair(f"{prefix}.{pair.theirs}", pair.ours) for pair in HUB)
+
+
+PREFIXED = prefixed("bert")
 
 GGUF = (
     Pair("token_embd", "embeddings.word_embeddings"),

@@ -232,7 +232,8 @@ def choose_context(requested: int | None, config: ModelConfig) -> int:
 
     Raises UsageError if `requested` exceeds the model's limit.
     """
-    limit = int(getattr(config, "max_position_embeddings", 2048))
+    fallback = getattr(config, "max_position_embeddings", 2048)
+    limit = int(getattr(config, "context_limit", fallback))
     if requested is None:
         return min(limit, MAX_DEFAULT_CONTEXT)
     if not 1 <= requested <= limit:

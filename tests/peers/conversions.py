@@ -112,6 +112,14 @@ def write_pieces(folder: Path, **more: Any) -> None:
     SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=file, vocab_size=64, **quiet)
 
 
+def write_bpe_pieces(folder: Path) -> None:
+    """As `write_pieces`, under the file name of XLM-RoBERTa."""
+    write_pieces(folder)
+    (folder / "tokenizer.model").rename(folder / "sentencepiece.bpe.model")
+    config = {"tokenizer_class": "XLMRobertaTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
 def write_marked_pieces(folder: Path) -> None:
     """As `write_pieces`, with image and newline tokens first, at their ids in tiny configs."""
     write_pieces(folder, user_defined_symbols=[*SQUARES, *LINES], bos_id=7, eos_id=8)
@@ -133,6 +141,7 @@ TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
     "glm bytes": write_glm_bytes,
     "marked bytes": write_marked_bytes,
     "marked pieces": write_marked_pieces,
+    "bpe pieces": write_bpe_pieces,
     "pieces": write_pieces,
     "words": write_words,
 }
@@ -313,6 +322,9 @@ NO_EXPERTS = {
 }
 PUBLISHED = {"layer_types": ["mamba", "attention", "mamba"]}
 
+ROBERTA = {"architectures": ["RobertaModel"], "model_type": "roberta"}
+PADDED = {"pad_token_id": 1}
+
 CASES = {
     "llama": Case("llama"),
     "llama, tied": Case("llama", {"tie_word_embeddings": True}),
@@ -400,6 +412,11 @@ CASES = {
     "bert": Case("bert", tokenizer="words"),
     "bert, classifier": Case(
         "bert_classifier", {"num_labels": 3}, "words", asked="bert_classifier", refused="pooler"
+    ),
+    "roberta": Case("xlm_roberta", PADDED, stated=ROBERTA, asked="bert"),
+    "xlm-roberta": Case("xlm_roberta", PADDED, "bpe pieces", asked="bert"),
+    "xlm-roberta, classifier": Case(
+        "xlm_roberta_classifier", {**PADDED, "num_labels": 3}, "bpe pieces", asked="bert_classifier"
     ),
     "t5 encoder": Case("t5", FAR, "pieces"),
     "t5 encoder, relu": Case("t5", {**FAR, "feed_forward_proj": "relu"}, "pieces"),

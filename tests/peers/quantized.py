@@ -68,7 +68,7 @@ FORMATS = {
 COUNT = 32
 
 GEMMA = ("gemma2", "gemma3", "embeddinggemma", "gemma3_images")
-GELU = ("gemma", *GEMMA, "bert", "phi", "starcoder2", "t5")
+GELU = ("gemma", *GEMMA, "bert", "xlm_roberta", "phi", "starcoder2", "t5")
 """Architectures that are compared with llama.cpp's gelu, see `tabled`."""
 
 OUTLIERS = {"gemma": 2.0}
