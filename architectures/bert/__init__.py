@@ -39,6 +39,7 @@ def ostro_architectures() -> Iterable[Architecture]:
     yield replace(
         encoder,
         name="bert_classifier",
+        trunk=False,
         wide={**WIDE, "num_labels": 8},
         tasks=("classify", "rerank"),
         classes=("BertForSequenceClassification",),
