@@ -89,6 +89,31 @@ def write_glm_bytes(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+RANKS = f"""
+class Tokenizer:
+    mergeable_ranks = {{bytes([i]): i for i in range(256)}} | {{b"th": 256}}
+    special_tokens = {{"<|end|>": 257}}
+    vocab_size = {VOCABULARY}
+
+    @classmethod
+    def register_for_auto_class(cls, *args):
+        pass
+
+    @classmethod
+    def from_pretrained(cls, *args, **more):
+        return cls()
+"""
+"""The members of Hunyuan's tokenizer class that the converter reads."""
+
+
+def write_ranks(folder: Path) -> None:
+    """As `write_bytes`, for the converter with a tokenizer class in the folder, as in Hunyuan's."""
+    write_bytes(folder)
+    (folder / "tokenization.py").write_text(RANKS)
+    named = {"auto_map": {"AutoTokenizer": ["tokenization.Tokenizer", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+
+
 def write_marked_bytes(folder: Path) -> None:
     """As `write_bytes`, with the media placeholders first, at their ids in tiny configs."""
     write_bytes(folder)
@@ -143,6 +168,7 @@ TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
     "marked pieces": write_marked_pieces,
     "bpe pieces": write_bpe_pieces,
     "pieces": write_pieces,
+    "ranks": write_ranks,
     "words": write_words,
 }
 
@@ -194,6 +220,16 @@ def add_mtp_layer(tiny: Subject) -> None:
     for table in ("embed_tokens", "shared_head.head"):
         tensors[f"{target}{table}.weight"] = torch.ones(config.vocab_size, d)
     save_file(tensors, file, {"format": "pt"})
+
+
+def list_per_layer(tiny: Subject) -> None:
+    """State the width and the number of experts for each layer, as published Hunyuan files do."""
+    file = tiny.folder / "config.json"
+    config = json.loads(file.read_text())
+    layers = config["num_hidden_layers"]
+    config["moe_intermediate_size"] = [config["intermediate_size"]] * layers
+    config["num_shared_expert"] = [1] * layers
+    file.write_text(json.dumps(config))
 
 
 def halve(*ends: str) -> Callable[[Subject], None]:
@@ -341,6 +377,12 @@ CASES = {
     "glm4": Case("glm4", change=add_glm_tokens),
     "seed-oss": Case("seed_oss", {"attention_out_bias": False}),
     "hunyuan dense": Case("hunyuan_v1_dense", {"max_position_embeddings": 32768}),
+    "hunyuan moe": Case(
+        "hunyuan_v1_moe",
+        {"rope_parameters": LITE["rope_parameters"], "moe_topk": [2, 2]},
+        "ranks",
+        change=list_per_layer,
+    ),
     "phi3": Case("phi3", PHI3_4K, "pieces"),
     "phi3, longrope": Case("phi3", PHI4_MINI, "pieces"),
     "mistral": Case("mistral", {"sliding_window": None}),
@@ -402,7 +444,7 @@ CASES = {
         "glm4_moe_lite",
         {**LATENT, **LEADING},
         "glm bytes",
-        stated={**MTP, "first_k_dense_replace": 1},
+        stated={**MTP, "first_k_dense_replace": 1, "scoring_func": "sigmoid"},
         change=add_mtp_layer,
     ),
     "minimax m2": Case("minimax_m2", stated={"scoring_func": "sigmoid", "rotary_dim": 8}),
