@@ -77,10 +77,14 @@ class Inputs(ostro.Inputs):
         path, stated = self.folder, self.raw.get("preprocessor_config")
         if not stated:
             path, stated = pixels.find(self.folder)
-        kind = str(stated.get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
-        found = PROCESSORS.get(kind, self.settings).of(stated, path)
+        found = self.settings_of(stated).of(stated, path)
         check_shape(found, self.folder, self.side)
         return found
+
+    def settings_of(self, stated: Mapping[str, Any]) -> type[pixels.Preprocessor]:
+        """The class of the settings of a file."""
+        kind = str(stated.get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
+        return PROCESSORS.get(kind, self.settings)
 
     def image(self, pixels: Pixels) -> Item:
         pad = self.placeholders["image"]

@@ -14,17 +14,20 @@ from ostro import Array, Item, content_key
 from ostro.architectures.llava import inputs as llava
 from ostro.architectures.llava_next.tiles import Size, best_resolution, cut, padding
 from ostro.architectures.siglip import pixels
-from ostro.architectures.siglip.pixels import Floats, Pixels, check_shape, resize
+from ostro.architectures.siglip.pixels import Pixels, Triple, check_shape, resize
 from ostro.errors import ConfigError, RequestError
 
 FRAMES = 32
 """The most frames of a video if the settings have no num_frames."""
 
 
-class Preprocessor(llava.Preprocessor, frozen=True, kw_only=True):
+class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
     """The preprocessor settings, with LLaVA-NeXT's defaults. `do_pad` concerns batches only."""
 
     size: dict[str, int] = msgspec.field(default_factory=lambda: {"shortest_edge": 224})
+    image_mean: Triple = (0.48145466, 0.4578275, 0.40821073)
+    image_std: Triple = (0.26862954, 0.26130258, 0.27577711)
+    do_center_crop: bool = True
     do_pad: bool = True
     num_frames: int | None = None
     image_grid_pinpoints: tuple[Size, ...] = (
@@ -38,10 +41,6 @@ class Preprocessor(llava.Preprocessor, frozen=True, kw_only=True):
     @property
     def pads(self) -> bool:
         return self.do_pad
-
-    def __call__(self, pixels: Pixels) -> Floats:
-        """uint8 [side, side, 3] -> normalised [3, side, side]."""
-        return super(llava.Preprocessor, self).__call__(pixels)
 
     def refusal(self) -> str | None:
         if self.num_frames is not None and not 0 < self.num_frames <= 4096:
@@ -66,6 +65,9 @@ class Inputs(llava.Inputs):
         if self.video_token is not None:
             found["video"] = self.token("video", self.video_token)
         return found
+
+    def settings_of(self, stated: Mapping[str, Any]) -> type[pixels.Preprocessor]:
+        return self.settings
 
     @property
     def across(self) -> int:

@@ -77,13 +77,10 @@ class VideoConfig(Tiled, llava.Config):
             )
 
 
-TiledConfig = Config | VideoConfig
-
-
 class Model(llava.Model):
-    def __init__(self, config: TiledConfig) -> None:
+    def __init__(self, config: llava.Config) -> None:
         super().__init__(config)
-        self.side = config.side
+        self.side = config.vision.image_size // config.vision.patch_size
         self.image_newline = parameter(config.text.hidden_size)
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:

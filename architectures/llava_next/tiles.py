@@ -55,3 +55,11 @@ def padding(size: Size, grid: Size) -> Size:
     if width / height > columns / rows:
         return (rows - int(round(height * (columns / width), 7))) // 2, 0
     return 0, (columns - int(round(width * (rows / height), 7))) // 2
+
+
+def limited(grid: Size, patches: int) -> Size:
+    """The size of a grid that is scaled down if it has many more patches than `patches`."""
+    ratio = math.sqrt(grid[0] * grid[1] / patches)
+    if ratio <= 1.1:
+        return grid
+    return max(1, int(grid[0] // ratio)), max(1, int(grid[1] // ratio))
