@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny.published import publish, published_deviation, refuse_or_run
+from tiny.published import Tensors, publish, published_deviation, refuse_or_run
 
 from ostro.architectures.phi3.names import gguf_config
 from ostro.core.errors import ConfigError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import resolve
+from ostro.core.records import Settings, resolve
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
@@ -138,3 +138,48 @@ def test_gguf_files_that_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         gguf_config(container({**KEYS, **keys}, shape, names))
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+def test_fused_tensors_in_fp8(plugins: PluginManager, tmp_path: Path, scales: str) -> None:
+    """Parts of a quantized tensor are read from its storage, whatever the shape of its scales."""
+    wide = plugins.get("architectures", "phi3").wide
+    with subject(plugins, "phi3", config=wide) as tiny:
+        weights = {
+            f"{name}.weight": module.weight.data
+            for name, module in tiny.reference.model.named_modules(prefix="model")
+            if isinstance(module, torch.nn.Linear)
+        }
+
+        def quantize(tensors: Tensors) -> Tensors:
+            for name, weight in weights.items():
+                q, scale, values = to_fp8(weight, scales)
+                tensors[name] = q
+                tensors[f"{name}_scale"] = scale
+                weight.copy_(values)
+            return tensors
+
+        settings = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+        if scales == "block":
+            settings["weight_block_size"] = [128, 128]
+        loaded = publish(tiny, tmp_path, {"quantization_config": settings}, quantize)
+        expected = tiny.run_reference(tiny.prompt)
+        assert deviation(tiny.answer(tiny.engine(loaded)), expected) <= BAR
+
+
+def to_fp8(weight: torch.Tensor, scales: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes of a weight, its scales by tensor, row or block of 128 x 128, and its values."""
+    n, k = weight.shape
+    rows, columns = {"tensor": (n, k), "row": (1, k), "block": (128, 128)}[scales]
+    blocks = weight.view(n // rows, rows, k // columns, columns)
+    scale = blocks.abs().amax((1, 3)) / 448
+    whole = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    q = (weight / whole).to(torch.float8_e4m3fn)
+    return q, scale.reshape(()) if scales == "tensor" else scale, q.float() * whole
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    manager = PluginManager()
+    manager.load(Settings())
+    return manager
