@@ -96,13 +96,20 @@ def gguf_config(container: Container) -> dict[str, Any]:
     }
     if "per_layer_token_embd.weight" in tensors:
         raw["vocab_size_per_layer_input"] = tensors["per_layer_token_embd.weight"].shape[0]
-    if isinstance(widths, list):
-        raw |= {"intermediate_size": widths[0], "use_double_wide_mlp": widths[-1] != widths[0]}
-    if isinstance(heads, list) and len(heads) == len(kinds):
-        found = {kind: n for kind, n in zip(kinds, heads, strict=True)}
-        raw["num_key_value_heads"] = found.get(SLIDING, heads[0])
-        raw["num_global_key_value_heads"] = heads[-1]
+    if (each := numbers(widths)) is not None:
+        raw |= {"intermediate_size": each[0], "use_double_wide_mlp": each[-1] != each[0]}
+    if (each := numbers(heads)) is not None:
+        found = dict(zip(kinds, each, strict=False))
+        raw["num_key_value_heads"] = found.get(SLIDING, each[0])
+        raw["num_global_key_value_heads"] = each[-1]
     return raw
+
+
+def numbers(value: Any) -> list[int] | None:
+    """The numbers of a key with one per layer; None if it is one for all layers."""
+    if value is None or isinstance(value, int) or not len(value):
+        return None
+    return [int(each) for each in value]
 
 
 def experts(get: llama.Get) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceTrainer
 from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as FastTokenizer
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -129,6 +131,26 @@ def write_marked_bytes(folder: Path) -> None:
     file.write_text(json.dumps(said))
 
 
+def write_fallback(folder: Path) -> None:
+    """A BPE of characters and of bytes for all others, as in Gemma 4."""
+    marks = ["<pad>", END, START]
+    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
+    letters = [chr(i) for i in range(ord("a"), ord("z") + 1)]
+    pieces = [*marks, *bytes_, *letters, "\u2581", "th", "the"]
+    pieces += [f"<unused{i}>" for i in range(VOCABULARY - len(pieces))]
+    ids = {text: i for i, text in enumerate(pieces)}
+    merges = [("t", "h"), ("th", "e")]
+    tokenizer = FastTokenizer(models.BPE(ids, merges, byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback()]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in marks])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": START, "eos_token": END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+
+
 def write_pieces(folder: Path, **more: Any) -> None:
     """A unigram tokenizer of word pieces, as in Gemma and T5."""
     file = str(folder / "tokenizer")
@@ -164,6 +186,7 @@ LINES = ("\n", "\n\n", "\n\n\n")
 TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
     "bytes": write_bytes,
     "glm bytes": write_glm_bytes,
+    "fallback": write_fallback,
     "marked bytes": write_marked_bytes,
     "marked pieces": write_marked_pieces,
     "bpe pieces": write_bpe_pieces,
@@ -427,8 +450,8 @@ CASES = {
     "gemma": Case("gemma", tokenizer="pieces"),
     "gemma2": Case("gemma2", SCALED, "pieces"),
     "gemma3": Case("gemma3", SCALED, "pieces"),
-    "gemma4": Case("gemma4", tokenizer="bytes"),
-    "gemma4, experts": Case("gemma4_moe", asked="gemma4"),
+    "gemma4": Case("gemma4", {"vocab_size_per_layer_input": VOCABULARY}, "fallback"),
+    "gemma4, experts": Case("gemma4_moe", tokenizer="fallback", asked="gemma4"),
     "embeddinggemma": Case("embeddinggemma", SCALED, "pieces", {"sliding_window": 14}),
     "gpt-oss": Case("gpt_oss", {"swiglu_limit": 7.0}),
     "gpt-oss, mxfp4": Case("gpt_oss", {"swiglu_limit": 7.0}, change=pack),
