@@ -1,4 +1,4 @@
-"""Gemma 4: the text models, dense and with experts."""
+"""Gemma 4: the text models, dense and with experts, and the models with images."""
 
 from collections.abc import Iterable
 
@@ -46,6 +46,49 @@ LAYERS = {
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
 }
+TOWER = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 64,
+    "use_clipped_linears": True,
+    "standardize": True,
+}
+SIGHT = {
+    "vision_config": TOWER,
+    "image_token_id": 1,
+    "video_token_id": 2,
+    "audio_token_id": 3,
+    "boi_token_id": 4,
+    "eoi_token_id": 5,
+}
+TEXT = {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}
+TINY_TEXT = {
+    **TINY,
+    **TEXT,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "head_dim": 8,
+    "global_head_dim": 16,
+}
+SMALL = {"num_attention_heads": 64, "head_dim": 4, "rms_norm_eps": 0.1}
+"""Small heads and a large epsilon, with which rounding is amplified less."""
+
+WIDE_TOWER = {
+    **TOWER,
+    **SMALL,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "patch_size": 16,
+}
 
 
 @hookimpl
@@ -77,4 +120,22 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide={**WIDE, **EXPERTS, "moe_intermediate_size": 256},
         reference="transformers:Gemma4ForCausalLM",
         mutants=f"{__name__}.mutants:mutants_of_experts",
+    )
+    yield Architecture(
+        name="gemma4_images",
+        api=(0, 2),
+        classes=("Gemma4ForConditionalGeneration",),
+        config=f"{__name__}.vision:Config",
+        model=f"{__name__}.vision:Model",
+        inputs=f"{__name__}.inputs:Inputs",
+        names=f"{__name__}.vision:names",
+        tiny={**SIGHT, "text_config": TINY_TEXT},
+        wide={
+            **SIGHT,
+            "text_config": {**WIDE, **TEXT, **SMALL, "global_head_dim": 8},
+            "vision_config": WIDE_TOWER,
+        },
+        reference="transformers:Gemma4ForConditionalGeneration",
+        mutants=f"{__name__}.vision_mutants:mutants",
+        examples=f"{__name__}.examples:examples",
     )

@@ -143,7 +143,7 @@ class Block(gemma2.Block):
 
 
 class Decoder(gemma2.Decoder):
-    """`placeholders` are the tokens of media, whose per-layer embedding is that of `pad`."""
+    """`placeholders` are the tokens of media, whose embeddings are those of `pad`."""
 
     block = Block
 
@@ -168,15 +168,21 @@ class Decoder(gemma2.Decoder):
         ropes = {k: nn.Rope(config.rope_parameters[k], d, context) for k, d in sizes.items()}
         return [ropes[kind] for kind in kinds]
 
+    def padded(self, tokens: Tensor) -> Tensor:
+        """The tokens with `pad` in place of placeholders."""
+        for placeholder in self.placeholders:
+            tokens = tokens.masked_fill(tokens == placeholder, self.pad)
+        return tokens
+
+    def embed(self, step: Step) -> Tensor:
+        return super().embed(replace(step, tokens=self.padded(step.tokens)))
+
     def per_layer(self, x: Tensor, step: Step) -> PerLayerInputs | None:
         """The per-layer embeddings of the tokens, plus those that follow from x [T, d]."""
         layers, width = self.shape
         if not width:
             return None
-        tokens = step.tokens
-        for placeholder in self.placeholders:
-            tokens = tokens.masked_fill(tokens == placeholder, self.pad)
-        own = self.embed_tokens_per_layer(tokens, step)
+        own = self.embed_tokens_per_layer(self.padded(step.tokens), step)
         own = own * torch.tensor(width**0.5, dtype=own.dtype)
         seen = self.per_layer_model_projection(x, step) * x.shape[-1] ** -0.5
         seen = self.per_layer_projection_norm(seen.view(-1, layers, width))[0]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ostro import Container, ExpertNames, Pair, RowPart
 from ostro.architectures.gemma2 import names as gemma2
 from ostro.architectures.gemma4.config import ROPES, SLIDING, Config
 from ostro.architectures.llama import names as llama
+from ostro.checkpoints import Named
 from ostro.errors import ConfigError
 
 LAYER = "model.layers.{i}"
 EACH = f"{LAYER}.experts.*"
 KEYS = {"attn_k": "k_proj", "attn_v": "v_proj", "attn_k_norm": "k_norm"}
 """The tensors that only layers with keys and values of their own use, in GGUF and hub files."""
+
+TREES = ("model", "model.language_model")
+"""The paths of the decoder in checkpoints."""
 
 STACKS = (
     Pair(f"{LAYER}.experts.gate_up_proj", f"{EACH}.gate_proj.weight", RowPart(0, 2)),
@@ -43,9 +48,22 @@ GGUF = (
 )
 
 
-def names(config: Config) -> ExpertNames:
-    """Checkpoints also contain the keys and values of layers that read those of another layer;
-    they are skipped.
+class Gemma4Names(ExpertNames):
+    """`ignore` takes precedence over the pairs."""
+
+    def find(self, name: str, space: str) -> list[Named]:
+        return [] if self.ignored(name) else super().find(name, space)
+
+
+def names(config: Config) -> Gemma4Names:
+    return text_names(config)
+
+
+def text_names(config: Config, roots: Sequence[str] = ()) -> Gemma4Names:
+    """The names of the decoder, which checkpoints have at one of `roots` or at `model`.
+
+    Checkpoints also contain the keys and values of layers that read those of another layer; they
+    are skipped.
     """
     own = range(config.first_shared)
     keys = [
@@ -58,16 +76,20 @@ def names(config: Config) -> ExpertNames:
         for i in range(config.first_shared, config.num_hidden_layers)
         for name in (
             *(f"blk.{i}.{theirs}.{{rest}}" for theirs in KEYS),
-            *(
-                f"{{any}}layers.{i}.self_attn.{ours}.{{rest}}"
-                for ours in (*KEYS.values(), "v_norm")
-            ),
+            *(f"{at}.layers.{i}.self_attn.{k}.{{rest}}" for at in TREES for k in KEYS.values()),
         )
     ]
-    return ExpertNames(
+    stacks = [
+        Pair(pair.theirs.replace("model", root, 1), pair.ours, pair.transform)
+        for pair in STACKS
+        for root in ("model", *roots)
+        if root == "model" or pair.theirs.startswith("model.")
+    ]
+    return Gemma4Names(
+        hub=[Pair(root, "model") for root in roots],
         gguf=(*keys, *GGUF),
         experts=config.num_experts or 0,
-        stacks=STACKS,
+        stacks=stacks,
         ignore=(*ExpertNames.ignore, *unused),
     )
 

@@ -51,7 +51,11 @@ def reinitialise(model: torch.nn.Module, std: float, seed: int = SEED) -> None:
 
 
 def mean_of(name: str, tensor: Tensor) -> float:
-    """The mean of a weight's distribution: 1 for norms and single factors that are 1 initially."""
+    """The mean of a weight's distribution: 1 for norms and single factors that are 1 initially,
+    and -1 or 1 for bounds that are infinite initially.
+    """
+    if tensor.dim() == 0 and tensor.is_floating_point() and tensor.isinf():
+        return float(tensor.sign())
     factor = tensor.dim() == 1 and ("norm" in name.lower() or tensor.numel() == 1)
     return 1.0 if factor and float(tensor.detach().float().mean()) > 0.5 else 0.0
 

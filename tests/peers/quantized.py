@@ -68,7 +68,8 @@ FORMATS = {
 COUNT = 32
 
 GEMMA = ("gemma2", "gemma3", "embeddinggemma", "gemma3_images")
-GELU = ("gemma", *GEMMA, "bert", "xlm_roberta", "phi", "starcoder2", "t5")
+GEMMA4 = ("gemma4", "gemma4_moe")
+GELU = ("gemma", *GEMMA, *GEMMA4, "bert", "xlm_roberta", "phi", "starcoder2", "t5")
 """Architectures that are compared with llama.cpp's gelu, see `tabled`."""
 
 OUTLIERS = {"gemma": 2.0}
@@ -77,6 +78,12 @@ standard deviations above the others: its rounding error is larger relative to t
 """
 
 FULL = {"num_hidden_layers": 6, "layer_types": None}
+KINDS: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_attention_heads": 16,
+    "head_dim": 16,
+    "global_head_dim": 32,
+}
 RAMP = {
     "rope_type": "yarn",
     "rope_theta": 10764.7,
@@ -94,6 +101,8 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 64, **FULL},
     "embeddinggemma": {"query_pre_attn_scalar": 64, **FULL},
     "gemma3_images": {"query_pre_attn_scalar": 64, **FULL},
+    "gemma4": {**KINDS, "num_hidden_layers": 4, "num_kv_shared_layers": 2},
+    "gemma4_moe": {**KINDS, "num_hidden_layers": 2, "layer_types": KINDS["layer_types"][:2]},
     "gpt_oss": {"rope_parameters": RAMP},
     "deepseek_v2": {"n_group": 1, "topk_group": 1},
     "deepseek v2 lite": {"num_hidden_layers": 26, **SHALLOW},
