@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceTrainer
-from tokenizers import AddedToken
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 from torch import Tensor
