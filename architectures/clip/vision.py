@@ -18,6 +18,9 @@ from ostro.config import MAX_SIZE as LIMIT
 from ostro.config import ModelConfig
 from ostro.errors import ConfigError, RequestError
 
+MAX_LAYERS = 1024
+"""The most layers of a vision encoder."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(ModelConfig):
@@ -46,6 +49,14 @@ class VisionConfig(ModelConfig):
         ).split():
             if not 0 < getattr(self, name) < LIMIT:
                 raise ConfigError(f"{name}={getattr(self, name)} is not within 1..{LIMIT - 1}")
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise ConfigError(
+                f"num_hidden_layers={self.num_hidden_layers} is not within 1..{MAX_LAYERS}"
+            )
+        if self.image_size < self.patch_size:
+            raise ConfigError(
+                f"image_size={self.image_size} is smaller than patch_size={self.patch_size}"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size={self.hidden_size} is not a multiple of "

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
+from ostro.architectures.clip.vision import MAX_LAYERS
 from ostro.architectures.qwen2 import model as qwen2
 from ostro.config import ModelConfig, TextConfig, check_sizes
 from ostro.errors import ConfigError
@@ -83,6 +84,8 @@ class Tower(ModelConfig):
             "spatial_merge_size temporal_patch_size",
             where="vision_config: ",
         )
+        if self.depth > MAX_LAYERS:
+            raise ConfigError(f"vision_config: depth={self.depth} is not within 1..{MAX_LAYERS}")
         if self.hidden_size % (4 * self.num_heads):
             raise ConfigError(
                 f"vision_config: hidden_size={self.hidden_size} does not make "

@@ -39,8 +39,11 @@ SEEING: Mapping[str, Config] = {
     "ends": {**BASE, "target_modules": ["embed_tokens", "lm_head"]},
 }
 QUICK = {"decoder", "tower", "both by dora"}
-MODELS = ("llava", "gemma3_images", "qwen2_5_vl", "qwen3_vl", "mllama")
-BRIDGED = {"llava", "qwen2_5_vl", "qwen3_vl"}
+MODELS = (
+    *("llava", "gemma3_images", "qwen2_5_vl", "qwen3_vl", "mllama"),
+    *("llava_next", "llava_onevision", "qwen2_vl", "qwen3_vl_moe"),
+)
+BRIDGED = {*MODELS} - {"gemma3_images", "mllama"}
 """Models with projectors of linears; PEFT supports no other modules there."""
 
 BIASED = ["q_proj", "k_proj", "v_proj", "fc2"]

@@ -20,6 +20,7 @@ from ostro.architectures.llava_next.inputs import Inputs, VideoInputs
 from ostro.architectures.llava_next.model import Config, VideoConfig
 from ostro.architectures.siglip import TINY as SIGLIP
 from ostro.core.errors import ConfigError, OstroError
+from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.plugins.conformance import ArchitectureTests
@@ -99,6 +100,18 @@ def test_hostile_fields_are_refused(plugins: PluginManager, change: dict[str, An
     tiny = plugins.get("architectures", "llava_next_video").tiny
     with pytest.raises(OstroError):
         VideoConfig.from_hf({**tiny, **change})
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "patch_size", "image_size"])
+def test_huge_encoders_are_refused(plugins: PluginManager, key: str) -> None:
+    """By the config, or because the weights have other shapes."""
+    with subject(plugins, "llava_next") as made:
+        config = made.folder / "config.json"
+        stated = json.loads(config.read_text())
+        stated["vision_config"][key] = 1 << 20
+        config.write_text(json.dumps(stated))
+        with pytest.raises(OstroError):
+            load_model(made.folder, Settings(device="cpu", dtype="float32"), plugins)
 
 
 def test_a_row_too_many_in_each_tile_is_refused() -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from ostro.architectures.qwen2_vl.inputs import Inputs
 from ostro.architectures.qwen2_vl.model import Config
 from ostro.core.errors import OstroError, RequestError
+from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import BAR, subject
@@ -103,6 +104,18 @@ def test_hostile_fields_are_refused(plugins: PluginManager, key: str, value: Any
     tiny = plugins.get("architectures", "qwen2_vl").tiny
     with pytest.raises(OstroError):
         Config.from_hf({**tiny, "vision_config": {**tiny["vision_config"], key: value}})
+
+
+@pytest.mark.parametrize("key", ["depth", "embed_dim", "mlp_ratio", "patch_size"])
+def test_huge_encoders_are_refused(plugins: PluginManager, key: str) -> None:
+    """By the config, or because the weights have other shapes."""
+    with subject(plugins, "qwen2_vl") as made:
+        config = made.folder / "config.json"
+        stated = json.loads(config.read_text())
+        stated["vision_config"][key] = 1 << 20
+        config.write_text(json.dumps(stated))
+        with pytest.raises(OstroError):
+            load_model(made.folder, Settings(device="cpu", dtype="float32"), plugins)
 
 
 @pytest.fixture(params=["preprocessor_config.json", "processor_config.json"])
