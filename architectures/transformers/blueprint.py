@@ -30,13 +30,15 @@ def draw(config: Config) -> Any:
         try:
             top: Any = config.body(config.hf)
         except Exception as error:  # a class may raise any exception for a config
-            why = f"it cannot be built from this config ({error!r:.200})"
+            why, needs = f"it cannot be built from this config ({error!r:.200})", ""
             if isinstance(error, KeyError) and error.args == (BODY,):
                 why = "its attention does not use transformers' attention interface"
-            raise no_body(name, why) from error
+                needs = "its attention"
+            raise no_body(name, why, needs) from error
     for path, module in top.named_modules():
         if isinstance(module, REFUSED):
-            raise no_body(name, f"{path} is a {type(module).__name__}")
+            why = f"{path} is a {type(module).__name__}"
+            raise no_body(name, why, needs="convolutions or recurrence")
     if top.get_output_embeddings() is None or decoder_of(top) is top:
         raise no_body(name, "it is not a decoder with a head")
     for path, _ in (*top.named_parameters(recurse=False), *top.named_buffers(recurse=False)):

@@ -49,7 +49,7 @@ class Config(config.TextConfig):
             return found if isinstance(found, int) else default
 
         first = first_position(body, hf)
-        d, heads = number("hidden_size", 0), number("num_attention_heads", 0)
+        d, heads = number("hidden_size", 0), number("num_attention_heads", 1)
         made = cls(
             body=body,
             hf=hf,
@@ -102,14 +102,16 @@ def refuse(body: Any, hf: Any) -> None:
     """Raise Unsupported for features that the class or its config show."""
     name = body.__name__
     if hf.is_encoder_decoder:
-        raise no_body(name, "it is an encoder with a decoder")
+        raise no_body(name, "it is an encoder with a decoder", needs="cross attention")
     if not body.can_generate():
-        raise no_body(name, "it is not a causal language model")
+        raise no_body(name, "it is not a causal language model", needs="a task of its own")
     if body._is_stateful:
-        raise no_body(name, "its layers have other states than keys and values")
+        why = "its layers have other states than keys and values"
+        raise no_body(name, why, needs="a cache of recurrent states")
     for kind in rope_types(getattr(hf.get_text_config(), "rope_parameters", None)):
         if any(each in kind for each in BATCHWIDE):
-            raise no_body(name, f"rope_type={kind!r} depends on the longest text of a batch")
+            why = f"rope_type={kind!r} depends on the longest text of a batch"
+            raise no_body(name, why, needs="a rotation for the whole context")
 
 
 def first_position(body: Any, hf: Any) -> int:
@@ -136,9 +138,10 @@ def rope_types(rule: object) -> Iterator[str]:
             yield from rope_types(inner)
 
 
-def no_body(name: str, why: str) -> Unsupported:
-    """The error for a class that the backend cannot run."""
+def no_body(name: str, why: str, needs: str = "") -> Unsupported:
+    """The error for a class that the backend cannot run; `needs` is what its plugin must have."""
+    with_needs = f" with {needs}" if needs else ""
     return Unsupported(
         f"transformers' {name} cannot run in the transformers backend: {why}; install or write a "
-        "plugin for it"
+        f"plugin for it{with_needs}"
     )

@@ -56,13 +56,16 @@ class Trial:
         asked = {option for option, given in options.items() if given is not None}
         strange = {o for o in asked - KNOWN - NEUTRAL if not o.startswith("output_")}
         if strange:
-            raise no_body(self.name, f"its attention uses {', '.join(sorted(strange))}")
+            why = f"its attention uses {', '.join(sorted(strange))}"
+            raise no_body(self.name, why, needs="its attention")
         causal = options.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         if attention_mask is None and not causal:
-            raise no_body(self.name, "its attention is not causal")
+            raise no_body(self.name, "its attention is not causal", needs="its attention")
         if any(module is known for known, _ in self.layers):
-            raise no_body(self.name, "a layer calls attention twice")
+            raise no_body(
+                self.name, "a layer calls attention twice", needs="several caches per layer"
+            )
         (_, heads, rows, d), (_, kv, keys, _) = query.shape, key.shape
         if rows != ROWS or keys != ROWS or heads % kv:
             raise no_body(
@@ -86,7 +89,7 @@ class Trial:
             (window for made, window in self.masks if made is mask), "it builds its own masks"
         )
         if isinstance(found, str):
-            raise no_body(self.name, found)
+            raise no_body(self.name, found, needs="its masks")
         return found
 
     def mask(
@@ -145,6 +148,7 @@ def run(top: Any, base: nn.Module) -> tuple[list[tuple[nn.Module, CacheSpec]], T
         raise no_body(
             trial.name,
             f"{len(seen)} of its {layers} layers attend through transformers' attention interface",
+            needs="its attention",
         )
     return seen, outputs[0][0]
 

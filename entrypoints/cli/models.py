@@ -1,4 +1,4 @@
-"""`ostro models`: list the supported architectures and formats.
+"""`ostro models`: list the supported architectures and formats, or search the catalogue.
 
 With `--explain REF`: load a model and list the formats and kernels of its layers.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the supported architectures and formats. With --explain REF, load that model and "
-        "list the format, size and kernel of each layer."
+        "List the supported architectures and formats. With PATTERN, list the classes whose name, "
+        "model_type or GGUF name contains it, also those of the transformers backend. With "
+        "--explain REF, load that model and list the format, size and kernel of each layer."
     )
-    parser.add_argument("reference", nargs="?", metavar="REF", help="model to explain; same as -m")
+    parser.add_argument(
+        "reference", nargs="?", metavar="PATTERN", help="classes to list, or the model to explain"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--into", metavar="FILE", help="write the catalogue to this file")
     add_model_options(parser)
 
 
@@ -36,27 +42,38 @@ def run(args: argparse.Namespace) -> int:
 
         settings = parse_settings(args)
         plugins.load(settings, args.plugin)
-        loaded = open_weights(settings, plugins)
-        found = explained(loaded)
+        show(explained(open_weights(settings, plugins)), args.json, show_layers)
+        return 0
+    plugins.load(None, args.plugin)
+    if args.into:
+        from ostro.entrypoints.cli.catalogue import catalogue, page
+
+        Path(args.into).write_text(page(catalogue(plugins)), "utf-8")
+    elif args.reference:
+        show(found_models(plugins, args.reference), args.json, show_models)
     else:
-        plugins.load(None, args.plugin)
-        found = inventory(plugins)
-    if args.json:
-        print(json.dumps(found, indent=2))
-    elif args.explain:
-        show_layers(found)
-    else:
-        show_inventory(found)
+        show(inventory(plugins, models=args.json), args.json, show_inventory)
     return 0
 
 
+def show(found: Any, as_json: bool, table: Callable[[Any], None]) -> None:
+    """Print data as JSON, or as a table."""
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        table(found)
+
+
 def check(args: argparse.Namespace) -> None:
-    """Raise UsageError for two models, and for a model without --explain."""
+    """Raise UsageError for two models, for a model without --explain, and --into with others."""
     if args.reference and args.model:
         raise UsageError(f"expected one model, got {args.reference} and -m {args.model}")
-    args.model = args.reference or args.model
     if args.model and not args.explain:
         raise UsageError(f"{args.model}: add --explain to load and explain it")
+    if args.into and (args.reference or args.explain or args.json):
+        raise UsageError("--into writes the whole catalogue; remove PATTERN, --explain and --json")
+    if args.explain:
+        args.model = args.reference or args.model
 
 
 def explained(loaded: LoadedModel) -> dict[str, Any]:
@@ -124,11 +141,43 @@ def show_inventory(found: dict[str, Any]) -> None:
     out.print(f"checkpoints: {', '.join(found['checkpoints'])}")
 
 
-def inventory(plugins: Any) -> dict[str, Any]:
-    """The architectures, formats and checkpoints of all plugins, from their records."""
+def found_models(plugins: Any, pattern: str) -> list[dict[str, Any]]:
+    """The rows of the catalogue that match a pattern, as plain data."""
+    from ostro.entrypoints.cli.catalogue import catalogue, search
+
+    return [row.plain() for row in search(catalogue(plugins), pattern)]
+
+
+def show_models(found: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from ostro.entrypoints.cli import console
+
+    out = console()
+    table = Table("class", "model_type", "modality", "GGUF", "tasks", "backend", "since")
+    for row in found:
+        lists = (", ".join(row[key]) for key in ("modality", "gguf", "tasks"))
+        name = row["class"] or f"({row['architecture']})"
+        table.add_row(name, row["model_type"], *lists, row["backend"], row["since"])
+    out.print(table)
+    for row in found:
+        if row["why"]:
+            out.print(f"{row['class']}: {row['why']}")
+
+
+def inventory(plugins: Any, *, models: bool = False) -> dict[str, Any]:
+    """The architectures, formats and checkpoints of all plugins, from their records.
+
+    With `models` also the rows of the catalogue.
+    """
     from ostro.core.load.transformers_backend import BODY, is_body
 
-    return {
+    rows: dict[str, Any] = {}
+    if models:
+        from ostro.entrypoints.cli.catalogue import catalogue
+
+        rows = {"models": [row.plain() for row in catalogue(plugins)]}
+    return rows | {
         "architectures": [
             {
                 "name": record.name,

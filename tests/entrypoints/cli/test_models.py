@@ -142,7 +142,7 @@ def test_what_a_plan_did_not_do_is_explained(ostro, tiny: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("a-model",), "a-model: add --explain"),
+        (("-m", "a-model"), "a-model: add --explain"),
         (("--explain", "one", "-m", "two"), "got one and -m two"),
         (("--explain", "/nowhere/at/all"), "/nowhere/at/all"),
     ],

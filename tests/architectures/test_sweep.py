@@ -1,0 +1,95 @@
+"""The sweep: every causal class of the installed transformers is right or refused."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+
+import pytest
+import transformers
+from sweep.configs import tiny_configs
+from sweep.run import NO_REFERENCE, REFUSED, RIGHT, WRONG, causal_classes, in_child, sweep
+
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings
+
+LEAST = 105
+"""Causal classes that must be right."""
+
+STORED = json.loads((files("ostro.architectures.transformers") / "sweep.json").read_text())
+CLASSES = STORED["classes"]
+CURRENT = STORED["transformers"] == transformers.__version__
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    manager = PluginManager()
+    manager.load(Settings())
+    return manager
+
+
+def counted(result: str) -> list[str]:
+    return [name for name, row in CLASSES.items() if row["result"] == result]
+
+
+def test_the_stored_sweep_reaches_its_goal() -> None:
+    assert len(counted(RIGHT)) >= LEAST
+    assert not counted(WRONG)
+    assert all(CLASSES[name]["why"] for name in (*counted(REFUSED), *counted(NO_REFERENCE)))
+
+
+@pytest.mark.skipif(not CURRENT, reason="the sweep is stored for another transformers")
+def test_the_stored_sweep_has_every_class() -> None:
+    assert set(CLASSES) == set(causal_classes())
+
+
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [("OPTForCausalLM", RIGHT), ("BloomForCausalLM", REFUSED), ("MambaForCausalLM", REFUSED)],
+)
+def test_a_class_has_its_stored_outcome(name: str, result: str, plugins: PluginManager) -> None:
+    assert in_child(name, plugins)["result"] == result == CLASSES[name]["result"]
+
+
+def test_a_wrong_class_is_found(plugins: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder whose layers compute something else than the reference's."""
+    from ostro.architectures.transformers import modules
+
+    plain = modules.PagedCache.forward
+    monkeypatch.setattr(
+        modules.PagedCache,
+        "forward",
+        lambda self, q, k, v, scale, **options: plain(self, q, k, v, scale * 1.1, **options),
+    )
+    row = in_child("OPTForCausalLM", plugins)
+    assert row["result"] == WRONG and "deviate" in row["why"]
+
+
+def test_a_child_that_takes_too_long_ends(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sweep import run
+
+    monkeypatch.setattr(run, "SECONDS", 1)
+    monkeypatch.setattr(run, "outcome", lambda name, plugins: run.signal.pause())
+    assert in_child("OPTForCausalLM", plugins)["result"] == NO_REFERENCE
+
+
+def test_a_tiny_config_has_a_layer_of_each_kind() -> None:
+    cls = transformers.Gemma3ForCausalLM
+    fields = next(tiny_configs(cls))
+    assert set(fields["layer_types"]) == {"sliding_attention", "full_attention"}
+    assert fields["num_hidden_layers"] == len(fields["layer_types"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_causal_class_is_right_or_refused(plugins: PluginManager) -> None:
+    """As stored; `python -m sweep.run --into FILE` stores it again, see CONTRIBUTING.md."""
+    found = dict(sweep(causal_classes(), plugins))
+    results = {name: row["result"] for name, row in found.items()}
+    assert {name for name, result in results.items() if result == WRONG} == set()
+    assert sum(result == RIGHT for result in results.values()) >= LEAST
+    if CURRENT:
+        stored = {name: row["result"] for name, row in CLASSES.items()}
+        assert {n: r for n, r in results.items() if stored.get(n) != r} == {}, "store it again"

@@ -1,0 +1,1 @@
+"""The sweep: every causal class of the installed transformers, by our loader and by itself."""
