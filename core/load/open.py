@@ -76,13 +76,10 @@ def architecture_of(
             return transformers_backend.require(files, raw, plugins)
         try:
             return plugins.architecture_for(classes, files=files, config=raw, name=settings.arch)
-        except UnsupportedArchitecture as error:
-            if settings.arch or not classes:
-                raise
-            unclaimed = transformers_backend.find(files, raw, plugins)
+        except UnsupportedArchitecture:
+            unclaimed = None if settings.arch else transformers_backend.find(files, raw, plugins)
             if unclaimed is None:
-                missing = transformers_backend.describe_missing(plugins)
-                raise UnsupportedArchitecture(f"{error}{missing}") from error
+                raise
             return unclaimed
     gguf = gguf_name(container)
     if gguf is None:

@@ -49,16 +49,6 @@ def require(files: Files, raw: Mapping[str, Any], plugins: PluginManager) -> Arc
     return found
 
 
-def describe_missing(plugins: PluginManager) -> str:
-    """What a class needs that neither a plugin nor transformers has: the end of a message."""
-    if BODY not in plugins.collect("architectures"):
-        return f"; the {BODY} backend is disabled, which runs further classes"
-    return (
-        "; the installed transformers does not have it either: install a release that has it, or "
-        "write a plugin (`ostro plugin new NAME`)"
-    )
-
-
 def explain(architecture: Architecture, settings: Settings) -> list[str]:
     """The --explain line of a model on the transformers backend; empty for other models."""
     if not is_body(architecture):

@@ -338,7 +338,9 @@ class PluginManager(pluggy.PluginManager):
         near = next((hint for name in names if name and (hint := nearest(name, offered))), "")
         return UnsupportedArchitecture(
             f"no plugin claims {what}{near}. `ostro models` lists the {len(records)} installed "
-            f"architectures; others are wheels: pip install ostro-arch-NAME{self._unused()}"
+            "architectures; others need a wheel (pip install ostro-arch-NAME), a plugin of your own "
+            "(ostro plugin new NAME) or, for a class, a transformers that has it as a causal "
+            f"language model{self._unused()}"
         )
 
     def _unused(self) -> str:

@@ -15,12 +15,14 @@ from importlib.resources import files
 from typing import Any
 
 from ostro.core.errors import ModelNotFound, nearest
-from ostro.core.load.transformers_backend import BODY
+from ostro.core.load.transformers_backend import BODY as BACKEND
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, resolve
 
-NATIVE, REFUSED, UNTESTED = "native", "refused", "untested"
-"""Backends of a row besides `BODY`: a plugin, none, and a body whose reference does not run."""
+NATIVE, BODY, REFUSED, UNTESTED = "native", "body", "refused", "untested"
+"""Backends of a row: a plugin, the transformers backend, neither, and a class whose reference does
+not run.
+"""
 
 MEDIA = ("image", "video", "audio")
 PREFIX = "transformers:"
@@ -63,14 +65,14 @@ def catalogue(plugins: PluginManager) -> list[Row]:
     records = plugins.collect("architectures")
     found = [row for record in records.values() for row in native(record)]
     known = {row.cls for row in found}
-    if BODY in records:
-        found += [row for name, row in bodies(records[BODY]) if name not in known]
+    if BACKEND in records:
+        found += [row for name, row in bodies(records[BACKEND]) if name not in known]
     return sorted(found, key=lambda row: (row.cls.lower(), row.architecture))
 
 
 def native(record: Architecture) -> Iterator[Row]:
     """A row per class of a record; one without a class if it reads GGUF files only."""
-    if record.name == BODY:
+    if record.name == BACKEND:
         return
     reference = record.reference or ""
     for name in record.classes or (("",) if record.gguf else ()):
@@ -100,7 +102,7 @@ def bodies(backend: Architecture) -> Iterator[tuple[str, Row]]:
             name,
             Row(
                 cls=name,
-                architecture=BODY,
+                architecture=BACKEND,
                 model_type=outcome["model_type"],
                 modality=("text",),
                 gguf=(),

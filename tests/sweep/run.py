@@ -138,7 +138,9 @@ def describe(error: BaseException) -> str:
     text = re.sub(r"0x[0-9a-f]+", "0x...", kind + " ".join(str(error).split()))
     text = re.sub(r"^transformers' \w+ cannot run in the transformers backend: ", "", text)
     text = re.sub(
-        "; install or write a plugin for it( with )?", lambda m: "; needs " * bool(m[1]), text
+        "; install or write a plugin for it( with )?",
+        lambda m: "; needs a plugin with " * bool(m[1]),
+        text,
     )
     return text if len(text) <= 200 else f"{text[:197]}..."
 

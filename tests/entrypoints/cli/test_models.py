@@ -31,11 +31,11 @@ def test_architectures_and_formats_are_listed(ostro) -> None:
     assert ran.code == 0
     found = json.loads(ran.out)
     rows = {row["name"]: row for row in found["architectures"]}
-    assert rows["llama"] == {
-        "name": "llama",
+    assert rows["qwen2"] == {
+        "name": "qwen2",
         "tasks": ["text", "embed"],
-        "classes": ["LlamaForCausalLM"],
-        "gguf": ["llama"],
+        "classes": ["Qwen2ForCausalLM"],
+        "gguf": ["qwen2"],
         "body": "ostro",
     }
     assert {"mistral", "qwen3", "gemma3"} <= rows.keys()
@@ -45,9 +45,9 @@ def test_architectures_and_formats_are_listed(ostro) -> None:
 def test_the_default_output_is_a_table(ostro) -> None:
     ran = ostro("models")
     assert ran.code == 0
-    row = next(line for line in ran.out.splitlines() if "LlamaForCausalLM" in line)
+    row = next(line for line in ran.out.splitlines() if "Qwen2ForCausalLM" in line)
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [
-        "llama", "text, embed", "LlamaForCausalLM", "llama", "ostro",
+        "qwen2", "text, embed", "Qwen2ForCausalLM", "qwen2", "ostro",
     ]  # fmt: skip
     assert "checkpoints: diffusers, dummy, gguf, safetensors" in ran.out
 
