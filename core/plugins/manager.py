@@ -338,7 +338,7 @@ class PluginManager(pluggy.PluginManager):
         near = next((hint for name in names if name and (hint := nearest(name, offered))), "")
         return UnsupportedArchitecture(
             f"no plugin claims {what}{near}. `ostro models` lists the {len(records)} installed "
-            "architectures; others need a wheel (pip install ostro-arch-NAME), a plugin of your own "
+            "architectures; others need a wheel (pip install ostro-arch-NAME), a new plugin "
             "(ostro plugin new NAME) or, for a class, a transformers that has it as a causal "
             f"language model{self._unused()}"
         )
