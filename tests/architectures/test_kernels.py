@@ -1,4 +1,4 @@
-"""The fused kernels of single architectures: against their naive twins, and in their models."""
+"""The fused kernels of single architectures: against their naive versions, and in their models."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def heads(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(5, 2, 32), (2, 1, 20), (9, 3, 128), (1, 1, 2)], ids=str)
 @pytest.mark.parametrize("name", SLOTS)
-@pytest.mark.parametrize("twin", [qwen3, qwen3_native], ids=["triton", "native"])
+@pytest.mark.parametrize("module", [qwen3, qwen3_native], ids=["triton", "native"])
 def test_norm_rope_write(
-    twin: ModuleType, name: str, shape: tuple[int, int, int], dtype: torch.dtype
+    module: ModuleType, name: str, shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     ours = heads(SLOTS[name], *shape, dtype, dtype)
     theirs = heads(SLOTS[name], *shape, dtype, dtype)
     with poison():
-        q = twin.norm_rope_write(*ours)
+        q = module.norm_rope_write(*ours)
     expected = qwen3_naive.norm_rope_write(*theirs)
     torch.testing.assert_close(q, expected)
     torch.testing.assert_close(ours[-1].k, theirs[-1].k)
@@ -78,12 +78,12 @@ def test_norm_rope_write(
     assert int(changed.sum()) == written, "a row landed in a place that is not its own"
 
 
-@pytest.mark.parametrize("twin", [qwen3, qwen3_native], ids=["triton", "native"])
-def test_norm_rope_write_casts_to_the_caches_type(twin: ModuleType) -> None:
+@pytest.mark.parametrize("module", [qwen3, qwen3_native], ids=["triton", "native"])
+def test_norm_rope_write_casts_to_the_caches_type(module: ModuleType) -> None:
     ours = heads([3, 9], 4, 2, 32, torch.float32, torch.float16)
     theirs = heads([3, 9], 4, 2, 32, torch.float32, torch.float16)
     with poison():
-        twin.norm_rope_write(*ours)
+        module.norm_rope_write(*ours)
     qwen3_naive.norm_rope_write(*theirs)
     torch.testing.assert_close(ours[-1].k, theirs[-1].k)
     assert torch.equal(ours[-1].v, theirs[-1].v)
@@ -150,7 +150,7 @@ def settled(model: torch.nn.Module) -> list[Fused]:
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3"])
 def test_a_model_says_the_same_fused(name: str) -> None:
-    """No Triton runs on a CPU, so the naive twin takes the kernel's place."""
+    """No Triton runs on a CPU, so the naive version takes the kernel's place."""
     plugins = PluginManager()
     plugins.load(Settings())
     with subject(plugins, name) as tiny:

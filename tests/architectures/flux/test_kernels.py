@@ -1,4 +1,4 @@
-"""FLUX's adaptive layer norm: Triton against its naive twin, and compiled for every GPU."""
+"""FLUX's adaptive layer norm: Triton against its naive version, and compiled for every GPU."""
 
 from __future__ import annotations
 

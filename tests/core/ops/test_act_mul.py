@@ -1,4 +1,4 @@
-"""act_mul: the naive twin against written-out formulas, the kernel against the naive twin."""
+"""act_mul: the naive version against written-out formulas, the kernel against the naive version."""
 
 import math
 
@@ -25,10 +25,10 @@ def test_formula(act: str) -> None:
     torch.testing.assert_close(y, torch.tensor([expected]))
 
 
-@pytest.mark.parametrize("twin", [naive, triton, native], ids=["naive", "triton", "native"])
-def test_unknown_activation_is_named(twin: object) -> None:
+@pytest.mark.parametrize("module", [naive, triton, native], ids=["naive", "triton", "native"])
+def test_unknown_activation_is_named(module: object) -> None:
     with pytest.raises(ConfigError, match=r"gelu_tan.*nearest: gelu_tanh"):
-        twin.act_mul(torch.zeros(1, 2), "gelu_tan")  # type: ignore[attr-defined]
+        module.act_mul(torch.zeros(1, 2), "gelu_tan")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("act", FORMULAS)

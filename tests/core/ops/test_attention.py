@@ -1,4 +1,4 @@
-"""Attention: the naive twin against other formulations, Triton against the naive twin."""
+"""Attention: the naive version against other formulations, Triton against the naive version."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_naive_equals_gpt_oss() -> None:
 
 
 def check(case: Case, *, deterministic: bool = False, **given: Any) -> None:
-    """The kernel against the naive twin, in memory that is NaN where nothing was written."""
+    """The kernel against the naive version, in memory that is NaN where nothing was written."""
     with poison():
         got = case.run(triton.attention, deterministic=deterministic, **given)
     want = case.run(naive.attention, **given)

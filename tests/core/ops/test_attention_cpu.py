@@ -1,4 +1,4 @@
-"""Attention on CPU against the naive twin: ragged batches, features, where the blocks lie."""
+"""Attention on CPU against the naive version: ragged batches, features, where the blocks lie."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCHES: dict[str, tuple[list[int], list[int]]] = {
     "decode, ragged": ([1] * 3, [10, 300, 20]),
     "one": ([1], [77]),
 }
-TWINS = pytest.mark.parametrize("twin", [native, cpu], ids=["native", "cpu"])
+MODULES = pytest.mark.parametrize("module", [native, cpu], ids=["native", "cpu"])
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata]
 
 
@@ -84,54 +84,54 @@ def spread(lengths: Sequence[int], how: str) -> list[list[int]]:
     return [[next(taken) for _ in range(count)] for count in counts]
 
 
-def check(twin: ModuleType, case: Batch, tolerance: float, **features: Any) -> None:
+def check(module: ModuleType, case: Batch, tolerance: float, **features: Any) -> None:
     expected = naive.attention(*case, D**-0.5, **features)
     assert not expected.isnan().any()
     with poison():
-        result = twin.attention(*case, D**-0.5, **features)
+        result = module.attention(*case, D**-0.5, **features)
     assert result.dtype == expected.dtype
     torch.testing.assert_close(result, expected, rtol=0, atol=tolerance)
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("fill", [float("nan"), float("inf"), 7.0])
 @pytest.mark.parametrize("how", ["in a row", "shuffled", "far apart"])
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("name", BATCHES)
-def test_float32(twin: ModuleType, name: str, features: str, how: str, fill: float) -> None:
+def test_float32(module: ModuleType, name: str, features: str, how: str, fill: float) -> None:
     queries, lengths = BATCHES[name]
     asked = FEATURES[features]
     window = asked.get("window", 0)
     case = batch(queries, lengths, spread(lengths, how), fill=fill, window=window)
-    check(twin, case, 1e-5, **asked)
+    check(module, case, 1e-5, **asked)
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("name", BATCHES)
-def test_bfloat16(twin: ModuleType, name: str, features: str) -> None:
+def test_bfloat16(module: ModuleType, name: str, features: str) -> None:
     queries, lengths = BATCHES[name]
     blocks = spread(lengths, "shuffled")
     check(
-        twin,
+        module,
         batch(queries, lengths, blocks, dtype=torch.bfloat16, fill=1.0),
         0.03,
         **FEATURES[features],
     )
 
 
-@TWINS
-def test_shared_blocks(twin: ModuleType) -> None:
+@MODULES
+def test_shared_blocks(module: ModuleType) -> None:
     """Sequences that begin with the same blocks."""
     queries, lengths = [1, 1, 1], [40, 50, 36]
     blocks = [[2, 3, 4], [2, 3, 5, 6], [2, 3, 7]]
-    check(twin, batch(queries, lengths, blocks, fill=7.0), 1e-5)
+    check(module, batch(queries, lengths, blocks, fill=7.0), 1e-5)
 
 
-@TWINS
-def test_without_host_lists(twin: ModuleType) -> None:
+@MODULES
+def test_without_host_lists(module: ModuleType) -> None:
     queries, lengths = BATCHES["mixed"]
-    check(twin, batch(queries, lengths, spread(lengths, "shuffled"), host=False), 1e-5)
+    check(module, batch(queries, lengths, spread(lengths, "shuffled"), host=False), 1e-5)
 
 
 def test_plan_is_made_once_per_step() -> None:

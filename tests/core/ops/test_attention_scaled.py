@@ -1,4 +1,4 @@
-"""Attention to keys and values in one byte an element: every kernel, and the naive twin itself."""
+"""Attention to keys and values of one byte: every kernel, and the naive version itself."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
 }
 """Rows of each sequence, the blocks they go on from, and those that take their states."""
 
-TWINS = pytest.mark.parametrize("twin", [triton, native], ids=["triton", "native"])
+MODULES = pytest.mark.parametrize("module", [triton, native], ids=["triton", "native"])
 
 
 def places(name: str) -> StateLayout:
@@ -73,28 +73,28 @@ def test_pieces_are_the_whole(width: int, act: str) -> None:
     torch.testing.assert_close(torch.stack(said), expected)
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("act", ["", "silu"])
 @pytest.mark.parametrize(("channels", "width"), [(1, 2), (16, 3), (37, 4), (300, 3), (20, 1)])
 @pytest.mark.parametrize("name", BATCHES)
-def test_kernels(twin: ModuleType, name: str, channels: int, width: int, act: str) -> None:
+def test_kernels(module: ModuleType, name: str, channels: int, width: int, act: str) -> None:
     x, weight, bias, state = inputs(name, channels, width, torch.float32)
     theirs = state.clone()
     with poison():
-        y = twin.causal_conv(x, weight, bias, state, places(name), act)
+        y = module.causal_conv(x, weight, bias, state, places(name), act)
     expected = naive.causal_conv(x, weight, bias, theirs, places(name), act)
     torch.testing.assert_close(y, expected)
     assert torch.equal(state, theirs)
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_kernels_round_once(twin: ModuleType, dtype: torch.dtype) -> None:
-    if twin is triton and dtype == torch.bfloat16 and DEVICE.type == "cpu":
+def test_kernels_round_once(module: ModuleType, dtype: torch.dtype) -> None:
+    if module is triton and dtype == torch.bfloat16 and DEVICE.type == "cpu":
         pytest.skip("numpy, which interprets, has no bfloat16")
     x, weight, _, state = inputs("mixed", 40, 3, dtype)
     theirs = state.clone()
-    y = twin.causal_conv(x, weight, None, state, places("mixed"))
+    y = module.causal_conv(x, weight, None, state, places("mixed"))
     expected = naive.causal_conv(x, weight, None, theirs, places("mixed"))
     torch.testing.assert_close(y, expected)
     assert y.dtype == dtype and torch.equal(state, theirs)

@@ -48,33 +48,33 @@ def arguments(
     return [q, k, v, b, a, -rate.exp(), dt_bias, state, places]
 
 
-def both(twin: ModuleType, ours: list[object], theirs: list[object]) -> tuple[Tensor, Tensor]:
+def both(module: ModuleType, ours: list[object], theirs: list[object]) -> tuple[Tensor, Tensor]:
     with poison():
-        y = twin.delta_rule(*ours)
+        y = module.delta_rule(*ours)
     return y, naive.delta_rule(*theirs)
 
 
-TWINS = pytest.mark.parametrize("twin", [triton, native], ids=["triton", "native"])
+MODULES = pytest.mark.parametrize("module", [triton, native], ids=["triton", "native"])
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize(
     "shape",
     [(2, 4, 24, 16), (1, 3, 7, 5), (2, 2, 128, 20), (1, 1, 600, 2), (1, 2, 8, 140)],
     ids=str,
 )
 @pytest.mark.parametrize("name", BATCHES)
-def test_delta_rule(twin: ModuleType, name: str, shape: tuple[int, int, int, int]) -> None:
+def test_delta_rule(module: ModuleType, name: str, shape: tuple[int, int, int, int]) -> None:
     ours, theirs = arguments(name, *shape), arguments(name, *shape)
-    y, expected = both(twin, ours, theirs)
+    y, expected = both(module, ours, theirs)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours[7], theirs[7], rtol=1e-4, atol=1e-5)
 
 
-@TWINS
-def test_delta_rule_of_halves_rounds_once(twin: ModuleType) -> None:
+@MODULES
+def test_delta_rule_of_halves_rounds_once(module: ModuleType) -> None:
     ours, theirs = (arguments("mixed", 2, 4, 24, 16, torch.float16) for _ in range(2))
-    y, expected = both(twin, ours, theirs)
+    y, expected = both(module, ours, theirs)
     assert y.dtype == torch.float16
     torch.testing.assert_close(y, expected, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(ours[7], theirs[7], rtol=1e-4, atol=1e-5)
@@ -91,9 +91,9 @@ def test_chunks_of_any_length(rows: int, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(ours[7], theirs[7], rtol=1e-4, atol=1e-5)
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("keys", ["any", "one"])
-def test_gates_at_their_ends(keys: str, twin: ModuleType) -> None:
+def test_gates_at_their_ends(keys: str, module: ModuleType) -> None:
     """Some rows forget all and others nothing, some write all and others nothing.
 
     Where all keys are one, powers of what rows know of each other would overflow.
@@ -105,7 +105,7 @@ def test_gates_at_their_ends(keys: str, twin: ModuleType) -> None:
         given[3], given[4], given[6] = write, step, torch.zeros(4, device=DEVICE)
         if keys == "one":
             given[1] = given[1][:1].expand(70, -1, -1)  # type: ignore[index]
-    y, expected = both(twin, ours, theirs)
+    y, expected = both(module, ours, theirs)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours[7], theirs[7], rtol=1e-4, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""grouped: the naive twin against written-out sums, every kernel against the naive twin."""
+"""grouped: the naive version against written-out sums, every kernel against the naive version."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ from ostro.core.ops.kv_write import naive, native, triton
 from ostro.plugins.conformance.kernels import DEVICE
 
 BLOCK = 4
-TWINS = pytest.mark.parametrize("twin", [naive, triton, native], ids=["naive", "triton", "native"])
+MODULES = pytest.mark.parametrize(
+    "module", [naive, triton, native], ids=["naive", "triton", "native"]
+)
 SLOTS = {
     "none": [],
     "decode": [17, 2, 8],
@@ -32,19 +34,19 @@ def step(slots: list[int], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return k, v, k_cache, v_cache, torch.tensor(slots, dtype=torch.int64, device=DEVICE)
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", SLOTS)
-def test_rows_land_in_their_slots(twin: ModuleType, name: str, dtype: torch.dtype) -> None:
+def test_rows_land_in_their_slots(module: ModuleType, name: str, dtype: torch.dtype) -> None:
     k, v, k_cache, v_cache, slots = step(SLOTS[name], dtype)
-    if twin is native:  # casts nothing by itself
+    if module is native:  # casts nothing by itself
         k, v = k.to(dtype), v.to(dtype)
     expected = (k_cache.clone(), v_cache.clone())
     for row, slot in enumerate(SLOTS[name]):
         if slot >= 0:
             for rows, cache in zip((k, v), expected, strict=True):
                 cache[slot // BLOCK, :, slot % BLOCK] = rows[row].to(dtype)
-    twin.kv_write(k, v, k_cache, v_cache, slots)
+    module.kv_write(k, v, k_cache, v_cache, slots)
     assert torch.equal(k_cache, expected[0]) and torch.equal(v_cache, expected[1])
 
 

@@ -12,7 +12,7 @@ from ostro.plugins.conformance.kernels import DEVICE, compile_for, targets
 
 BLOCK = 4
 TYPES = pytest.mark.parametrize("dtype", LIMITS, ids=["int8", "fp8"])
-KERNELS = pytest.mark.parametrize("twin", [triton, native], ids=["triton", "native"])
+KERNELS = pytest.mark.parametrize("module", [triton, native], ids=["triton", "native"])
 SLOTS = {
     "none": [],
     "decode": [17, 2, 8],
@@ -50,7 +50,7 @@ def rows(count: int, heads: int, d: int, dv: int, dtype: torch.dtype) -> tuple[T
 @pytest.mark.parametrize("shape", [(3, 10, 6), (2, 64, 64), (5, 80, 96), (1, 17, 128)])
 @pytest.mark.parametrize("name", SLOTS)
 def test_kernels_write_the_bits_of_the_naive_twin(
-    twin: ModuleType,
+    module: ModuleType,
     name: str,
     shape: tuple[int, int, int],
     floats: torch.dtype,
@@ -60,26 +60,28 @@ def test_kernels_write_the_bits_of_the_naive_twin(
     k, v = rows(len(SLOTS[name]), heads, d, dv, floats)
     slots = torch.tensor(SLOTS[name], dtype=torch.int64, device=DEVICE)
     mine, truth = (tuple(pages(heads, n, dtype) for n in (d, dv)) for _ in range(2))
-    twin.kv_write(k, v, *mine, slots)
+    module.kv_write(k, v, *mine, slots)
     naive.kv_write(k, v, *truth, slots)
     assert same(mine[0], truth[0]) and same(mine[1], truth[1])
 
 
 @TYPES
-@pytest.mark.parametrize("twin", [naive, triton, native], ids=["naive", "triton", "native"])
-def test_chunks_write_the_bits_of_the_whole(twin: ModuleType, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("module", [naive, triton, native], ids=["naive", "triton", "native"])
+def test_chunks_write_the_bits_of_the_whole(module: ModuleType, dtype: torch.dtype) -> None:
     k, v = rows(11, 3, 10, 6, torch.float32)
     slots = torch.arange(5, 16, device=DEVICE)
     whole, chunks = (tuple(pages(3, n, dtype) for n in (10, 6)) for _ in range(2))
-    twin.kv_write(k, v, *whole, slots)
+    module.kv_write(k, v, *whole, slots)
     for part in (slice(0, 4), slice(4, 10), slice(10, 11)):
-        twin.kv_write(k[part], v[part], *chunks, slots[part])
+        module.kv_write(k[part], v[part], *chunks, slots[part])
     assert same(whole[0], chunks[0]) and same(whole[1], chunks[1])
 
 
 @TYPES
-@pytest.mark.parametrize("twin", [naive, triton, native], ids=["naive", "triton", "native"])
-def test_every_value_goes_to_the_nearest_ties_to_even(twin: ModuleType, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("module", [naive, triton, native], ids=["naive", "triton", "native"])
+def test_every_value_goes_to_the_nearest_ties_to_even(
+    module: ModuleType, dtype: torch.dtype
+) -> None:
     """The largest of a row is the limit, so its scale is 1 and its elements are the values."""
     limit = LIMITS[dtype]
     if dtype == torch.int8:
@@ -98,7 +100,7 @@ def test_every_value_goes_to_the_nearest_ties_to_even(twin: ModuleType, dtype: t
     values, nearest = (torch.cat([x, torch.tensor([limit])]) for x in (values, nearest))
     k = values.to(DEVICE).view(1, 1, -1)
     mine = pages(1, len(values), dtype), pages(1, len(values), dtype)
-    twin.kv_write(k, k, *mine, torch.tensor([9], device=DEVICE))
+    module.kv_write(k, k, *mine, torch.tensor([9], device=DEVICE))
     for cache in mine:
         assert cache.scales[2, 0, 1] == 1
         assert torch.equal(cache.elements[2, 0, 1].float().cpu(), nearest)
@@ -112,13 +114,13 @@ def test_what_is_written_is_near(dtype: torch.dtype) -> None:
 
 
 @TYPES
-@pytest.mark.parametrize("twin", [naive, triton, native], ids=["naive", "triton", "native"])
+@pytest.mark.parametrize("module", [naive, triton, native], ids=["naive", "triton", "native"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_no_number_stays_none(twin: ModuleType, bad: float, dtype: torch.dtype) -> None:
+def test_what_is_no_number_stays_none(module: ModuleType, bad: float, dtype: torch.dtype) -> None:
     k = torch.ones(2, 3, 20, device=DEVICE)
     k[0, 1, 17] = bad
     mine = pages(3, 20, dtype), pages(3, 20, dtype)
-    twin.kv_write(k, k, *mine, torch.tensor([0, 1], device=DEVICE))
+    module.kv_write(k, k, *mine, torch.tensor([0, 1], device=DEVICE))
     for cache in mine:
         read = widen(cache.elements, cache.scales)[0].cpu()
         assert read[1, 0].isnan().all()
@@ -126,15 +128,15 @@ def test_what_is_no_number_stays_none(twin: ModuleType, bad: float, dtype: torch
 
 
 @TYPES
-@pytest.mark.parametrize("twin", [naive, triton, native], ids=["naive", "triton", "native"])
+@pytest.mark.parametrize("module", [naive, triton, native], ids=["naive", "triton", "native"])
 @pytest.mark.parametrize("size", [0.0, 1e-45, 2e-43, 1e-39])
 def test_the_smallest_rows_are_zeros_or_near(
-    twin: ModuleType, size: float, dtype: torch.dtype
+    module: ModuleType, size: float, dtype: torch.dtype
 ) -> None:
     k = torch.full((1, 2, 20), size, device=DEVICE)
     k[0, 1] *= -1
     mine = pages(2, 20, dtype), pages(2, 20, dtype)
-    twin.kv_write(k, k, *mine, torch.tensor([0], device=DEVICE))
+    module.kv_write(k, k, *mine, torch.tensor([0], device=DEVICE))
     for cache in mine:
         read = widen(cache.elements, cache.scales)[0, :, 0]
         assert torch.allclose(read, k[0], rtol=0, atol=2e-43)

@@ -1,4 +1,4 @@
-"""lora: the naive twin against a dense formula, every kernel against the naive twin."""
+"""lora: the naive version against a dense formula, every kernel against the naive version."""
 
 from __future__ import annotations
 

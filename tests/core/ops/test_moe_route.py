@@ -1,5 +1,5 @@
-"""route and sort: the naive twins against routers of transformers and loops, kernels against them,
-and what the Triton ones become in machine code.
+"""route and sort: the naive versions against routers of transformers and loops, the kernels against
+the naive versions, and the machine code of the Triton kernels.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ RULES: dict[str, tuple[dict[str, Any], bool]] = {
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 KERNEL_DEVICES = [(triton, DEVICE), (native, torch.device("cpu"))]
-TWINS = pytest.mark.parametrize(("twin", "device"), KERNEL_DEVICES, ids=["triton", "native"])
+MODULES = pytest.mark.parametrize(("module", "device"), KERNEL_DEVICES, ids=["triton", "native"])
 ALL = pytest.mark.parametrize(
-    ("twin", "device"),
+    ("module", "device"),
     [(naive, torch.device("cpu")), *KERNEL_DEVICES],
     ids=["naive", "triton", "native"],
 )
@@ -147,7 +147,7 @@ def test_naive_equals_transformers_and_no_other_rule_does(name: str) -> None:
 
 
 @ALL
-def test_of_equals_the_first_is_chosen(twin: ModuleType, device: torch.device) -> None:
+def test_of_equals_the_first_is_chosen(module: ModuleType, device: torch.device) -> None:
     nan, inf = math.nan, math.inf
     rows = [
         [1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
@@ -166,44 +166,44 @@ def test_of_equals_the_first_is_chosen(twin: ModuleType, device: torch.device) -
         [2, 4, 5, 3],
     ]
     logits = torch.tensor(rows, device=device)
-    assert twin.route(logits, RoutingRule(4))[0].tolist() == best
-    whole = twin.route(logits[:3], RoutingRule(6, True))[0]
+    assert module.route(logits, RoutingRule(4))[0].tolist() == best
+    whole = module.route(logits[:3], RoutingRule(6, True))[0]
     assert whole.sort().values.tolist() == [list(range(6))] * 3
 
 
 @ALL
-def test_of_equal_groups_the_first_is_kept(twin: ModuleType, device: torch.device) -> None:
+def test_of_equal_groups_the_first_is_kept(module: ModuleType, device: torch.device) -> None:
     logits = torch.tensor([[1.0, 4.0, 2.0, 4.0, 4.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
     rule = RoutingRule(3, groups=3, best_groups=2)
-    assert twin.route(logits.to(device), rule)[0].tolist() == [[1, 3, 2], [0, 1, 2]]
+    assert module.route(logits.to(device), rule)[0].tolist() == [[1, 3, 2], [0, 1, 2]]
     # 4 + 1 and 4 + 2 are less than 4 + 3; scores of 0.5 are alike, and so the bias alone decides
     bias = torch.tensor([1.0, 4.0, 2.0, 4.0, 4.0, 3.0], device=device)
     rule = RoutingRule(3, sigmoid=True, groups=3, best_groups=2)
-    assert twin.route(logits[1:].to(device), rule, bias)[0].tolist() == [[3, 4, 5]]
+    assert module.route(logits[1:].to(device), rule, bias)[0].tolist() == [[3, 4, 5]]
 
 
 @ALL
 def test_too_small_groups_are_filled_from_other_groups(
-    twin: ModuleType, device: torch.device
+    module: ModuleType, device: torch.device
 ) -> None:
     logits = torch.tensor([[1.0, 4.0, 2.0, 5.0, 4.0, 3.0]], device=device)
-    chosen, weights = twin.route(logits, RoutingRule(5, groups=3, best_groups=1))
+    chosen, weights = module.route(logits, RoutingRule(5, groups=3, best_groups=1))
     assert chosen.tolist() == [[3, 2, 0, 1, 4]]
     torch.testing.assert_close(weights[0], logits.softmax(-1)[0, chosen[0]])
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("experts", MANY)
 def test_kernels_equal_naive(
-    experts: int, name: str, twin: ModuleType, device: torch.device
+    experts: int, name: str, module: ModuleType, device: torch.device
 ) -> None:
     rule, bias = made(name, experts)
     there = None if bias is None else bias.to(device)
     for rows, dtype in zip([65, 7, 1, 0], [*DTYPES, DTYPES[0]], strict=True):
         logits = (torch.randn(rows, experts + 5) * 3).to(dtype)[:, 5:]
         with poison():
-            chosen, weights = twin.route(logits.to(device), rule, there)
+            chosen, weights = module.route(logits.to(device), rule, there)
         expected = naive.route(logits, rule, bias)
         assert torch.equal(chosen.cpu(), expected[0])
         assert weights.dtype == torch.float32
@@ -215,28 +215,28 @@ def test_kernels_equal_naive(
 @ALL
 @pytest.mark.parametrize("name", RULES)
 def test_any_logits_give_distinct_experts(
-    name: str, twin: ModuleType, device: torch.device
+    name: str, module: ModuleType, device: torch.device
 ) -> None:
     rule, bias = made(name, 60)
     kinds = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e38, -1e38, 1.0])
     torch.manual_seed(0)
     logits = kinds[torch.randint(len(kinds), (40, 60))]
     logits[:3] = kinds[:3, None]
-    chosen = twin.route(logits.to(device), rule, None if bias is None else bias.to(device))[0]
+    chosen = module.route(logits.to(device), rule, None if bias is None else bias.to(device))[0]
     assert chosen.min() >= 0 and chosen.max() < 60
     assert all(len(set(row)) == rule.top for row in chosen.tolist())
 
 
-@TWINS
-def test_a_row_has_the_same_bits_in_any_company(twin: ModuleType, device: torch.device) -> None:
+@MODULES
+def test_a_row_has_the_same_bits_in_any_company(module: ModuleType, device: torch.device) -> None:
     for name in RULES:
         rule, bias = made(name, 160)
         there = None if bias is None else bias.to(device)
         logits = torch.randn(9, 160, device=device)
-        together = twin.route(logits, rule, there)
+        together = module.route(logits, rule, there)
         for row in range(9):
             some = slice(row, row + 1 + row % 3)
-            alone = twin.route(logits[some], rule, there)
+            alone = module.route(logits[some], rule, there)
             for a, b in zip(alone, together, strict=True):
                 assert torch.equal(a, b[some])
 
@@ -244,21 +244,21 @@ def test_a_row_has_the_same_bits_in_any_company(twin: ModuleType, device: torch.
 @ALL
 @pytest.mark.parametrize("fields", [{"top": 9}, {"groups": 3, "best_groups": 2}], ids=str)
 def test_rules_that_do_not_fit(
-    fields: dict[str, int], twin: ModuleType, device: torch.device
+    fields: dict[str, int], module: ModuleType, device: torch.device
 ) -> None:
     with pytest.raises(InvalidTensor, match="routes over 8 experts"):
-        twin.route(torch.zeros(2, 8, device=device), RoutingRule(2)._replace(**fields))
+        module.route(torch.zeros(2, 8, device=device), RoutingRule(2)._replace(**fields))
 
 
 @pytest.mark.parametrize(
     ("rows", "top", "count"), [(1, 1, 1), (5, 2, 3), (7, 8, 60), (65, 6, 160), (0, 4, 8), (3, 0, 8)]
 )
 @ALL
-def test_sort(rows: int, top: int, count: int, twin: ModuleType, device: torch.device) -> None:
+def test_sort(rows: int, top: int, count: int, module: ModuleType, device: torch.device) -> None:
     torch.manual_seed(rows)
     experts = torch.rand(rows, count).argsort(1)[:, :top]
     with poison():
-        found = twin.sort(experts.to(device), count)
+        found = module.sort(experts.to(device), count)
     expert_of_copy, row_of_copy, places = (each.cpu() for each in found)
     copies = sorted(
         (expert, row, column)
@@ -271,13 +271,13 @@ def test_sort(rows: int, top: int, count: int, twin: ModuleType, device: torch.d
     assert [int(places[row, column]) for _, row, column in copies] == list(range(len(copies)))
 
 
-@TWINS
+@MODULES
 def test_sort_more_copies_than_are_counted_at_a_time(
-    twin: ModuleType, device: torch.device
+    module: ModuleType, device: torch.device
 ) -> None:
     experts = torch.rand(700, 5, generator=torch.manual_seed(0)).argsort(1)
     with poison():
-        found = twin.sort(experts.to(device), 5)
+        found = module.sort(experts.to(device), 5)
     for a, b in zip(found, naive.sort(experts, 5), strict=True):
         assert torch.equal(a.cpu(), b)
 

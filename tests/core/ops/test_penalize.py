@@ -1,4 +1,4 @@
-"""penalize: both twins against a computation over dictionaries."""
+"""penalize: both implementations against a computation over dictionaries."""
 
 import math
 from types import ModuleType
@@ -43,10 +43,10 @@ def expected(logits: list[list[float]], counts: bool, seen: bool) -> list[list[f
     return out
 
 
-@pytest.mark.parametrize("twin", [naive, triton], ids=["naive", "triton"])
+@pytest.mark.parametrize("module", [naive, triton], ids=["naive", "triton"])
 @pytest.mark.parametrize("counts", [True, False], ids=["output", "no-output"])
 @pytest.mark.parametrize("seen", [True, False], ids=["prompt", "no-prompt"])
-def test_penalties(twin: ModuleType, counts: bool, seen: bool) -> None:
+def test_penalties(module: ModuleType, counts: bool, seen: bool) -> None:
     torch.manual_seed(0)
     logits = torch.randn(len(ROWS), VOCABULARY, device=DEVICE) * 3
     want = torch.tensor(expected(logits.tolist(), counts, seen), device=DEVICE)
@@ -69,15 +69,15 @@ def test_penalties(twin: ModuleType, counts: bool, seen: bool) -> None:
             for name in ("repetition", "presence", "frequency")
         },
     )
-    out = twin.penalize(logits, params)
+    out = module.penalize(logits, params)
     assert out is logits
     torch.testing.assert_close(out, want)
 
 
-@pytest.mark.parametrize("twin", [naive, triton], ids=["naive", "triton"])
-def test_logits_without_penalties_are_unchanged(twin: ModuleType) -> None:
+@pytest.mark.parametrize("module", [naive, triton], ids=["naive", "triton"])
+def test_logits_without_penalties_are_unchanged(module: ModuleType) -> None:
     logits = torch.randn(2, 9, device=DEVICE)
     none = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     neutral = torch.zeros(2, device=DEVICE)
     params = Penalties(None, None, neutral + 1, neutral, neutral, none, none, none.float())
-    assert torch.equal(twin.penalize(logits.clone(), params), logits)
+    assert torch.equal(module.penalize(logits.clone(), params), logits)

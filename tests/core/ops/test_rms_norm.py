@@ -1,4 +1,4 @@
-"""rms_norm: the naive twin against transformers, the kernel against the naive twin."""
+"""rms_norm: the naive version against transformers, the kernel against the naive version."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""rope: the naive twin and the rules against transformers, the kernel against the naive twin."""
+"""rope: the naive version and the rules against transformers, the kernel against the former."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -23,7 +23,7 @@ RULES: dict[str, dict[str, Any]] = {
     "cold": dict(temperature=0.05, top_p=0.999, typical=0.999),
     "one": dict(top_p=0.0),
 }
-TWINS = pytest.mark.parametrize("twin", [naive, triton], ids=["naive", "triton"])
+MODULES = pytest.mark.parametrize("module", [naive, triton], ids=["naive", "triton"])
 
 
 def params(rows: int, **rules: Any) -> Draw:
@@ -181,18 +181,18 @@ def test_triton_finds_the_very_same_thresholds(kind: str) -> None:
         assert least.item() == naive.threshold(key, weights, limit).item(), share
 
 
-@TWINS
-def test_equal_logits_stay_or_go_together(twin: ModuleType) -> None:
-    n = 6 if twin is triton else 2000
+@MODULES
+def test_equal_logits_stay_or_go_together(module: ModuleType) -> None:
+    n = 6 if module is triton else 2000
     logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0], device=DEVICE).expand(n, -1).contiguous()
     for rules in (dict(top_k=2), dict(top_p=0.5), dict(min_p=math.exp(-1) * 0.99)):
-        tokens = twin.sample(logits, params(n, **rules))
+        tokens = module.sample(logits, params(n, **rules))
         drawn = set(tokens.tolist())
-        assert drawn == {0, 1, 2, 3} or (twin is triton and drawn < {0, 1, 2, 3}), rules
+        assert drawn == {0, 1, 2, 3} or (module is triton and drawn < {0, 1, 2, 3}), rules
 
 
-@TWINS
-def test_a_rows_draw_does_not_depend_on_the_batch(twin: ModuleType) -> None:
+@MODULES
+def test_a_rows_draw_does_not_depend_on_the_batch(module: ModuleType) -> None:
     torch.manual_seed(3)
     rows = 8
     logits = torch.randn(rows, 300, device=DEVICE) * 2
@@ -204,26 +204,26 @@ def test_a_rows_draw_does_not_depend_on_the_batch(twin: ModuleType) -> None:
         seed=torch.tensor([1, 2, 3, 4, 5, 6, 7, -8]),
         position=torch.tensor([9, 8, 7, 6, 5, 4, 3, 2**40]),
     )
-    tokens = twin.sample(logits, params(rows, **given))
+    tokens = module.sample(logits, params(rows, **given))
     for i in (7, 4, 2, 0):
         alone = {name: value[i : i + 1] for name, value in given.items()}
-        token = twin.sample(logits[i : i + 1], params(1, **alone))
+        token = module.sample(logits[i : i + 1], params(1, **alone))
         assert token.item() == tokens[i].item()
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("greedy", [True, False])
-def test_temperature_zero_takes_the_first_of_the_largest(twin: ModuleType, greedy: bool) -> None:
+def test_temperature_zero_takes_the_first_of_the_largest(module: ModuleType, greedy: bool) -> None:
     logits = torch.zeros(2, 700, device=DEVICE)
     logits[0, [300, 40, 650]] = 5.0
-    tokens = twin.sample(logits, params(2, temperature=0.0, greedy=greedy, top_k=3))
+    tokens = module.sample(logits, params(2, temperature=0.0, greedy=greedy, top_k=3))
     assert tokens.tolist() == [40, 0]
 
 
-@TWINS
-def test_bad_logits_stay_within_the_vocabulary(twin: ModuleType) -> None:
+@MODULES
+def test_bad_logits_stay_within_the_vocabulary(module: ModuleType) -> None:
     logits = torch.randn(3, 20, device=DEVICE)
     logits[0, 3], logits[1], logits[2, 5] = math.nan, -math.inf, math.inf
     for rules in RULES.values():
-        tokens = twin.sample(logits, params(3, **rules))
+        tokens = module.sample(logits, params(3, **rules))
         assert ((tokens >= 0) & (tokens < 20)).all()

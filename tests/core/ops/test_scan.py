@@ -49,33 +49,33 @@ def arguments(
     return [x, dt * 3, -a.exp(), b, c, d, dt_bias, (0.0, 2.5), state, places]
 
 
-def both(twin: ModuleType, ours: list[object], theirs: list[object]) -> tuple[Tensor, Tensor]:
+def both(module: ModuleType, ours: list[object], theirs: list[object]) -> tuple[Tensor, Tensor]:
     with poison():
-        y = twin.scan(*ours)
+        y = module.scan(*ours)
     return y, naive.scan(*theirs)
 
 
-TWINS = pytest.mark.parametrize("twin", [triton, native], ids=["triton", "native"])
+MODULES = pytest.mark.parametrize("module", [triton, native], ids=["triton", "native"])
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize(
     "shape", [(4, 16, 2, 24), (3, 5, 3, 7), (2, 20, 1, 128), (1, 2, 1, 600)], ids=str
 )
 @pytest.mark.parametrize("name", BATCHES)
-def test_scan(twin: ModuleType, name: str, shape: tuple[int, int, int, int]) -> None:
+def test_scan(module: ModuleType, name: str, shape: tuple[int, int, int, int]) -> None:
     ours, theirs = arguments(name, *shape), arguments(name, *shape)
-    y, expected = both(twin, ours, theirs)
+    y, expected = both(module, ours, theirs)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=2e-5)
     torch.testing.assert_close(ours[8], theirs[8], rtol=1e-4, atol=5e-6)
 
 
-@TWINS
+@MODULES
 @pytest.mark.parametrize("limit", [(0.0, math.inf), (0.3, 0.5)])
-def test_scan_of_halves_rounds_once(twin: ModuleType, limit: tuple[float, float]) -> None:
+def test_scan_of_halves_rounds_once(module: ModuleType, limit: tuple[float, float]) -> None:
     ours, theirs = (arguments("mixed", 4, 16, 2, 24, torch.float16) for _ in range(2))
     ours[7] = theirs[7] = limit
-    y, expected = both(twin, ours, theirs)
+    y, expected = both(module, ours, theirs)
     assert y.dtype == torch.float16
     torch.testing.assert_close(y, expected, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(ours[8], theirs[8], rtol=1e-4, atol=1e-5)
@@ -92,14 +92,14 @@ def test_chunks_of_any_length(rows: int, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(ours[8], theirs[8], rtol=1e-4, atol=5e-6)
 
 
-@TWINS
-def test_some_rows_forget_all_and_others_nothing(twin: ModuleType) -> None:
+@MODULES
+def test_some_rows_forget_all_and_others_nothing(module: ModuleType) -> None:
     """Steps from e^-15 to 60, whose logs of decay add up to thousands within a chunk."""
     ours, theirs = (arguments("prompt", 4, 16, 2, 24) for _ in range(2))
     step = torch.where(torch.rand(70, 4, device=DEVICE) < 0.3, 60.0, -15.0)
     for given in (ours, theirs):
         given[1], given[6], given[7] = step, torch.zeros(4, device=DEVICE), (0.0, math.inf)
-    y, expected = both(twin, ours, theirs)
+    y, expected = both(module, ours, theirs)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours[8], theirs[8], rtol=1e-4, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""varlen_attention: the naive twin against its formula, SDPA against the naive twin."""
+"""varlen_attention: the naive version against its formula, SDPA against the naive version."""
 
 from __future__ import annotations
 
