@@ -151,7 +151,7 @@ class _Reader:
             # null, false and empty values are defaults that disable a feature
             if key in HARMLESS or key in READ or not value:
                 continue
-            why = REFUSED.get(key, "this version of ostro does not know what it means")
+            why = REFUSED.get(key, "this version of ostro does not support the field")
             raise errors.AdapterError(f"{self.file}: {key}={value!r:.80} is not supported: {why}")
 
     def _refuse_changed_base(self) -> None:

@@ -106,5 +106,5 @@ def _metadata(file: str, container: Container) -> Mapping[str, Any]:
     except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
-        raise errors.AdapterError(f"{file}: {METADATA} is no JSON object")
+        raise errors.AdapterError(f"{file}: {METADATA} is not a JSON object")
     return found

@@ -18,7 +18,7 @@ def parsed(source: AdapterSource, name: str) -> Mapping[str, Any]:
         return {}
     found = source.files.json.get(name)
     if not isinstance(found, Mapping):
-        raise errors.AdapterError(f"{name}: is no JSON object that can be read")
+        raise errors.AdapterError(f"{name}: is not a valid JSON object")
     return found
 
 
@@ -58,7 +58,9 @@ def added_tokens(source: AdapterSource) -> dict[str, int]:
     found = parsed(source, "added_tokens.json")
     for token, id in found.items():
         if isinstance(id, bool) or not isinstance(id, int) or id < 0:
-            raise errors.AdapterError(f"added_tokens.json: {token!r:.80}: {id!r:.80} is no id")
+            raise errors.AdapterError(
+                f"added_tokens.json: {token!r:.80}: {id!r:.80} is not a token id"
+            )
     return dict(found)
 
 

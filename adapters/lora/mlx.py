@@ -36,8 +36,8 @@ def read(source: AdapterSource) -> AdapterWeights:
     kind = source.config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora"):
         raise errors.AdapterError(
-            f"{CONFIG}: fine_tune_type={kind!r:.80} is not supported: it is no lora or dora; fuse "
-            "it with mlx_lm.fuse, and serve what comes of it as a model"
+            f"{CONFIG}: fine_tune_type={kind!r:.80} is not supported, expected lora or dora; fuse "
+            "the adapter with mlx_lm.fuse, and serve the fused model"
         )
     if FILE not in source.files.names:
         folder.refuse_pickles(source)

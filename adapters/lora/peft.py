@@ -128,7 +128,9 @@ def _places(source: AdapterSource) -> list[TargetModule]:
         raise errors.AdapterError(f"{INDEX}: weight_map must map tensors to files")
     for file in set(map(str, owners.values())):
         if file not in source.files.names or not file.endswith(".safetensors"):
-            raise errors.AdapterError(f"{INDEX}: names {file!r:.80}, which is no file beside it")
+            raise errors.AdapterError(
+                f"{INDEX}: names {file!r:.80}, which is not a file in the folder"
+            )
     opened = {file: source.open(file) for file in sorted(set(owners.values()))}
     for name, file in owners.items():
         if name not in opened[file].tensors:
@@ -246,7 +248,9 @@ def _declared(
 def _stack(name: str, parts: Parts, rank: int, scale: float) -> LowRank:
     place = next(iter(parts.values()))
     for part in parts.keys() - {A, B}:
-        raise errors.AdapterError(f"{place.file}: tensor {parts[part].name!r} is none of a stack's")
+        raise errors.AdapterError(
+            f"{place.file}: tensor {parts[part].name!r} does not belong to a stack of experts"
+        )
     both(place.file, name, {part: each.name for part, each in parts.items()}, A, B)
     a, b = parts[A].read(), parts[B].read()
     if a.dim() != 2 or b.dim() != 2 or len(a) % rank or b.shape[1] != len(a):

@@ -83,7 +83,7 @@ def read(
     for name, tensor in tensors.items():
         match = TENSOR.fullmatch(name)
         if match is None:
-            raise errors.AdapterError(f"{file}: tensor {name!r} is none of a classifier's")
+            raise errors.AdapterError(f"{file}: tensor {name!r} does not belong to a classifier")
         # unnumbered `last` is sorted behind the numbered layers
         number = float("inf") if match["last"] else int(match["number"])
         if found.setdefault(number, {}).setdefault(match["leaf"], tensor) is not tensor:

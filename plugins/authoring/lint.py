@@ -32,7 +32,7 @@ def check(package: Package) -> Iterator[Finding]:
         try:
             trees[file] = package.tree(file)
         except PluginError as broken:
-            yield error(file, str(broken), "mend it")
+            yield error(file, str(broken), "correct the file")
             continue
         yield from outside(file, trees[file])
     for entry in package.entries:
@@ -41,7 +41,7 @@ def check(package: Package) -> Iterator[Finding]:
             yield error(
                 f"entry point {entry.name}",
                 f"{entry.module} is not among its files",
-                "name a module of this project, and see that it is built into the wheel",
+                "name a module of this project, and include it in the wheel",
             )
         elif module in trees:
             yield from check_module(Source(package, module, trees))

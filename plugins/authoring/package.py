@@ -71,7 +71,8 @@ class Package:
         if (path / "__init__.py").is_file():
             return cls(path.name, *of_folder(path.resolve().parent, path.name), bare=path.name)
         raise UsageError(
-            f"{path} is no plugin: no wheel, no folder with a pyproject.toml or an __init__.py"
+            f"{path} is not a plugin: expected a wheel, or a folder with a pyproject.toml or an "
+            "__init__.py"
         )
 
     @cached_property
@@ -90,7 +91,7 @@ class Package:
     def tree(self, file: str) -> ast.Module:
         """Parse a source file. Raises PluginError if it is invalid or too large."""
         if self.sizes[file] > LARGEST:
-            raise PluginError(f"has {self.sizes[file]} bytes, which no source file has")
+            raise PluginError(f"has {self.sizes[file]} bytes; at most {LARGEST} are supported")
         try:
             return ast.parse(self.read_bytes(file).decode(), file)
         except (SyntaxError, ValueError, MemoryError, zipfile.BadZipFile) as error:
@@ -102,7 +103,9 @@ def of_wheel(path: Path) -> Package:
     sizes = {item.filename: item.file_size for item in wheel.infolist() if not item.is_dir()}
     infos = {PurePosixPath(name).parts[0] for name in sizes if ".dist-info/" in name}
     if len(infos) != 1:
-        raise UsageError(f"{path} is no wheel: it holds {len(infos)} .dist-info folders, not one")
+        raise UsageError(
+            f"{path} is not a wheel: it has {len(infos)} .dist-info folders, expected one"
+        )
     metadata = PathDistribution(zipfile.Path(wheel, f"{infos.pop()}/"))
     return Package(path.name, sizes, wheel.read, metadata)
 

@@ -48,7 +48,9 @@ def read(file: Path) -> str:
     """The text of a source file. Raises ConfigError if it is too large or cannot be read."""
     try:
         if file.stat().st_size > LARGEST:
-            raise ConfigError(f"{file.name} has {file.stat().st_size} bytes: that is no source")
+            raise ConfigError(
+                f"{file.name} has {file.stat().st_size} bytes; at most {LARGEST} are supported"
+            )
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None

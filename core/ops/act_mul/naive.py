@@ -23,6 +23,8 @@ def act_mul(x: Tensor, act: str) -> Tensor:
     """See the package. Raises ConfigError on an unknown activation."""
     if act not in ACTS:
         known = ", ".join(ACTS)
-        raise ConfigError(f"hidden_act={act!r} is none of {known}{nearest(act, ACTS)}")
+        raise ConfigError(
+            f"hidden_act={act!r} is not supported{nearest(act, ACTS)}; expected one of {known}"
+        )
     gate, up = x.float().chunk(2, dim=-1)
     return (ACTS[act](gate) * up).to(x.dtype)

@@ -24,7 +24,10 @@ ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 def act_mul(x: Tensor, act: str) -> Tensor:
     """See the package. Raises ConfigError on an unknown activation."""
     if act not in ACTS:
-        raise ConfigError(f"hidden_act={act!r} is none of {', '.join(ACTS)}{nearest(act, ACTS)}")
+        known = ", ".join(ACTS)
+        raise ConfigError(
+            f"hidden_act={act!r} is not supported{nearest(act, ACTS)}; expected one of {known}"
+        )
     x = x.contiguous()
     SIGNATURE(x)
     n = x.shape[-1] // 2

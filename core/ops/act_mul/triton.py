@@ -16,7 +16,10 @@ BLOCK = 1024
 def act_mul(x: Tensor, act: str) -> Tensor:
     """See the package. Raises ConfigError on an unknown activation."""
     if act not in ACTS:
-        raise ConfigError(f"hidden_act={act!r} is none of {', '.join(ACTS)}{nearest(act, ACTS)}")
+        known = ", ".join(ACTS)
+        raise ConfigError(
+            f"hidden_act={act!r} is not supported{nearest(act, ACTS)}; expected one of {known}"
+        )
     n = x.shape[-1] // 2
     rows = x.reshape(-1, 2 * n)
     y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)

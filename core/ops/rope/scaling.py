@@ -41,7 +41,8 @@ def frequencies(rope: Rule, head_dim: int, context: int) -> tuple[Tensor, float]
     kind = rope.get("rope_type", "default")
     if kind not in RULES:
         raise ConfigError(
-            f"rope_type={kind!r} is none of {', '.join(RULES)}{nearest(str(kind), RULES)}"
+            f"rope_type={kind!r} is not supported{nearest(str(kind), RULES)}; expected one of "
+            f"{', '.join(RULES)}"
         )
     part = number(rope, "partial_rotary_factor", 1.0)
     r = head_dim if kind == "proportional" else int(head_dim * part)

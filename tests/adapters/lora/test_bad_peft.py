@@ -211,8 +211,8 @@ def test_an_inconsistent_index_is_rejected(
         ("chat_template.jinja", b"\xff", "chat_template.jinja: cannot be read"),
         ("chat_template.jinja", b" " * 1_000_001, "chat_template.jinja: larger than 1 MB"),
         ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template must be a text"),
-        ("tokenizer_config.json", b"[]", "tokenizer_config.json: is no JSON object"),
-        ("added_tokens.json", b'{"a": "b"}', "added_tokens.json: 'a': 'b' is no id"),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json: is not a valid JSON"),
+        ("added_tokens.json", b'{"a": "b"}', "added_tokens.json: 'a': 'b' is not a token id"),
     ],
 )
 def test_bad_files_beside_it_are_refused(

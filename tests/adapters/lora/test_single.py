@@ -213,7 +213,7 @@ BAD: dict[str, tuple[dict[str, Tensor], Any, str]] = {
     "config": (factors(Q), said(r=0), "transformer: r must"),
     "beginning": (factors(Q), said(r=R, init_lora_weights="pissa"), "init_lora_weights='pissa'"),
     "both": (factors(Q) | {f"{Q}.alpha": torch.ones(())}, said(r=R), f"{Q}.alpha.*keep one"),
-    "no object": (factors(Q), [], "lora_adapter_metadata is no JSON object"),
+    "no object": (factors(Q), [], "lora_adapter_metadata is not a JSON object"),
     "nothing": ({}, None, "holds no LoRA tensor"),
     "kohya half": ({f"{KOHYA}.lora_up.weight": torch.ones(D, R)}, None, "lora_up.*no lora_down"),
     "kohya alpha": ({f"{KOHYA}.alpha": torch.ones(())}, None, f"{KOHYA}.alpha.*no factors"),

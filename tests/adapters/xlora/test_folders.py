@@ -167,7 +167,7 @@ GOOD = {f"{LAYER}.weight": noise(2, WIDE), f"{LAYER}.bias": noise(2)}
         ({"adapters": {"0": "m0", "1": "gone"}}, "not a folder"),
         ({"layerwise_scalings": True}, "scalings for 1 weights, the members change 2"),
         ({"tensors": {}}, "the classifier has 0 layers"),
-        ({"tensors": GOOD | {"other": noise(2)}}, "'other' is none of a classifier's"),
+        ({"tensors": GOOD | {"other": noise(2)}}, "'other' does not belong"),
         ({"tensors": GOOD | {f"{LAYER}.bias": torch.tensor([1.0, float("nan")])}}, "NaN"),
         ({"tensors": GOOD | {f"{LAYER}.bias": noise(3)}}, "layer 0"),
         ({"tensors": {f"{LAYER}.weight": noise(2, WIDE)}}, "with a bias"),
