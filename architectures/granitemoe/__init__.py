@@ -26,4 +26,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:GraniteMoeSharedForCausalLM",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )

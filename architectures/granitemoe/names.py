@@ -6,7 +6,6 @@ from typing import Any
 
 from ostro import Container, ExpertNames, HeadRows, Pair, RowPart
 from ostro.architectures.granite import names as granite
-from ostro.architectures.granitemoe.model import Config
 from ostro.architectures.llama import names as llama
 from ostro.architectures.mixtral import names as mixtral
 
@@ -35,8 +34,11 @@ GGUF = (
 )
 
 
-def names(config: Config) -> ExpertNames:
-    """llama.cpp's converter interleaves the halves of each head of q and k, as in Llama's files."""
+def names(config: Any) -> ExpertNames:
+    """The names of GraniteMoE, and of Granite 4.0, whose config has the same fields.
+
+    llama.cpp's converter interleaves the halves of each head of q and k, as in Llama's files.
+    """
     n = config.shared_intermediate_size
     parts = tuple(
         Pair(f"{LAYER}.shared_mlp.input_linear", f"{SHARED}.{name}_proj", HeadRows(1, 2 * n, *rows))

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from ostro import Step, nn
+from ostro import nn
 from ostro.architectures.bamba.model import HybridConfig
 from ostro.architectures.granite import model as granite
+from ostro.architectures.granitemoe.model import SharedMLP
 from ostro.architectures.mamba2 import model as mamba2
 from ostro.errors import ConfigError
-from ostro.ops import RoutingRule
 
 KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 """Layer types of published files, and those of transformers 5."""
@@ -69,21 +67,6 @@ class Config(HybridConfig, granite.Config):
         return self.layer_types is not None and self.layer_types[layer] == "full_attention"
 
 
-class SharedMLP(nn.Module):
-    """Routed experts, and a shared expert for all rows."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        d, experts, act = config.hidden_size, config.num_local_experts, config.hidden_act
-        self.gate = nn.Router(d, experts, RoutingRule(config.num_experts_per_tok, True))
-        self.experts = nn.Experts(experts, d, config.intermediate_size, act)
-        self.shared = nn.GatedMLP(d, config.shared_intermediate_size, act)
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        chosen, weights = self.gate.choose(x, step)
-        return self.experts(x, chosen, weights, step) + self.shared(x, step)
-
-
 class Block(granite.Block):
     def attention(self, config: Config, layer: int, rope: nn.Rope, **more: Any) -> nn.Module:
         if not config.attends(layer):
@@ -94,7 +77,7 @@ class Block(granite.Block):
             attention.rope = None
         return attention
 
-    def feed_forward(self, config: Config, layer: int) -> nn.Module:
+    def feed_forward(self, config: Any, layer: int) -> nn.Module:
         if config.num_local_experts:
             return SharedMLP(config)
         hidden = config.shared_intermediate_size

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from ostro import Mutant, nn
 from ostro.architectures.bamba.mutants import mixers
-from ostro.architectures.granite.mutants import mutants as factors
-from ostro.architectures.granitemoehybrid.model import SharedMLP
-from ostro.architectures.mixtral.mutants import experts
+from ostro.architectures.granitemoe.mutants import mutants as granitemoe
 from ostro.testing import each
 
 
@@ -21,17 +19,7 @@ def rotate(model: nn.Model) -> None:
     each(model, nn.Attention, change)
 
 
-def no_shared_expert(model: nn.Model) -> None:
-    def change(mlp: SharedMLP) -> None:
-        forward = mlp.shared.forward
-        mlp.shared.forward = lambda x, step: forward(x, step) * 0  # type: ignore[method-assign]
-
-    each(model, SharedMLP, change)
-
-
 def mutants() -> Iterator[Mutant]:
-    yield from factors()
+    yield from granitemoe()
     yield from mixers()
-    yield from experts()
     yield Mutant(name="rotation in layers without one", apply=rotate)
-    yield Mutant(name="no shared expert", apply=no_shared_expert)

@@ -3,62 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from ostro import Container, ExpertNames, HeadRows, Pair, RowPart
+from ostro import Container, ExpertNames
 from ostro.architectures.bamba.names import LAYER, MIXERS
 from ostro.architectures.granite import names as granite
+from ostro.architectures.granitemoe import names as granitemoe
 from ostro.architectures.granitemoehybrid.model import Config
 from ostro.architectures.llama import names as llama
 from ostro.architectures.mamba2 import names as mamba2
-from ostro.architectures.mixtral import names as mixtral
-
-OLD = f"{LAYER}.block_sparse_moe"
-STACKS = tuple(
-    pair
-    for gate_up, down in (
-        ("input_linear.weight", "output_linear.weight"),
-        ("experts.gate_up_proj", "experts.down_proj"),
-    )
-    for pair in (
-        Pair(f"{OLD}.{gate_up}", f"{mixtral.EACH}.gate_proj.weight", RowPart(0, 2)),
-        Pair(f"{OLD}.{gate_up}", f"{mixtral.EACH}.up_proj.weight", RowPart(1, 2)),
-        Pair(f"{OLD}.{down}", f"{mixtral.EACH}.down_proj.weight"),
-    )
-)
-"""Stacked experts, first the names on the hub, then those of transformers 5 in memory."""
 
 
 def names(config: Config) -> ExpertNames:
-    """Without experts, the shared expert is the MLP. q and k are permuted in GGUF files."""
-    hidden, experts = config.shared_intermediate_size, config.num_local_experts
-    mlp = f"{LAYER}.mlp.shared" if experts else f"{LAYER}.mlp"
-    shared = f"{LAYER}.shared_mlp"
-    return ExpertNames(
-        hub=(
-            *MIXERS,
-            Pair(f"{shared}.input_linear", f"{mlp}.gate_proj", HeadRows(1, 2 * hidden, 0, hidden)),
-            Pair(
-                f"{shared}.input_linear",
-                f"{mlp}.up_proj",
-                HeadRows(1, 2 * hidden, hidden, 2 * hidden),
-            ),
-            Pair(f"{shared}.output_linear", f"{mlp}.down_proj"),
-            Pair(f"{OLD}.router.layer", f"{LAYER}.mlp.gate"),
-            Pair(f"{OLD}.router", f"{LAYER}.mlp.gate"),
-        ),
-        gguf=(
-            mixtral.GATE,
-            *(
-                Pair(f"blk.{{i}}.ffn_{part}_shexp", f"{LAYER}.mlp.shared.{part}_proj")
-                for part in ("gate", "up", "down")
-            ),
-            *mamba2.mixer_names(f"{LAYER}.self_attn", config.mixer()),
-            *llama.names(config).gguf,
-        ),
-        experts=experts,
-        stacks=(*STACKS, *mixtral.STACKS),
-    )
+    """GraniteMoE's names, and those of Mamba 2; without experts, the shared MLP is the only one."""
+    found = granitemoe.names(config)
+    hub = (*MIXERS, *found.hub)
+    if not config.num_local_experts:
+        ours = [pair.ours.replace(granitemoe.SHARED, f"{LAYER}.mlp") for pair in hub]
+        hub = tuple(replace(pair, ours=name) for pair, name in zip(hub, ours, strict=True))
+    states = mamba2.mixer_names(f"{LAYER}.self_attn", config.mixer())
+    return replace(found, hub=hub, gguf=(*states, *found.gguf))
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
