@@ -24,4 +24,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide={**LLAMA_WIDE, **SHAPE},
         reference="transformers:GemmaForCausalLM",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )

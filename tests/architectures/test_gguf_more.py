@@ -63,6 +63,9 @@ CASES = {
     "qwen3 next, whole experts": Case("qwen3_next", "qwen3next", DENSE, "gate_up"),
     "bert": Case("bert", "bert"),
     "bert classifier": Case("bert_classifier", "bert", {"num_labels": 3}, asked="bert_classifier"),
+    "qwen3 classifier": Case(
+        "qwen3_classifier", "qwen3", {"num_labels": 3}, asked="qwen3_classifier"
+    ),
 }
 
 FORMATS = ("F32", "BF16", "Q8_0")
@@ -161,7 +164,14 @@ def bert_header(writer: GGUFWriter, config: Any, form: str) -> None:
         writer.add_classifier_output_labels(list(config.id2label.values()))
 
 
+def qwen3_header(writer: GGUFWriter, config: Any, form: str) -> None:
+    """A reranker: the converter keeps the rows of some tokens of the head."""
+    writer.add_pooling_type(gguf.PoolingType.RANK)
+    writer.add_classifier_output_labels(list(config.id2label.values()))
+
+
 HEADERS = {
+    "qwen3": qwen3_header,
     "deepseek2": deepseek2_header,
     "gpt-oss": gpt_oss_header,
     "qwen3next": qwen3next_header,
@@ -231,7 +241,12 @@ def bert_moved(name: str, t: Tensor, config: Any, form: str) -> Moved:
         yield (f"{head[stem]}.{kind}" if stem in head else name), t
 
 
+def qwen3_moved(name: str, t: Tensor, config: Any, form: str) -> Moved:
+    yield ("cls.output.weight" if name == "score.weight" else name), t
+
+
 MOVED = {
+    "qwen3": qwen3_moved,
     "deepseek2": deepseek2_moved,
     "gpt-oss": gpt_oss_moved,
     "qwen3next": qwen3next_moved,

@@ -1,0 +1,143 @@
+"""Decoders with a head of label scores, which reads the state of the last token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro import Step, nn
+from ostro.architectures.gemma import model as gemma
+from ostro.architectures.llama import model as llama
+from ostro.architectures.qwen2 import model as qwen2
+from ostro.architectures.qwen3 import model as qwen3
+from ostro.config import TextConfig, WindowConfig, check_sizes
+from ostro.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig(TextConfig):
+    """`num_labels` is by default the length of id2label."""
+
+    num_labels: int = 2
+    pad_token_id: int | None = None
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        values = super().derive(raw, values)
+        names = raw.get("id2label")
+        if names and not isinstance(names, Mapping):
+            raise ConfigError(f"id2label={names!r:.80} is not an object")
+        return {"num_labels": len(names), **values} if names else values
+
+    def check(self) -> None:
+        super().check()
+        check_sizes(self, "num_labels")
+
+
+class LastTokenScores(nn.EncoderModel):
+    """Scores of the last token that is no padding, in place of a decoder's logits.
+
+    A mixin: `class Classifier(LastTokenScores, llama.Model)`.
+    """
+
+    def __init__(self, config: ScoreConfig) -> None:
+        super().__init__(config)
+        del self.lm_head
+        self.padding = config.pad_token_id
+        self.score = self.head(config)
+
+    def head(self, config: ScoreConfig) -> nn.Module:
+        """The module that computes scores from states, called with [B, d] and their step."""
+        return nn.Linear(config.hidden_size, config.num_labels)
+
+    def hidden(self, step: Step) -> Tensor:
+        # The second row of positions holds token types, which decoders do not have.
+        return super().hidden(replace(step, positions=step.positions[:1]))  # type: ignore[safe-super]
+
+    def scores(self, hidden: Tensor, step: Step) -> Tensor:
+        last = self.last(step)
+        y: Tensor = self.score(hidden[last], step.rows(last))
+        return y
+
+    def last(self, step: Step) -> Tensor:
+        """The row of the last token of each sequence [B], or its first if all are padding."""
+        index = torch.arange(len(step.tokens), device=step.tokens.device)
+        if self.padding is not None:
+            index = index.where(step.tokens != self.padding, 0)
+        ends = [index[start:stop].amax().clamp(min=start) for start, stop in pairwise(step.bounds)]
+        return torch.stack(ends)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ScoreConfig, llama.Config):
+    pass
+
+
+class Llama(LastTokenScores, llama.Model):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class MistralConfig(ScoreConfig, WindowConfig, llama.Config):
+    sliding_window: int | None = 4096
+
+
+class Mistral(LastTokenScores, llama.Model):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2Config(ScoreConfig, qwen2.Config):
+    pass
+
+
+class Qwen2(LastTokenScores, qwen2.Model):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Config(ScoreConfig, qwen3.Config):
+    pass
+
+
+class Qwen3(LastTokenScores, qwen3.Model):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaConfig(ScoreConfig, gemma.Config):
+    pad_token_id: int | None = 0
+
+
+class Gemma(LastTokenScores, gemma.Model):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig(ScoreConfig, qwen2.Config):
+    num_labels: int = 1
+
+
+class RewardHead(nn.Module):
+    """Two linears with a ReLU between them."""
+
+    def __init__(self, d: int, labels: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(d, d, bias=True)
+        self.fc2 = nn.Linear(d, labels, bias=True)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        return self.fc2(F.relu(self.fc1(x, step)), step)
+
+
+class Reward(LastTokenScores, qwen2.Model):
+    """Qwen2.5's reward model for mathematics."""
+
+    def head(self, config: ScoreConfig) -> nn.Module:
+        return RewardHead(config.hidden_size, config.num_labels)
