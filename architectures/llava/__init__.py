@@ -34,7 +34,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         api=(0, 2),
         tasks=("text",),
         classes=("LlavaForConditionalGeneration",),
-        gguf=("llama+mlp",),
+        gguf=("llama+mlp", "phi3+mlp", "qwen2+mlp", "qwen3+mlp"),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
         inputs=f"{__name__}.inputs:Inputs",

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ostro import Container, Names, Pair
-from ostro.architectures.llama import names as llama
+from ostro import Container, Names, Pair, resolve
 from ostro.architectures.llava import model as llava
+from ostro.architectures.llava.parts import text_record
 from ostro.errors import ConfigError
 
 BLOCK = {
@@ -100,6 +100,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
             f"{container.path.name}: clip.vision.image_grid_pinpoints, the tiles of LLaVA 1.6, are "
             "not implemented"
         )
+    architecture = container.metadata["general.architecture"]
+    text = resolve(str(text_record(architecture).gguf_config))(container)
     vision = tower(container)
     side, layers = vision["image_size"], [vision["num_hidden_layers"]]
     if "clip.vision.feature_layer" in container.metadata:
@@ -112,7 +114,7 @@ def gguf_config(container: Container) -> dict[str, Any]:
         crop_size={"height": side, "width": side},
     )
     return {
-        "text_config": llama.gguf_config(container),
+        "text_config": {**text, "model_type": architecture},
         "vision_config": vision,
         "vision_feature_layer": layers,
         "image_token_index": token(container, "<image>"),

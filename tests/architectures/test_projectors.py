@@ -94,6 +94,22 @@ def test_a_folder_of_both_takes_media(
     assert off(made, loaded) <= BAR
 
 
+@pytest.mark.parametrize("text", ["phi3", "qwen2", "qwen3"])
+def test_llava_has_several_texts(
+    plugins: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setitem(TYPES, "llava", (text, "mlp"))
+    tiny = dict(plugins.get("architectures", "llava").tiny)
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    more = {"model_type": text, "sliding_window": None, "rope_parameters": rope}
+    tiny["text_config"] = {**plugins.get("architectures", text).tiny, **more}
+    with subject(plugins, "llava", config=tiny) as made:
+        write_pair(made, tmp_path)
+        loaded = load(tmp_path, plugins)
+        assert loaded.architecture.name == "llava"
+        assert off(made, loaded) <= BAR
+
+
 def test_a_float16_projector_serves_a_quantized_text(
     plugins: PluginManager, tmp_path: Path
 ) -> None:
