@@ -27,6 +27,7 @@ from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 FAMILIES = tuple(TYPES)
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma3_images": {"text_config": {"query_pre_attn_scalar": 16}},
+    "qwen2_vl": {"text_config": {"use_sliding_window": False}},
     "qwen2_5_vl": {
         "text_config": {"use_sliding_window": False},
         "vision_config": {"patch_size": 28, "window_size": 112},

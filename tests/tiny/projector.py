@@ -21,6 +21,7 @@ from ostro.plugins.conformance.parity import Subject
 TYPES = {
     "llava": ("llama", "mlp"),
     "gemma3_images": ("gemma3", "gemma3"),
+    "qwen2_vl": ("qwen2vl", "qwen2vl_merger"),
     "qwen2_5_vl": ("qwen2vl", "qwen2.5vl_merger"),
     "qwen3_vl": ("qwen3vl", "qwen3vl_merger"),
     "qwen2_audio": ("qwen2", "qwen2a"),
@@ -33,6 +34,7 @@ TOKENS = {
         *("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
         *("\n", "\n\n", "\n\n\n"),
     ),
+    "qwen2_vl": ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
     "qwen2_5_vl": ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
     "qwen3_vl": ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
     "qwen2_audio": ("<|AUDIO|>",),
@@ -176,7 +178,7 @@ def tower_tensors(weights: Mapping[str, Tensor], made: Subject) -> Iterator[tupl
         elif place:
             shift = 1.0 if "soft_emb_norm" in name else 0.0
             yield re.sub(place, PLACES[place], name), weight + shift
-        elif ".qkv." in name and made.name == "qwen2_5_vl":
+        elif ".qkv." in name and made.name in ("qwen2_vl", "qwen2_5_vl"):
             for letter, part in zip("qkv", weight.chunk(3), strict=True):
                 yield names.get_name(name.replace("qkv", letter), (".weight", ".bias")), part
         elif not (old and re.search(r"layers\.3\.|post_layernorm", name)):
@@ -208,8 +210,8 @@ def projector_keys(made: Subject, kind: str) -> dict[str, Any]:
         "vision.projection_dim": 768 if kind == "mlp" else width,
         "vision.image_size": getattr(sees, "image_size", 560),
         "vision.patch_size": sees.patch_size,
-        "vision.embedding_length": sees.hidden_size,
-        "vision.feed_forward_length": sees.intermediate_size,
+        "vision.embedding_length": getattr(sees, "embed_dim", sees.hidden_size),
+        "vision.feed_forward_length": getattr(sees, "intermediate_size", width),
         "vision.block_count": getattr(sees, "depth", 0) or sees.num_hidden_layers,
         "vision.attention.head_count": getattr(sees, "num_heads", 0) or sees.num_attention_heads,
         "vision.attention.layer_norm_epsilon": getattr(sees, "layer_norm_eps", 1e-6),
@@ -219,6 +221,7 @@ def projector_keys(made: Subject, kind: str) -> dict[str, Any]:
     more: dict[str, dict[str, Any]] = {
         "mlp": {"use_gelu": False, "vision.block_count": 3},
         "gemma3": {"use_gelu": True, "vision.projector.scale_factor": 2},
+        "qwen2vl_merger": {},
         "qwen2.5vl_merger": {"use_silu": True, "vision.n_wa_pattern": 2},
         "qwen3vl_merger": {
             "use_gelu": True,
