@@ -125,10 +125,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         name="gemma4_images",
         api=(0, 2),
         classes=("Gemma4ForConditionalGeneration",),
+        gguf=("gemma4+gemma4v",),
         config=f"{__name__}.vision:Config",
         model=f"{__name__}.vision:Model",
         inputs=f"{__name__}.inputs:Inputs",
-        names=f"{__name__}.vision:names",
+        names=f"{__name__}.projector:names",
+        gguf_config=f"{__name__}.projector:gguf_config",
         tiny={**SIGHT, "text_config": TINY_TEXT},
         wide={
             **SIGHT,

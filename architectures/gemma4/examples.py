@@ -56,7 +56,7 @@ def prompted(
 
 def arguments(prompt: Prompt, raw: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """The arguments of the reference: patches and their places, padded to the largest image."""
-    ids, cell = np.array([prompt.tokens]), raw["vision_config"]["pooling_kernel_size"] ** 2
+    ids = np.array([prompt.tokens])
     kinds = [raw["image_token_id"], raw["video_token_id"]]
     asked = {"mm_token_type_ids": sum((ids == kind) * i for i, kind in enumerate(kinds, 1))}
     names = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -65,12 +65,13 @@ def arguments(prompt: Prompt, raw: Mapping[str, Any]) -> dict[str, np.ndarray[An
         if not arrays:
             continue
         frames, places, counts = [], [], []
+        most = max(int(each["grid"].numpy()[1:].prod()) for each in arrays)
         for each in arrays:
             t, h, w = each["grid"].numpy().tolist()
             counts.append(t)
             spots = np.stack(np.meshgrid(np.arange(w), np.arange(h)), -1).reshape(-1, 2)
             for patches in each["patches"].numpy().reshape(t, h * w, -1):
-                lacking = ((0, ROWS[kind] * cell - len(patches)), (0, 0))
+                lacking = ((0, most - len(patches)), (0, 0))
                 frames.append(np.pad(patches, lacking))
                 places.append(np.pad(spots, lacking, constant_values=-1))
         asked[name] = np.stack(frames)

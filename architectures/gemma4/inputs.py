@@ -19,7 +19,7 @@ import ostro
 from ostro import Array, Item, content_key
 from ostro.architectures.qwen2_5_vl.pixels import parse
 from ostro.architectures.siglip.pixels import Floats, Pixels, Triple, resize
-from ostro.errors import ConfigError, RequestError, TokenizerError
+from ostro.errors import ConfigError, RequestError, TokenizerError, Unsupported
 
 FILES = {
     "image": ("preprocessor_config.json",),
@@ -131,6 +131,12 @@ class Inputs(ostro.Inputs):
 
     @cached_property
     def videos(self) -> Preprocessor:
+        if "preprocessor_config" in self.raw:
+            raise Unsupported(
+                "a projector file (mmproj) has no video settings; send images, or load the model "
+                "from its original files",
+                param="messages",
+            )
         return self.read("video")
 
     def read(self, kind: str) -> Preprocessor:

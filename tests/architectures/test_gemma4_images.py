@@ -10,14 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from ostro.architectures.gemma4 import SIGHT, TINY_TEXT, TOWER
 from ostro.architectures.gemma4.examples import MEDIA, prompted
 from ostro.architectures.gemma4.inputs import Inputs
+from ostro.architectures.gemma4.projector import ChannelsLast, Scalar
 from ostro.architectures.gemma4.vision import Config
-from ostro.core.errors import ConfigError, OstroError, RequestError, TokenizerError, Unsupported
+from ostro.core.errors import (
+    CheckpointError,
+    ConfigError,
+    OstroError,
+    RequestError,
+    TokenizerError,
+    Unsupported,
+)
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.examples import pixels
 from ostro.plugins.conformance.parity import BAR, Subject, subject
@@ -181,3 +190,21 @@ def test_impossible_configs_are_refused(changes: dict[str, Any]) -> None:
 def test_inputs_import_no_torch() -> None:
     code = "import ostro.architectures.gemma4.inputs, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_projector_has_no_video_settings(tmp_path: Path) -> None:
+    maker = Inputs({**RAW, "preprocessor_config": {"patch_size": 4}}, tmp_path)
+    with pytest.raises(Unsupported, match="no video settings"):
+        maker.video(pixels(1, 2, 8, 8), 2.0)
+
+
+def test_tensors_of_projectors_are_reshaped() -> None:
+    """Kernels have channels first, bounds are vectors of one element."""
+    kernel = torch.arange(2 * 3 * 4, dtype=torch.float32).view(2, 3, 2, 2)
+    flat = ChannelsLast(2).read(kernel)
+    assert flat[1].tolist() == kernel[1].permute(1, 2, 0).flatten().tolist()
+    assert torch.equal(ChannelsLast(2).write(flat), kernel)
+    assert Scalar().read(torch.tensor([2.0])).shape == ()
+    for transform in (ChannelsLast(3), Scalar()):
+        with pytest.raises(CheckpointError):
+            transform.read(kernel)

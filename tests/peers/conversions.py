@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,9 +130,9 @@ def write_marked_bytes(folder: Path) -> None:
     file.write_text(json.dumps(said))
 
 
-def write_fallback(folder: Path) -> None:
+def write_fallback(folder: Path, media: Sequence[str] = ()) -> None:
     """A BPE of characters and of bytes for all others, as in Gemma 4."""
-    marks = ["<pad>", END, START]
+    marks = ["<pad>", *media, END, START]
     bytes_ = [f"<0x{i:02X}>" for i in range(256)]
     letters = [chr(i) for i in range(ord("a"), ord("z") + 1)]
     pieces = [*marks, *bytes_, *letters, "\u2581", "th", "the"]
@@ -148,6 +148,11 @@ def write_fallback(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": START, "eos_token": END}
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
+
+
+def write_marked_fallback(folder: Path) -> None:
+    """As `write_fallback`, with the tokens of media first, at their ids in tiny configs."""
+    write_fallback(folder, ("<|image|>", "<|video|>", "<|audio|>", "<|image>", "<image|>"))
 
 
 def write_pieces(folder: Path, **more: Any) -> None:
@@ -186,6 +191,7 @@ TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
     "bytes": write_bytes,
     "glm bytes": write_glm_bytes,
     "fallback": write_fallback,
+    "marked fallback": write_marked_fallback,
     "marked bytes": write_marked_bytes,
     "marked pieces": write_marked_pieces,
     "bpe pieces": write_bpe_pieces,
@@ -450,6 +456,13 @@ CASES = {
     "gemma2": Case("gemma2", SCALED, "pieces"),
     "gemma3": Case("gemma3", SCALED, "pieces"),
     "gemma4": Case("gemma4", {"vocab_size_per_layer_input": VOCABULARY}, "fallback"),
+    "gemma4 with images": Case(
+        "gemma4_images",
+        {"vocab_size_per_layer_input": VOCABULARY, "max_position_embeddings": 2048},
+        "marked fallback",
+        others={"vision_config": {"pooling_kernel_size": 3, "position_embedding_size": 512}},
+        media={"image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0]},
+    ),
     "gemma4, experts": Case("gemma4_moe", tokenizer="fallback", asked="gemma4"),
     "embeddinggemma": Case("embeddinggemma", SCALED, "pieces", {"sliding_window": 14}),
     "gpt-oss": Case("gpt_oss", {"swiglu_limit": 7.0}),
