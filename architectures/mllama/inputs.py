@@ -85,15 +85,15 @@ class Inputs(llava.Inputs):
         return [(r, c) for r, c in self.vision.get("supported_aspect_ratios") or every]
 
     def image(self, pixels: Pixels) -> Item:
-        made = self.preprocessor
-        assert isinstance(made, Preprocessor)
+        preprocessor = self.preprocessor
+        assert isinstance(preprocessor, Preprocessor)
         most = int(self.vision.get("max_num_tiles", 4))
-        if made.max_image_tiles > most:
+        if preprocessor.max_image_tiles > most:
             raise ConfigError(
-                f"{find(self.folder)[0]}: max_image_tiles={made.max_image_tiles}, but "
+                f"{find(self.folder)[0]}: max_image_tiles={preprocessor.max_image_tiles}, but "
                 f"config.json has max_num_tiles={most}"
             )
-        tiles, cut = made.tiles(pixels, self.cuts)
+        tiles, cut = preprocessor.tiles(pixels, self.cuts)
         ratio = np.array([1 + self.cuts.index(cut)], np.int64)
         rows = 1 + self.patches
         return Item(

@@ -34,9 +34,9 @@ def reference(
     extract: WhisperFeatureExtractor, sounds: list[np.ndarray[Any, Any]], count: int
 ) -> dict[str, np.ndarray[Any, Any]]:
     """The arguments of the reference for a prompt of `count` tokens with these clips."""
-    made = extract(sounds, sampling_rate=16000, return_attention_mask=True, return_tensors="np")
+    features = extract(sounds, sampling_rate=16000, return_attention_mask=True, return_tensors="np")
     return {
-        "input_features": made.input_features,
-        "feature_attention_mask": made.attention_mask,
+        "input_features": features.input_features,
+        "feature_attention_mask": features.attention_mask,
         "attention_mask": np.ones((1, count), np.int64),
     }

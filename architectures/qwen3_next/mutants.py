@@ -23,9 +23,9 @@ def ruled(**changes: Callable[[dict[str, Any]], Any]) -> Callable[[nn.Model], No
         plain = net.rule.kernel
 
         def other(*args: Any) -> Tensor:
-            held = dict(zip(ARGUMENTS, args, strict=False))
-            made = {name: make(held) for name, make in changes.items()}
-            return plain(*(held | made).values(), *args[len(ARGUMENTS) :])
+            arguments = dict(zip(ARGUMENTS, args, strict=False))
+            changed = {name: make(arguments) for name, make in changes.items()}
+            return plain(*(arguments | changed).values(), *args[len(ARGUMENTS) :])
 
         net.rule.kernel = other
 

@@ -71,14 +71,14 @@ def adapters_match_merged_weights(tiny: Subject) -> None:
 def adapters_on_quantized_weights_match_merged_floats(tiny: Subject) -> None:
     if isinstance(tiny.reference, Golden):
         pytest.skip("golden logits exist for the tiny config only")
-    with wide(tiny.plugins, tiny.record) as made:
-        for format in sample_formats(made.plugins, made.name)[:1]:
-            loaded = made.load(quant=format, exact=True)
+    with wide(tiny.plugins, tiny.record) as tested:
+        for format in sample_formats(tested.plugins, tested.name)[:1]:
+            loaded = tested.load(quant=format, exact=True)
             weights = adapter_of(loaded, seed=5, rank=RANKS[0], dora=True)
-            with engine_with(made, loaded, {"a": weights}) as engine:
-                adapted = made.answer(engine, mixture=mixture_of(engine, a=1.0))
-            merge(loaded, made.plugins, weights, 1.0)
-            off = deviation(adapted, made.answer(made.engine(loaded)))
+            with engine_with(tested, loaded, {"a": weights}) as engine:
+                adapted = tested.answer(engine, mixture=mixture_of(engine, a=1.0))
+            merge(loaded, tested.plugins, weights, 1.0)
+            off = deviation(adapted, tested.answer(tested.engine(loaded)))
             assert off <= BAR, f"{format}: off by {off:.1e} from merged dequantized weights"
 
 

@@ -51,8 +51,8 @@ class Case:
     @pytest.fixture(scope="class")
     @classmethod
     def tiny(cls, plugins: PluginManager, request: pytest.FixtureRequest) -> Iterator[Subject]:
-        with subject(plugins, getattr(request, "param", None) or cls.name) as made:
-            yield made
+        with subject(plugins, getattr(request, "param", None) or cls.name) as tested:
+            yield tested
 
 
 class ArchitectureTests(Case):

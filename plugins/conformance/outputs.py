@@ -44,9 +44,9 @@ class NonzeroDelta:
 def outputs_match_the_reference(tiny: Subject) -> None:
     """At the usual standard deviation of weights, and at a small one that shows epsilons."""
     with subject(tiny.plugins, tiny.name, config=tiny.shape, std=SMALL) as small:
-        for made in (tiny, small):
-            if made.off(made.engine()) > BAR:
-                pytest.fail(str(diagnose(made)), pytrace=False)
+        for tested in (tiny, small):
+            if tested.off(tested.engine()) > BAR:
+                pytest.fail(str(diagnose(tested)), pytrace=False)
 
 
 @check(has_outputs)
@@ -63,8 +63,8 @@ def every_mutant_fails_parity(tiny: Subject) -> None:
     """The generic mutants that apply to the model, and those of the record."""
     green, known = [], sorted(mutants.of(tiny.record, tiny.load().model), key=spread)
     for std, group in groupby(known, key=spread):
-        with subject(tiny.plugins, tiny.name, config=tiny.shape, std=std) as made:
-            green += [mutant.name for mutant in group if not detects(made, mutant)]
+        with subject(tiny.plugins, tiny.name, config=tiny.shape, std=std) as tested:
+            green += [mutant.name for mutant in group if not detects(tested, mutant)]
     assert known, f"{tiny.name}: no mutant applies; declare mutants in the record"
     assert not green, f"parity does not detect: {', '.join(green)}"
 
@@ -73,14 +73,14 @@ def spread(mutant: Mutant) -> float:
     return mutant.std or STD
 
 
-def detects(made: Subject, mutant: Mutant) -> bool:
+def detects(tested: Subject, mutant: Mutant) -> bool:
     """Whether parity fails with a mutant applied."""
-    loaded = made.load()
+    loaded = tested.load()
     unfuse(loaded.model)
     mutant.apply(loaded.model)
-    engine = made.engine(loaded)
-    cases = reversed(made.cases)  # the last example has the most media, so it fails first
-    return any(deviation(made.answer(engine, e), expected) >= RED for e, expected in cases)
+    engine = tested.engine(loaded)
+    cases = reversed(tested.cases)  # the last example has the most media, so it fails first
+    return any(deviation(tested.answer(engine, e), expected) >= RED for e, expected in cases)
 
 
 @check(has_outputs)

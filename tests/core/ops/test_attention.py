@@ -299,7 +299,11 @@ def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_segments", "products_by_row")
-@pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "stored",
+    [None, torch.int8, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
 )
