@@ -93,9 +93,12 @@ def check(module: ModuleType, case: Batch, tolerance: float, **features: Any) ->
     torch.testing.assert_close(result, expected, rtol=0, atol=tolerance)
 
 
+PAIRS = [("in a row", float("nan")), ("shuffled", float("inf")), ("far apart", 7.0)]
+"""Layouts of blocks and the values outside of them: pairs, not the product."""
+
+
 @MODULES
-@pytest.mark.parametrize("fill", [float("nan"), float("inf"), 7.0])
-@pytest.mark.parametrize("how", ["in a row", "shuffled", "far apart"])
+@pytest.mark.parametrize(("how", "fill"), PAIRS)
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("name", BATCHES)
 def test_float32(module: ModuleType, name: str, features: str, how: str, fill: float) -> None:
