@@ -40,6 +40,20 @@ class Router(Linear):
         self.e_score_correction_bias = correction(experts) if correction_bias else None
         self.route = Op(moe_route.KERNELS)
 
+    def slots(self, path: str) -> Iterator[Slot]:
+        yield from super().slots(path)
+        if (bias := self.e_score_correction_bias) is not None:
+            name = "e_score_correction_bias"
+            yield Slot(f"{path}.{name}", "tensor", tuple(bias.shape), self, name)
+
+    def fill(self, slot: Slot, value: Storage | Tensor) -> None:
+        bias = self.e_score_correction_bias
+        if bias is not None and slot.part == "e_score_correction_bias":
+            assert isinstance(value, Tensor), f"{slot.name} is a parameter"
+            bias.data.copy_(value)
+        else:
+            super().fill(slot, value)
+
     def choose(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """x [T, d] -> (experts [T, k] int64, best first, weights [T, k] float32)."""
         chosen, weights = self.route(self(x, step), self.rule, self.e_score_correction_bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError
+from ostro.core.load.names import Names
+from ostro.core.load.weights import arrange
 from ostro.core.nn import Experts
 from ostro.core.nn.experts import ExpertLinear, Router
 from ostro.core.nn.linear import Slot
@@ -21,6 +24,7 @@ from ostro.quant.dense.storage import Dense
 
 CPU = Target(device=torch.device("cpu"), dtype=torch.float32)
 EXPERTS, D, HIDDEN = 5, 12, 20
+SIGMOID = RoutingRule(2, sigmoid=True)
 
 
 class Blocks(Storage):
@@ -173,3 +177,20 @@ def test_router(renormalise: bool) -> None:
         expected = expected / expected.sum(-1, keepdim=True)
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights, expected)
+
+
+def test_correction_bias_of_a_router() -> None:
+    """It is a tensor of its own in checkpoints, not one of the weight's, and changes the choice."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"gate": Router(D, EXPERTS, SIGMOID, correction_bias=True)})
+    names = ["gate.weight", "gate.e_score_correction_bias"]
+    found = arrange(model, SimpleNamespace(tensors=names), Names(), "hub")  # type: ignore[arg-type]
+    assert [*found[0]["gate"]] == ["weight"] and [*found[1]] == names[1:] and not found[2]
+    router, x = model["gate"], torch.randn(9, D)
+    weight, bias = torch.randn(EXPERTS, D), torch.tensor([0.0, 9.0, 0.0, 0.0, 5.0])
+    for slot, value in zip(router.slots("gate"), (Dense(weight), bias), strict=True):
+        router.fill(slot, value)
+    router.finalize(CPU)
+    chosen, weights = router.choose(x, ROWS)
+    assert chosen.tolist() == [[1, 4]] * 9
+    torch.testing.assert_close(weights, (x @ weight.T).sigmoid()[:, [1, 4]])
