@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ostro.core.adapters.targets import TargetResolver
 from ostro.core.engine.build import build_engine
 from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.load.model import LoadedModel, load_model
@@ -168,6 +169,26 @@ def test_conv1d_weights_are_transposed(plugins: PluginManager, tmp_path: Path) -
     mask = torch.ones(256, 256).tril()[None, None]
     rewrite(tmp_path, published | {"h.0.attn.bias": mask, "h.1.attn.bias": mask + 0})
     assert differs(reference, load(tmp_path, plugins), plugins) <= BAR
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "count", "transform"),
+    [
+        (MIXTURE, "model.layers.0.mlp.experts.gate_up_proj", 8, "Expert"),
+        (MIXTURE, "model.layers.0.mlp.experts.down_proj", 4, "Expert"),
+        (MIXTURE, "model.layers.0.mlp.experts.3.up_proj", 1, "NoneType"),
+        ("PhimoeForCausalLM", "model.layers.0.block_sparse_moe.experts.3.w3", 1, "NoneType"),
+        ("GPT2LMHeadModel", "transformer.h.1.attn.c_attn", 1, "NoneType"),
+    ],
+)
+def test_adapters_find_experts_and_conv1d(
+    name: str, module: str, count: int, transform: str, plugins: PluginManager, tmp_path: Path
+) -> None:
+    """By the names of PEFT, of modules and of stacked parameters."""
+    make(name, tmp_path)
+    loaded = load(tmp_path, plugins)
+    found = TargetResolver(loaded.model, loaded.names).find(module, "tree")
+    assert [type(each).__name__ for _, each in found] == [transform] * count
 
 
 def test_roberta_counts_positions_from_the_padding_id(

@@ -42,6 +42,12 @@ SIZES: Mapping[str, int] = {
     "qk_head_dim": 24,
     "v_head_dim": 16,
     "hidden_size_per_layer_input": 16,
+    "local_attention": 24,
+    "index_head_dim": 16,
+    "index_block_size": 8,
+    "index_topk_blocks": 2,
+    "index_topk": 8,
+    "attention_chunk_size": 16,
 }
 """The sizes of tiny configs by field; a field of the defaults is set if it is larger."""
 
@@ -54,6 +60,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "Dots1ForCausalLM": {"n_routed_experts": 4, "n_group": 1},
     "NemotronForCausalLM": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "LongcatFlashForCausalLM": {"num_layers": 1},
+    "MiniMaxM3VLForCausalLM": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "MusicgenForCausalLM": {"num_codebooks": 1},
     "MusicgenMelodyForCausalLM": {"num_codebooks": 1},
 }
