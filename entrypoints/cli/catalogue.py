@@ -210,7 +210,8 @@ transformers with ostro's linears, experts, caches and attention, slower than a 
 GGUF names. *formats* are the weight formats that tests try on a tiny model of the class; a format
 that is not tried is not refused. *adapters* says whether tests put adapters on each of its linears.
 The logits of a native class are compared with *reference*, those of a body with the class itself,
-by the sweep. A row without a class reads GGUF files only.
+by the sweep. *since* is the first version with the plugin, or with the body in its sweep. A row
+without a class reads GGUF files only.
 
 """
 TITLES = (

@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,7 +64,9 @@ def in_child(name: str, plugins: PluginManager) -> Row:
     cls = getattr(transformers, name)  # imported here, where it counts towards no limit
     known = {"model_type": cls.config_class.model_type}
     reader, writer = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():  # Python 3.12 warns of threads, none of which hold a lock here
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         os.close(reader)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
