@@ -63,7 +63,7 @@ def _module(
     if "alpha" in parts:
         if size is not None:
             raise errors.AdapterError(
-                f"{file}: both {parts['alpha']!r} and {METADATA} say a scale of {module}; keep one"
+                f"{file}: both {parts['alpha']!r} and {METADATA} set a scale of {module}; keep one"
             )
         scale = alpha(file, container, parts["alpha"]) / tensors["a"].shape[0]
     return low_rank(

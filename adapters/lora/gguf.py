@@ -23,10 +23,10 @@ INVOCATION = "adapter.alora.invocation_tokens"
 def read(file: str, container: Container) -> AdapterWeights:
     """Read a GGUF adapter. Raises AdapterError with the metadata key or the tensor."""
     metadata = container.metadata
-    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if metadata.get(key) != wanted:
+    for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if metadata.get(key) != expected:
             raise errors.AdapterError(
-                f"{file}: {key} is {metadata.get(key)!r:.80}, that of a LoRA is {wanted!r}"
+                f"{file}: {key} is {metadata.get(key)!r:.80}, expected {expected!r}"
             )
     alpha = number(file, ALPHA, metadata.get(ALPHA))
     modules = by_module(

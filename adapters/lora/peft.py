@@ -169,14 +169,14 @@ def _linears(
 
 def _linear(settings: Settings, module: str, parts: Parts, rank: int, scale: float) -> LowRank:
     some = next(iter(parts.values()))
-    for part, key, wanted in (
+    for part, key, expected in (
         (BIAS, "lora_bias", settings.biased),
         (MAGNITUDE, "use_dora", settings.dora),
     ):
-        if (part in parts) != wanted:
+        if (part in parts) != expected:
             have = f"has {part}" if part in parts else f"lacks {part}"
             raise errors.AdapterError(
-                f"{some.file}: module {module} {have}, but the config has {key}={wanted}"
+                f"{some.file}: module {module} {have}, but the config has {key}={expected}"
             )
     if A not in parts:
         raise errors.AdapterError(f"{some.file}: tensor {some.name!r} has no {A} beside it")
@@ -239,9 +239,9 @@ def _declared(
         return sorted(names, key=selection.ORDER.index)
     some = next(iter(factors[wrapped[0]].values()))
     raise errors.AdapterError(
-        f"{some.file}: tensor {some.name!r}: target_parameters means {', '.join(names)} of "
-        f"{module}, which has factors for {len(wrapped)}, and which is whose, their names do not "
-        f"say; known together are {', '.join(selection.ORDER)}"
+        f"{some.file}: tensor {some.name!r}: target_parameters selects {', '.join(names)} of "
+        f"{module}, which has factors for {len(wrapped)}, whose names do not assign them; the "
+        f"combination {', '.join(selection.ORDER)} is supported"
     )
 
 

@@ -101,8 +101,8 @@ class Inputs(ostro.Inputs):
         """The indices of sampled frames, a multiple of the temporal patch size."""
         settings, group = self.videos, self.videos.temporal_patch_size
         most = min(settings.max_frames, total) // group * group
-        wanted = total / fps * (settings.fps or FPS)
-        count = min(max(wanted, settings.min_frames), most, total)
+        requested = total / fps * (settings.fps or FPS)
+        count = min(max(requested, settings.min_frames), most, total)
         count = max(int(count) // group * group, min(group, total))
         # in float32, as the reference computes them
         return (np.arange(count) * (total / count)).astype(np.float32).astype(np.int64)

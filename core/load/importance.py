@@ -42,13 +42,13 @@ def slot_importance(
     The names of entries are llama.cpp's or the hub's. Entries without a slot are skipped. Raises
     CheckpointError if the length of an entry does not match the rows of its weight.
     """
-    wanted = {slot.name: slot for slot in slots if slot.kind == "storage"}
+    by_name = {slot.name: slot for slot in slots if slot.kind == "storage"}
     importance: dict[str, Tensor] = {}
     for entry, values in found.items():
         space = "gguf" if entry.startswith(GGUF_NAMES) else "hub"
         full = entry if entry.endswith(".weight") else f"{entry}.weight"
         for named in names.read([full], space)[0]:
-            slot = wanted.get(named.name.removesuffix(".weight"))
+            slot = by_name.get(named.name.removesuffix(".weight"))
             # the importance is of the file's columns, which are the model's rows
             if slot is None or isinstance(named.transform, StorageTransform):
                 continue

@@ -144,7 +144,7 @@ class QuantizationPlan:
 
     def fit(self, slot: Slot, maker: Maker) -> Maker | None:
         """The format, or the first of its fallbacks whose block divides the rows of a slot."""
-        k, wanted = slot.shape[-1], maker.format
+        k, requested = slot.shape[-1], maker.format
         fits: Maker | None = maker
         while fits is not None and k % fits.format.block:
             instead = fits.format.instead
@@ -152,8 +152,8 @@ class QuantizationPlan:
         if fits is not maker:
             taken = f"uses {fits.format.name}" if fits else "not quantized"
             self.notes[slot.name] = (
-                f"{k} columns are not a multiple of {wanted.name}'s block of "
-                f"{wanted.block}: {taken}"
+                f"{k} columns are not a multiple of {requested.name}'s block of "
+                f"{requested.block}: {taken}"
             )
         return fits
 

@@ -128,7 +128,7 @@ class Service:
         malformed adapters, Overloaded while the server is busy or loading, and EngineDied.
         """
         model, adapter = self.locate(target.model)
-        wanted = adapter_refs(target, adapter)
+        refs = adapter_refs(target, adapter)
         self.engine.admit()
         if not self.models:
             raise Overloaded("the model is still loading; see /ready")
@@ -138,7 +138,7 @@ class Service:
         if model in able:
             pipeline = self.models[model][task]
             name = model if adapter is None or target.model is None else target.model
-            return Admitted(model, pipeline, wanted, name)
+            return Admitted(model, pipeline, refs, name)
         tasks = ", ".join(self.models[model]) or "no task of this server"
         hint = f"; use {', '.join(able)}" if able else ""
         raise Unsupported(f"{model} supports {tasks}, not {task}{hint}", param="model")

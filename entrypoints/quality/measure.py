@@ -59,13 +59,13 @@ class OpenModel:
         next tokens [t], `SLICE` positions at a time.
         """
         hidden, step = self.engine.runner.hidden([window.ids for window in batch])
-        wanted, start = list[int](), 0
+        indices, start = list[int](), 0
         for window in batch:
-            wanted += range(start + window.first - 1, start + len(window.ids) - 1)
+            indices += range(start + window.first - 1, start + len(window.ids) - 1)
             start += len(window.ids)
         following = torch.tensor([id for window in batch for id in window.counted])
         for rows, ids in zip(
-            torch.tensor(wanted).split(SLICE), following.split(SLICE), strict=True
+            torch.tensor(indices).split(SLICE), following.split(SLICE), strict=True
         ):
             yield self.logits(hidden, replace(step, logits_indices=rows.to(hidden.device))), ids
 

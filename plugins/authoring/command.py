@@ -12,7 +12,7 @@ from ostro.errors import UsageError
 
 HELP = {
     "new": "write a project with a plugin in it: it builds a wheel and passes its test",
-    "check": "say what is wrong with a plugin, without importing it",
+    "check": "list the faults of a plugin, without importing it",
     "blocks": "list the building blocks of model files and their users",
     "api": "list the public names, with signatures and versions",
 }

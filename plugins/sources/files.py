@@ -79,8 +79,8 @@ def select(names: Iterable[str], kind: str, selector: str | None, where: str) ->
             f"{where} has its weights only as pickles, which can run code when they are opened; "
             "use a safetensors or GGUF version of the model"
         )
-    wanted = "safetensors" if kind == "adapter" else "safetensors beside a config.json"
-    raise ModelNotFound(f"{where} holds no {wanted}, and no .gguf; {contents_of(names)}")
+    expected = "safetensors" if kind == "adapter" else "safetensors beside a config.json"
+    raise ModelNotFound(f"{where} holds no {expected}, and no .gguf; {contents_of(names)}")
 
 
 def gguf_models(names: Iterable[str]) -> list[tuple[str, ...]]:

@@ -163,8 +163,8 @@ def explained(reference: Reference, error: Exception) -> ModelNotFound:
 
 
 def _token_hint(error: Exception) -> str:
-    asks = isinstance(error, GatedRepoError | RepositoryNotFoundError)
-    return ", or give a token with --token-source env:HF_TOKEN" if asks else ""
+    needs_token = isinstance(error, GatedRepoError | RepositoryNotFoundError)
+    return ", or give a token with --token-source env:HF_TOKEN" if needs_token else ""
 
 
 def _local_hint(reference: Reference) -> str:
