@@ -161,7 +161,7 @@ BAD_TENSORS: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "unknown order": (
         factors(EXPERTS) | factors(f"{EXPERTS}.base_layer"),
         {"target_parameters": ["experts.first", "experts.second"]},
-        "first, second.*which is whose",
+        "first, second.*do not assign them",
     ),
     "none": ({}, {}, "holds no LoRA tensor"),
 }
