@@ -495,6 +495,10 @@ CASES = {
     "xlm-roberta, classifier": Case(
         "xlm_roberta_classifier", {**PADDED, "num_labels": 3}, "bpe pieces", asked="bert_classifier"
     ),
+    "modernbert": Case("modernbert"),
+    "modernbert, classifier": Case(
+        "modernbert_classifier", {"num_labels": 3}, asked="modernbert_classifier"
+    ),
     "t5 encoder": Case("t5", FAR, "pieces"),
     "t5 encoder, relu": Case("t5", {**FAR, "feed_forward_proj": "relu"}, "pieces"),
     "text of llava": Case("llava"),

@@ -69,7 +69,7 @@ COUNT = 32
 
 GEMMA = ("gemma2", "gemma3", "embeddinggemma", "gemma3_images")
 GEMMA4 = ("gemma4", "gemma4_moe")
-GELU = ("gemma", *GEMMA, *GEMMA4, "bert", "xlm_roberta", "phi", "starcoder2", "t5")
+GELU = ("gemma", *GEMMA, *GEMMA4, "bert", "xlm_roberta", "modernbert", "phi", "starcoder2", "t5")
 """Architectures that are compared with llama.cpp's gelu, see `tabled`."""
 
 OUTLIERS = {"gemma": 2.0}
