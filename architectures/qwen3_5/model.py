@@ -54,7 +54,9 @@ class EveryLayerConfig(qwen3_next.SharedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(DeltaConfig, EveryLayerConfig, mixtral.SparseConfig, llama.Config):
-    """The fields of transformers' Qwen3_5MoeTextConfig."""
+    """The fields of transformers' Qwen3_5MoeTextConfig; no layer uses intermediate_size."""
+
+    intermediate_size: int = 5632
 
 
 class DeltaNet(qwen3_next.DeltaNet):

@@ -23,6 +23,10 @@ from ostro.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class MropeConfig(RopeConfig):
+    """Fields that other bases have as well take the defaults of this class, the first base."""
+
+    head_dim: int = 256
+    max_position_embeddings: int = 32768
     default_sections: ClassVar[tuple[int, ...]] = (11, 11, 10)
 
 
@@ -39,7 +43,9 @@ class SparseText(
     mixtral.SparseConfig,
     llama.Config,
 ):
-    """The text config with experts."""
+    """The text config with experts; no layer uses intermediate_size."""
+
+    intermediate_size: int = 5632
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,6 @@ class DeltaConfig(TextConfig):
 class SharedConfig(TextConfig):
     """The fields of routed experts and a shared expert; precedes mixtral's among the bases."""
 
-    intermediate_size: int = 5632
     num_local_experts: int = 512
     num_experts_per_tok: int = 10
     norm_topk_prob: bool = True
@@ -97,6 +96,9 @@ class SharedConfig(TextConfig):
 @dataclass(frozen=True, kw_only=True)
 class Config(DeltaConfig, SharedConfig, mixtral.SparseConfig, llama.Config):
     """The fields of transformers' Qwen3NextConfig."""
+
+    # The first base has this field of TextConfig without a default.
+    intermediate_size: int = 5632
 
 
 class Attention(nn.Attention):

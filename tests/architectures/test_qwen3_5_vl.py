@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ostro.architectures.qwen3_5 import model as qwen3_5
 from ostro.architectures.qwen3_5_vl.inputs import Inputs
 from ostro.architectures.qwen3_5_vl.model import Config, SparseConfig
 from ostro.core.errors import ConfigError, OstroError
@@ -110,3 +111,42 @@ def test_deepstack_features_are_refused(plugins: PluginManager) -> None:
 def test_tokens_have_the_families_defaults(plugins: PluginManager, tmp_path: Any) -> None:
     assert Inputs({}, tmp_path).placeholders == {"image": 248056, "video": 248057}
     assert Inputs({"image_token_id": 5}, tmp_path).placeholders["image"] == 5
+
+
+def test_a_published_config_is_read() -> None:
+    """Qwen3.5-35B-A3B: no intermediate_size, and fields without effect."""
+    text = {
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512,
+        "mtp_num_hidden_layers": 1,
+        "num_attention_heads": 16,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 512,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "vocab_size": 248320,
+    }
+    vision = {"deepstack_visual_indexes": [], "model_type": "qwen3_5_moe", "out_hidden_size": 2048}
+    raw = {"model_type": "qwen3_5_moe", "text_config": text, "vision_config": vision}
+    config = SparseConfig.from_hf(raw)
+    assert config.text.head_dim == 256 and config.text.linear_num_value_heads == 32
+    assert config.text.sections == (11, 11, 10) and config.image_token_id == 248056
+    assert [config.text.attends(i) for i in range(4)] == [False, False, False, True]
+    assert config.text.num_local_experts == 256 and config.text.norm_topk_prob
+    assert qwen3_5.SparseConfig.from_hf(text).head_dim == 256

@@ -16,6 +16,13 @@ class TestQwen3Next(ArchitectureTests):
     name = "qwen3_next"
 
 
+def test_defaults_are_those_of_the_family() -> None:
+    named = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    config = Config.from_hf({name: 16 for name in named})
+    assert (config.intermediate_size, config.head_dim, config.num_local_experts) == (5632, 256, 512)
+    assert config.max_position_embeddings == 32768 and config.norm_topk_prob
+
+
 def test_layers_of_a_gguf_file_that_guess_further_tokens_are_left_out() -> None:
     """They lie behind the others, and are counted with them."""
     keys = {"qwen3next.block_count": 4, "qwen3next.nextn_predict_layers": 1}

@@ -109,6 +109,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "qwen2_vl": {"rms_norm_eps": 1e-12},
     "qwen2_5_vl": {"rms_norm_eps": 1e-12},
     "qwen3_vl_moe": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
+    "qwen3_5_moe": {"num_experts_per_tok": 6},
     "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
 }
 """Changes of the wide configs, by architecture or case.
@@ -124,6 +125,8 @@ They avoid values for which llama.cpp (July 2026) and transformers compute diffe
   through to those of qwen2 in a comment only.
 - Qwen3-VL: llama.cpp does not rotate pairs beyond the interleaved sections (the 62nd and 63rd of
   [24, 20, 20]); the reference rotates them by the temporal position.
+- Qwen3.5-MoE: llama.cpp's rounding of activations changes the choice of experts at a token whose
+  scores are close; here all experts are chosen.
 """
 
 UNSAID = ("deepseek v3, unsaid", "bamba", "phimoe")
