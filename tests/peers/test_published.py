@@ -45,7 +45,7 @@ def median(values):
         return ordered[half]
     return (ordered[half - 1] + ordered[half]) / 2
 
-The committee met on Tuesday and heard three proposals. The first would close the bridge to cars on
+The committee met on Tuesday to discuss three proposals. The first would close the bridge to cars on
 Sundays; the second would build a separate lane for bicycles, at a cost of 2.4 million euros; the
 third asked for a study. After two hours the members voted seven to four for the second, on the
 condition that work begins before the end of March and that buses keep their stop on both sides of
