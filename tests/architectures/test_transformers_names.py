@@ -150,9 +150,29 @@ def test_quantized_experts_equal_those_of_a_plugin(
     ours = load_model(tmp_path, Settings(dtype="float32", quant=quant), plugins)
     body = load(tmp_path, plugins, quant=quant)
     assert ours.architecture.name == "qwen3_moe" != body.architecture.name
-    assert expert_formats(ours) == expert_formats(body) != {"float"}
+    assert expert_formats(ours) == expert_formats(body) != {"dense"}
     # kernels of some formats round activations, so that fused linears differ from separate ones
     assert deviation(logits(body, plugins), logits(ours, plugins)) <= 100 * BAR
+
+
+def test_experts_of_an_fp8_checkpoint_load(plugins: PluginManager, tmp_path: Path) -> None:
+    make("PhimoeForCausalLM", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    packed, plain = {}, {}
+    for name, weight in tensors.items():
+        packed[name] = plain[name] = weight
+        if ".experts." in name:
+            scale = weight.abs().amax() / 448
+            packed[name] = (weight / scale).to(torch.float8_e4m3fn)
+            packed[f"{name}_scale_inv"] = scale.reshape(1, 1)
+            plain[name] = packed[name].float() * scale
+    rewrite(tmp_path, plain)
+    expected = logits(load(tmp_path, plugins), plugins)
+    how = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    rewrite(tmp_path, packed, quantization_config=how)
+    loaded = load(tmp_path, plugins)
+    assert expert_formats(loaded) == {"F8_E4M3"}
+    assert deviation(logits(loaded, plugins), expected) <= BAR
 
 
 def expert_formats(loaded: LoadedModel) -> set[str]:
