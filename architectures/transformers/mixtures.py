@@ -18,10 +18,13 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from ostro import nn
 from ostro.architectures.transformers.config import no_body
 from ostro.architectures.transformers.modules import Call, ExpertLinear
+from ostro.errors import ConfigError
 from ostro.ops import Op, moe_route
 
 EXPERTS = "ostro"
 """The name of `run` in transformers' registry."""
+
+MAX_EXPERTS = 4096
 
 GATED, WHOLE, UNGATED = ("gate_proj", "up_proj"), ("gate_up_proj",), ("up_proj",)
 """The parts of the first linear. Interleaved gate and up, and those with biases, are one part."""
@@ -55,7 +58,8 @@ def is_mixture(module: nn.Module) -> bool:
 
 
 def read_stack(module: Any, name: str) -> Stack:
-    """The layout of a mixture's experts. Raises Unsupported for parameters of other shapes."""
+    """The layout of a mixture's experts. Raises Unsupported for parameters of other shapes,
+    ConfigError for a number of experts out of range."""
     own = dict(module.named_parameters(recurse=False))
     first = own.pop("gate_up_proj" if module.has_gate else "up_proj", None)
     down = own.pop("down_proj", None)
@@ -69,6 +73,10 @@ def read_stack(module: Any, name: str) -> Stack:
     parts = UNGATED if not module.has_gate else WHOLE if whole else GATED
     if d != out or n % len(parts):
         raise no_body(name, f"its {type(module).__name__} stores its experts in another layout")
+    if not 0 < len(first) <= MAX_EXPERTS:
+        raise ConfigError(
+            f"config.json: a layer of {name} has {len(first)} experts; expected 1..{MAX_EXPERTS}"
+        )
     return Stack(len(first), d, n, hidden, parts, bias, module.is_transposed)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ostro.core.adapters.targets import TargetResolver
 from ostro.core.engine.build import build_engine
-from ostro.core.errors import CheckpointError, Unsupported
+from ostro.core.errors import CheckpointError, OstroError, Unsupported
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.nn import ExpertLinear
 from ostro.core.plugins.manager import PluginManager
@@ -133,6 +133,16 @@ def test_an_expert_too_many_is_left_over(plugins: PluginManager, tmp_path: Path)
         load(tmp_path, plugins)
 
 
+@pytest.mark.parametrize("count", [-1, 0, 3, 5, 10**6, 2**62, "4", None, 0.5])
+def test_a_hostile_number_of_experts_is_rejected(
+    count: Any, plugins: PluginManager, tmp_path: Path
+) -> None:
+    make(MIXTURE, tmp_path)
+    rewrite(tmp_path, load_file(tmp_path / "model.safetensors"), num_experts=count)
+    with pytest.raises(OstroError):
+        load(tmp_path, plugins)
+
+
 def test_a_stack_of_other_experts_is_rejected(plugins: PluginManager, tmp_path: Path) -> None:
     reference = make(MIXTURE, tmp_path)
     tensors = dict(reference.state_dict())
@@ -217,6 +227,21 @@ def test_roberta_counts_positions_from_the_padding_id(
     reference = make("RobertaForCausalLM", tmp_path, is_decoder=True, pad_token_id=3)
     loaded = load(tmp_path, plugins)
     assert loaded.config.max_position_embeddings == 252
+    assert differs(reference, loaded, plugins) <= BAR
+
+
+@pytest.mark.parametrize("pad", [None, -1, 127, 128, 255, 10**9, 2**70, "1", True])
+def test_a_hostile_padding_id_is_rejected_or_right(
+    pad: Any, plugins: PluginManager, tmp_path: Path
+) -> None:
+    reference = make("RobertaForCausalLM", tmp_path, is_decoder=True, pad_token_id=1)
+    rewrite(tmp_path, load_file(tmp_path / "model.safetensors"), pad_token_id=pad)
+    try:
+        loaded = load(tmp_path, plugins)
+    except OstroError:
+        assert pad is True or pad not in (1, 127)
+        return
+    reference.roberta.embeddings.padding_idx = int(pad)
     assert differs(reference, loaded, plugins) <= BAR
 
 
