@@ -61,9 +61,14 @@ class Inputs(ostro.Inputs):
         return int(self.vision.get("image_size", self.image_size))
 
     @property
+    def across(self) -> int:
+        """The patches of one row of an image."""
+        return self.side // int(self.vision.get("patch_size", self.patch_size))
+
+    @property
     def patches(self) -> int:
         """The patches of an image."""
-        return (self.side // int(self.vision.get("patch_size", self.patch_size))) ** 2
+        return self.across**2
 
     @property
     def rows(self) -> int:

@@ -51,28 +51,12 @@ class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
 class Inputs(llava.Inputs):
     """Images as items with the arrays "pixels" [1 + tiles, 3, S, S] float32, the whole image first,
     and "grid" [4] int64: rows and columns of tiles, and of padding patches on each side.
-
-    Videos are items with "pixels" [frames, 3, S, S].
     """
 
     settings: ClassVar[type[pixels.Preprocessor]] = Preprocessor
-    video_settings: ClassVar[type[Preprocessor]] = Preprocessor
-    video_token: ClassVar[int | None] = None
-
-    @property
-    def placeholders(self) -> Mapping[str, int]:
-        found = {"image": self.token("image", self.image_token)}
-        if self.video_token is not None:
-            found["video"] = self.token("video", self.video_token)
-        return found
 
     def settings_of(self, stated: Mapping[str, Any]) -> type[pixels.Preprocessor]:
         return self.settings
-
-    @property
-    def across(self) -> int:
-        """Patches of one row of a tile."""
-        return self.side // int(self.vision.get("patch_size", self.patch_size))
 
     @cached_property
     def resolutions(self) -> Sequence[Size]:
@@ -98,23 +82,22 @@ class Inputs(llava.Inputs):
         top, left = padding(size, grid)
         rows, columns = self.joined(grid[0] - 2 * top, grid[1] - 2 * left)
         count = self.patches + rows * (columns + 1)
-        return self.item("image", count, pixels=values, grid=np.array([*tiles, top, left]))
+        return item_of(self, "image", count, pixels=values, grid=np.array([*tiles, top, left]))
 
     def joined(self, rows: int, columns: int) -> Size:
         """The features' rows and columns of all tiles of an image, without padding."""
         return rows, columns
 
-    def item(self, kind: str, count: int, **arrays: np.ndarray[Any, Any]) -> Item:
-        """An item of `count` placeholders."""
-        pad = self.placeholders[kind]
-        return Item(
-            kind=kind,
-            key=content_key(kind, *arrays.values()),
-            arrays={name: Array.of(array) for name, array in arrays.items()},
-            cost=len(arrays["pixels"]) * (1 + self.patches),
-            tokens=(pad,) * count,
-            pad=pad,
-        )
+
+class Videos(llava.Inputs):
+    """Videos as items with the array "pixels" [frames, 3, S, S] float32."""
+
+    video_settings: ClassVar[type[Preprocessor]] = Preprocessor
+    video_token: ClassVar[int] = 32000
+
+    @property
+    def placeholders(self) -> Mapping[str, int]:
+        return {**super().placeholders, "video": self.token("video", self.video_token)}
 
     @cached_property
     def videos(self) -> Preprocessor:
@@ -124,25 +107,35 @@ class Inputs(llava.Inputs):
 
     def video(self, frames: Pixels, fps: float) -> Item:
         """Evenly spaced frames, at most `num_frames`."""
-        if self.video_token is None:
-            return super().video(frames, fps)
         if not len(frames):
             raise RequestError("a video of 0 frames is not supported", param="messages")
         count = min(len(frames), self.videos.num_frames or FRAMES)
         chosen = np.linspace(0, len(frames) - 1, count).round().astype(np.int64)
         values = np.stack([self.videos(frame) for frame in frames[chosen]])
-        return self.item("video", self.video_rows(count), pixels=values)
+        return item_of(self, "video", self.video_rows(count), pixels=values)
 
     def video_rows(self, frames: int) -> int:
         """The rows of a video's features: each frame's, pooled."""
         return frames * (self.across // int(self.raw.get("spatial_pool_stride", 2))) ** 2
 
 
-class VideoInputs(Inputs):
+class VideoInputs(Videos, Inputs):
     """LLaVA-NeXT-Video's inputs."""
 
     image_token: ClassVar[int] = 32001
-    video_token: ClassVar[int | None] = 32000
+
+
+def item_of(inputs: llava.Inputs, kind: str, count: int, **arrays: np.ndarray[Any, Any]) -> Item:
+    """An item of `count` placeholders."""
+    pad = inputs.placeholders[kind]
+    return Item(
+        kind=kind,
+        key=content_key(kind, *arrays.values()),
+        arrays={name: Array.of(array) for name, array in arrays.items()},
+        cost=len(arrays["pixels"]) * (1 + inputs.patches),
+        tokens=(pad,) * count,
+        pad=pad,
+    )
 
 
 def check_resolutions(found: Sequence[Size], side: int) -> None:

@@ -40,7 +40,7 @@ class Preprocessor(llava_next.Preprocessor, frozen=True, kw_only=True):
     image_grid_pinpoints: tuple[Size, ...] = tuple((h, w) for h in SIDES for w in SIDES)
 
 
-class Inputs(llava_next.Inputs):
+class Inputs(llava_next.Videos, llava_next.Inputs):
     """Images as items with the arrays of LLaVA-NeXT. Of several images in a prompt each is one
     square, padded with the mean colour, with a grid of zeros.
     """
@@ -48,7 +48,7 @@ class Inputs(llava_next.Inputs):
     settings: ClassVar[type[pixels.Preprocessor]] = Preprocessor
     video_settings: ClassVar[type[llava_next.Preprocessor]] = Preprocessor
     image_token: ClassVar[int] = 151646
-    video_token: ClassVar[int | None] = 151647
+    video_token: ClassVar[int] = 151647
     patch_size: ClassVar[int] = 16
 
     def joined(self, rows: int, columns: int) -> Size:
@@ -73,7 +73,8 @@ class Inputs(llava_next.Inputs):
         settings, side = self.preprocessor, self.side
         whole = resize(square(original.numpy(), settings.image_mean), side, side, settings.resample)
         grid = np.zeros(4, np.int64)
-        return self.item("image", self.patches + 1, pixels=settings(whole)[None], grid=grid)
+        values = settings(whole)[None]
+        return llava_next.item_of(self, "image", self.patches + 1, pixels=values, grid=grid)
 
     def video_rows(self, frames: int) -> int:
         return frames * (-(-self.across // 2)) ** 2 + 1
