@@ -60,13 +60,27 @@ TOWER = {
     "use_clipped_linears": True,
     "standardize": True,
 }
+HEARING = {
+    "model_type": "gemma4_audio",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "subsampling_conv_channels": [8, 4],
+    "conv_kernel_size": 3,
+    "attention_chunk_size": 4,
+    "attention_context_left": 5,
+    "output_proj_dims": 24,
+}
 SIGHT = {
     "vision_config": TOWER,
+    "audio_config": HEARING,
     "image_token_id": 1,
     "video_token_id": 2,
     "audio_token_id": 3,
     "boi_token_id": 4,
     "eoi_token_id": 5,
+    "boa_token_id": 6,
+    "eoa_token_index": 7,
 }
 TEXT = {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}
 TINY_TEXT = {
@@ -136,6 +150,7 @@ def ostro_architectures() -> Iterable[Architecture]:
             **SIGHT,
             "text_config": {**WIDE, **TEXT, **SMALL, "global_head_dim": 8},
             "vision_config": WIDE_TOWER,
+            "audio_config": None,
         },
         reference="transformers:Gemma4ForConditionalGeneration",
         mutants=f"{__name__}.vision_mutants:mutants",

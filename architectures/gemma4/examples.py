@@ -18,11 +18,17 @@ from ostro.testing import Example, pixels, words
 ROWS = {"image": 12, "video": 6}
 """`max_soft_tokens` of tiny models."""
 
-MEDIA = [pixels(0, 30, 45), pixels(1, 45, 30), pixels(2, 24, 24), pixels(3, 5, 20, 30)]
-"""Three images, and a video of five frames."""
+MEDIA = [
+    *(pixels(0, 30, 45), pixels(1, 45, 30), pixels(2, 24, 24), pixels(3, 5, 20, 30)),
+    *(np.random.default_rng(n).normal(0, 0.1, n).astype(np.float32) for n in (5000, 3333)),
+]
+"""Three images, a video of five frames, and two sounds."""
 
-SELECTIONS = ((0,), (1, 2), (3,), (2, 3, 0))
+SELECTIONS = ((0,), (1, 2), (3,), (2, 3, 0), (4,), (5, 0, 4))
 """The media of each prompt, by index."""
+
+BINS = 8
+"""Bins of spectra of tiny models."""
 
 STAMPS = " :0123456789"
 """Characters of timestamps; their tokens begin at 40."""
@@ -32,12 +38,14 @@ def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
     vision = raw["vision_config"]
     shared = {name: vision[name] for name in ("patch_size", "pooling_kernel_size")}
     for kind, name in (("image", "preprocessor_config"), ("video", "video_preprocessor_config")):
-        settings = {**shared, "max_soft_tokens": ROWS[kind], "num_frames": 3}
+        settings = {**shared, "max_soft_tokens": ROWS[kind], "num_frames": 3, "feature_size": BINS}
         (folder / f"{name}.json").write_text(json.dumps(settings))
     ids = {character: i for i, character in enumerate(STAMPS, 40)}
     Tokenizer(models.BPE(ids, [])).save(str(folder / "tokenizer.json"))
     inputs = Inputs(raw, folder)
     for seen in SELECTIONS:
+        if not inputs.hears and max(seen) > 3:
+            continue
         prompt = prompted(inputs, seen)
         yield Example(prompt, arguments(prompt, raw))
 
@@ -49,7 +57,10 @@ def prompted(
     tokens, items = words(before, 120), []
     for seed, i in enumerate(seen, 1):
         media = MEDIA[i]
-        items.append(inputs.image(media) if media.ndim == 3 else inputs.video(media, 2.0))
+        if media.ndim == 1:
+            items.append(inputs.audio(media))
+        else:
+            items.append(inputs.image(media) if media.ndim == 3 else inputs.video(media, 2.0))
         tokens += [inputs.placeholders[items[-1].kind], *words(16, 120, seed=seed)]
     return inputs.expand_placeholders(tokens, items)
 
@@ -78,4 +89,11 @@ def arguments(prompt: Prompt, raw: Mapping[str, Any]) -> dict[str, np.ndarray[An
         asked[f"{kind}_position_ids"] = np.stack(places)
         if kind == "video":
             asked["num_frames_per_video"] = np.array(counts)
+    spectra = [i.arrays["spectrum"].numpy() for i in prompt.items if i.kind == "audio"]
+    if spectra:
+        most = max(map(len, spectra))
+        asked["input_features"] = np.stack(
+            [np.pad(each, ((0, most - len(each)), (0, 0))) for each in spectra]
+        )
+        asked["input_features_mask"] = np.stack([np.arange(most) < len(s) for s in spectra])
     return asked

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 import ostro
 from ostro import Array, Item, content_key
+from ostro.architectures.gemma4.spectrum import Extractor, Samples
 from ostro.architectures.qwen2_5_vl.pixels import parse
 from ostro.architectures.siglip.pixels import Floats, Pixels, Triple, resize
 from ostro.errors import ConfigError, RequestError, TokenizerError, Unsupported
@@ -31,6 +32,8 @@ SOFT_TOKENS = {"image": 280, "video": 70}
 """The default of `max_soft_tokens`, the most rows of an image or a frame."""
 
 FRAMES = 32
+SECONDS = 30
+"""The longest sound."""
 
 
 class Preprocessor(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +111,13 @@ class Inputs(ostro.Inputs):
 
     @property
     def placeholders(self) -> Mapping[str, int]:
-        return {"image": self.token("image", 258880), "video": self.token("video", 258884)}
+        found = {"image": self.token("image", 258880), "video": self.token("video", 258884)}
+        return found | ({"audio": self.token("audio", 258881)} if self.hears else {})
+
+    @property
+    def hears(self) -> bool:
+        """Whether the model has a sound encoder."""
+        return self.raw.get("audio_config") is not None
 
     def token(self, name: str, default: int) -> int:
         """The id of a token in the config, or `default`."""
@@ -183,6 +192,38 @@ class Inputs(ostro.Inputs):
             stamp = f"{seconds // 60:02d}:{seconds % 60:02d} "
             tokens += [*self.text(f" {stamp}" if tokens else stamp), *self.framed(pad, rows)]
         return self.item("video", settings.patches(resized), grid, tokens, pad)
+
+    @cached_property
+    def sounds(self) -> Extractor:
+        path = self.folder / "processor_config.json"
+        found = parse(path).get("feature_extractor")
+        if found is None:
+            path = self.folder / FILES["image"][0]
+            found = parse(path)
+        return Extractor.of(found, path)
+
+    def audio(self, samples: Samples) -> Item:
+        """As the base class. Raises RequestError for audio that is too long or too short."""
+        if not self.hears:
+            return super().audio(samples)
+        frames, pad = self.sounds.frames(len(samples)), self.placeholders["audio"]
+        if len(samples) > SECONDS * self.rate or not frames:
+            raise RequestError(
+                f"audio of {len(samples) / self.rate:.3f} s is not supported; expected "
+                f"{self.sounds.frame / self.rate} to {SECONDS} s",
+                param="messages",
+            )
+        spectrum = self.sounds.spectrum(samples.astype(np.float32))
+        rows = -(-frames // 4)
+        end = int(self.raw.get("eoa_token_index") or self.token("eoa", 258883))
+        return Item(
+            kind="audio",
+            key=content_key("gemma4", spectrum),
+            arrays={"spectrum": Array.of(spectrum)},
+            cost=frames,
+            tokens=(self.token("boa", 256000), *[pad] * rows, end),
+            pad=pad,
+        )
 
     def grid(self, settings: Preprocessor, t: int, height: int, width: int) -> tuple[int, int, int]:
         """Frames, rows and columns of patches. Raises RequestError if there are no embeddings for

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -69,6 +69,13 @@ class Config(ModelConfig):
             raise ConfigError(f"vision_config: rope_type={kind!r:.80} is not implemented")
 
 
+class Bounded(Protocol):
+    """A config of an encoder whose linears may have bounds."""
+
+    @property
+    def use_clipped_linears(self) -> bool: ...
+
+
 class BoundedLinear(nn.Module):
     """A linear whose inputs and outputs are clamped to bounds of the checkpoint."""
 
@@ -77,7 +84,7 @@ class BoundedLinear(nn.Module):
     output_min: Tensor
     output_max: Tensor
 
-    def __init__(self, config: Config, n_in: int, n_out: int, **more: Any) -> None:
+    def __init__(self, config: Bounded, n_in: int, n_out: int, **more: Any) -> None:
         super().__init__()
         self.linear, self.bounded = nn.Linear(n_in, n_out, **more), config.use_clipped_linears
         if self.bounded:

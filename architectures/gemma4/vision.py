@@ -17,19 +17,19 @@ from torch import Tensor
 from ostro import Medium, Pair, Step, nn
 from ostro.architectures.gemma4 import config as text
 from ostro.architectures.gemma4 import model as gemma4
-from ostro.architectures.gemma4 import tower
+from ostro.architectures.gemma4 import sound, tower
 from ostro.architectures.gemma4.names import Gemma4Names, text_names
 from ostro.architectures.llava.config import SightedConfig
 from ostro.architectures.llava.model import merge_features
 from ostro.errors import ConfigError
 
-UNUSED = ("audio_tower", "embed_audio")
-"""Modules of the sound encoder."""
+SOUND = ("audio_tower", "embed_audio")
+"""Modules of the sound encoder, which only the smaller models have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SightedConfig):
-    """Tokens of sound and `audio_config` have no effect: sound is refused."""
+    """`audio` is the config of the sound encoder, from `audio_config`."""
 
     families: ClassVar[Mapping[str, str]] = {"text": "gemma4_text", "vision": "gemma4_vision"}
     text: text.Config
@@ -43,11 +43,22 @@ class Config(SightedConfig):
     boa_token_id: int = 256000
     eoa_token_index: int = 258883
     audio_config: dict[str, Any] | None = None
+    audio: sound.Config | None = None
     tie_word_embeddings: bool = True
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        values = super().derive(raw, values)
+        if (stated := values.get("audio_config")) is not None:
+            kind = stated.get("model_type", "gemma4_audio")
+            if kind != "gemma4_audio":
+                raise ConfigError(f"audio_config is of model_type={kind!r:.80}")
+            values["audio"] = sound.Config.from_hf(stated)
+        return values
 
     def check(self) -> None:
         super().check()
-        for name in ("video_token_id", "boi_token_id", "eoi_token_id"):
+        for name in ("video_token_id", "boi_token_id", "eoi_token_id", "audio_token_id"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is negative")
 
@@ -66,7 +77,7 @@ class Embedder(nn.Module):
 
 
 class Model(gemma4.Model):
-    layers = ("vision_tower.encoder.layers", "model.layers")
+    layers = ("vision_tower.encoder.layers", "audio_tower.layers", "model.layers")
 
     def __init__(self, config: Config) -> None:
         super().__init__(config.text)  # type: ignore[arg-type]
@@ -74,15 +85,31 @@ class Model(gemma4.Model):
         self.vision_tower = tower.Tower(seen)
         self.embed_vision = Embedder(seen.hidden_size, config.text.hidden_size, seen.rms_norm_eps)
         self.cell = seen.pooling_kernel_size**2
+        if (heard := config.audio) is not None:
+            self.audio_tower = sound.Tower(heard)
+            width = heard.output_proj_dims
+            self.embed_audio = Embedder(width, config.text.hidden_size, heard.rms_norm_eps)
         tokens = config.image_token_index, config.video_token_id, config.audio_token_id
         self.model.placeholders = tokens  # type: ignore[assignment]
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
-        """Media hold "patches" [n, k] and "grid" [3]."""
+        """Images and videos hold "patches" [n, k] and "grid" [3], sounds "spectrum" [n, bins]."""
+        seen = [medium for medium in media if medium.kind != "audio"]
+        rows = iter(self.see(seen, step) if seen else ())
+        return [
+            (self.hear(medium, step) if medium.kind == "audio" else next(rows),) for medium in media
+        ]
+
+    def see(self, media: Sequence[Medium], step: Step) -> Sequence[Tensor]:
+        """The features [n, d] of images and videos."""
         grids: list[tower.Grid] = [tuple(medium.arrays["grid"].tolist()) for medium in media]
         patches = torch.cat([medium.arrays["patches"] for medium in media])
         rows = self.embed_vision(self.vision_tower(patches, grids, step), step)
-        return [(each,) for each in rows.split([prod(grid) // self.cell for grid in grids])]
+        return rows.split([prod(grid) // self.cell for grid in grids])
+
+    def hear(self, medium: Medium, step: Step) -> Tensor:
+        """The features [n, d] of a sound."""
+        return self.embed_audio(self.audio_tower(medium.arrays["spectrum"], step), step)
 
     def embed(self, step: Step) -> Tensor:
         """Embeddings of text, which are scaled, and of media, which are not."""
@@ -92,6 +119,8 @@ class Model(gemma4.Model):
 def names(config: Config) -> Gemma4Names:
     """Checkpoints have all parts below `model`, the decoder at `model.language_model`."""
     found = text_names(config.text, ("model.language_model",))
-    parts = [Pair(f"model.{part}", part) for part in ("vision_tower", "embed_vision")]
-    unused = [f"{root}{part}.{{rest}}" for root in ("", "model.") for part in UNUSED]
+    hears = config.audio is not None
+    used = ("vision_tower", "embed_vision", *(SOUND if hears else ()))
+    parts = [Pair(f"model.{part}", part) for part in used]
+    unused = [f"{at}{part}.{{rest}}" for at in ("", "model.") for part in SOUND if not hears]
     return replace(found, hub=(*parts, *found.hub), ignore=(*found.ignore, *unused))

@@ -1,4 +1,4 @@
-"""Mutants of Gemma 4 with images: porting bugs that its parity test must detect."""
+"""Mutants of Gemma 4 with media: porting bugs that its parity test must detect."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from ostro import Mutant, nn
 from ostro.architectures.gemma3.vision_mutants import one_direction
+from ostro.architectures.gemma4 import sound
 from ostro.architectures.gemma4.model import Decoder
 from ostro.architectures.gemma4.tower import Attention as TowerAttention
 from ostro.architectures.gemma4.tower import BoundedLinear, PatchEmbedder, Tower
@@ -88,6 +89,41 @@ def soft_token_inputs(model: nn.Model) -> None:
     each(model, Decoder, lambda decoder: setattr(decoder, "placeholders", ()))
 
 
+def distances_reversed(model: nn.Model) -> None:
+    def change(attention: sound.Attention) -> None:
+        forward = attention.forward
+        attention.forward = lambda x, places, step: forward(x, places.flip(0), step)  # type: ignore[method-assign]
+
+    each(model, sound.Attention, change)
+
+
+def wider_window(model: nn.Model) -> None:
+    """Attend to `attention_context_left` rows instead of one fewer."""
+
+    def change(module: sound.Attention | sound.Tower) -> None:
+        module.window += 1
+
+    each(model, sound.Attention, change)
+    each(model, sound.Tower, change)
+
+
+def whole_steps(model: nn.Model) -> None:
+    """Add the results of feed-forward blocks without a factor."""
+    each(model, sound.FeedForward, lambda block: setattr(block, "factor", 1.0))
+
+
+def kernels_backwards(model: nn.Model) -> None:
+    def change(convolution: sound.LightConvolution) -> None:
+        kernel = convolution.depthwise_conv1d.weight
+        kernel.data = kernel.flip(-1)
+
+    each(model, sound.LightConvolution, change)
+
+
+def keys_unscaled(model: nn.Model) -> None:
+    each(model, sound.Attention, lambda attention: setattr(attention, "k_scale", 1.0))
+
+
 def mutants() -> Iterator[Mutant]:
     yield Mutant(name="embeddings of rows and columns exchanged", apply=places_exchanged)
     yield Mutant(name="rope of rows and columns exchanged", apply=rope_exchanged)
@@ -101,3 +137,8 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant(name="per-layer embeddings of placeholders", apply=soft_token_inputs)
     yield Mutant(name="causal attention within an image", apply=one_direction)
     yield Mutant(name="features one row late", apply=rows_late)
+    yield Mutant(name="distances in sound reversed", apply=distances_reversed)
+    yield Mutant(name="window of sound one longer", apply=wider_window)
+    yield Mutant(name="feed-forward of sound not halved", apply=whole_steps)
+    yield Mutant(name="kernels of sound backwards", apply=kernels_backwards)
+    yield Mutant(name="keys of sound not scaled", apply=keys_unscaled)

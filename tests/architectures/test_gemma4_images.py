@@ -1,4 +1,4 @@
-"""Gemma 4 with images and videos against transformers."""
+"""Gemma 4 with images, videos and sound against transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from ostro.architectures.gemma4 import SIGHT, TINY_TEXT, TOWER
+from ostro.architectures.gemma4 import HEARING, SIGHT, TINY_TEXT, TOWER
 from ostro.architectures.gemma4.examples import MEDIA, prompted
 from ostro.architectures.gemma4.inputs import Inputs
 from ostro.architectures.gemma4.projector import ChannelsLast, Scalar
@@ -56,25 +56,61 @@ class TestGemma4Images(ArchitectureTests):
             assert not made.examples[1].prompt.items[0].atomic
             assert made.off(made.engine()) <= BAR
 
-    def test_weights_of_the_sound_encoder_and_shared_keys_are_skipped(self, tiny: Subject) -> None:
-        file = tiny.folder / "model.safetensors"
-        tensors = load_file(file)
-        keys = "model.language_model.layers.0.self_attn.k_proj.weight"
-        assert keys in tensors and "model.vision_tower.std_bias" in tensors
-        extra = {
-            keys.replace("layers.0", "layers.2"): tensors[keys].clone(),
-            "model.audio_tower.output_proj.weight": tensors[keys].clone(),
-            "model.embed_audio.embedding_projection.weight": tensors[keys].clone(),
-        }
-        save_file({**tensors, **extra}, file, {"format": "pt"})
-        try:
-            assert tiny.off(tiny.engine()) <= BAR
-        finally:
-            save_file(tensors, file, {"format": "pt"})
+    def test_models_without_sound(self, tiny: Subject) -> None:
+        """The larger models have no sound encoder; other weights of it are skipped."""
+        with subject(tiny.plugins, self.name, config={**RAW, "audio_config": None}) as made:
+            file = made.folder / "model.safetensors"
+            tensors = load_file(file)
+            key = "model.language_model.layers.0.self_attn.k_proj.weight"
+            extra = ("model.audio_tower.output_proj.weight", key.replace("layers.0", "layers.2"))
+            assert key in tensors and not {*extra} & tensors.keys()
+            more = {name: tensors[key].clone() for name in extra}
+            save_file({**tensors, **more}, file, {"format": "pt"})
+            assert made.off(made.engine()) <= BAR
+            assert "audio" not in made.inputs.placeholders
+            with pytest.raises(Unsupported, match="does not support audio"):
+                made.inputs.audio(np.zeros(16000, np.float32))
 
-    def test_sound_is_refused(self, tiny: Subject) -> None:
-        with pytest.raises(Unsupported, match="does not support audio"):
-            tiny.inputs.audio(np.zeros(16000, np.float32))
+    def test_too_long_and_too_short_sounds_are_refused(self, tiny: Subject) -> None:
+        for samples in (0, 100, 30 * 16000 + 1):
+            with pytest.raises(RequestError, match="is not supported"):
+                tiny.inputs.audio(np.zeros(samples, np.float32))
+
+
+@pytest.mark.parametrize("samples", [161, 320, 321, 5000, 16000, 16001])
+def test_spectra_equal_those_of_the_reference(tmp_path: Path, samples: int) -> None:
+    from transformers import Gemma4AudioFeatureExtractor
+
+    sound = np.random.default_rng(0).normal(0, 0.1, samples).astype(np.float32)
+    expected = Gemma4AudioFeatureExtractor()([sound], return_tensors="np")
+    mask = expected["input_features_mask"][0]
+    maker = Inputs({**RAW, "audio_config": {}, "audio_token_id": 3}, tmp_path)
+    item = maker.audio(sound)
+    ours = item.arrays["spectrum"].numpy()
+    assert len(ours) == mask.sum() and mask[: len(ours)].all()
+    assert np.abs(ours - expected["input_features"][0][: len(ours)]).max() < 1e-4
+    assert item.tokens == (6, *[3] * -(-len(ours) // 4), 7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"preemphasis": 0.97},
+        {"dither": 0.1},
+        {"sampling_rate": 8000},
+        {"feature_size": 0},
+        {"hop_length_ms": 0},
+        {"max_frequency": 9000.0},
+        {"per_bin_mean": [0.0]},
+        {"mel_floor": 0},
+        {"feature_size": "x"},
+    ],
+    ids=str,
+)
+def test_impossible_settings_of_sound_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": settings}))
+    with pytest.raises(ConfigError):
+        Inputs(RAW, tmp_path).audio(np.zeros(16000, np.float32))
 
 
 def inputs_of(folder: Path, *, whole: bool = False, **settings: Any) -> Inputs:
@@ -172,6 +208,18 @@ HOSTILE: tuple[dict[str, Any], ...] = (
     *({"vision_config": {**TOWER, "pooling_kernel_size": value}} for value in (0, -3, "x")),
     *({"vision_config": {**TOWER, "position_embedding_size": value}} for value in (0, 2**40)),
     *({"vision_config": {**TOWER, "rms_norm_eps": value}} for value in (-1.0, 2.0, float("nan"))),
+    *({"audio_config": {**HEARING, "hidden_size": value}} for value in (0, 33, 2**40, "x")),
+    *({"audio_config": {**HEARING, "attention_context_left": value}} for value in (0, 1, 9, -5)),
+    *(
+        {"audio_config": {**HEARING, "subsampling_conv_channels": value}}
+        for value in ([], [8], [0, 4], [8, -1], "x", ["x", 4])
+    ),
+    {"audio_config": {**HEARING, "attention_context_right": 1}},
+    {"audio_config": {**HEARING, "hidden_act": "gelu"}},
+    {"audio_config": {**HEARING, "gradient_clipping": 0.0}},
+    {"audio_config": {**HEARING, "conv_kernel_size": 0}},
+    {"audio_config": {**HEARING, "model_type": "gemma3n_audio"}},
+    {"audio_config": 3},
     *(
         {"vision_config": {**TOWER, "rope_parameters": value}}
         for value in ({"rope_type": "yarn"}, {"rope_theta": 0}, {"rope_theta": "x"}, 3)
