@@ -55,7 +55,9 @@ def test_naive() -> None:
     assert y.tolist() == [[3.0], [-1.0], [12.0]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("call", [triton.grouped, triton.grouped_deterministic])

@@ -50,7 +50,9 @@ def assert_equals_naive(call: Call, given: tuple[Tensor, Tensor, Tensor, Tensor]
     torch.testing.assert_close(y.double(), truth, rtol=rtol, atol=1e-3 if half else 2e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("shape", [*SHAPES[:-1], WIDE], ids=str)
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("call", [kernels.grouped_matmul, kernels.grouped_matmul_deterministic])
