@@ -42,7 +42,6 @@ class LoadedAdapter:
     routes: Mapping[tuple[AdapterDelta, int], int] = field(default_factory=dict)
     sets: int = 1
     matched: Sequence[str] = ()
-    unmatched: Sequence[str] = ()
     norms: Mapping[str, float] = field(default_factory=dict)
     effect: float | None = None
     encodes: bool = False

@@ -103,7 +103,6 @@ class AdapterLoader:
             mixer=weights.mixer,
             routes=self.routes(weights),
             matched=[*targets.matched, *(name for member in members for name in member.matched)],
-            unmatched=targets.unmatched,
             norms={name: norm(f) for name, f in weights.weights.items()}
             | {f"{i}: {n}": x for i, m in enumerate(members) for n, x in m.norms.items()},
         )

@@ -25,15 +25,11 @@ def _version(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(type(n) is int for n in value)
 
 
-def _import_string(value: object) -> bool:
-    return isinstance(value, str) and _IMPORT.fullmatch(value) is not None
-
-
 CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: type(value) is int,
-    "Import": _import_string,
+    "Import": lambda value: isinstance(value, str) and bool(_IMPORT.fullmatch(value)),
     "Callable": callable,
     "Mapping": lambda value: isinstance(value, Mapping),
     "tuple[str, ...]": _tuple_of(str),
