@@ -1,4 +1,4 @@
-"""GGUF files of DeepSeek, gpt-oss, Qwen3-Next and BERT, as llama.cpp's converter writes them."""
+"""GGUF files of several families, as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ CASES = {
     "deepseek 3": Case("deepseek_v3", "deepseek2", {"rope_parameters": YARN}),
     "gpt-oss": Case("gpt_oss", "gpt-oss", {"swiglu_limit": 7.0}),
     "qwen3 next": Case("qwen3_next", "qwen3next", DENSE),
+    "qwen3.5": Case("qwen3_5", "qwen35"),
     "qwen3 next, whole qkvz": Case("qwen3_next", "qwen3next", DENSE, "qkvz"),
     "qwen3 next, whole experts": Case("qwen3_next", "qwen3next", DENSE, "gate_up"),
     "bert": Case("bert", "bert"),
@@ -141,6 +142,10 @@ def qwen3next_header(writer: GGUFWriter, config: Any, form: str) -> None:
     writer.add_expert_count(config.num_experts)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    qwen35_header(writer, config, form)
+
+
+def qwen35_header(writer: GGUFWriter, config: Any, form: str) -> None:
     writer.add_rope_dimension_count(config.head_dim // 4)
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
@@ -175,6 +180,7 @@ HEADERS = {
     "deepseek2": deepseek2_header,
     "gpt-oss": gpt_oss_header,
     "qwen3next": qwen3next_header,
+    "qwen35": qwen35_header,
     "bert": bert_header,
 }
 
@@ -233,6 +239,19 @@ def qwen3next_moved(name: str, t: Tensor, config: Any, form: str) -> Moved:
         yield from deepseek2_moved(name, t, config, form)
 
 
+def qwen35_moved(name: str, t: Tensor, config: Any, form: str) -> Moved:
+    """The converter writes value heads in tiled order: the first of each key head, and so on."""
+    heads, dv = config.linear_num_key_heads, config.linear_value_head_dim
+    size = 1 if name.endswith(("_a.weight", "_b.weight", "A_log", "dt_bias")) else dv
+    keys = 2 * heads * config.linear_key_head_dim if "qkv" in name or "conv1d" in name else 0
+    if "linear_attn" in name and not name.endswith("linear_attn.norm.weight"):
+        t = t.t() if "out_proj" in name else t
+        values = t[keys:].unflatten(0, (heads, -1, size)).transpose(0, 1).flatten(0, 2)
+        t = torch.cat((t[:keys], values))
+        t = t.t() if "out_proj" in name else t
+    yield from qwen3next_moved(name, t, config, form)
+
+
 def bert_moved(name: str, t: Tensor, config: Any, form: str) -> Moved:
     name = name.removeprefix("bert.")
     head = {"pooler.dense": "cls", "classifier": "cls.output"}
@@ -250,6 +269,7 @@ MOVED = {
     "deepseek2": deepseek2_moved,
     "gpt-oss": gpt_oss_moved,
     "qwen3next": qwen3next_moved,
+    "qwen35": qwen35_moved,
     "bert": bert_moved,
 }
 FLOATS = ("ffn_gate_inp", "conv1d", "position_embd", "token_types", "cls")
