@@ -24,7 +24,7 @@ MEDIA = [
 ]
 """Three images, a video of five frames, and two sounds."""
 
-SELECTIONS = ((0,), (1, 2), (3,), (2, 3, 0), (4,), (5, 0, 4))
+SELECTIONS = ((0,), (1, 2), (4,), (5, 0, 4), (3,), (2, 3, 0))
 """The media of each prompt, by index."""
 
 BINS = 8

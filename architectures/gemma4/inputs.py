@@ -196,7 +196,7 @@ class Inputs(ostro.Inputs):
     @cached_property
     def sounds(self) -> Extractor:
         path = self.folder / "processor_config.json"
-        found = parse(path).get("feature_extractor")
+        found = self.raw.get("feature_extractor") or parse(path).get("feature_extractor")
         if found is None:
             path = self.folder / FILES["image"][0]
             found = parse(path)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from ostro.architectures.gemma4 import HEARING, SIGHT, TINY_TEXT, TOWER
 from ostro.architectures.gemma4.examples import MEDIA, prompted
 from ostro.architectures.gemma4.inputs import Inputs
-from ostro.architectures.gemma4.projector import ChannelsLast, Scalar
+from ostro.architectures.gemma4.projector import ChannelsLast, Depthwise, InverseSoftplus, Scalar
 from ostro.architectures.gemma4.vision import Config
 from ostro.core.errors import (
     CheckpointError,
@@ -253,6 +253,9 @@ def test_tensors_of_projectors_are_reshaped() -> None:
     assert flat[1].tolist() == kernel[1].permute(1, 2, 0).flatten().tolist()
     assert torch.equal(ChannelsLast(2).write(flat), kernel)
     assert Scalar().read(torch.tensor([2.0])).shape == ()
+    scale = torch.tensor([-2.0, 0.0, 3.0])
+    assert torch.allclose(InverseSoftplus().read(torch.nn.functional.softplus(scale)), scale)
+    assert Depthwise().read(torch.zeros(4, 3)).shape == (4, 1, 3)
     for transform in (ChannelsLast(3), Scalar()):
         with pytest.raises(CheckpointError):
             transform.read(kernel)

@@ -152,7 +152,7 @@ def write_fallback(folder: Path, media: Sequence[str] = ()) -> None:
 
 def write_marked_fallback(folder: Path) -> None:
     """As `write_fallback`, with the tokens of media first, at their ids in tiny configs."""
-    write_fallback(folder, ("<|image|>", "<|video|>", "<|audio|>", "<|image>", "<image|>"))
+    write_fallback(folder, GEMMA4)
 
 
 def write_pieces(folder: Path, **more: Any) -> None:
@@ -185,6 +185,10 @@ def write_words(folder: Path) -> None:
 
 MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|AUDIO|>")
 GLM = ("[gMASK]", "<|user|>", "<|endoftext|>", "<|observation|>")
+GEMMA4 = (
+    *("<|image|>", "<|video|>", "<|audio|>", "<|image>", "<image|>"),
+    *("<|audio>", "<audio|>"),
+)
 SQUARES = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
 LINES = ("\n", "\n\n", "\n\n\n")
 TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
@@ -460,7 +464,10 @@ CASES = {
         "gemma4_images",
         {"vocab_size_per_layer_input": VOCABULARY, "max_position_embeddings": 2048},
         "marked fallback",
-        others={"vision_config": {"pooling_kernel_size": 3, "position_embedding_size": 512}},
+        others={
+            "vision_config": {"pooling_kernel_size": 3, "position_embedding_size": 512},
+            "audio_config": {"attention_chunk_size": 12, "attention_context_left": 13},
+        },
         media={"image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0]},
     ),
     "gemma4, experts": Case("gemma4_moe", tokenizer="fallback", asked="gemma4"),
