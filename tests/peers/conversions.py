@@ -390,6 +390,7 @@ NO_EXPERTS = {
 }
 PUBLISHED = {"layer_types": ["mamba", "attention", "mamba"]}
 
+EPSILON = {"layer_norm_eps": 1e-5}
 ROBERTA = {"architectures": ["RobertaModel"], "model_type": "roberta"}
 PADDED = {"pad_token_id": 1}
 
@@ -502,9 +503,12 @@ CASES = {
     "xlm-roberta, classifier": Case(
         "xlm_roberta_classifier", {**PADDED, "num_labels": 3}, "bpe pieces", asked="bert_classifier"
     ),
-    "modernbert": Case("modernbert"),
+    "modernbert": Case("modernbert", stated=EPSILON),
     "modernbert, classifier": Case(
-        "modernbert_classifier", {"num_labels": 3}, asked="modernbert_classifier"
+        "modernbert_classifier",
+        {"num_labels": 3},
+        stated=EPSILON,
+        asked="modernbert_classifier",
     ),
     "t5 encoder": Case("t5", FAR, "pieces"),
     "t5 encoder, relu": Case("t5", {**FAR, "feed_forward_proj": "relu"}, "pieces"),
