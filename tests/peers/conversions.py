@@ -62,7 +62,10 @@ class Case:
         if "text_config" not in tiny:
             return text
         for name, said in self.others.items():
-            tiny[name] = {**tiny[name], **said} if isinstance(said, Mapping) else said
+            if not isinstance(said, Mapping):
+                tiny[name] = said
+            elif tiny[name] is not None:  # a part that the wide config lacks stays out
+                tiny[name] = {**tiny[name], **said}
         return {**tiny, "text_config": text}
 
     def prepare(self, tiny: Subject) -> None:

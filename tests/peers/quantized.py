@@ -43,9 +43,10 @@ from converter import CHECKOUT, ConverterError, convert, find_checkout, find_pyt
 from environments import default_root, python_of
 from torch import Tensor
 
+from ostro.architectures.gemma4.model import Block, PerLayerInputs
 from ostro.core.errors import OstroError
 from ostro.core.load.model import LoadedModel, load_model
-from ostro.core.nn import GatedMLP
+from ostro.core.nn import Experts, GatedMLP
 from ostro.core.nn.mlp import UNGATED
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
@@ -68,13 +69,14 @@ FORMATS = {
 COUNT = 32
 
 GEMMA = ("gemma2", "gemma3", "embeddinggemma", "gemma3_images")
-GEMMA4 = ("gemma4", "gemma4_moe")
+GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_images")
 GELU = ("gemma", *GEMMA, *GEMMA4, "bert", "xlm_roberta", "modernbert", "phi", "starcoder2", "t5")
 """Architectures that are compared with llama.cpp's gelu, see `tabled`."""
 
-OUTLIERS = {"gemma": 2.0}
+OUTLIERS = {"gemma": 2.0, "gemma4": 4.0, "gemma4_moe": 4.0, "gemma4_images": 4.0}
 """Factors on `SAME` for architectures with a largest logit, that of the last token itself, many
-standard deviations above the others: its rounding error is larger relative to the deviation.
+standard deviations above the others, or with scores of attention that are not scaled (Gemma 4):
+rounding errors are larger relative to the deviation.
 """
 
 FULL = {"num_hidden_layers": 6, "layer_types": None}
@@ -102,6 +104,12 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "embeddinggemma": {"query_pre_attn_scalar": 64, **FULL},
     "gemma3_images": {"query_pre_attn_scalar": 64, **FULL},
     "gemma4": {**KINDS, "num_hidden_layers": 4, "num_kv_shared_layers": 2},
+    "gemma4_images": {
+        **KINDS,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "rms_norm_eps": 1e-6,
+    },
     "gemma4_moe": {**KINDS, "num_hidden_layers": 2, "layer_types": KINDS["layer_types"][:2]},
     "gpt_oss": {"rope_parameters": RAMP},
     "deepseek_v2": {"n_group": 1, "topk_group": 1},
@@ -211,8 +219,21 @@ def tabled() -> Iterator[None]:
         gate, up = self.gate_up(x, step).chunk(2, dim=-1)
         return self.down_proj(gelu(gate) * up, step)
 
-    ungated = patch.dict(UNGATED, gelu=gelu, gelu_tanh=gelu)
-    with patch.object(F, "gelu", gelu), patch.object(GatedMLP, "forward", forward), ungated:
+    def activate(self: Experts, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return gelu(gate) * up
+
+    def add_per_layer(self: Block, x: Tensor, inputs: PerLayerInputs, step: Step) -> Tensor:
+        y = gelu(self.per_layer_input_gate(x, step)) * inputs.values[:, self.layer]
+        return x + self.post_per_layer_input_norm(self.per_layer_projection(y, step))[0]
+
+    with (
+        patch.object(F, "gelu", gelu),
+        patch.object(GatedMLP, "forward", forward),
+        patch.object(Experts, "activate", activate),
+        patch.object(Block, "add_per_layer", add_per_layer),
+        patch.dict(UNGATED, gelu=gelu, gelu_tanh=gelu),
+    ):
         yield
 
 
