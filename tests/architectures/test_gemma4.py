@@ -54,6 +54,18 @@ class TestGemma4(ArchitectureTests):
         ):
             tiny.load(placement="model.layers.4 = cpu:1")
 
+    def test_auto_keeps_layers_that_share_keys_together(self, tiny: Subject) -> None:
+        """Layers 1, 3 and 4 use one cache, layers 2 and 5 another one."""
+        splits = set()
+        with second_device():
+            for size in ("150KB", "200KB", "250KB", "300KB", "10MB"):
+                loaded = tiny.load(device="cpu:1", placement=f"auto:{size}")
+                units = loaded.placement.units
+                devices = [units[f"model.layers.{i}"].device for i in range(6)]
+                assert devices[1] == devices[3] == devices[4] and devices[2] == devices[5]
+                splits.add(tuple(devices))
+        assert len(splits) > 1
+
 
 class TestGemma4Moe(ArchitectureTests):
     name = "gemma4_moe"
