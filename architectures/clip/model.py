@@ -34,6 +34,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "gelu": F.gelu,
     "gelu_pytorch_tanh": tanh_gelu,
+    "silu": F.silu,
 }
 
 

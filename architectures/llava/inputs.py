@@ -10,6 +10,7 @@ import numpy as np
 
 import ostro
 from ostro import Array, Item, content_key
+from ostro.architectures.pixtral.inputs import Pictures
 from ostro.architectures.siglip import pixels
 from ostro.architectures.siglip.pixels import Floats, Pixels, Triple, check_area, check_shape
 
@@ -35,10 +36,14 @@ PROCESSORS: Mapping[str, type[pixels.Preprocessor]] = {"SiglipImageProcessor": p
 
 
 class Inputs(ostro.Inputs):
-    """Images as items whose array is "pixels" [3, image_size, image_size] float32."""
+    """Images as items whose array is "pixels" [3, image_size, image_size] float32.
+
+    Those of Pixtral's vision encoder have any size.
+    """
 
     settings: ClassVar[type[pixels.Preprocessor]] = Preprocessor
     image_token: ClassVar[int] = 32000
+    vision_type: ClassVar[str] = "clip_vision_model"
     image_size: ClassVar[int] = 224
     patch_size: ClassVar[int] = 32
     """The default of configs without the key."""
@@ -91,7 +96,19 @@ class Inputs(ostro.Inputs):
         kind = str(stated.get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
         return PROCESSORS.get(kind, self.settings)
 
+    @cached_property
+    def pictures(self) -> Pictures:
+        """The maker of items for Pixtral's vision encoder."""
+        return Pictures(self.raw, self.folder, self.placeholders["image"], self.merge)
+
+    @property
+    def merge(self) -> int:
+        """The side, in patches, of a cell that becomes one row, for Pixtral's vision encoder."""
+        return 1
+
     def image(self, pixels: Pixels) -> Item:
+        if self.vision.get("model_type", self.vision_type) == "pixtral":
+            return self.pictures.item(pixels)
         pad = self.placeholders["image"]
         return seen(self.preprocessor(pixels), 1 + self.patches, (pad,) * self.rows, pad)
 

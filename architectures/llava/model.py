@@ -1,4 +1,4 @@
-"""LLaVA: a decoder with a CLIP or SigLIP vision encoder and a projector (Liu et al. 2023).
+"""LLaVA: a decoder with a vision encoder and a projector (Liu et al. 2023).
 
 Reference class LlavaForConditionalGeneration of transformers, which does not divide the logits of
 Granite by logits_scaling, as the text model does; here they are divided.
@@ -20,10 +20,11 @@ from ostro.architectures.clip import model as clip
 from ostro.architectures.clip.vision import VisionConfig
 from ostro.architectures.llava.config import SightedConfig
 from ostro.architectures.llava.parts import TEXTS, TOWERS, text_record
+from ostro.architectures.pixtral import model as pixtral
 from ostro.config import ModelConfig, TextConfig
 from ostro.errors import ConfigError
 
-ACTIVATIONS = {**clip.ACTIVATIONS, "relu": F.relu, "silu": F.silu}
+ACTIVATIONS = {**clip.ACTIVATIONS, "relu": F.relu}
 """Activations of projectors."""
 
 
@@ -91,6 +92,11 @@ class Config(SightedConfig):
                 f"vision_feature_select_strategy={self.vision_feature_select_strategy!r} is not "
                 "implemented; expected default or full"
             )
+        if self.vision_type == "pixtral" and self.vision_feature_select_strategy != "full":
+            raise ConfigError(
+                "vision_feature_select_strategy='default' is not implemented for Pixtral's vision "
+                "encoder, which has no class token; expected full"
+            )
 
     @property
     def seen(self) -> VisionConfig:
@@ -142,16 +148,39 @@ class Model(nn.TokenModel):
         self.chosen = config.vision_feature_layer
         self.skipped = int(config.vision_feature_select_strategy == "default")
         self.vision_tower = TOWERS[config.vision_type][1](config.seen)
-        # it does not affect the features, and some checkpoints lack it
-        del self.vision_tower.post_layernorm
+        self.mixed_sizes = config.vision_type == "pixtral"
+        if not self.mixed_sizes:
+            # it does not affect the features, and some checkpoints lack it
+            del self.vision_tower.post_layernorm
         self.multi_modal_projector = self.projector(config)
         # Granite multiplies the features as well as the embeddings of tokens
         self.feature_multiplier = float(getattr(config.text, "embedding_multiplier", 1.0))
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
-        """Media hold "pixels" [3, image_size, image_size]."""
-        pixels = torch.stack([medium.arrays["pixels"] for medium in media])
+        """Media hold "pixels" [3, image_size, image_size], or of any size for Pixtral."""
+        images = [medium.arrays["pixels"] for medium in media]
+        if self.mixed_sizes:
+            return self.encode_sizes(images, step)
+        pixels = torch.stack(images)
         return [(each,) for each in self.features(pixels, step)]
+
+    def encode_sizes(self, images: Sequence[Tensor], step: Step) -> list[tuple[Tensor, ...]]:
+        """The features of images of different sizes."""
+        tower: Any = self.vision_tower
+        states = tower(images, step)
+        x = torch.cat([states[i] for i in self.chosen], -1)
+        patch = tower.patch_conv.weight.shape[-1]
+        sizes = [(image.shape[1] // patch, image.shape[2] // patch) for image in images]
+        grids = x.split([rows * columns for rows, columns in sizes])
+        merged = [self.merge(grid, size) for grid, size in zip(grids, sizes, strict=True)]
+        counts = [len(each) for each in merged]
+        index = torch.arange(len(images)).repeat_interleave(torch.tensor(counts)).to(x.device)
+        rows = self.multi_modal_projector(torch.cat(merged), step.rows(index))
+        return [(each,) for each in rows.split(counts)]
+
+    def merge(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """The projector's rows of an image, from its patches [rows * columns, width]."""
+        return x
 
     def features(self, pixels: Tensor, step: Step) -> Tensor:
         """The features of images [n, 3, image_size, image_size]: [n, rows, d]."""
@@ -219,7 +248,17 @@ def names(config: Config) -> Names:
     hidden = (*layers[used:], "post_layernorm", "head")
     unseen = [f"{root}.{layer}.{{rest}}" for root in PATHS for layer in hidden]
     projector = "multi_modal_projector"
+    if config.vision_type == "pixtral":
+        tower, unseen = pixtral_names(count, used)
     return Names(
         hub=(*tower, Pair(f"model.{projector}", projector), *text_pairs(text_names(config))),
         ignore=(*Names.ignore, *(f"{root}.embeddings.position_ids" for root in PATHS), *unseen),
     )
+
+
+def pixtral_names(count: int, used: int) -> tuple[list[Pair], list[str]]:
+    """The names of Pixtral's vision encoder, and those of its unused layers."""
+    roots = ("vision_tower.", "model.vision_tower.")
+    hidden = [f"transformer.layers.{i}.{{rest}}" for i in range(used, count)]
+    unseen = [f"{root}{layer}" for root in roots for layer in hidden]
+    return [pair for root in roots for pair in pixtral.pairs(root, "vision_tower", used)], unseen

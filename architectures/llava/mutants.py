@@ -43,7 +43,7 @@ def normed_features(model: Model) -> None:
     def spoil(pixels: Tensor, step: Step) -> list[Tensor]:
         return [F.layer_norm(state, state.shape[-1:]) for state in forward(pixels, step)]
 
-    tower.forward = spoil  # type: ignore[method-assign]
+    tower.forward = spoil
 
 
 def relu_projector(model: nn.TokenModel) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 
-from ostro import Architecture
+from ostro import Architecture, nn
 from ostro.architectures.clip import vision as clip
+from ostro.architectures.pixtral import model as pixtral
 from ostro.architectures.siglip import model as siglip
 
 TEXTS = {
@@ -21,9 +22,10 @@ TEXTS = {
 }
 """The folder of the architecture of each model_type of a text_config."""
 
-TOWERS: Mapping[str, tuple[type[clip.VisionConfig], type[clip.Tower]]] = {
+TOWERS: Mapping[str, tuple[type[clip.VisionConfig], type[nn.Module]]] = {
     "clip_vision_model": (clip.VisionConfig, clip.VisionTower),
     "siglip_vision_model": (siglip.Config, siglip.VisionTower),
+    "pixtral": (pixtral.Config, pixtral.VisionTower),
 }
 """Config and encoder of each model_type of a vision_config."""
 

@@ -19,8 +19,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.config:Config",
         model="ostro.architectures.llama.model:Model",
         names="ostro.architectures.llama.names:names",
-        gguf_config="ostro.architectures.llama.names:gguf_config",
+        gguf=("mistral3",),
+        gguf_config=f"{__name__}.names:gguf_config",
         tiny=TINY,
         wide=WIDE,
         reference="transformers:MistralForCausalLM",
+        trunk=True,
     )

@@ -74,7 +74,7 @@ class TestLlava(ImageTests):
         ({"vision_config": None}, "vision_config=None is not an object"),
         ({"text_config": {"model_type": "mamba2"}}, "model_type='mamba2'"),
         ({"text_config": {"model_type": ["llama"]}}, "model_type="),
-        ({"vision_config": {"model_type": "pixtral"}}, "model_type='pixtral'"),
+        ({"vision_config": {"model_type": "vit"}}, "model_type='vit'"),
         ({"vision_feature_layer": -6}, r"vision_feature_layer=\[-6\]"),
         ({"vision_feature_select_strategy": "cls"}, "strategy='cls'"),
         ({"projector_hidden_act": "tanh"}, "projector_hidden_act='tanh'"),

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def write_ranks(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
 
 
-def write_marked_bytes(folder: Path) -> None:
+def write_marked_bytes(folder: Path, marks: Sequence[str] = ()) -> None:
     """As `write_bytes`, with the media placeholders first, at their ids in tiny configs."""
     write_bytes(folder)
     file = folder / "tokenizer.json"
@@ -126,7 +127,7 @@ def write_marked_bytes(folder: Path) -> None:
     vocabulary = said["model"]["vocab"]
     free = len(said["added_tokens"]) + len(vocabulary)
     places = {id: text for text, id in vocabulary.items()}
-    for id, mark in enumerate(MARKS, 1):
+    for id, mark in enumerate(marks or MARKS, 1):
         vocabulary[places[id]], vocabulary[mark] = free + id - 1, id
         said["added_tokens"].append(said["added_tokens"][0] | {"id": id, "content": mark})
     said["added_tokens"].sort(key=lambda token: token["id"])
@@ -200,6 +201,7 @@ TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
     "fallback": write_fallback,
     "marked fallback": write_marked_fallback,
     "marked bytes": write_marked_bytes,
+    "pixtral bytes": partial(write_marked_bytes, marks=("[IMG]", "[IMG_BREAK]", "[IMG_END]")),
     "marked pieces": write_marked_pieces,
     "bpe pieces": write_bpe_pieces,
     "pieces": write_pieces,
@@ -552,6 +554,8 @@ CASES = {
         media={},
         change=halve("conv1.weight", "conv2.weight"),
     ),
+    "text of mistral3": Case("mistral3"),
+    "mistral3": Case("mistral3", tokenizer="pixtral bytes", media=NORMED),
     "llava": Case("llava", media=NORMED, refused="Unsupported model type: clip_vision_model"),
     "mllama": Case("mllama", refused=UNKNOWN),
     "whisper": Case("whisper", refused=UNKNOWN),
