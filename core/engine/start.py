@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from ostro.core.calibration import open_probe
 from ostro.core.engine.adapters import build_adapter_pool, build_registry
 from ostro.core.engine.build import (
     build_engine,
@@ -17,6 +16,7 @@ from ostro.core.engine.build import (
     set_threads,
     warm_up,
 )
+from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.failure import Failures
 from ostro.core.engine.jobs import JobEngine

@@ -86,13 +86,11 @@ class Placement:
     @property
     def has_transfers(self) -> bool:
         """Whether activations or weights move between devices during a forward pass."""
-        units = self.units.values()
-        return any(unit.offloaded or unit.device != self.main_device for unit in units)
+        return any(u.offloaded or u.device != self.main_device for u in self.units.values())
 
     def on_device(self, module: Module) -> AbstractContextManager[None]:
         """Within the context, an offloaded module's weights are on the device."""
-        is_offloaded = self.is_offloaded(module)
-        return on_device(module, self.main_device) if is_offloaded else nullcontext()
+        return on_device(module, self.main_device) if self.is_offloaded(module) else nullcontext()
 
     def apply(self, rules: list[PatternRule], devices: Devices) -> None:
         """Place units by rules; of several that match a unit, the last one applies.
@@ -301,9 +299,8 @@ def weight_room(size: str, main_device: torch.device, memory: str | None) -> int
     return int(free * (1 - cache) if cache <= 1 else free - cache)
 
 
-def find_units(model: Model, main_device: torch.device) -> Iterator[Unit]:
-    """The units of a model, in module order, experts after their layer."""
-    main = main_device
+def find_units(model: Model, main: torch.device) -> Iterator[Unit]:
+    """The units of a model on the main device, in module order, experts after their layer."""
 
     def walk(path: str, module: Module) -> Iterator[Unit]:
         if path.rpartition(".")[0] in model.layers:

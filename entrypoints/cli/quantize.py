@@ -47,7 +47,7 @@ def write(settings: Settings, plugins: PluginManager, container: str, folder: Pa
 
     Raises UsageError without a format to quantize to, and if no plugin writes the container.
     """
-    from ostro.core.calibration import open_probe
+    from ostro.core.engine.calibration import open_probe
     from ostro.core.load.open import find
     from ostro.core.load.planning import plan_model
     from ostro.core.load.saving import Saving

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ostro.core.calibration import open_probe
+from ostro.core.engine.calibration import open_probe
 from ostro.core.errors import UsageError
 from ostro.core.load.model import load_model
 from ostro.core.load.planning import OpenProbe

@@ -89,11 +89,10 @@ class Calibration:
     @torch.inference_mode()
     def logits(self, texts: Sequence[list[int]]) -> Iterator[Tensor]:
         """Logits [t, V] float32 of all positions of texts, at most `SLICE` positions at a time."""
+        logits = self.engine.runner.model.logits
         for hidden, step in self.read(texts):
             for rows in torch.arange(len(hidden), device=hidden.device).split(SLICE):
-                yield self.engine.runner.model.logits(
-                    hidden, replace(step, logits_indices=rows)
-                ).float()
+                yield logits(hidden, replace(step, logits_indices=rows)).float()
 
     def divergence(self) -> float:
         """KL divergence of the current model from the float model, in nats per token."""
@@ -128,8 +127,7 @@ class Calibration:
 
     def heads(self, module: Module) -> list[Head]:
         """The heads that use an embedding's storage."""
-        heads = [m for m in self.loaded.model.modules() if isinstance(m, Head)]
-        return [head for head in heads if module in head.tied]
+        return [m for m in self.loaded.model.modules() if isinstance(m, Head) and module in m.tied]
 
     @contextmanager
     def replaced(
