@@ -59,6 +59,12 @@ class Config(WindowConfig):
             values["rope_parameters"] = ROPES
         if "hidden_size_per_layer_input" in raw and not raw["hidden_size_per_layer_input"]:
             values["hidden_size_per_layer_input"] = 0
+        if values.get("per_layer_config"):
+            # transformers pads the numbers of layers with zeros ("05")
+            values["per_layer_config"] = {
+                str(layer_number(layer)) if layer_number(layer) >= 0 else layer: own
+                for layer, own in values["per_layer_config"].items()
+            }
         layers = values["num_hidden_layers"]
         types = values.get("layer_types") or tuple(
             SLIDING if (i + 1) % 6 else FULL for i in range(min(layers, 1 << 20))
@@ -140,25 +146,22 @@ class Config(WindowConfig):
                 "keys and values of its own"
             )
         for layer, own in (self.per_layer_config or {}).items():
-            number = int(layer) if str(layer).isdecimal() else -1
-            if not 0 <= number < layers or not isinstance(own, Mapping):
+            if not 0 <= layer_number(layer) < layers or not isinstance(own, Mapping):
                 raise ConfigError(f"per_layer_config has {layer!r:.40}, expected layers by number")
             for name, value in own.items():
                 if name not in ("head_dim", "num_key_value_heads"):
                     raise ConfigError(f"per_layer_config: {name!r:.40} is not implemented")
                 check_type(f"per_layer_config: {name}", value, int)
-        for layer_number in range(layers):
-            heads = self.heads(layer_number)
+        for i in range(layers):
+            heads = self.heads(i)
             d, kv = heads["head_dim"], heads["num_key_value_heads"]
             if not 0 < d < 1 << 16 or d % 2 or kv < 1 or self.num_attention_heads % kv:
                 raise ConfigError(
-                    f"layer {layer_number} has {kv} key heads of size {d}, expected a divisor of "
+                    f"layer {i} has {kv} key heads of size {d}, expected a divisor of "
                     f"num_attention_heads={self.num_attention_heads} and an even size"
                 )
-            if heads != self.heads(self.source(layer_number)):
-                raise ConfigError(
-                    f"layer {layer_number} reads keys and values of another shape than its own"
-                )
+            if heads != self.heads(self.source(i)):
+                raise ConfigError(f"layer {i} reads keys and values of another shape than its own")
 
     def check_ropes(self) -> None:
         """Raise ConfigError unless each kind of layer has a rope."""
@@ -185,3 +188,9 @@ class Config(WindowConfig):
             raise ConfigError(
                 f"top_k_experts={self.top_k_experts} is not within 1..{self.num_experts}"
             )
+
+
+def layer_number(key: Any) -> int:
+    """The number of a layer in the keys of `per_layer_config`; -1 if it is none."""
+    text = str(key)
+    return int(text) if text.isdecimal() and len(text) < 10 else -1

@@ -85,6 +85,8 @@ def test_heads_of_published_configs_and_of_those_of_transformers() -> None:
     without = {k: v for k, v in shape.items() if "global" not in k}
     again = Config.from_hf({**without, "per_layer_config": stated})
     assert [again.heads(i) for i in range(3)] == heads
+    padded = Config.from_hf({**without, "per_layer_config": {"01": full, "02": full}})
+    assert [padded.heads(i) for i in range(3)] == heads, "as of models with ten layers or more"
 
 
 def test_the_last_layer_has_no_window() -> None:
@@ -118,6 +120,7 @@ HOSTILE: tuple[dict[str, Any], ...] = (
         for value in (
             {"6": {"head_dim": 32}},
             {"x": {}},
+            {"9" * 5000: {}},
             {"2": {"head_dim": 0}},
             {"2": {"head_dim": "x"}},
             {"2": {"num_key_value_heads": 3}},
