@@ -85,10 +85,10 @@ class Model(gemma4.Model):
         self.vision_tower = tower.Tower(seen)
         self.embed_vision = Embedder(seen.hidden_size, config.text.hidden_size, seen.rms_norm_eps)
         self.cell = seen.pooling_kernel_size**2
-        if (heard := config.audio) is not None:
-            self.audio_tower = sound.Tower(heard)
-            width = heard.output_proj_dims
-            self.embed_audio = Embedder(width, config.text.hidden_size, heard.rms_norm_eps)
+        if (audio := config.audio) is not None:
+            self.audio_tower = sound.Tower(audio)
+            width = audio.output_proj_dims
+            self.embed_audio = Embedder(width, config.text.hidden_size, audio.rms_norm_eps)
         tokens = config.image_token_index, config.video_token_id, config.audio_token_id
         self.model.placeholders = tokens  # type: ignore[assignment]
 
