@@ -43,19 +43,19 @@ def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
     ids = {character: i for i, character in enumerate(STAMPS, 40)}
     Tokenizer(models.BPE(ids, [])).save(str(folder / "tokenizer.json"))
     inputs = Inputs(raw, folder)
-    for seen in SELECTIONS:
-        if not inputs.hears and max(seen) > 3:
+    for indices in SELECTIONS:
+        if not inputs.has_audio and max(indices) > 3:
             continue
-        prompt = prompted(inputs, seen)
+        prompt = prompted(inputs, indices)
         yield Example(prompt, arguments(prompt, raw))
 
 
 def prompted(
-    inputs: ostro.Inputs, seen: Sequence[int], before: int = 9, behind: int = 16
+    inputs: ostro.Inputs, indices: Sequence[int], before: int = 9, behind: int = 16
 ) -> Prompt:
     """A prompt with `before` text tokens, then each medium and `behind` text tokens."""
     tokens, items = words(before, 120), []
-    for seed, i in enumerate(seen, 1):
+    for seed, i in enumerate(indices, 1):
         media = MEDIA[i]
         if media.ndim == 1:
             items.append(inputs.audio(media))
@@ -69,7 +69,7 @@ def arguments(prompt: Prompt, raw: Mapping[str, Any]) -> dict[str, np.ndarray[An
     """The arguments of the reference: patches and their places, padded to the largest image."""
     ids = np.array([prompt.tokens])
     kinds = [raw["image_token_id"], raw["video_token_id"]]
-    asked = {"mm_token_type_ids": sum((ids == kind) * i for i, kind in enumerate(kinds, 1))}
+    arguments = {"mm_token_type_ids": sum((ids == kind) * i for i, kind in enumerate(kinds, 1))}
     names = {"image": "pixel_values", "video": "pixel_values_videos"}
     for kind, name in names.items():
         arrays = [item.arrays for item in prompt.items if item.kind == kind]
@@ -85,15 +85,15 @@ def arguments(prompt: Prompt, raw: Mapping[str, Any]) -> dict[str, np.ndarray[An
                 lacking = ((0, most - len(patches)), (0, 0))
                 frames.append(np.pad(patches, lacking))
                 places.append(np.pad(spots, lacking, constant_values=-1))
-        asked[name] = np.stack(frames)
-        asked[f"{kind}_position_ids"] = np.stack(places)
+        arguments[name] = np.stack(frames)
+        arguments[f"{kind}_position_ids"] = np.stack(places)
         if kind == "video":
-            asked["num_frames_per_video"] = np.array(counts)
+            arguments["num_frames_per_video"] = np.array(counts)
     spectra = [i.arrays["spectrum"].numpy() for i in prompt.items if i.kind == "audio"]
     if spectra:
         most = max(map(len, spectra))
-        asked["input_features"] = np.stack(
+        arguments["input_features"] = np.stack(
             [np.pad(each, ((0, most - len(each)), (0, 0))) for each in spectra]
         )
-        asked["input_features_mask"] = np.stack([np.arange(most) < len(s) for s in spectra])
-    return asked
+        arguments["input_features_mask"] = np.stack([np.arange(most) < len(s) for s in spectra])
+    return arguments

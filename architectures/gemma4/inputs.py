@@ -112,10 +112,10 @@ class Inputs(ostro.Inputs):
     @property
     def placeholders(self) -> Mapping[str, int]:
         found = {"image": self.token("image", 258880), "video": self.token("video", 258884)}
-        return found | ({"audio": self.token("audio", 258881)} if self.hears else {})
+        return found | ({"audio": self.token("audio", 258881)} if self.has_audio else {})
 
     @property
-    def hears(self) -> bool:
+    def has_audio(self) -> bool:
         """Whether the model has a sound encoder."""
         return self.raw.get("audio_config") is not None
 
@@ -204,7 +204,7 @@ class Inputs(ostro.Inputs):
 
     def audio(self, samples: Samples) -> Item:
         """As the base class. Raises RequestError for audio that is too long or too short."""
-        if not self.hears:
+        if not self.has_audio:
             return super().audio(samples)
         frames, pad = self.sounds.frames(len(samples)), self.placeholders["audio"]
         if len(samples) > SECONDS * self.rate or not frames:

@@ -184,9 +184,9 @@ class Decoder(gemma2.Decoder):
             return None
         own = self.embed_tokens_per_layer(self.padded(step.tokens), step)
         own = own * torch.tensor(width**0.5, dtype=own.dtype)
-        seen = self.per_layer_model_projection(x, step) * x.shape[-1] ** -0.5
-        seen = self.per_layer_projection_norm(seen.view(-1, layers, width))[0]
-        return PerLayerInputs((seen + own.view(-1, layers, width)) * 2**-0.5)
+        projected = self.per_layer_model_projection(x, step) * x.shape[-1] ** -0.5
+        projected = self.per_layer_projection_norm(projected.view(-1, layers, width))[0]
+        return PerLayerInputs((projected + own.view(-1, layers, width)) * 2**-0.5)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         inputs = self.per_layer(x, step)

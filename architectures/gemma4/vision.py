@@ -81,10 +81,12 @@ class Model(gemma4.Model):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config.text)  # type: ignore[arg-type]
-        seen = config.vision
-        self.vision_tower = tower.Tower(seen)
-        self.embed_vision = Embedder(seen.hidden_size, config.text.hidden_size, seen.rms_norm_eps)
-        self.cell = seen.pooling_kernel_size**2
+        visual = config.vision
+        self.vision_tower = tower.Tower(visual)
+        self.embed_vision = Embedder(
+            visual.hidden_size, config.text.hidden_size, visual.rms_norm_eps
+        )
+        self.cell = visual.pooling_kernel_size**2
         if (audio := config.audio) is not None:
             self.audio_tower = sound.Tower(audio)
             width = audio.output_proj_dims
@@ -94,20 +96,21 @@ class Model(gemma4.Model):
 
     def encode(self, media: Sequence[Medium], step: Step) -> list[tuple[Tensor, ...]]:
         """Images and videos hold "patches" [n, k] and "grid" [3], sounds "spectrum" [n, bins]."""
-        seen = [medium for medium in media if medium.kind != "audio"]
-        rows = iter(self.see(seen, step) if seen else ())
+        visual = [medium for medium in media if medium.kind != "audio"]
+        rows = iter(self.encode_images(visual, step) if visual else ())
         return [
-            (self.hear(medium, step) if medium.kind == "audio" else next(rows),) for medium in media
+            (self.encode_audio(medium, step) if medium.kind == "audio" else next(rows),)
+            for medium in media
         ]
 
-    def see(self, media: Sequence[Medium], step: Step) -> Sequence[Tensor]:
+    def encode_images(self, media: Sequence[Medium], step: Step) -> Sequence[Tensor]:
         """The features [n, d] of images and videos."""
         grids: list[tower.Grid] = [tuple(medium.arrays["grid"].tolist()) for medium in media]
         patches = torch.cat([medium.arrays["patches"] for medium in media])
         rows = self.embed_vision(self.vision_tower(patches, grids, step), step)
         return rows.split([prod(grid) // self.cell for grid in grids])
 
-    def hear(self, medium: Medium, step: Step) -> Tensor:
+    def encode_audio(self, medium: Medium, step: Step) -> Tensor:
         """The features [n, d] of a sound."""
         return self.embed_audio(self.audio_tower(medium.arrays["spectrum"], step), step)
 
@@ -119,8 +122,8 @@ class Model(gemma4.Model):
 def names(config: Config) -> Gemma4Names:
     """Checkpoints have all parts below `model`, the decoder at `model.language_model`."""
     found = text_names(config.text, ("model.language_model",))
-    hears = config.audio is not None
-    used = ("vision_tower", "embed_vision", *(SOUND if hears else ()))
+    has_audio = config.audio is not None
+    used = ("vision_tower", "embed_vision", *(SOUND if has_audio else ()))
     parts = [Pair(f"model.{part}", part) for part in used]
-    unused = [f"{at}{part}.{{rest}}" for at in ("", "model.") for part in SOUND if not hears]
+    unused = [f"{at}{part}.{{rest}}" for at in ("", "model.") for part in SOUND if not has_audio]
     return replace(found, hub=(*parts, *found.hub), ignore=(*found.ignore, *unused))

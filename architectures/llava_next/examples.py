@@ -39,15 +39,17 @@ def video_examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
 
 
 def media_examples(inputs: ostro.Inputs, selections: Sequence[Sequence[int]]) -> Iterator[Example]:
-    for seen in selections:
-        prompt = prompted(inputs, seen)
-        yield Example(prompt, arguments(prompt, [MEDIA[i] for i in seen]))
+    for indices in selections:
+        prompt = prompted(inputs, indices)
+        yield Example(prompt, arguments(prompt, [MEDIA[i] for i in indices]))
 
 
-def prompted(inputs: ostro.Inputs, seen: Sequence[int], before: int = 9, behind: int = 9) -> Prompt:
+def prompted(
+    inputs: ostro.Inputs, indices: Sequence[int], before: int = 9, behind: int = 9
+) -> Prompt:
     """A prompt with `before` text tokens, then each medium and `behind` text tokens."""
     tokens, items = words(before, 120), []
-    for seed, i in enumerate(seen, 1):
+    for seed, i in enumerate(indices, 1):
         item = inputs.image(MEDIA[i]) if MEDIA[i].ndim == 3 else inputs.video(MEDIA[i], 2.0)
         tokens += [inputs.placeholders[item.kind], *words(behind, 120, seed=seed)]
         items.append(item)

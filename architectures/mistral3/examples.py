@@ -27,17 +27,19 @@ def examples(folder: Path, raw: Mapping[str, Any]) -> Iterator[Example]:
 
 
 def image_examples(inputs: ostro.Inputs) -> Iterator[Example]:
-    for seen in SELECTIONS:
-        prompt = prompted(inputs, seen)
+    for indices in SELECTIONS:
+        prompt = prompted(inputs, indices)
         yield Example(prompt, arguments(prompt))
 
 
-def prompted(inputs: ostro.Inputs, seen: Sequence[int], before: int = 9, behind: int = 9) -> Prompt:
+def prompted(
+    inputs: ostro.Inputs, indices: Sequence[int], before: int = 9, behind: int = 9
+) -> Prompt:
     """A prompt with `before` text tokens, then each image and `behind` text tokens."""
     tokens = words(before, 120)
-    for seed in range(1, 1 + len(seen)):
+    for seed in range(1, 1 + len(indices)):
         tokens += [inputs.placeholders["image"], *words(behind, 120, seed=seed)]
-    return inputs.expand_placeholders(tokens, [inputs.image(IMAGES[i]) for i in seen])
+    return inputs.expand_placeholders(tokens, [inputs.image(IMAGES[i]) for i in indices])
 
 
 def arguments(prompt: Prompt) -> dict[str, Any]:

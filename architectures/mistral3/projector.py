@@ -71,8 +71,8 @@ def names(config: Config) -> Names:
         )
         for side in "qk"
     )
-    sees = llava.pairs(TOWER, "v", "vision_tower")
+    tower = llava.pairs(TOWER, "v", "vision_tower")
     ends = llava.pairs(PROJECTOR, "mm", "multi_modal_projector")
-    gguf = (*heads, *sees, *ends, *model.text_names(config).gguf)
+    gguf = (*heads, *tower, *ends, *model.text_names(config).gguf)
     ignore = (*hub.ignore, "mmproj.v.token_embd.img_break")
     return replace(hub, gguf=gguf, ignore=ignore)
