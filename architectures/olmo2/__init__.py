@@ -10,8 +10,8 @@ from ostro.architectures.llama import WIDE as LLAMA_WIDE
 SHAPE = ("head_dim",)
 TOKENS = {"pad_token_id": 0, "eos_token_id": 2}
 TINY = {k: v for k, v in {**LLAMA, **TOKENS}.items() if k not in SHAPE}
-WIDE = {k: v for k, v in {**LLAMA_WIDE, **TOKENS}.items() if k not in SHAPE}
-WIDE["rms_norm_eps"] = 1e-3  # norms of small outputs amplify rounding
+LARGE = {**LLAMA_WIDE, **TOKENS, "rms_norm_eps": 1e-3}  # norms of small outputs amplify rounding
+WIDE = {k: v for k, v in LARGE.items() if k not in SHAPE}
 LAYERS = {
     "sliding_window": 8,
     "rope_parameters": {

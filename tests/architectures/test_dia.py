@@ -109,7 +109,7 @@ def spoken(model: Model, tokens: list[int], **how: Any) -> Tensor:
 @torch.inference_mode()
 def predicted(model: Model, texts: Tensor, codes: Tensor) -> Tensor:
     """Logits [n, places, channels, V] for given codes [places, channels], place by place."""
-    memory = model.write_states(texts, len(codes), ROWS)
+    memory = model.cache_states(texts, len(codes), ROWS)
     every = [model.logits(frame, memory, i, ROWS) for i, frame in enumerate(codes)]
     return torch.stack(every, 1)
 

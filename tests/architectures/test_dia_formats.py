@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @torch.inference_mode()
 def outputs(model: Any) -> list[Tensor]:
     """States of the encoder, and logits [n, places, channels, V] for given codes."""
-    memory = model.write_states(TEXTS, len(CODES), ROWS)
+    memory = model.cache_states(TEXTS, len(CODES), ROWS)
     logits = [model.logits(frame, memory, i, ROWS) for i, frame in enumerate(CODES)]
     return [model.model.encoder(TEXTS, ROWS), torch.stack(logits, 1)]
 
