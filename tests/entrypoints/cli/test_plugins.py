@@ -24,14 +24,14 @@ def broken(tmp_path: Path) -> Iterator[str]:
 def test_plugins_are_listed_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert ["architectures.llama", "active", "built in", "architectures: llama"] in lines
+    assert ["architectures.granite", "active", "built in", "architectures: granite"] in lines
     assert all(len(line) == 4 for line in lines)
 
 
 def test_plugins_are_listed_as_json(capsys: pytest.CaptureFixture[str], broken: str) -> None:
     assert main(["plugins", "--json", "--plugin", broken]) == 1
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    assert found["architectures.llama"]["offers"] == {"architectures": ["llama"]}
+    assert found["architectures.granite"]["offers"] == {"architectures": ["granite"]}
     assert found["broken_plugin_of_a_test"]["status"] == "broken"
     assert found["broken_plugin_of_a_test"]["source"] == broken
 
@@ -53,7 +53,7 @@ def test_a_terminal_gets_a_table(
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["plugins", "--plugin", broken]) == 1
     out = capsys.readouterr().out
-    assert "architectures.llama" in out and "[red]no luck[/red]" in out
+    assert "architectures.granite" in out and "[red]no luck[/red]" in out
 
 
 def test_a_path_without_a_plugin_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
