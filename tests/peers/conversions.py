@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from tiny.model import END, START, TEXT, make_tokenizer
 
+from ostro.architectures.idefics3 import TINY as IDEFICS
 from ostro.architectures.phimoe import TINY as PLUGIN_PHIMOE
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject
@@ -78,6 +79,14 @@ class Case:
         config.write_text(json.dumps(json.loads(config.read_text()) | dict(self.stated)))
         if self.media is not None:
             (tiny.folder / "preprocessor_config.json").write_text(json.dumps(self.media))
+
+
+def name_text(tiny: Subject) -> None:
+    """Write the text's class, as published files of Idefics 3 and SmolVLM have it."""
+    file = tiny.folder / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["architectures"] = ["VLlama3ForCausalLM"]
+    file.write_text(json.dumps(config))
 
 
 def write_bytes(folder: Path) -> None:
@@ -201,6 +210,7 @@ TOKENIZERS: Mapping[str, Callable[[Path], None]] = {
     "fallback": write_fallback,
     "marked fallback": write_marked_fallback,
     "marked bytes": write_marked_bytes,
+    "idefics bytes": partial(write_marked_bytes, marks=("<image>", *IDEFICS["image_marks"])),
     "pixtral bytes": partial(write_marked_bytes, marks=("[IMG]", "[IMG_BREAK]", "[IMG_END]")),
     "marked pieces": write_marked_pieces,
     "bpe pieces": write_bpe_pieces,
@@ -555,6 +565,13 @@ CASES = {
         change=halve("conv1.weight", "conv2.weight"),
     ),
     "text of mistral3": Case("mistral3"),
+    "idefics3": Case(
+        "idefics3",
+        tokenizer="idefics bytes",
+        others={"vision_config": {"image_size": 24}},
+        media=NORMED | {"size": {"longest_edge": 72}},
+        change=name_text,
+    ),
     "mistral3": Case("mistral3", tokenizer="pixtral bytes", media=NORMED),
     "llava": Case("llava", media=NORMED, refused="Unsupported model type: clip_vision_model"),
     "mllama": Case("mllama", refused=UNKNOWN),
