@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -114,9 +114,11 @@ class Inputs(ostro.Inputs):
     tokenizer.json otherwise.
     """
 
+    image_token: ClassVar[int] = 128257
+
     @property
     def placeholders(self) -> Mapping[str, int]:
-        return {"image": int(self.raw.get("image_token_id", 128257))}
+        return {"image": int(self.raw.get("image_token_id", self.image_token))}
 
     @property
     def vision(self) -> Mapping[str, Any]:
