@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 
+from ostro.core.adapters import delta
 from ostro.core.adapters.delta import AdapterDelta
 from ostro.core.adapters.mixture_table import MixtureTable
 from ostro.core.nn import GatedMLP
@@ -58,13 +59,13 @@ def knows_no_scale(patch: Patch) -> None:
 
 
 def fuses_parts_the_wrong_way(patch: Patch) -> None:
-    columns = AdapterDelta.columns
+    part_slice = delta.part_slice
 
-    def swapped(self: AdapterDelta, part: str) -> slice:
+    def swapped(parts: Mapping[str, int], part: str) -> slice:
         other = {"gate_proj": "up_proj", "up_proj": "gate_proj"}.get(part, part)
-        return columns(self, other)
+        return part_slice(parts, other)
 
-    patch.setattr(AdapterDelta, "columns", swapped)
+    patch.setattr(delta, "part_slice", swapped)
 
 
 @pytest.mark.parametrize(

@@ -224,8 +224,8 @@ def test_the_tasks_of_a_record_say_which_checks_are_meant(
         ("from .names import GGUF", True),
         ("from ostro.core.load.names import Names", False),
         ("from ostro.core.engine.engine import Engine", False),
-        ("from ostro.architectures.mistral import model", False),
-        ("from ostro.trunks import mistral", False),
+        ("from ostro.architectures.glm4 import model", False),
+        ("from ostro.trunks import glm4", False),
         ("import ostro.quant.dense.storage", False),
         ("from ostro import nothing", False),
         ("def f():\n    from ostro.plugins.pipelines import text", False),
@@ -251,9 +251,9 @@ def test_a_breach_says_what_to_write(text: str, instead: str) -> None:
 
 
 def test_a_built_in_plugin_may_import_itself() -> None:
-    own = Import(1, "ostro.architectures.mistral.model", "Model")
+    own = Import(1, "ostro.architectures.glm4.model", "Model")
     assert breach(own) and breach(own, "ostro.architectures.mistra")
-    assert breach(own, "ostro.architectures.mistral") is None
+    assert breach(own, "ostro.architectures.glm4") is None
 
 
 def test_only_kernels_that_something_can_run_are_compared() -> None:
