@@ -14,6 +14,7 @@ from ostro.architectures.siglip import model as siglip
 TEXTS = {
     "llama": "llama",
     "mistral": "mistral",
+    "ministral3": "ministral3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "gemma": "gemma",

@@ -44,7 +44,7 @@ class Config(llava.Config):
             )
 
 
-TEXTS = ("mistral",)
+TEXTS = ("mistral", "ministral3")
 """The model types of a text_config."""
 
 
