@@ -22,9 +22,12 @@ Serve = Callable[[str], Served]
 Config = Mapping[str, Any]
 
 TOWER = r".*(vision_tower|visual|vision_model).*\.(q_proj|v_proj|qkv|out_proj|fc1|fc2|\w+_proj)"
-DECODER = r".*language_model.*\.(q_proj|o_proj|down_proj)"
+DECODER = r".*(language_model|text_model).*\.(q_proj|o_proj|down_proj)"
 BEHIND = r".*(language_model|decoder).*\.(q_proj|o_proj|fc1|down_proj)"
-BRIDGE = r".*(multi_modal_projector\.linear_[12]|visual\.merger\.(mlp\.[02]|linear_fc[12]))"
+BRIDGE = (
+    r".*(multi_modal_projector\.linear_[12]|visual\.merger\.(mlp\.[02]|linear_fc[12])"
+    r"|connector\..*\.(\w+_)?proj)"
+)
 BASE: Config = {"r": 4, "lora_alpha": 8}
 BOTH: Config = {**BASE, "target_modules": "all-linear"}
 
@@ -42,6 +45,7 @@ QUICK = {"decoder", "tower", "both by dora"}
 MODELS = (
     *("llava", "gemma3_images", "qwen2_5_vl", "qwen3_vl", "mllama"),
     *("llava_next", "llava_onevision", "qwen2_vl", "qwen3_vl_moe"),
+    *("mistral3", "idefics3", "idefics2"),
 )
 BRIDGED = {*MODELS} - {"gemma3_images", "mllama"}
 """Models with projectors of linears; PEFT supports no other modules there."""
