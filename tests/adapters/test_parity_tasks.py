@@ -283,6 +283,6 @@ def test_dia_says_what_peft_says(
     working.load("it", tmp_path / "it")
     with working.held(["it"]) as held, torch.inference_mode():
         step = replace(ROWS, mixture=torch.tensor([held.row_index(0)], dtype=torch.int32))
-        memory = working.model.write_states(TEXTS, len(CODES), step)
+        memory = working.model.cache_states(TEXTS, len(CODES), step)
         every = [working.model.logits(frame, memory, i, step) for i, frame in enumerate(CODES)]
     assert distance(torch.stack(every, 1), truth) <= BAR
