@@ -125,7 +125,21 @@ HYBRIDS: Mapping[str, Config] = {
     "every linear": lora(["in_proj", "q_proj", "o_proj", "input_linear", "output_linear"]),
     "experts": lora(target_parameters=[e.replace("mlp", "block_sparse_moe") for e in EXPERTS]),
 }
+LINEARS: Mapping[str, Config] = {
+    "every linear": lora(ALL),
+    "dora": lora(ALL, use_dora=True),
+}
+FUSED: Mapping[str, Config] = {**LINEARS, "many ranks": lora(["gate_up_proj"], r=20)}
+"""Linears that are one weight in the reference: gate and up, in phi3 also q, k and v."""
 KINDS: Mapping[str, Mapping[str, Config]] = {
+    "phi": LINEARS,
+    "phi3": FUSED,
+    "glm": FUSED,
+    "olmo2": LINEARS,
+    "hunyuan_v1_dense": LINEARS,
+    "gemma4": LINEARS,
+    "bamba": LINEARS,
+    "qwen2_moe": {**LINEARS, "experts": MIXTURES["experts"]},
     "qwen3_moe": MIXTURES,
     "mixtral": MIXTURES,
     "gpt_oss": {name: c for name, c in MIXTURES.items() if name != "router"},
