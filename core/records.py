@@ -127,6 +127,9 @@ class Architecture(Record):
     reference    the class whose logits are correct by definition
     mutants      `mutants()` returns bugs that its parity test must detect
     examples     `examples(folder, config)` returns prompts with media for the parity test
+    labels       names of the scores, for models whose config.json has no id2label
+    score_template  Jinja source of the prompt whose scores are those of a pair of texts, rendered
+                 with two messages of the roles "query" and "document"
     trunk        other plugins may import its model, as `ostro.trunks.<name>`
     """
 
@@ -147,6 +150,8 @@ class Architecture(Record):
     reference: Import | None = None
     mutants: Import | None = None
     examples: Import | None = None
+    labels: tuple[str, ...] = ()
+    score_template: str | None = None
     trunk: bool = False
 
 

@@ -39,7 +39,8 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
     with closing(open_container(path, plugins, dummy=dummy)) as container:
         raw = container.config()
         architecture = architecture_of(container, raw, settings, plugins)
-        if raw is None and architecture.inputs is not None:
+        needed = architecture.inputs is not None or "classify" in architecture.tasks
+        if raw is None and needed:  # preprocessing and the names of labels read the config
             raw = header_config(container, architecture)
         suggested = suggested_sampling(generation_defaults(container))
     if not architecture.tasks:

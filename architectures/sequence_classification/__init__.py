@@ -23,6 +23,22 @@ SHAPES: Mapping[str, tuple[Shape, Shape]] = {
 }
 """Tiny and wide configs of the decoders."""
 
+RERANKER_TEMPLATE = """\
+<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: Given a web search query, retrieve relevant passages that answer the query
+<Query>: {{ messages[0].content }}
+<Document>: {{ messages[1].content }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+{{ "" }}"""
+"""The prompt on which Qwen3-Reranker was trained, with its default instruction."""
+
 
 @hookimpl
 def ostro_architectures() -> Iterable[Architecture]:
@@ -53,4 +69,19 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide={**QWEN2_WIDE, "num_labels": 8},
         reference=f"{__name__}.reference:Reward",
         mutants=f"{__name__}.mutants:mutants",
+    )
+    yield Architecture(
+        name="qwen3_reranker",
+        api=(0, 2),
+        tasks=("rerank",),
+        config=f"{__name__}.model:RerankerConfig",
+        model=f"{__name__}.model:Reranker",
+        names=f"{__name__}.names:reranker",
+        gguf_config="ostro.architectures.llama.names:gguf_config",
+        tiny={**QWEN3, "label_token_ids": [3, 7]},
+        wide={**QWEN3_WIDE, "label_token_ids": [3, 7]},
+        reference=f"{__name__}.reference:Reranker",
+        mutants=f"{__name__}.mutants:reranker_mutants",
+        labels=("no", "yes"),
+        score_template=RERANKER_TEMPLATE,
     )

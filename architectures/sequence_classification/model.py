@@ -40,8 +40,26 @@ class ScoreConfig(TextConfig):
         check_sizes(self, "num_labels")
 
 
-class LastTokenScores(nn.EncoderModel):
-    """Scores of the last token that is no padding, in place of a decoder's logits.
+class LastToken(nn.EncoderModel):
+    """A mixin for decoders that score the last token that is no padding."""
+
+    padding: int | None = None
+
+    def hidden(self, step: Step) -> Tensor:
+        # The second row of positions holds token types, which decoders do not have.
+        return super().hidden(replace(step, positions=step.positions[:1]))  # type: ignore[safe-super]
+
+    def last(self, step: Step) -> Tensor:
+        """The row of the last token of each sequence [B], or its first if all are padding."""
+        index = torch.arange(len(step.tokens), device=step.tokens.device)
+        if self.padding is not None:
+            index = index.where(step.tokens != self.padding, 0)
+        ends = [index[start:stop].amax().clamp(min=start) for start, stop in pairwise(step.bounds)]
+        return torch.stack(ends)
+
+
+class LastTokenScores(LastToken):
+    """Scores of the last token, in place of a decoder's logits.
 
     A mixin: `class Classifier(LastTokenScores, llama.Model)`.
     """
@@ -56,22 +74,10 @@ class LastTokenScores(nn.EncoderModel):
         """The module that computes scores from states, called with [B, d] and their step."""
         return nn.Linear(config.hidden_size, config.num_labels)
 
-    def hidden(self, step: Step) -> Tensor:
-        # The second row of positions holds token types, which decoders do not have.
-        return super().hidden(replace(step, positions=step.positions[:1]))  # type: ignore[safe-super]
-
     def scores(self, hidden: Tensor, step: Step) -> Tensor:
         last = self.last(step)
         y: Tensor = self.score(hidden[last], step.rows(last))
         return y
-
-    def last(self, step: Step) -> Tensor:
-        """The row of the last token of each sequence [B], or its first if all are padding."""
-        index = torch.arange(len(step.tokens), device=step.tokens.device)
-        if self.padding is not None:
-            index = index.where(step.tokens != self.padding, 0)
-        ends = [index[start:stop].amax().clamp(min=start) for start, stop in pairwise(step.bounds)]
-        return torch.stack(ends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,3 +147,30 @@ class Reward(LastTokenScores, qwen2.Model):
 
     def head(self, config: ScoreConfig) -> nn.Module:
         return RewardHead(config.hidden_size, config.num_labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerConfig(qwen3.Config):
+    """`label_token_ids` are the tokens "no" and "yes" in Qwen3's vocabulary."""
+
+    label_token_ids: tuple[int, ...] = (2152, 9693)
+
+    def check(self) -> None:
+        super().check()
+        ids = self.label_token_ids
+        if len({*ids}) != 2 or not all(0 <= id < self.vocab_size for id in ids):
+            raise ConfigError(
+                f"label_token_ids={ids!r:.80} are not two token ids within 0..{self.vocab_size - 1}"
+            )
+
+
+class Reranker(LastToken, qwen3.Model):
+    """Qwen3-Reranker: the scores are the logits of "no" and "yes" at the last token."""
+
+    def __init__(self, config: RerankerConfig) -> None:
+        super().__init__(config)
+        self.label_token_ids = list(config.label_token_ids)
+
+    def scores(self, hidden: Tensor, step: Step) -> Tensor:
+        last = self.last(step)
+        return self.logits(hidden[last], step.rows(last))[:, self.label_token_ids]

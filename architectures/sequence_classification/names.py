@@ -38,6 +38,10 @@ def gemma(config: model.GemmaConfig) -> Names:
     return scored(gemma_names.names(config))
 
 
+def reranker(config: model.RerankerConfig) -> Names:
+    return qwen3_names.names(config)
+
+
 def reward(config: model.RewardConfig) -> Names:
     head = (Pair("score.0", "score.fc1"), Pair("score.2", "score.fc2"))
     return replace(qwen2_names.names(config), hub=head)

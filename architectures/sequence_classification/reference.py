@@ -1,4 +1,4 @@
-"""The reference of Qwen2's reward model, whose class is not in transformers."""
+"""References of Qwen2's reward model and Qwen3's reranker, which transformers has no classes of."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ class Reward(transformers.Qwen2PreTrainedModel):  # type: ignore[misc]
 
 
 Reward.__name__ = "Qwen2ForRewardModel"
+
+
+class Reranker(transformers.Qwen3ForCausalLM):  # type: ignore[misc]
+    """Qwen3ForCausalLM, with the logits of two tokens at the last row."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """input_ids [1, T] -> scores [1, 2]."""
+        logits: Tensor = super().forward(input_ids).logits
+        return logits[:, -1, list(self.config.label_token_ids)]
+
+
+Reranker.__name__ = "Qwen3ForCausalLM"

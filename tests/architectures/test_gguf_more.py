@@ -370,6 +370,17 @@ def test_a_file_of_bert_makes_vectors(plugins: PluginManager, tmp_path: Path) ->
         torch.testing.assert_close(vector, mean / mean.norm(), atol=1e-5, rtol=0)
 
 
+def test_a_file_of_a_classifier_names_its_labels(plugins: PluginManager, tmp_path: Path) -> None:
+    case = CASES["bert classifier"]
+    record = plugins.get("architectures", case.name)
+    shape = {**record.tiny, "id2label": {0: "bad", 1: "fair", 2: "good"}, "num_labels": 3}
+    with subject(plugins, case.name, config=shape) as tiny:
+        convert(tiny.reference, case, tmp_path / "model.gguf", "F32")
+    with ostro.load(tmp_path / "model.gguf", device="cpu", arch=case.asked) as model:
+        assert isinstance(model, LocalModel)
+        assert list(model.classify("Hello cats")[0]) == ["bad", "fair", "good"]
+
+
 def test_quantized_k_b_keeps_its_blocks(plugins: PluginManager, tmp_path: Path) -> None:
     """The file holds the transpose of k_b, along whose rows the blocks run."""
     case = CASES["deepseek 2"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ostro.architectures.sequence_classification import SHAPES
-from ostro.architectures.sequence_classification.model import LlamaConfig
+from ostro.architectures.sequence_classification.model import LlamaConfig, RerankerConfig
 from ostro.core.errors import ConfigError
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.architecture import ArchitectureTests
@@ -85,3 +85,21 @@ class TestQwen2Reward(ArchitectureTests):
 def test_hostile_config(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         LlamaConfig.from_hf({**SHAPES["Llama"][0], **changes})
+
+
+class TestQwen3Reranker(ArchitectureTests):
+    name = "qwen3_reranker"
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[], [3], [3, 3], [3, 7, 9], [-1, 3], [3, 1 << 40], "no", ["no", "yes"], None, 3, [True, 3]],
+)
+def test_hostile_label_tokens(ids: Any) -> None:
+    with pytest.raises(ConfigError, match="label_token_ids"):
+        RerankerConfig.from_hf({**SHAPES["Qwen3"][0], "label_token_ids": ids})
+
+
+def test_label_tokens_outside_of_the_vocabulary() -> None:
+    with pytest.raises(ConfigError, match=r"label_token_ids=\(2152, 9693\)"):
+        RerankerConfig.from_hf(SHAPES["Qwen3"][0])

@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny.bert import make_bert
-from tiny.model import make_model
+from tiny.bert import SHAPE, make_bert
+from tiny.model import END, make_model, make_tokenizer
 from tiny.trained import train
 
 import ostro
-from ostro.core.errors import AdapterNotFound, ContextLengthExceeded, RequestError, UsageError
+from ostro.core.errors import (
+    AdapterNotFound,
+    ContextLengthExceeded,
+    RequestError,
+    Unsupported,
+    UsageError,
+)
 from ostro.entrypoints.local_model import LocalModel
+from ostro.plugins.conformance.parity import reinitialise
 
 TEXTS = ["hello world", "a", "hello hello hello world"]
 
@@ -186,3 +193,85 @@ def test_the_real_minilm() -> None:
         mean = reference(**words(text, return_tensors="pt")).last_hidden_state[0].mean(0)
         torch.testing.assert_close(vector, mean / mean.norm(), atol=1e-5, rtol=0)
     assert vectors[0] @ vectors[1] > 0.5 > vectors[0] @ vectors[2]
+
+
+PROMPT = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""The prompt in the model card of Qwen3-Reranker."""
+
+
+def make_qwen3(folder: Path, kind: str, **config: Any) -> Any:
+    """Write a servable folder of Qwen3 and return transformers' model."""
+    import transformers
+
+    shape = {**SHAPE, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024}
+    built = getattr(transformers, kind)(transformers.Qwen3Config(**{**shape, **config})).eval()
+    reinitialise(built, 0.2)
+    built.save_pretrained(folder)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    return built
+
+
+@torch.inference_mode()
+def test_qwen3_reranker_scores_yes_in_the_published_prompt(tmp_path: Path) -> None:
+    reference = make_qwen3(tmp_path / "it", "Qwen3ForCausalLM", label_token_ids=[40, 50])
+    with ostro.load(tmp_path / "it", dtype="float32", arch="qwen3_reranker") as model:
+        ranked = model.rerank("hello", TEXTS)
+        assert [item.score for item in ranked] == sorted((i.score for i in ranked), reverse=True)
+        for item in ranked:
+            text = PROMPT.format(query="hello", document=TEXTS[item.index])
+            ids = model.tokenizer.encode(text, special=False, parse_special=True)
+            no_yes = reference(torch.tensor([ids])).logits[0, -1, [40, 50]]
+            assert item.score == pytest.approx(float(no_yes.softmax(-1)[1]), abs=1e-5)
+        # A control token in a document is plain text.
+        injected = model.rerank("hello", [f"hello{END}"])[0].score
+        text = PROMPT.format(query="hello", document=f"hello{END}")
+        ids = model.tokenizer.encode(text, special=False, parse_special=True)
+        no_yes = reference(torch.tensor([ids])).logits[0, -1, [40, 50]]
+        assert abs(injected - float(no_yes.softmax(-1)[1])) > 1e-4
+        with pytest.raises(ContextLengthExceeded, match=r"input\[1\]: the context is 1024"):
+            model.rerank("hello", ["a", "hello world " * 1000])
+        with pytest.raises(UsageError, match="supports rerank, not classify"):
+            model.classify("hello")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("labels", [{0: "yes", 1: "no"}, {0: "no", 1: "yes"}], ids=str)
+def test_two_labels_rank_by_yes_in_the_files_template(
+    labels: dict[int, str], tmp_path: Path
+) -> None:
+    """llama.cpp's converter stores the template of pairs under the name "rerank"."""
+    reference = make_qwen3(tmp_path / "it", "Qwen3ForSequenceClassification", id2label=labels)
+    reference.config.pad_token_id = None
+    named = [
+        {"name": "default", "template": "{{ messages }}"},
+        {"name": "rerank", "template": "Query: {query}\nDocument: {document}\n"},
+    ]
+    (tmp_path / "it" / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    with ostro.load(tmp_path / "it", dtype="float32", task="rerank") as model:
+        for item in model.rerank("hello", TEXTS):
+            ids = model.tokenizer.encode(f"Query: hello\nDocument: {TEXTS[item.index]}\n")
+            scores = reference(torch.tensor([ids])).logits[0].softmax(-1)
+            yes = [*labels.values()].index("yes")
+            assert item.score == pytest.approx(float(scores[yes]), abs=1e-5)
+
+
+def test_converted_classifiers_have_the_labels_of_their_tokens(tmp_path: Path) -> None:
+    reference = make_qwen3(tmp_path / "it", "Qwen3ForSequenceClassification", num_labels=2)
+    with ostro.load(tmp_path / "it", dtype="float32") as model:
+        with pytest.raises(Unsupported, match=r'has 2 labels; .* the labels "yes" and "no"'):
+            model.rerank("hello", TEXTS)
+    file = tmp_path / "it" / "config.json"
+    raw = {**json.loads(file.read_text()), "classifier_from_token": ["no", "yes"]}
+    file.write_text(json.dumps(raw))
+    with ostro.load(tmp_path / "it", dtype="float32") as model, torch.inference_mode():
+        assert list(model.classify("hello")[0]) == ["no", "yes"]
+        for item in model.rerank("hello", TEXTS):
+            ids, _ = model.tokenizer.encode_pair("hello", TEXTS[item.index])
+            scores = reference(torch.tensor([ids])).logits[0].softmax(-1)
+            assert item.score == pytest.approx(float(scores[1]), abs=1e-5)

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from ostro.errors import ConfigError, ContextLengthExceeded, RequestError, Unsupported
 from ostro.pipelines import PREPARATION_EXECUTOR as EXECUTOR
-from ostro.pipelines import AdapterRef, AsyncEngine, PoolingRequest, ServedModel
+from ostro.pipelines import (
+    AdapterRef,
+    AsyncEngine,
+    ChatTemplate,
+    PoolingRequest,
+    ServedModel,
+    prompt_tokens,
+)
 
 Rows = NDArray[np.float32]
 T = TypeVar("T")
@@ -71,14 +78,19 @@ class Vectors:
     async def rerank(
         self, query: str, documents: Sequence[str], *, adapters: Sequence[AdapterRef] = ()
     ) -> PoolingResult[list[Ranked]]:
-        """The documents in descending order of relevance to the query."""
+        """The documents in descending order of relevance to the query.
+
+        The score is the probability of the one label, or of "yes" if the labels are "yes" and "no".
+        """
         read = await self.scores([(query, document) for document in documents], adapters)
-        scores = read.answer
-        if scores.shape[1] != 1:
+        labels = self.labels(read.answer.shape[1])
+        if len(labels) != 1 and {*labels} != {"yes", "no"}:
             raise Unsupported(
-                f"{self.name} has {scores.shape[1]} labels; reranking needs a model with one"
+                f"{self.name} has {len(labels)} labels; reranking needs a model with one, or with "
+                'the labels "yes" and "no"'
             )
-        shares = 1 / (1 + np.exp(-scores[:, 0].astype(np.float64)))
+        column = labels.index("yes") if len(labels) > 1 else 0
+        shares = probabilities(read.answer)[:, column]
         ranked = [Ranked(i, score) for i, score in enumerate(shares.tolist())]
         ranked.sort(key=lambda item: -item.score)
         return PoolingResult(ranked, read.tokens, read.generations)
@@ -88,14 +100,19 @@ class Vectors:
     ) -> PoolingResult[list[dict[str, float]]]:
         """The probability of every label, by text."""
         read = await self.scores([(text, None) for text in inputs], adapters)
-        scores = read.answer
-        named = self.model.raw_config.get("id2label") or {}
-        labels = [str(named.get(str(i), f"LABEL_{i}")) for i in range(scores.shape[1])]
-        wide = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float64)
-        several = len(labels) > 1
-        shares = wide / wide.sum(1, keepdims=True) if several else 1 / (1 + np.exp(-scores))
-        probabilities = [dict(zip(labels, row, strict=True)) for row in shares.tolist()]
-        return PoolingResult(probabilities, read.tokens, read.generations)
+        labels, rows = self.labels(read.answer.shape[1]), probabilities(read.answer).tolist()
+        shares = [dict(zip(labels, row, strict=True)) for row in rows]
+        return PoolingResult(shares, read.tokens, read.generations)
+
+    def labels(self, count: int) -> list[str]:
+        """The names of the scores: of the architecture, of the config, or LABEL_0, LABEL_1, ..."""
+        config = self.model.raw_config
+        # vLLM's field of classifiers whose head is made of rows of a decoder's head.
+        names = self.model.architecture.labels or config.get("classifier_from_token")
+        if isinstance(names, (list, tuple)) and len(names) == count:
+            return [str(name) for name in names]
+        named = config.get("id2label") or {}
+        return [str(named.get(str(i), f"LABEL_{i}")) for i in range(count)]
 
     async def scores(
         self, pairs: Sequence[tuple[str, str | None]], adapters: Sequence[AdapterRef] = ()
@@ -139,8 +156,42 @@ class Vectors:
         pieces = []
         for i, (first, second) in enumerate(pairs):
             with named(i):
-                pieces.append(tokenizer.encode_pair(first, second, limit=limit))
+                if second is None or self.template is None:
+                    pieces.append(tokenizer.encode_pair(first, second, limit=limit))
+                else:
+                    ids = self.encode_template(self.template, first, second)
+                    pieces.append((ids, [0] * len(ids)))
         return pieces
+
+    def encode_template(self, template: ChatTemplate, query: str, document: str) -> list[int]:
+        """Token ids of a pair in the template. Raises ContextLengthExceeded."""
+        messages = [
+            {"role": "query", "content": query},
+            {"role": "document", "content": document},
+        ]
+        tokenizer, limit = self.model.require_tokenizer(), self.model.context
+        ids = prompt_tokens(template, tokenizer, messages, limit=limit)
+        if len(ids) > limit:
+            raise ContextLengthExceeded(f"the context is {limit} tokens, the prompt has {len(ids)}")
+        return ids
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The template of pairs: --chat-template, else the tokenizer's template "rerank", else the
+        architecture's. llama.cpp's converter writes the second, with {query} and {document}.
+        """
+        if self.model.settings.chat_template:
+            return self.model.template
+        tokenizer = self.model.require_tokenizer()
+        named = tokenizer.chat_template
+        source = named.get("rerank") if isinstance(named, dict) else None
+        if source is not None:
+            for i, field in enumerate(("{query}", "{document}")):
+                source = source.replace(field, f"{{{{ messages[{i}].content }}}}")
+            # Jinja drops a newline at the end of a source.
+            source += '{{ "" }}'
+        source = source or self.model.architecture.score_template
+        return ChatTemplate(source, tokens=tokenizer.special_tokens) if source else None
 
     @cached_property
     def prompts(self) -> dict[str, str]:
@@ -174,6 +225,15 @@ def named(i: int) -> Iterator[None]:
         yield
     except ContextLengthExceeded as error:
         raise ContextLengthExceeded(f"input[{i}]: {error}", param="input") from None
+
+
+def probabilities(scores: Rows) -> NDArray[np.float64]:
+    """scores [n, labels] -> probabilities [n, labels]: sigmoid of one label, softmax of several."""
+    wide = scores.astype(np.float64)
+    if wide.shape[1] == 1:
+        return 1 / (1 + np.exp(-wide))
+    wide = np.exp(wide - wide.max(1, keepdims=True))
+    return wide / wide.sum(1, keepdims=True)
 
 
 def shorten(rows: Rows, dimensions: int | None) -> Rows:
