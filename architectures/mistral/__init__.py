@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window."""
+"""Mistral and Ministral: Llama with a sliding window in all or some layers."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,7 @@ from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
 TINY = {**LLAMA, "sliding_window": 8}
 WIDE = {**LLAMA_WIDE, "sliding_window": 8}
+TYPES = {"layer_types": ["full_attention", "sliding_attention"]}
 
 
 @hookimpl
@@ -25,4 +26,16 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:MistralForCausalLM",
         trunk=True,
+    )
+    yield Architecture(
+        name="ministral",
+        api=(0, 2),
+        classes=("MinistralForCausalLM",),
+        config=f"{__name__}.config:Config",
+        model="ostro.architectures.llama.model:Model",
+        names="ostro.architectures.llama.names:names",
+        tiny={**TINY, **TYPES},
+        wide={**WIDE, **TYPES},
+        reference="transformers:MinistralForCausalLM",
+        mutants=f"{__name__}.mutants:mutants",
     )
