@@ -19,6 +19,8 @@ from ostro.architectures.qwen3 import model as qwen3
 from ostro.config import TextConfig, WindowConfig, check_sizes
 from ostro.errors import ConfigError
 
+PROCESS_REWARD = "Qwen2ForProcessRewardModel"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig(TextConfig):
@@ -29,6 +31,11 @@ class ScoreConfig(TextConfig):
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        if raw.get("architectures") == [PROCESS_REWARD]:
+            raise ConfigError(
+                f"{PROCESS_REWARD} scores every row of a separator token; this architecture scores "
+                "the last token alone"
+            )
         values = super().derive(raw, values)
         names = raw.get("id2label")
         if names and not isinstance(names, Mapping):

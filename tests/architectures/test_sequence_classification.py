@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from ostro.architectures.sequence_classification import SHAPES
-from ostro.architectures.sequence_classification.model import LlamaConfig, RerankerConfig
-from ostro.core.errors import ConfigError
+from ostro.architectures.sequence_classification.model import (
+    LlamaConfig,
+    Qwen2Config,
+    RerankerConfig,
+    RewardConfig,
+)
+from ostro.core.errors import ConfigError, UnsupportedArchitecture
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import encode, subject
@@ -68,6 +73,15 @@ class TestQwen2Reward(ArchitectureTests):
             got = encode(tiny.engine(), [tiny.prompt], [tiny.kinds])
             expected = tiny.run_reference(tiny.prompt)
             torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
+
+    def test_process_reward_models_are_refused(self, plugins: PluginManager) -> None:
+        """They score the rows of a separator token, as many as an answer has steps."""
+        classes = ["Qwen2ForProcessRewardModel"]
+        with pytest.raises(UnsupportedArchitecture, match="the class 'Qwen2ForProcessRewardModel'"):
+            plugins.architecture_for(classes)
+        for config in (RewardConfig, Qwen2Config):
+            with pytest.raises(ConfigError, match="Qwen2ForProcessRewardModel scores every row"):
+                config.from_hf({**SHAPES["Qwen2"][0], "architectures": classes})
 
 
 @pytest.mark.parametrize(
