@@ -7,6 +7,8 @@ from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
 SHAPE = ("head_dim",)
+TRUNK = f"{__name__}.config"
+"""The module that other plugins may build on."""
 
 
 def changes(pairs: int) -> dict[str, object]:
