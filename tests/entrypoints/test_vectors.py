@@ -218,8 +218,11 @@ def make_qwen3(folder: Path, kind: str, **config: Any) -> Any:
 
 
 @torch.inference_mode()
-def test_qwen3_reranker_scores_yes_in_the_published_prompt(tmp_path: Path) -> None:
-    reference = make_qwen3(tmp_path / "it", "Qwen3ForCausalLM", label_token_ids=[40, 50])
+@pytest.mark.parametrize("tied", [True, False])
+def test_qwen3_reranker_scores_yes_in_the_published_prompt(tied: bool, tmp_path: Path) -> None:
+    """The published models of 0.6B and 4B have tied embeddings, the one of 8B has a head."""
+    changes = {"label_token_ids": [40, 50], "tie_word_embeddings": tied}
+    reference = make_qwen3(tmp_path / "it", "Qwen3ForCausalLM", **changes)
     with ostro.load(tmp_path / "it", dtype="float32", arch="qwen3_reranker") as model:
         ranked = model.rerank("hello", TEXTS)
         assert [item.score for item in ranked] == sorted((i.score for i in ranked), reverse=True)
