@@ -7,8 +7,6 @@ from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
 SHAPE = ("head_dim",)
-TRUNK = f"{__name__}.config"
-"""The module that other plugins may build on."""
 
 
 def changes(pairs: int) -> dict[str, object]:
@@ -46,4 +44,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         wide=WIDE,
         reference="transformers:Phi3ForCausalLM",
         mutants=f"{__name__}.mutants:mutants",
+        trunk=True,
     )
