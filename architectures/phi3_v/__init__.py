@@ -18,7 +18,7 @@ def shape(text: Mapping[str, Any], width: int) -> dict[str, Any]:
         "max_position_embeddings": 512,
         "sliding_window": 64,
         "image_token_id": 1,
-        "vision_config": {**TOWER, "hidden_size": width, "intermediate_size": 3 * width // 2},
+        "vision_config": {**TOWER, "hidden_size": width, "intermediate_size": 2 * width},
         "img_processor": {
             "name": "clip_vision_model",
             "image_dim_out": width,

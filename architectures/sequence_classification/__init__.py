@@ -79,7 +79,8 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:reranker",
         gguf_config="ostro.architectures.llama.names:gguf_config",
         tiny={**QWEN3, "label_token_ids": [3, 7]},
-        wide={**QWEN3_WIDE, "label_token_ids": [3, 7]},
+        # Two scores that lie apart: the deviation is a fraction of their distance.
+        wide={**QWEN3_WIDE, "label_token_ids": [0, 16]},
         reference=f"{__name__}.reference:Reranker",
         mutants=f"{__name__}.mutants:reranker_mutants",
         labels=("no", "yes"),
