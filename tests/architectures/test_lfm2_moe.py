@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny.configs import accepted
+from tiny.configs import accepted, assert_parity
 from tiny.experts import ExpertLayouts, assert_layout
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.architecture import ArchitectureTests
-from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
+from ostro.plugins.conformance.parity import Subject
 
 CHANGES: dict[str, dict[str, Any]] = {
     "no bias, all sparse": {"use_expert_bias": False, "num_dense_layers": 0},
@@ -39,10 +39,7 @@ class TestLfm2Moe(ExpertLayouts, ArchitectureTests):
 
     @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
     def test_other_configs(self, changes: dict[str, Any], plugins: PluginManager) -> None:
-        config = {**plugins.get("architectures", self.name).tiny, **changes}
-        with subject(plugins, self.name, config=config) as other:
-            logits = other.engine().runner.logits(other.prompt)
-            assert deviation(logits, other.run_reference(other.prompt)) <= BAR
+        assert_parity(plugins, self.name, changes)
 
     def test_published_config(self, tiny: Subject, tmp_path: Path) -> None:
         """transformers 4's fields, and the older name of tie_word_embeddings."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny.configs import accepted
+from tiny.configs import accepted, assert_parity
 from tiny.experts import ExpertLayouts
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.architecture import ArchitectureTests
-from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 CHANGES: dict[str, dict[str, Any]] = {
     "no clip": {"clip_qkv": None},
@@ -33,10 +32,7 @@ class TestOlmoe(ExpertLayouts, ArchitectureTests):
 
     @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
     def test_other_configs(self, changes: dict[str, Any], plugins: PluginManager) -> None:
-        config = {**plugins.get("architectures", self.name).tiny, **changes}
-        with subject(plugins, self.name, config=config) as other:
-            logits = other.engine().runner.logits(other.prompt)
-            assert deviation(logits, other.run_reference(other.prompt)) <= BAR
+        assert_parity(plugins, self.name, changes)
 
     @pytest.mark.parametrize("field", ACCEPTED)
     def test_hostile_fields(self, field: str, plugins: PluginManager) -> None:

@@ -10,6 +10,7 @@ import torch
 from ostro.core.errors import ConfigError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
+from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 HOSTILE: Mapping[str, Any] = {
     "text": "many",
@@ -25,6 +26,14 @@ HOSTILE: Mapping[str, Any] = {
 }
 ALIASES = dict.fromkeys(("num_experts", "num_local_experts"), "number of experts")
 """What messages may contain in the place of a field with several names."""
+
+
+def assert_parity(plugins: PluginManager, name: str, changes: Mapping[str, Any]) -> None:
+    """The tiny model with changed fields gives the logits of the reference."""
+    config = {**plugins.get("architectures", name).tiny, **changes}
+    with subject(plugins, name, config=config) as other:
+        logits = other.engine().runner.logits(other.prompt)
+        assert deviation(logits, other.run_reference(other.prompt)) <= BAR
 
 
 def accepted(plugins: PluginManager, name: str, field: str) -> set[str]:
