@@ -13,7 +13,12 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from ostro.core.errors import ConfigError
 
-LIMIT = 2**31
+MAX_SIZE = 2**31
+"""Sizes in configs are below this value."""
+
+MAX_EXPERTS = 4096
+"""The most experts of a layer."""
+
 UNWRITABLE = ("Infinity", "-Infinity", "NaN")
 """Floats without a JSON literal, which transformers 5 writes as {"__float__": "Infinity"}."""
 NEUTRAL = frozenset(
@@ -205,8 +210,10 @@ class WindowConfig(TextConfig):
 def check_sizes(config: ModelConfig, names: str, where: str = "") -> None:
     """Raise ConfigError if one of these fields is not a valid size; `where` prefixes its name."""
     for name in names.split():
-        if not 0 < getattr(config, name) < LIMIT:
-            raise ConfigError(f"{where}{name}={getattr(config, name)} is not within 1..{LIMIT - 1}")
+        if not 0 < getattr(config, name) < MAX_SIZE:
+            raise ConfigError(
+                f"{where}{name}={getattr(config, name)} is not within 1..{MAX_SIZE - 1}"
+            )
 
 
 def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +264,7 @@ def typed(name: str, value: Any, hint: Any) -> Any:
     if kind is float:
         value = decode_floats(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) < LIMIT**2 else math.inf
+        return float(value) if abs(value) < MAX_SIZE**2 else math.inf
     if not isinstance(kind, type) or (
         isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
     ):

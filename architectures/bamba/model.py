@@ -68,10 +68,6 @@ class HybridConfig(TextConfig):
         except ConfigError as error:
             raise ConfigError(f"a field mamba_*: {error}") from error
 
-    def attends(self, layer: int) -> bool:
-        """Whether a layer is attention instead of Mamba 2."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config(HybridConfig, llama.Config):
@@ -86,6 +82,7 @@ class Config(HybridConfig, llama.Config):
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        # as in the reference, half of a head is rotated whatever the file contains
         return super().derive({**raw, "partial_rotary_factor": 0.5}, values)
 
     def check(self) -> None:
@@ -98,6 +95,7 @@ class Config(HybridConfig, llama.Config):
                 )
 
     def attends(self, layer: int) -> bool:
+        """Whether a layer is attention instead of Mamba 2."""
         return layer in (self.attn_layer_indices or ())
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.clip.model import Encoder, check_activation
-from ostro.config import MAX_SIZE as LIMIT
-from ostro.config import ModelConfig
+from ostro.config import ModelConfig, check_sizes
 from ostro.errors import ConfigError, RequestError
 
 MAX_LAYERS = 1024
@@ -43,12 +42,11 @@ class VisionConfig(ModelConfig):
     def check(self) -> None:
         super().check()
         check_activation(self.hidden_act)
-        for name in (
+        check_sizes(
+            self,
             "hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels "
-            "image_size patch_size"
-        ).split():
-            if not 0 < getattr(self, name) < LIMIT:
-                raise ConfigError(f"{name}={getattr(self, name)} is not within 1..{LIMIT - 1}")
+            "image_size patch_size",
+        )
         if self.num_hidden_layers > MAX_LAYERS:
             raise ConfigError(
                 f"num_hidden_layers={self.num_hidden_layers} is not within 1..{MAX_LAYERS}"

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from ostro import Step, nn
 from ostro.architectures.llama import model as llama
-from ostro.config import TextConfig, check_sizes
+from ostro.config import MAX_EXPERTS, TextConfig, check_sizes
 from ostro.errors import ConfigError
 from ostro.ops import RoutingRule
-
-MAX_EXPERTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ostro.config import WindowConfig, check_sizes, check_type
+from ostro.config import MAX_EXPERTS, WindowConfig, check_sizes, check_type
 from ostro.errors import ConfigError
 
-MAX_EXPERTS = 4096
 ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {

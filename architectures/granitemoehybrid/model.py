@@ -11,11 +11,11 @@ from ostro.architectures.bamba.model import HybridConfig
 from ostro.architectures.granite import model as granite
 from ostro.architectures.granitemoe.model import SharedMLP
 from ostro.architectures.mamba2 import model as mamba2
+from ostro.config import MAX_EXPERTS
 from ostro.errors import ConfigError
 
 KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 """Layer types of published files, and those of transformers 5."""
-MAX_EXPERTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)

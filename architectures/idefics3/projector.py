@@ -46,6 +46,6 @@ def gguf_config(container: Container) -> dict[str, Any]:
 
 def names(config: model.Config) -> Names:
     """The names on the hub, and in the two GGUF files; q and k are interleaved in the text's."""
-    sees = llava.pairs(llava.TOWER, "v", "vision_model")
+    tower_pairs = llava.pairs(llava.TOWER, "v", "vision_model")
     ends = llava.pairs({"fc": "modality_projection.proj"}, "mm.model", "connector")
-    return replace(model.names(config), gguf=(*sees, *ends, *llama.names(config.text).gguf))
+    return replace(model.names(config), gguf=(*tower_pairs, *ends, *llama.names(config.text).gguf))

@@ -125,8 +125,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
 def names(config: llava.Config) -> Names:
     """The names on the hub, and in the two GGUF files."""
     ends = pairs({"0": "linear_1", "2": "linear_2"}, "mm", "multi_modal_projector")
-    sees = pairs(TOWER, "v", "vision_tower")
+    tower_pairs = pairs(TOWER, "v", "vision_tower")
     text = llava.text_names(config).gguf
     hub = llava.names(config)
     unused = (*hub.ignore, "mmproj.v.post_ln.{rest}")
-    return replace(hub, gguf=(*sees, *ends, *text), ignore=unused)
+    return replace(hub, gguf=(*tower_pairs, *ends, *text), ignore=unused)

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from ostro.architectures.llama import model as llama
 from ostro.architectures.llava.config import SightedConfig
-from ostro.config import MAX_SIZE as LIMIT
-from ostro.config import ModelConfig
+from ostro.config import ModelConfig, check_sizes
 from ostro.errors import ConfigError
 
 EXTRA = 8
@@ -84,12 +83,11 @@ class Vision(ModelConfig):
         super().check()
         if self.hidden_act != "gelu":
             raise ConfigError(f"hidden_act={self.hidden_act!r} is not implemented; expected gelu")
-        for name in (
+        check_sizes(
+            self,
             "hidden_size num_hidden_layers num_global_layers attention_heads num_channels "
-            "intermediate_size image_size patch_size max_num_tiles"
-        ).split():
-            if not 0 < getattr(self, name) < LIMIT:
-                raise ConfigError(f"{name}={getattr(self, name)} is not within 1..{LIMIT - 1}")
+            "intermediate_size image_size patch_size max_num_tiles",
+        )
         if self.hidden_size % self.attention_heads:
             raise ConfigError(
                 f"hidden_size={self.hidden_size} is not a multiple of "

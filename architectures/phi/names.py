@@ -37,7 +37,7 @@ def names(config: Config) -> Names:
 
 
 def gguf_config(container: Container) -> dict[str, Any]:
-    """Llama's keys, with the epsilon of layer norms. All of a head rotates if no key says less."""
+    """Llama's keys, with the epsilon of layer norms. Whole heads rotate if no key states a part."""
     raw = llama.gguf_config(container)
     get = llama.under(container.metadata["general.architecture"], container.metadata)
     raw["rope_parameters"].setdefault("partial_rotary_factor", 1.0)

@@ -18,13 +18,13 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from ostro import nn
 from ostro.architectures.transformers.config import no_body
 from ostro.architectures.transformers.modules import Call, ExpertLinear
+from ostro.config import MAX_EXPERTS
 from ostro.errors import ConfigError
 from ostro.ops import Op, moe_route
 
 EXPERTS = "ostro"
 """The name of `run` in transformers' registry."""
 
-MAX_EXPERTS = 4096
 
 GATED, WHOLE, UNGATED = ("gate_proj", "up_proj"), ("gate_up_proj",), ("up_proj",)
 """The parts of the first linear. Interleaved gate and up, and those with biases, are one part."""

@@ -107,14 +107,14 @@ def width(mask_function: Callable[..., Any], w: int) -> int | str:
     `w` is the local size that transformers passes beside the function.
     """
 
-    def sees(query: int, key: int) -> bool:
+    def visible(query: int, key: int) -> bool:
         return bool(mask_function(*map(torch.tensor, (0, 0, query, key))))
 
-    if sees(0, 1):
+    if visible(0, 1):
         return "its masks are not causal"
     # the edges of the window, at a near and a far query, stand for the whole mask
-    plain = sees(FAR, 0) if not w else all(sees(q, q - w + 1) for q in (w, FAR))
-    if not plain or (w and any(sees(q, q - w) for q in (w, FAR))):
+    plain = visible(FAR, 0) if not w else all(visible(q, q - w + 1) for q in (w, FAR))
+    if not plain or (w and any(visible(q, q - w) for q in (w, FAR))):
         return f"its masks are neither causal nor windows of {w or None}"
     return w
 

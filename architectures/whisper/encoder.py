@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Pair, Step, nn
-from ostro.config import MAX_SIZE as LIMIT
-from ostro.config import ModelConfig
+from ostro.config import ModelConfig, check_sizes
 from ostro.errors import ConfigError
 
 EPS = 1e-5
@@ -50,12 +49,11 @@ class EncoderConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        for name in (
+        check_sizes(
+            self,
             "num_mel_bins d_model encoder_layers encoder_attention_heads encoder_ffn_dim "
-            "max_source_positions"
-        ).split():
-            if not 0 < getattr(self, name) < LIMIT:
-                raise ConfigError(f"{name}={getattr(self, name)} is not within 1..{LIMIT - 1}")
+            "max_source_positions",
+        )
         if self.d_model % self.encoder_attention_heads:
             raise ConfigError(
                 f"d_model={self.d_model} is not a multiple of "

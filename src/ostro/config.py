@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ostro.core.config import LIMIT as MAX_SIZE
 from ostro.core.config import (
+    MAX_EXPERTS,
+    MAX_SIZE,
     ModelConfig,
     TextConfig,
     WindowConfig,
@@ -15,6 +16,7 @@ from ostro.core.config import (
 from ostro.core.config import typed as check_type
 
 __all__ = [
+    "MAX_EXPERTS",
     "MAX_SIZE",
     "ModelConfig",
     "TextConfig",
