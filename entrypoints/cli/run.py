@@ -6,15 +6,14 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import AdapterError, ContextLengthExceeded, OstroError, UsageError
 from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, parse_settings
+from ostro.entrypoints.cli.progress import progress
 
 if TYPE_CHECKING:
-    from ostro.core.load.weights import Progress
     from ostro.core.media import Prompt
     from ostro.entrypoints.local_model import LocalModel, Piece
 
@@ -134,22 +133,6 @@ def user_message(args: argparse.Namespace) -> dict[str, Any]:
     if not media:
         return message("user", args.input)
     return {"role": "user", "content": [*media, {"type": "text", "text": args.input}]}
-
-
-@contextmanager
-def progress() -> Iterator[Progress | None]:
-    """A progress bar for reading weights; None without a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("loading"), BarColumn(), DownloadColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def message(role: str, text: str) -> dict[str, Any]:
