@@ -75,15 +75,15 @@ def arrange(
         role = message.get("role")
         if not (isinstance(role, str) and ROLE.fullmatch(role)):
             raise RequestError(f"{place}.role {role!r:.60} is not a valid role", param="messages")
-        fields = {k: x for k, x in message.items() if x is not None or k == "content"}
+        fields = present(message)
         if role == "developer" and not features.developer:
             fields["role"] = "system"
         calls = fields.get("tool_calls")
-        if "content" in fields:
-            # Beside tool calls clients send either "" or null. Some templates write the calls for
-            # null only.
-            content = None if calls and fields["content"] in ("", []) else fields["content"]
-            fields["content"] = _content(content, features, place)
+        # Beside tool calls clients send "", null or no content. Some templates write the calls for
+        # null only, others concatenate the content.
+        content = fields.get("content")
+        content = None if calls and content in ("", []) else content
+        fields["content"] = _content(content, features, place)
         reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
         if reasoning is not None:
             fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}

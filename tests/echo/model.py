@@ -17,8 +17,8 @@ START, END = "<|im_start|>", "<|im_end|>"
 START_ID, END_ID = 256, 257
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>"
+    "{{ message.role + '\n' + message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking %}<think>{% endif %}{% endif %}"
 )

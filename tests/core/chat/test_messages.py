@@ -33,6 +33,19 @@ class TestMessages:
         message = {"role": "assistant", "content": "", "reasoning": "hm"}
         assert ChatTemplate(source, tokens={}).render([message]) == "hmhm"
 
+    @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+    def test_a_message_of_tool_calls_has_content_for_every_template(
+        self, content: dict[str, Any]
+    ) -> None:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        messages = [{"role": "assistant", "tool_calls": [call], **content}]
+        for source, expected in (
+            ("{{ '<' + messages[0]['content'] + '>' }}", "<>"),
+            ("{{ messages[0].content is none }}", "True"),
+            ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}.", "."),
+        ):
+            assert ChatTemplate(source, tokens={}).render(messages) == expected
+
     def test_developer_is_system_to_templates_that_do_not_know_it(self) -> None:
         message = [{"role": "developer", "content": ""}]
         assert ChatTemplate("{{ messages[0].role }}", tokens={}).render(message) == "system"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import inspect
 
 from ostro.core.pipeline import AdapterChoice, StreamOptions, parse
+from ostro.entrypoints import http
 from ostro.entrypoints.http.admin import LoadRequest, UnloadRequest
 from ostro.entrypoints.http.images import ImageRequest
 from ostro.entrypoints.http.speech import SpeechRequest
@@ -31,6 +35,40 @@ NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     ContentPart: {"type": "text"},
     Message: {"role": "user"},
 }
+
+
+def request_types() -> set[type[msgspec.Struct]]:
+    """The types that the modules of the routes and the text pipeline pass to `parse`."""
+    from ostro.plugins.pipelines.text import schema
+
+    folder = Path(http.__path__[0])
+    names = [f"{http.__name__}.{file.stem}" for file in sorted(folder.glob("*.py"))]
+    modules = [schema, *(importlib.import_module(name) for name in names)]
+    structs = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, msgspec.Struct)
+        if value.__module__ == module.__name__ and value not in NESTED
+    }
+    return {kind for kind in structs if not kind.__subclasses__()}
+
+
+def test_every_type_of_a_route_is_listed_here() -> None:
+    assert request_types() == REQUESTS.keys()
+
+
+def test_every_type_inside_of_a_request_is_listed_here() -> None:
+    def structs(info: Any) -> set[type[msgspec.Struct]]:
+        if isinstance(info, inspect.StructType):
+            inner = [structs(field.type) for field in info.fields]
+            return {info.cls}.union(*inner)
+        parts = [getattr(info, name, ()) for name in ("types", "item_type", "value_type")]
+        flat = [part for each in parts for part in (each if isinstance(each, tuple) else (each,))]
+        return set[type[msgspec.Struct]]().union(*map(structs, flat))
+
+    found = set[type[msgspec.Struct]]().union(*(structs(inspect.type_info(k)) for k in REQUESTS))
+    assert found - REQUESTS.keys() == NESTED.keys()
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
@@ -98,6 +136,20 @@ def test_null_in_messages_and_options(server: Any) -> None:
     assert '"default": null' in texts[0]
     events = server.events("/v1/chat/completions", **given)
     assert not any(event.get("usage") for event in events)
+
+
+def test_tool_calls_without_content_reach_a_template_that_reads_content(server: Any) -> None:
+    """OpenAI's clients send null beside tool calls, and langchain leaves the field out."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = {"role": "assistant", "tool_calls": [call]}
+    for content in ({}, {"content": None}, {"content": ""}):
+        messages = [
+            {"role": "user", "content": "hi"},
+            {**turn, **content},
+            {"role": "tool", "tool_call_id": "1", "content": "42"},
+        ]
+        response = server.post("/v1/chat/completions", messages=messages)
+        assert response.status_code == 200, response.text
 
 
 def test_null_scale_of_an_adapter() -> None:
