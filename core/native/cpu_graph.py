@@ -68,6 +68,11 @@ class RecordOperations(TorchDispatchMode):
         self.retained: dict[int, Tensor] = {}
         self.bytes_left = MAX_BYTES
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import torch._dynamo at the first operation: as long as all of torch takes.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 import torch
-import triton
 
 
 class Tiles(NamedTuple):
@@ -75,6 +74,8 @@ TAILS = {("sm_90", False, 1): Tiles(16, 32, 4, 4)}
 
 def target_family() -> str:
     """The key of the current GPU in TILES."""
+    import triton  # here: programs on the CPU import this module, and Triton takes 0.4 s
+
     if triton.knobs.runtime.interpret:
         return "interpreter"
     target = triton.runtime.driver.active.get_current_target()
