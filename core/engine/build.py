@@ -86,12 +86,9 @@ def build_engine(
     loaded.explain += [describe(choice) for choice in sampler.choices]
     asynchronous = device.type == "cuda" or settings.replay
     segments = loaded.placement.segments(settings.replay) if asynchronous else None
-    if asynchronous:
-        captured = seqs
-    elif loaded.placement.transfers is None:
-        captured = min(seqs, MAX_CPU_GRAPH_ROWS)
-    else:
-        captured = 0  # a CPU graph does not capture the layers of other devices
+    # A CPU graph does not capture the layers of other devices.
+    graph_rows = min(seqs, MAX_CPU_GRAPH_ROWS) if loaded.placement.transfers is None else 0
+    captured = seqs if asynchronous else graph_rows
     block_manager = BlockManager(groups, block)
     context = block_manager.max_length(loaded.context, rows)
     runner = ModelRunner(
@@ -213,17 +210,18 @@ def cache_identity(loaded: LoadedModel, settings: Settings) -> str:
     return f"{loaded.identity} {settings.kv_dtype}"
 
 
-def make_ready(engine: Engine, loaded: LoadedModel) -> None:
+def make_ready(engine: Engine, loaded: LoadedModel, *, lazily: bool = False) -> None:
     """Check that the logits of a model are finite, and capture its decode steps.
 
-    Raises CheckpointError for NaN or Inf: the weights are damaged, or float16 is too narrow.
+    With `lazily`, the CPU captures each size of step when it first occurs. Raises CheckpointError
+    for NaN or Inf: the weights are damaged, or float16 is too narrow.
     """
     check_finite(engine.runner.logits([probe_token(engine)]), loaded)
     with torch.inference_mode():
-        engine.runner.capture()
+        engine.runner.capture(lazily=lazily and engine.lag == 0)
     if engine.runner.segments is not None:
         loaded.explain += engine.runner.segments.describe()
-    elif engine.runner.sizes and not engine.runner.buckets:
+    elif engine.runner.sizes and not engine.runner.buckets and not engine.runner.uncaptured:
         reason = engine.runner.graphs.refused
         loaded.explain.append(f"decode steps: not captured: {reason}")
 

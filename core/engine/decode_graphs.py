@@ -99,7 +99,8 @@ class DecodeBucket:
         self.positions[:, :n] = self.runner.int64(flat).view(axes, n)
         if self.step.mixture is not None:
             self.step.mixture.zero_()
-            self.step.mixture[:n] = self.runner.int32(self.runner.mixture_rows(chunks))
+            mixtures = self.runner.mixture_rows(chunks)
+            self.step.mixture[:n] = to_device(mixtures, torch.int32, self.runner.device)
         batches = self.runner.attention_metadata(chunks)
         for batch, fixed in zip(batches, self.batches, strict=True):
             fixed.table.zero_()

@@ -79,6 +79,7 @@ class ModelRunner:
         self.adapter_pool = adapter_pool
         self.buckets: dict[int, DecodeBucket] = {}
         self.mixed_buckets: dict[int, DecodeBucket] = {}
+        self.uncaptured = set[int]()  # sizes in `buckets` that are captured at their first step
         self.captured_changes = 0  # `AdapterPool.changes` when `mixed_buckets` were captured
         if not captured or not self.can_capture:
             self.sizes = []
@@ -89,20 +90,21 @@ class ModelRunner:
         return self.segments is None or bool(self.segments.captured)
 
     @names_modules
-    def capture(self) -> None:
-        """Capture the buckets of steps without adapters.
+    def capture(self, *, lazily: bool = False) -> None:
+        """Capture the buckets of steps without adapters; with `lazily` each one at its first step.
 
         Buckets with adapters are captured at the first such step: many servers never need them.
         """
-        self.buckets, self.mixed_buckets = self.capture_all(mixed=False), {}
+        self.uncaptured = set(self.sizes) if lazily else set()
+        self.buckets, self.mixed_buckets = {} if lazily else self.capture_all(self.sizes), {}
 
-    def capture_all(self, mixed: bool) -> dict[int, DecodeBucket]:
-        """Capture buckets of all sizes; a size that cannot be captured has none and runs eagerly.
+    def capture_all(self, sizes: Sequence[int], mixed: bool = False) -> dict[int, DecodeBucket]:
+        """Capture buckets of these sizes; one that cannot be captured is absent and runs eagerly.
 
         The largest comes first, so that the smaller ones fit into its memory.
         """
         buckets: dict[int, DecodeBucket] = {}
-        for size in reversed(self.sizes):
+        for size in reversed(sizes):
             bucket = DecodeBucket(self, size, mixed=mixed)
             if self.poisons or not self.graphs.refused:
                 buckets[size] = bucket
@@ -120,7 +122,7 @@ class ModelRunner:
             # Outdated graphs must never run, not even if this capture raises. The old ones are
             # dropped first, which also frees their memory for the new ones.
             self.mixed_buckets = {}
-            self.mixed_buckets = self.capture_all(mixed=True)
+            self.mixed_buckets = self.capture_all(self.sizes, mixed=True)
             self.captured_changes = self.adapter_pool.changes
         return self.mixed_buckets
 
@@ -339,9 +341,12 @@ class ModelRunner:
         if not plan.decodes or any(wants_prompt(c) or has_features(c) for c in plan.chunks):
             return None
         rows, mixed = len(plan.chunks), any(self.mixture_rows(plan.chunks))
-        buckets = self.buckets_for(mixed).values()
-        # Reversed: buckets are in the order of their capture, the largest first.
-        return next((b for b in reversed(buckets) if b.size >= rows), None)
+        size = next((size for size in self.sizes if size >= rows), 0)
+        if not mixed and size in self.uncaptured:
+            self.uncaptured.remove(size)
+            self.buckets |= self.capture_all([size])
+        buckets = self.buckets_for(mixed)
+        return buckets[min(fits)] if (fits := [n for n in buckets if n >= rows]) else None
 
     def compute_scalings(self, chunks: Sequence[Chunk]) -> None:
         """Write the scalings of X-LoRA rows to the mixture table, all on the device.
@@ -458,9 +463,6 @@ class ModelRunner:
             for i, layer in enumerate(group.layers):
                 views[layer] = group.kind.view(i, batch)
         return views
-
-    def int32(self, values: Sequence[object]) -> Tensor:
-        return to_device(values, torch.int32, self.device)
 
     def int64(self, values: Sequence[int]) -> Tensor:
         return to_device(values, torch.int64, self.device)

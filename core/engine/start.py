@@ -66,7 +66,8 @@ def open_engine(
         plugins.hook.ostro_model_loaded(model=loaded)
         report("warming up", 0, 0)
         if entry.tokens is not None:
-            make_ready(entry.tokens, loaded)
+            # Only a capture shows whether steps can be captured, which --explain prints.
+            make_ready(entry.tokens, loaded, lazily=not (warm or model.settings.explain))
             if warm:
                 warm_up(entry.tokens)
         if entry.reader is not None:

@@ -161,6 +161,25 @@ def test_mixed_buckets_are_captured_at_the_first_mixed_step_and_after_a_change()
     assert made.bucket(StepPlan([row])) is not first
 
 
+def test_lazy_buckets_are_captured_at_the_first_step_of_their_size() -> None:
+    made = runner(replay=True)
+    made.capture(lazily=True)
+    rows = [decode(row, [3], 2) for row in range(4)]
+    assert not made.buckets and made.uncaptured == {1, 2, 4}
+    largest = made.bucket(StepPlan(rows))
+    assert largest is made.buckets[4] and made.uncaptured == {1, 2}
+    assert made.bucket(StepPlan(rows[:1])) is made.buckets[1] is not largest
+    assert made.bucket(StepPlan(rows[:3])) is largest and made.uncaptured == {2}
+
+
+def test_a_lazy_bucket_that_cannot_be_captured_is_tried_once() -> None:
+    made = runner()
+    made.capture(lazily=True)
+    row = decode(0, [3], 2)
+    assert made.bucket(StepPlan([row])) is None is made.bucket(StepPlan([row]))
+    assert made.uncaptured == {2, 4} and "numbers" in made.graphs.refused
+
+
 def test_tables_are_as_wide_as_the_context_and_the_longest_medium() -> None:
     made = runner_of(SumModel(), sum_pages(16), cross(8, length=10), context=CONTEXT)
     widths = [batch.table.shape[1] for batch in DecodeBucket(made, 2).batches]
