@@ -14,7 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ostro import __version__
-from ostro.core.errors import OstroError, PluginError
+from ostro.core.errors import OstroError, PluginError, nearest
+from ostro.entrypoints.cli.examples import EXAMPLES
+from ostro.entrypoints.cli.parser import Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,14 +67,18 @@ def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
     parser = argparse.ArgumentParser(
         prog="ostro",
         description="A model zoo made of plugins, and the engine that serves it.",
-        epilog="ostro COMMAND --help lists the options of a command. --debug prints tracebacks.",
+        epilog="ostro COMMAND --help describes a command, with examples. --debug prints tracebacks.",
     )
     parser.add_argument("--version", action="version", version=f"ostro {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser
+    )
     requested = next((word for word in argv if not word.startswith("-")), None)
     run: Any = None
     for name, text in COMMANDS.items():
-        command = subparsers.add_parser(name, help=text, description=text)
+        command = subparsers.add_parser(
+            name, help=text, description=text, examples=EXAMPLES.get(name, ())
+        )
         if name == requested:
             module = import_module(f"{__name__}.{name}")
             module.add_arguments(command)
@@ -80,7 +86,9 @@ def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
     if requested not in COMMANDS and (
         requested is not None or not argv or "-h" in argv or "--help" in argv
     ):
-        run = add_plugin_commands(subparsers, requested) or run
+        run = add_plugin_commands(subparsers, requested)
+        if requested and run is None:
+            parser.error(f"unknown command {requested!r}{nearest(requested, subparsers.choices)}")
     return parser, run
 
 

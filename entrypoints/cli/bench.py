@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
 from ostro.core.records import STARTER, Settings
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.engine.engine import Engine
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_reference(parser)
     add_model_options(parser)
     add = parser.add_argument_group("bench").add_argument
     add(

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    add_reference(parser)
     add_model_options(parser)
     add = parser.add_argument_group("image").add_argument
     add("prompt", metavar="PROMPT", help="description of the image")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +19,7 @@ SUFFIXES = (".npy", ".safetensors", ".jsonl")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    parser.add_argument("first", nargs="?", metavar="REF", help="model, unless -m names it")
     add_model_options(parser)
     add = parser.add_argument_group("texts").add_argument
     add("texts", nargs="*", metavar="TEXT", help="text to embed")
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ostro.entrypoints.python import open_model
 
-    texts = read_texts(args.texts, args.file)
+    texts = read_texts(take_model(args, [args.first, *args.texts]), args.file)
     if args.output is not None and args.output.suffix not in SUFFIXES:
         raise UsageError(
             f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one tensor of each format."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_reference(parser)
     add_model_options(parser)
 
 

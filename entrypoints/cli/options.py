@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ostro.core.errors import UsageError
 from ostro.core.records import STARTER, Settings
@@ -20,6 +22,40 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add_debug_options(parser.add_argument_group("debugging"))
 
 
+class OneModel(argparse.Action):
+    """The action of REF and of -m, which name the same model: one of them is allowed."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, found: argparse.Namespace, value: Any, *_: Any
+    ) -> None:
+        if found.model is not None:
+            parser.error(f"expected one model, got {found.model} and {value}; remove one")
+        found.model = value
+
+
+def add_reference(parser: argparse.ArgumentParser) -> None:
+    """Declare the positional REF, which names the model like -m."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="REF",
+        action=OneModel,
+        default=argparse.SUPPRESS,
+        help="model, as with -m",
+    )
+
+
+def take_model(args: argparse.Namespace, words: Sequence[str | None]) -> list[str]:
+    """Set the model to the first positional unless -m names it; returns the others.
+
+    For commands with further positionals. `words` are all positionals, None for absent ones.
+    """
+    given = [word for word in words if word is not None]
+    if args.model is None and given:
+        args.model, *given = given
+    return given
+
+
 def add_source_options(group: argparse._ArgumentGroup) -> None:
     """Declare the options that select a model and its files."""
     add = group.add_argument
@@ -27,7 +63,8 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         "-m",
         "--model",
         metavar="REF",
-        help="folder, .gguf file or org/name[@revision][:file] (default: the starter model)",
+        action=OneModel,
+        help="folder, .gguf file, org/name[@revision][:file] or alias (default: the starter)",
     )
     add("--name", metavar="NAME", help="name of the model (default: from its folder or file)")
     add("--arch", metavar="NAME", help="architecture, if the checkpoint does not state it")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a text. --quant accepts several formats (q8_0,q4k), or all. Without --quant and "
         "--topology, -m is compared with --reference."
     )
+    add_reference(parser)
     add_model_options(parser)
     add = parser.add_argument_group("quality").add_argument
     add("--reference", metavar="REF", help="model to compare with (default: -m as stored)")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_reference(parser)
     add_model_options(parser)
     add = parser.add_argument_group("output").add_argument
     add("--to", required=True, metavar="CONTAINER", help="file format to write: gguf or uqff")

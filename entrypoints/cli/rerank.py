@@ -6,12 +6,14 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.embed import read_texts
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    parser.add_argument("first", nargs="?", metavar="REF", help="model, unless -m names it")
     add_model_options(parser)
     add = parser.add_argument_group("texts").add_argument
     add("query", metavar="QUERY", help="query to rank the documents by")
@@ -29,9 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
 
-    documents = read_texts(args.documents, args.file)
+    words = take_model(args, [args.first, args.query, *args.documents])
+    if not words:
+        raise UsageError(f"no query; with the model {args.model}, add QUERY")
+    query, documents = words[0], read_texts(words[1:], args.file)
     with open_model(replace(parse_settings(args), task="rerank"), args.plugin) as model:
-        ranked = model.rerank(args.query, documents)
+        ranked = model.rerank(query, documents)
     for item in ranked[: args.top]:
         print(f"{item.score:.4f}\t{item.index}\t{documents[item.index]}")
     return 0

@@ -18,7 +18,12 @@ from ostro.entrypoints.cli.chat.session import (
     sampling,
     scale_of,
 )
-from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, parse_settings
+from ostro.entrypoints.cli.options import (
+    add_adapter_options,
+    add_model_options,
+    add_reference,
+    parse_settings,
+)
 from ostro.entrypoints.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    add_reference(parser)
     add_model_options(parser)
     add_adapter_options(parser)
     add = parser.add_argument_group("chat").add_argument

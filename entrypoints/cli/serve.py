@@ -6,11 +6,19 @@ import argparse
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, parse_settings
+from ostro.entrypoints.cli.options import (
+    add_adapter_options,
+    add_model_options,
+    parse_settings,
+    take_model,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    parser.add_argument(
+        "models", nargs="*", metavar="REF", help="models: the first as with -m, others as --also"
+    )
     add_model_options(parser)
     add_adapter_options(parser)
     group = parser.add_argument_group("server")
@@ -92,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.hang_timeout > 0:
         raise UsageError(f"--hang-timeout {args.hang_timeout}: expected a positive number")
+    further = take_model(args, args.models)
     return serve(
         parse_settings(args),
         host=args.host,
@@ -102,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         drain_timeout=args.drain_timeout,
         hang_timeout=args.hang_timeout,
         restart=args.restart,
-        also=args.also,
+        also=[*further, *args.also],
         admin_key=admin_key(args),
         access_log=args.access_log,
         plugin_paths=args.plugin,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 SUFFIXES = (".wav", ".flac", ".mp3", ".opus", ".pcm")
 OPTIONS = ("voice", "seed", "temperature", "top_p", "guidance", "max_seconds")
@@ -18,6 +18,7 @@ OPTIONS = ("voice", "seed", "temperature", "top_p", "guidance", "max_seconds")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    add_reference(parser)
     add_model_options(parser)
     add = parser.add_argument_group("speech").add_argument
     add("text", metavar="TEXT", help="text to speak; - is standard input")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, parse_settings
+from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
 
 FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
 FORMS = {".json": "verbose_json", ".srt": "srt", ".txt": "text", ".vtt": "vtt"}
@@ -17,9 +17,10 @@ FORMS = {".json": "verbose_json", ".srt": "srt", ".txt": "text", ".vtt": "vtt"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    parser.add_argument("first", nargs="?", metavar="REF", help="model, unless -m names it")
     add_model_options(parser)
     add = parser.add_argument_group("audio").add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="audio file: WAV, FLAC, OGG or MP3")
+    add("files", nargs="+", metavar="FILE", help="audio file: WAV, FLAC, OGG or MP3")
     add(
         "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
     )
@@ -51,9 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
 
-    if args.output is not None and len(args.files) > 1:
+    files = [Path(word) for word in take_model(args, [args.first, *args.files])]
+    if not files:
+        raise UsageError(f"no audio file; with the model {args.model}, add FILE")
+    if args.output is not None and len(files) > 1:
         raise UsageError("--output supports one FILE; remove it, or give one FILE")
-    if missing := [str(file) for file in args.files if not file.is_file()]:
+    if missing := [str(file) for file in files if not file.is_file()]:
         raise UsageError(f"no such file: {', '.join(missing)}")
     form = args.format or FORMS.get(args.output.suffix if args.output else "", "text")
     options = {
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         "follow": args.follow,
     }
     with open_model(replace(parse_settings(args), task="transcribe"), args.plugin) as model:
-        for file in args.files:
+        for file in files:
             text = model.transcribe(file, **options).format(form)
             if args.output is not None:
                 args.output.write_text(text, encoding="utf-8")

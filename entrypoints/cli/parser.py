@@ -1,0 +1,97 @@
+"""The parser of a command: help in two tiers, examples, and the nearest name after a typo."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from ostro.core.errors import nearest
+
+ADVANCED = frozenset(
+    """
+    --access-log --adapter-memory --adapter-resolvers --adapter-slots --admin-key --admin-key-file
+    --allow-config --allow-host --api-key-file --arch --chat-template --cors-origin --deterministic
+    --drain-timeout --dtype --dummy-weights --exact --explain --follow --hang-timeout --importance
+    --kv-dtype --logprobs --max-adapter-rank --max-adapters --memory --min-p --no-prefix-cache
+    --placement --plugin --replay --repetition-penalty --restart --revision --shared-prefix --task
+    --threads --token-source --tokenizer --topology --with-adapters --with-rank
+    """.split()
+)
+"""Options that --help omits and --help-all lists, in every command."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A command's parser. `--help` omits the options in `ADVANCED`, `--help-all` lists all.
+
+    examples: command lines for the end of the help.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.examples = tuple(examples)
+        self.add_argument("--help-all", action=HelpAll, help="list all options and exit")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse a command. Unknown words are reported here, with the usage of the command.
+
+        A list of positionals may have options in between, which argparse itself does not accept.
+        """
+        found, rest = super().parse_known_args(args, namespace)
+        last = next((a for a in reversed(self._actions) if not a.option_strings), None)
+        if rest and last and last.nargs in ("*", "+") and not any(w[:1] == "-" for w in rest):
+            make = last.type if callable(last.type) else str
+            setattr(found, last.dest, [*getattr(found, last.dest), *map(make, rest)])
+            rest = []
+        if rest:
+            self.fail_unknown(rest)
+        return found, rest
+
+    def fail_unknown(self, words: Sequence[str]) -> NoReturn:
+        """Report the first unknown option, or else the first word that is too many."""
+        word = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
+        if not word.startswith("-"):
+            self.error(f"unexpected argument {word!r}")
+        known = [name for action in self._actions for name in action.option_strings]
+        self.error(f"unknown option {word}{nearest(word, known)}")
+
+    def format_usage(self) -> str:
+        return self.usage_formatter().format_help()
+
+    def format_help(self) -> str:
+        return self.help_text(ADVANCED)
+
+    def help_text(self, hidden: Iterable[str]) -> str:
+        """The help without the hidden options."""
+        omitted = [action for action in self._actions if {*action.option_strings} & {*hidden}]
+        formatter = self.usage_formatter()
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(a for a in group._group_actions if a not in omitted)
+            formatter.end_section()
+        more = f"--help-all lists {len(omitted)} more options." if omitted else None
+        formatter.add_text(more)
+        formatter.add_text(self.epilog)
+        lines = "".join(f"  {line}\n" for line in self.examples)
+        return formatter.format_help() + (f"\nexamples:\n{lines}" if lines else "")
+
+    def usage_formatter(self) -> argparse.HelpFormatter:
+        """A formatter that holds the usage: the positionals and the required options."""
+        formatter = self.formatter_class(prog=f"{self.prog} [options]")
+        shown = [each for each in self._actions if each.required or not each.option_strings]
+        formatter.add_usage(self.usage, shown, [])
+        return formatter
+
+
+class HelpAll(argparse.Action):
+    """The action of --help-all."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, 0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.help_text(()), end="")
+        parser.exit()
