@@ -67,7 +67,7 @@ def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
     parser = argparse.ArgumentParser(
         prog="ostro",
         description="A model zoo made of plugins, and the engine that serves it.",
-        epilog="ostro COMMAND --help describes a command, with examples. --debug prints tracebacks.",
+        epilog="ostro COMMAND --help describes a command. --debug prints tracebacks.",
     )
     parser.add_argument("--version", action="version", version=f"ostro {__version__}")
     subparsers = parser.add_subparsers(

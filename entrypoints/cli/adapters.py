@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import OstroError
-from ostro.entrypoints.cli.options import parse_settings
+from ostro.entrypoints.cli.options import OneModel, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
@@ -52,13 +52,20 @@ class Checked:
 def add_base_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that select the base model of adapters."""
     add = parser.add_argument
-    add("-m", "--model", metavar="REF", help="base model: folder or org/name[@revision]")
-    add("--arch", metavar="NAME", help="architecture, if the checkpoint does not state it")
-    add("--revision", metavar="REV", help="branch, tag or commit on the hub")
+    add(
+        "-m",
+        "--model",
+        metavar="REF",
+        action=OneModel,
+        help="base model: folder, org/name[@revision] or alias (default: none)",
+    )
+    add("--arch", metavar="NAME", help="architecture (default: as the checkpoint states)")
+    add("--revision", metavar="REV", help="branch, tag or commit on the hub (default: main)")
     add(
         "--token-source",
         metavar="SRC",
-        help="where to read the hub's access token: env:NAME, file:PATH, cache or none",
+        help="where to read the hub's access token: env:NAME, file:PATH, cache or none "
+        "(default: cache, as `hf auth login` wrote it)",
     )
     add("--offline", action="store_true", help="use cached files only, never contact the hub")
     add(

@@ -56,9 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--prompts",
         metavar="FILE",
-        help="read prompts from FILE: one a line, or JSON lines with a field 'prompt'",
+        help="read prompts from FILE: one a line, or JSON lines with a field 'prompt' "
+        "(default: random tokens)",
     )
-    add("--with-adapters", type=int, metavar="N", help="measure the cost of N random adapters")
+    add(
+        "--with-adapters",
+        type=int,
+        metavar="N",
+        help="measure the cost of N random adapters (default: no adapters)",
+    )
     add(
         "--with-rank",
         type=int,
@@ -67,8 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rank of these adapters (default: 16)",
     )
     add("--no-prefix-cache", action="store_true", help="disable the prefix cache")
-    add("--url", metavar="URL", help="measure the server at URL; -m is the name of a model there")
-    add("--api-key", metavar="KEY", help="API key for --url")
+    add(
+        "--url",
+        metavar="URL",
+        help="measure the server at URL; -m is the name of a model there (default: a local model)",
+    )
+    add("--api-key", metavar="KEY", help="API key for --url (default: none)")
     add("--json", action="store_true", help="print JSON")
 
 

@@ -30,32 +30,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"file to write ({', '.join(SUFFIXES)})",
     )
-    add("--size", metavar="WxH", help="size in pixels, such as 1024x1024")
-    add("--steps", type=int, metavar="N", help="number of denoising steps")
+    add("--size", metavar="WxH", help="size in pixels, such as 1024x1024 (default: the model's)")
+    add("--steps", type=int, metavar="N", help="number of denoising steps (default: the model's)")
     add(
         "--guidance",
         type=float,
         metavar="G",
-        help="guidance scale: higher values follow the prompt more closely",
+        help="guidance scale: higher values follow the prompt more closely (default: the model's)",
     )
-    add("--seed", type=int, metavar="N", help="random seed")
+    add("--seed", type=int, metavar="N", help="random seed (default: random)")
     add(
         "-n",
         "--count",
         type=int,
         default=1,
         metavar="N",
-        help="number of images; several are written to FILE-1, FILE-2",
+        help="number of images; several are written to FILE-1, FILE-2 (default: 1)",
     )
     add(
         "--previews",
         type=int,
         default=0,
         metavar="N",
-        help="number of previews to write to FILE on the way",
+        help="number of previews to write to FILE on the way (default: 0)",
     )
-    add("--image", type=Path, metavar="FILE", help="image to start from")
-    add("--strength", type=float, metavar="S", help="how much to change --image, from 0 to 1")
+    add("--image", type=Path, metavar="FILE", help="image to start from (default: noise)")
+    add(
+        "--strength",
+        type=float,
+        metavar="S",
+        help="how much to change --image, from 0 to 1 (default: the model's)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

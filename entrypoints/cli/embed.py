@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--file",
         type=Path,
         metavar="FILE",
-        help="read texts from FILE, one a line; - is standard input",
+        help="read texts from FILE, one a line; - is standard input (default: TEXT)",
     )
     add(
         "-o",
@@ -37,8 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"file to write ({', '.join(SUFFIXES)}; default: standard output)",
     )
-    add("--prompt", metavar="NAME", help="prepend this prompt of the model's config to every text")
-    add("--dimensions", type=int, metavar="N", help="truncate to N dimensions and re-normalise")
+    add(
+        "--prompt",
+        metavar="NAME",
+        help="prepend this prompt of the model's config to every text (default: none)",
+    )
+    add(
+        "--dimensions",
+        type=int,
+        metavar="N",
+        help="truncate to N dimensions and re-normalise (default: all)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

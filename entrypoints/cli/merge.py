@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.adapters import add_base_options
-from ostro.entrypoints.cli.options import parse_settings
+from ostro.entrypoints.cli.options import add_reference, parse_settings
 from ostro.entrypoints.cli.quantize import WriteProgress
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Merge adapters into the weights of a model and write the result as float safetensors."
     )
+    add_reference(parser)
     add_base_options(parser)
     add = parser.add_argument
     add(

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reference", nargs="?", metavar="PATTERN", help="classes to list, or the model to explain"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--into", metavar="FILE", help="write the catalogue to this file")
+    parser.add_argument(
+        "--into", metavar="FILE", help="write the catalogue to this file (default: print a table)"
+    )
     add_model_options(parser)
 
 

@@ -67,15 +67,18 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         help="folder, .gguf file, org/name[@revision][:file] or alias (default: the starter)",
     )
     add("--name", metavar="NAME", help="name of the model (default: from its folder or file)")
-    add("--arch", metavar="NAME", help="architecture, if the checkpoint does not state it")
-    add("--task", metavar="NAME", help="task, if the architecture supports several")
-    add("--tokenizer", metavar="PATH", help="load the tokenizer from PATH")
-    add("--chat-template", metavar="FILE", help="load the chat template from FILE")
-    add("--revision", metavar="REV", help="branch, tag or commit on the hub")
+    add("--arch", metavar="NAME", help="architecture (default: as the checkpoint states)")
+    add("--task", metavar="NAME", help="task of the model (default: all that it supports)")
+    add(
+        "--tokenizer", metavar="PATH", help="folder or file of the tokenizer (default: the model's)"
+    )
+    add("--chat-template", metavar="FILE", help="file of the chat template (default: the model's)")
+    add("--revision", metavar="REV", help="branch, tag or commit on the hub (default: main)")
     add(
         "--token-source",
         metavar="SRC",
-        help="where to read the hub's access token: env:NAME, file:PATH, cache or none",
+        help="where to read the hub's access token: env:NAME, file:PATH, cache or none "
+        "(default: cache, as `hf auth login` wrote it)",
     )
     add("--offline", action="store_true", help="use cached files only, never contact the hub")
     add(
@@ -97,7 +100,7 @@ def add_weight_options(group: argparse._ArgumentGroup) -> None:
         "--placement",
         metavar="RULES",
         help="device by module: auto, auto:SIZE, 'PATTERN = cpu, PATTERN = rest', or a TOML file "
-        "of such pairs; rest offloads to host memory",
+        "of such pairs; rest offloads to host memory (default: all on --device)",
     )
     either(
         "--offload",
@@ -109,14 +112,20 @@ def add_weight_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--quant",
         metavar="FORMAT",
-        help="quantize at load: a format (q4k, afq4), bits (4), or a budget (4.5bpw, 6GB)",
+        help="quantize at load: a format (q4k, afq4), bits (4), or a budget (4.5bpw, 6GB) "
+        "(default: as stored)",
     )
     add(
         "--topology",
         metavar="RULES",
-        help="format by module: 'PATTERN = q8_0, PATTERN = float', or a TOML file of such pairs",
+        help="format by module: 'PATTERN = q8_0, PATTERN = float', or a TOML file of such pairs "
+        "(default: --quant for all)",
     )
-    add("--importance", metavar="FILE", help="importance matrix for --quant (.imatrix)")
+    add(
+        "--importance",
+        metavar="FILE",
+        help="importance matrix for --quant, .imatrix (default: none)",
+    )
     add("--exact", action="store_true", help="keep activations in floating point")
 
 
@@ -137,7 +146,12 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"maximum number of sequences in a batch (default: {Settings.max_seqs})",
     )
-    add("--memory", metavar="SIZE", help="memory for the KV cache: 6GB, or a fraction such as 0.5")
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="memory for the KV cache: 6GB, or a fraction of the free memory "
+        "(default: 0.9 on GPUs, 0.25 on CPUs)",
+    )
     add("--kv-dtype", default="auto", metavar="TYPE", help="dtype of the KV cache (default: auto)")
     add(
         "--deterministic",
@@ -160,7 +174,7 @@ def add_debug_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--dummy-weights",
         metavar="SHAPE",
-        help="use random weights of this shape: qwen3-0.6b, llama-8b",
+        help="use random weights of this shape: qwen3-0.6b, llama-8b (default: no)",
     )
     add("--explain", action="store_true", help="print the selected plugins and kernels")
 
@@ -180,7 +194,7 @@ def add_adapter_options(parser: argparse.ArgumentParser) -> None:
         "--adapters",
         dest="adapter_folder",
         metavar="DIR",
-        help="use every subfolder of DIR as an adapter, named after the subfolder",
+        help="use every subfolder of DIR as an adapter, named after the subfolder (default: none)",
     )
     add(
         "--adapter-slots",
@@ -190,7 +204,11 @@ def add_adapter_options(parser: argparse.ArgumentParser) -> None:
         help="device memory for adapters, in adapters of rank 16 "
         f"(default: {Settings.adapter_slots})",
     )
-    add("--adapter-memory", metavar="SIZE", help="host memory for inactive adapters, such as 8GB")
+    add(
+        "--adapter-memory",
+        metavar="SIZE",
+        help="host memory for inactive adapters, such as 4GB (default: 8 GiB)",
+    )
     add(
         "--max-adapters",
         type=int,

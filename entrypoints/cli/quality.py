@@ -37,15 +37,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("quality").add_argument
     add("--reference", metavar="REF", help="model to compare with (default: -m as stored)")
     add("--text", metavar="FILE", help="text to evaluate (default: a text that is part of ostro)")
-    add("--tokens", type=int, metavar="N", help="number of tokens of the text to evaluate")
+    add(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="number of tokens of the text to evaluate (default: all)",
+    )
     add(
         "--json",
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write JSON to FILE, or to standard output",
+        help="write JSON to FILE, or without FILE to standard output (default: a table)",
     )
-    add("--plot", type=Path, metavar="FILE.svg", help="plot KL divergence over bits per weight")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.svg",
+        help="plot KL divergence over bits per weight (default: no plot)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--file",
         type=Path,
         metavar="FILE",
-        help="read documents from FILE, one a line; - is standard input",
+        help="read documents from FILE, one a line; - is standard input (default: TEXT)",
     )
-    add("--top", type=int, metavar="N", help="print the best N only")
+    add("--top", type=int, metavar="N", help="print the best N only (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:

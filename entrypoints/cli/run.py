@@ -36,34 +36,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add_adapter_options(parser)
     add = parser.add_argument_group("chat").add_argument
-    add("-i", "--input", metavar="PROMPT", help="answer this prompt and exit")
+    add("-i", "--input", metavar="PROMPT", help="answer this prompt and exit (default: chat)")
     add("--image", action="append", default=[], metavar="FILE", help="image to attach to -i")
     add("--audio", action="append", default=[], metavar="FILE", help="audio to attach to -i")
     add("--video", action="append", default=[], metavar="FILE", help="video to attach to -i")
     add("--choices", type=int, metavar="N", help="number of answers to -i (default: 1)")
     add("--json", action="store_true", help="print the answers to -i as JSON, one per line")
-    add("--logprobs", type=int, metavar="N", help="with --json: of each token and N alternatives")
+    add(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --json: log-probabilities of each token and N alternatives (default: none)",
+    )
     add(
         "--apply",
         action="append",
         metavar="NAME[=SCALE]",
         help="adapter to apply (default: those of --adapter, with scale 1)",
     )
-    add("--system", metavar="TEXT", help="system message")
+    add("--system", metavar="TEXT", help="system message (default: none)")
     add("--raw", action="store_true", help="complete the text without a chat template")
     add("--think", action=argparse.BooleanOptionalAction, help="enable or disable reasoning")
-    add("-n", "--max-tokens", type=int, metavar="N", help="maximum number of tokens to generate")
-    add("--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy")
-    add("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
-    add("--top-p", type=float, metavar="P", help="sample from the top P of the probability mass")
-    add("--min-p", type=float, metavar="P", help="minimum probability relative to the top token")
+    add(
+        "-n",
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="maximum number of tokens to generate (default: what the context holds)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: the model's)",
+    )
+    add(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="sample from the K most likely tokens (default: the model's)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the top P of the probability mass (default: the model's)",
+    )
+    add(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="minimum probability relative to the top token (default: the model's)",
+    )
     add(
         "--repetition-penalty",
         type=float,
         metavar="R",
-        help="penalty on repeated tokens; 1 is none",
+        help="penalty on repeated tokens; 1 is none (default: the model's)",
     )
-    add("--seed", type=int, metavar="N", help="random seed")
+    add("--seed", type=int, metavar="N", help="random seed (default: random)")
     add(
         "--stop",
         action="append",

@@ -42,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="require this API key; repeat the option for several keys",
     )
-    add("--api-key-file", type=Path, metavar="FILE", help="require an API key of FILE, one a line")
+    add(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="require an API key of FILE, one a line (default: none)",
+    )
     add(
         "--allow-host",
         action="append",
@@ -82,11 +87,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--adapter-root",
         metavar="DIR",
-        help="enable the routes that load adapters; they may load from DIR only",
+        help="enable the routes that load adapters, from DIR only (default: disabled)",
     )
     admin = group.add_mutually_exclusive_group().add_argument
-    admin("--admin-key", metavar="KEY", help="key that may load and unload adapters")
-    admin("--admin-key-file", type=Path, metavar="FILE", help="read the admin key from FILE")
+    admin(
+        "--admin-key",
+        metavar="KEY",
+        help="key that may load and unload adapters (default: none)",
+    )
+    admin(
+        "--admin-key-file",
+        type=Path,
+        metavar="FILE",
+        help="read the admin key from FILE (default: none)",
+    )
     add(
         "--access-log",
         action="store_true",

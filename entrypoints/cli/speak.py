@@ -30,17 +30,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"file to write ({', '.join(SUFFIXES)})",
     )
-    add("--voice", metavar="NAME", help="voice of the model")
-    add("--seed", type=int, metavar="N", help="random seed; the same seed gives the same speech")
-    add("--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy")
-    add("--top-p", type=float, metavar="P", help="sample from the top P of the probability mass")
+    add("--voice", metavar="NAME", help="voice of the model (default: its first)")
+    add(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="random seed; the same seed gives the same speech (default: random)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: the model's)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the top P of the probability mass (default: the model's)",
+    )
     add(
         "--guidance",
         type=float,
         metavar="G",
-        help="guidance scale, at least 1: higher values follow the text more closely",
+        help="guidance scale, at least 1: higher values follow the text more closely "
+        "(default: the model's)",
     )
-    add("--max-seconds", type=float, metavar="S", help="maximum length in seconds")
+    add(
+        "--max-seconds",
+        type=float,
+        metavar="S",
+        help="maximum length in seconds (default: the model's)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

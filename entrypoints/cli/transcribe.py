@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="language of the audio: de, german, ... (default: detect)",
     )
     add("--translate", action="store_true", help="translate to English")
-    add("--prompt", metavar="TEXT", help="text whose style and spelling to follow")
+    add("--prompt", metavar="TEXT", help="text whose style and spelling to follow (default: none)")
     add(
         "--temperature",
         type=float,

@@ -19,22 +19,33 @@ HELP = {
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help="action")
     new, check, blocks, api = (verbs.add_parser(v, help=h, description=h) for v, h in HELP.items())
     new.add_argument("name", metavar="NAME", help="of the architecture or weight format")
-    new.add_argument("--kind", choices=("architecture", "quantizer"), default="architecture")
+    new.add_argument(
+        "--kind",
+        choices=("architecture", "quantizer"),
+        default="architecture",
+        help="what the plugin adds (default: architecture)",
+    )
     new.add_argument(
         "--from",
         dest="reference",
         metavar="REF",
         help="transformers:CLASS, or a folder with config.json and modeling_*.py; it is read, "
-        "never run",
+        "never run (default: a working example)",
     )
     new.add_argument("-o", "--out", metavar="DIR", help="where to (default: ./ostro-arch-NAME)")
     check.add_argument("path", metavar="PATH", help="a wheel, a project, or a plugin's folder")
     check.add_argument("--json", action="store_true", help="print JSON")
-    blocks.add_argument("--into", metavar="FILE", help="put them between the marks of this page")
-    api.add_argument("--into", metavar="FILE", help="write the page to this file")
+    blocks.add_argument(
+        "--into",
+        metavar="FILE",
+        help="put them between the marks of this page (default: print them)",
+    )
+    api.add_argument(
+        "--into", metavar="FILE", help="write the page to this file (default: print it)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -67,14 +65,6 @@ def test_help_lists_every_command(ostro) -> None:
 def test_every_command_has_help(ostro, name: str) -> None:
     ran = ostro(name, "--help")
     assert ran.code == 0 and f"usage: ostro {name}" in ran.out
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_has_help(name: str) -> None:
-    parser = argparse.ArgumentParser()
-    import_module(f"ostro.entrypoints.cli.{name}").add_arguments(parser)
-    for action in parser._actions:
-        assert action.help and "%(" not in action.help, action.option_strings or action.dest
 
 
 def test_the_version_is_printed(ostro) -> None:
