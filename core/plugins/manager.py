@@ -196,8 +196,8 @@ class PluginManager(pluggy.PluginManager):
         found = self.hook.ostro_locate(reference=reference, kind=kind, settings=settings)
         if found is None:
             raise ModelNotFound(
-                f"{kind} {reference!r} not found: it is not a file, a folder or an "
-                f"org/name[@revision][:selector]{self._unused()}"
+                f"{kind} {reference!r} not found: it is not a file, a folder, an alias or "
+                f"an org/name[@revision][:selector]{self._unused()}"
             )
         return cast(Path, found)
 

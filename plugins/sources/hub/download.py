@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -138,6 +138,17 @@ def cached(reference: Reference, kind: str, reason: str) -> Path:
             f"{reference.id} is only partly in the cache (without {listed(lacking)}), and {reason}"
         )
     return folder / selection.target
+
+
+def cached_file(reference: Reference, settings: Settings) -> Path | None:
+    """The cached blob of a reference whose selector is a file, None if it is not cached."""
+    found = try_to_load_from_cache(
+        reference.id,
+        reference.selector or "",
+        cache_dir=constants.HF_HUB_CACHE,
+        revision=reference.revision or settings.revision,
+    )
+    return Path(found).resolve() if isinstance(found, str) else None
 
 
 def explained(reference: Reference, error: Exception) -> ModelNotFound:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,7 @@ from ostro.core.errors import ModelNotFound, PickleRefused, UsageError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.plugins.sources.hub import Reference, parse
+from ostro.plugins.sources.hub.aliases import Alias, aliases
 from ostro.plugins.sources.hub.download import token_from
 
 if TYPE_CHECKING:
@@ -328,3 +332,79 @@ def test_a_listing_that_leads_outside_is_refused(hub: Hub, manager: PluginManage
         hub.models["org/evil"] = {**LLAMA, name: b"{}"}
         with pytest.raises(ModelNotFound, match="unsafe name"):
             manager.locate("org/evil", Settings())
+
+
+@pytest.fixture
+def pinned(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
+    """A function that pins the alias "tiny" to a file of the hub with this content."""
+
+    def pin(content: bytes) -> None:
+        alias = Alias(
+            reference="org/llama-GGUF:llama-Q8_0.gguf",
+            licence="mit",
+            about="",
+            sha256=hashlib.sha256(content).hexdigest(),
+        )
+        monkeypatch.setitem(aliases(), "tiny", alias)
+
+    yield pin
+
+
+def test_an_alias_is_fetched_and_verified(
+    hub: Hub, manager: PluginManager, pinned: Callable[[bytes], None]
+) -> None:
+    pinned(GGUF["llama-Q8_0.gguf"])
+    path = manager.locate("tiny", Settings())
+    assert path.read_bytes() == GGUF["llama-Q8_0.gguf"]
+    assert manager.locate("tiny", Settings(offline=True)) == path
+
+
+def test_a_file_with_another_hash_is_removed(
+    hub: Hub, manager: PluginManager, pinned: Callable[[bytes], None], tmp_path: Path
+) -> None:
+    pinned(b"other")
+    for _ in range(2):
+        with pytest.raises(ModelNotFound, match=r"tiny: the file of .* has sha256 .*; it was rem"):
+            manager.locate("tiny", Settings())
+        assert not any(path.name == "llama-Q8_0.gguf" for path in tmp_path.rglob("*"))
+    with pytest.raises(ModelNotFound, match="in the cache has no"):
+        manager.locate("tiny", Settings(offline=True))
+    assert manager.locate("org/llama-GGUF:llama-Q8_0.gguf", Settings()).exists()
+
+
+def test_a_file_that_changes_on_the_hub_is_verified_again(
+    hub: Hub,
+    manager: PluginManager,
+    pinned: Callable[[bytes], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinned(GGUF["llama-Q8_0.gguf"])
+    manager.locate("tiny", Settings())
+    hub.models["org/llama-GGUF"]["llama-Q8_0.gguf"] = b"GGUF changed"
+    monkeypatch.setattr("tests.plugins.sources.conftest.SHA", "f" * 40)
+    with pytest.raises(ModelNotFound, match="tiny: the file of"):
+        manager.locate("tiny", Settings())
+
+
+def test_a_path_is_preferred_to_an_alias(manager: PluginManager, tmp_path: Path) -> None:
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2/config.json").write_text("{}")
+    assert manager.locate("smollm2", Settings()) == Path("smollm2")
+
+
+def test_the_nearest_alias_is_named(hub: Hub, manager: PluginManager) -> None:
+    with pytest.raises(ModelNotFound, match=r"'smollm' not found; nearest: .*smollm2"):
+        manager.locate("smollm", Settings())
+    with pytest.raises(ModelNotFound, match="not a file, a folder, an alias or an org/name"):
+        manager.locate("xyzzy", Settings())
+    with pytest.raises(ModelNotFound, match="adapter 'smollm2' not found"):
+        manager.locate("smollm2", Settings(), "adapter")
+    assert not hub.asked
+
+
+def test_every_alias_is_a_hub_reference_with_a_licence() -> None:
+    for name, alias in aliases().items():
+        parsed = parse(alias.reference)
+        assert parsed is not None and alias.licence and alias.about
+        assert name == name.lower() and "/" not in name and ":" not in name
+        assert re.fullmatch("[0-9a-f]{64}", alias.sha256) if parsed.selector else not alias.sha256
