@@ -36,13 +36,45 @@ if TYPE_CHECKING:
     from ostro.core.ipc.client import AsyncEngine
 
 
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """The default sampling parameters of a model.
+
+    values   by the names of the fields of `Sampling`; a request replaces each of them
+    sources  the origin of each value: "generation_config.json", "GGUF general.sampling", "fallback"
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def override(self, values: Mapping[str, Any], source: str) -> SamplingDefaults:
+        """The defaults with these values from another source."""
+        sources = {**self.sources, **dict.fromkeys(values, source)}
+        return SamplingDefaults({**self.values, **values}, sources)
+
+    def __str__(self) -> str:
+        """One line, such as "temperature 0.6, top_p 0.9 (generation_config.json)".
+
+        Limits on the candidates are left out at temperature 0, where they have no effect.
+        """
+        greedy = self.values.get("temperature") == 0
+        hidden = ("top_k", "top_p", "min_p", "typical_p") if greedy else ()
+        groups = dict[str, list[str]]()
+        for name, value in self.values.items():
+            if name not in hidden:
+                number = f"{value:g}" if isinstance(value, float) else str(value)
+                groups.setdefault(self.sources[name], []).append(f"{name} {number}")
+        each = [f"{', '.join(values)} ({source})" for source, values in groups.items()]
+        return "; ".join(each) or "temperature 1, all tokens"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedModel:
     """A model on this machine, for pipelines and entry points.
 
     name            the model name in requests
     raw_config      the parsed config.json; for a GGUF file, its header
-    sampling        the fields of `Sampling` in its generation config
+    sampling        the values of sampling parameters that requests do not state
     context, vocab  in tokens; the engine determines them, so they are 0 until `ready`
     """
 
@@ -53,7 +85,7 @@ class ServedModel:
     raw_config: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SamplingDefaults = SamplingDefaults()
     context: int = 0
     vocab: int = 0
 

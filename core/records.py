@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 API = (0, 2)
 """Version of the plugin API."""
@@ -307,6 +307,7 @@ class Settings:
     task: str | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
+    generation_config: Literal["auto", "none"] = "auto"
     dtype: str = "auto"
     device: str = "auto"
     placement: str | None = None

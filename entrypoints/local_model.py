@@ -20,7 +20,7 @@ from ostro.core.errors import UsageError
 from ostro.core.ipc.messages import AdapterInfo, Requantize
 from ostro.core.media import Inputs, Prompt
 from ostro.core.media.parts import split_media
-from ostro.core.pipeline import Continuation, ServedModel, TextPipeline
+from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.tokenizer import Tokenizer
@@ -132,13 +132,17 @@ class LocalModel:
 
     @property
     def explain(self) -> list[str]:
-        """Selected plugins and kernels, one line each."""
-        return self.loaded.explain
+        """Selected plugins and kernels, and the sampling defaults of text, one line each."""
+        text = "text" in self.tasks
+        return [*self.loaded.explain, *([f"sampling: {self.sampling_defaults}"] if text else [])]
 
     @property
-    def suggested(self) -> dict[str, Any]:
-        """The default sampling parameters, from the model's generation config."""
-        return dict(self.model.sampling)
+    def sampling_defaults(self) -> SamplingDefaults:
+        """The sampling parameters of requests that state none, and the source of each.
+
+        `str` of it is one line for people.
+        """
+        return self.model.sampling
 
     @overload
     def generate(
@@ -166,10 +170,10 @@ class LocalModel:
     ) -> Generator[Piece]:
         """Yield the answer to a prompt while it is generated, one item per token.
 
-        `sampling` are fields of `Sampling`. Missing ones are taken from `suggested`, then from the
-        same defaults as over HTTP. `adapters` are names, or scales by name: {"sql": 0.5,
-        "style": 0.7}. Closing the generator aborts the request. Several streams may be open at
-        once. Raises UsageError, RequestError or AdapterError.
+        `sampling` are fields of `Sampling`; missing ones have the values of `sampling_defaults`,
+        as over HTTP. `adapters` are names, or scales by name: {"sql": 0.5, "style": 0.7}. Closing
+        the generator aborts the request. Several streams may be open at once. Raises UsageError,
+        RequestError or AdapterError.
         """
         text = self.text
         rules = text.sampling(sampling)
@@ -365,7 +369,7 @@ class LocalModel:
         return self.registry.store.adapters[generation or ""].template
 
     def requantize(self, quant: str | None = None, *, topology: str | None = None) -> list[str]:
-        """Reload the weights from the checkpoint in other formats. Return `explain`.
+        """Reload the weights from the checkpoint in other formats. Return its lines of `explain`.
 
         `quant` and `topology` are as in `Settings`; without both, use the checkpoint's formats.
         Raises UsageError while a stream is open, and for unknown formats.

@@ -1,8 +1,8 @@
-"""Finds a model: its files, architecture, tokenizer, chat template and suggested sampling."""
+"""Finds a model: its files, architecture, tokenizer, chat template and sampling defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,18 @@ from ostro.core.errors import OstroError, Unsupported
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.load.open import (
     architecture_of,
-    generation_defaults,
     header_config,
     open_container,
 )
 from ostro.core.load.open import find as find_path
-from ostro.core.pipeline import ServedModel
+from ostro.core.pipeline import SamplingDefaults, ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings, resolve
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
+from ostro.entrypoints.sampling_defaults import sampling_defaults
 
 WITHOUT_TOKENIZER = frozenset({"draw", "speak"})
 """Tasks whose pipelines load the tokenizers of their components themselves."""
-
-SUGGESTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Fields of generation_config.json that are defaults of requests."""
 
 
 def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
@@ -42,7 +39,8 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         needed = architecture.inputs is not None or "classify" in architecture.tasks
         if raw is None and needed:  # preprocessing and the names of labels read the config
             raw = header_config(container, architecture)
-        suggested = suggested_sampling(generation_defaults(container))
+        neutral = settings.generation_config == "none"
+        sampling = SamplingDefaults() if neutral else sampling_defaults(container)
     if not architecture.tasks:
         raise Unsupported(
             f"{path.name}: {architecture.name} cannot be served on its own; load a model that "
@@ -54,7 +52,7 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         name=name_of(settings),
         architecture=architecture,
         raw_config=raw or {},
-        sampling=suggested,
+        sampling=sampling,
     )
     return with_tokenizer(model, plugins)
 
@@ -109,10 +107,3 @@ def name_of(settings: Settings) -> str:
     if not path.exists():
         return reference
     return path.stem if path.suffix == ".gguf" else path.resolve().name
-
-
-def suggested_sampling(config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the sampling of a generation_config.json, as fields of `Sampling`."""
-    if config.get("do_sample") is False:
-        return {"temperature": 0.0}
-    return {name: config[name] for name in SUGGESTED if isinstance(config.get(name), int | float)}

@@ -73,6 +73,13 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         "--tokenizer", metavar="PATH", help="folder or file of the tokenizer (default: the model's)"
     )
     add("--chat-template", metavar="FILE", help="file of the chat template (default: the model's)")
+    add(
+        "--generation-config",
+        choices=("auto", "none"),
+        default=Settings.generation_config,
+        help="sampling defaults: those of the model or a fallback (auto), or temperature 1 and all "
+        "tokens (none) (default: auto)",
+    )
     add("--revision", metavar="REV", help="branch, tag or commit on the hub (default: main)")
     add(
         "--token-source",

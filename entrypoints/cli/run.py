@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=int,
         metavar="N",
-        help="maximum number of tokens to generate (default: what the context holds)",
+        help="maximum number of tokens to generate (default: the rest of the context)",
     )
     add(
         "--temperature",
@@ -128,9 +128,20 @@ def run(args: argparse.Namespace) -> int:
             f"{model.name}, ready in {time.perf_counter() - start:.1f} s. /help for commands.",
             file=sys.stderr,
         )
+        print(sampling_line(model, args), file=sys.stderr)
         return chat(model, args)
     finally:
         model.close()
+
+
+def sampling_line(model: LocalModel, args: argparse.Namespace) -> str:
+    """The sampling parameters of answers with their sources, and the limit on their length."""
+    given = sampling(args)
+    del given["stop"]
+    limit = given.pop("max_tokens", None)
+    length = f"{limit} tokens (-n)" if limit else f"the context of {model.model.context} tokens"
+    used = model.sampling_defaults.override(given, "options")
+    return f"sampling: {used}; answers end at {length}"
 
 
 def check_raw(args: argparse.Namespace) -> None:

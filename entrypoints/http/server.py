@@ -188,6 +188,9 @@ class Server:
             self.service.models[model.name] = pipelines
         if self.settings.explain:
             print("\n".join(info.explain), file=sys.stderr)
+        for model in self.models:
+            if "text" in self.service.models[model.name]:
+                print(f"ostro: {model.name}: sampling: {model.sampling}", file=sys.stderr)
         url, seconds = url_of(self.listener), time.perf_counter() - self.start
         names = ", ".join(self.service.names)
         print(f"ostro: {names} at {url}/v1, ready in {seconds:.1f} s", file=sys.stderr)

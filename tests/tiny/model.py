@@ -118,8 +118,11 @@ GGUF_NAMES = {
 }
 
 
-def make_gguf(file: Path) -> Path:
-    """Write the same model and tokenizer as a GGUF file, like llama.cpp's converter."""
+def make_gguf(file: Path, *, sampling: Mapping[str, float] = {}) -> Path:
+    """Write the same model and tokenizer as a GGUF file, like llama.cpp's converter.
+
+    `sampling` are keys below general.sampling.
+    """
     from gguf import GGUFWriter
 
     writer = GGUFWriter(file, "llama")
@@ -144,6 +147,9 @@ def make_gguf(file: Path) -> Path:
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_eos_token_id(ids[END])
     writer.add_chat_template(TEMPLATE)
+    for key, value in sampling.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"general.sampling.{key}", value)
     for name, tensor in make_weights().items():
         writer.add_tensor(gguf_name(name), rotated(name, tensor).numpy())
     writer.write_header_to_file()

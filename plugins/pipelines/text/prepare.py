@@ -137,7 +137,9 @@ class Preparer:
         Raises RequestError for an invalid field, Unsupported for media that the model does
         not take, and what `encode_chat` raises.
         """
-        sampling = sampling_of(request, self.tokenizer, self.model.vocab, self.model.sampling)
+        sampling = sampling_of(
+            request, self.tokenizer, self.model.vocab, self.model.sampling.values
+        )
         messages, media = read_conversation(request)
         tools, options = tools_of(request), options_of(request)
         self.check_media(media)
@@ -173,7 +175,7 @@ class Preparer:
         too long together with `max_tokens`.
         """
         model = self.model
-        sampling = sampling_of(request, self.tokenizer, model.vocab, model.sampling)
+        sampling = sampling_of(request, self.tokenizer, model.vocab, model.sampling.values)
         prompts, found = prompts_of(request.prompt), list[PromptContinuation]()
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise RequestError(
@@ -204,7 +206,9 @@ class Preparer:
         if isinstance(values.get("stop"), str):
             values = {**values, "stop": (values["stop"],)}
         try:
-            rules = msgspec.convert({**self.model.sampling, **values}, Sampling, strict=False)
+            rules = msgspec.convert(
+                {**self.model.sampling.values, **values}, Sampling, strict=False
+            )
         except msgspec.ValidationError as error:
             raise UsageError(f"sampling: {error}") from None
         return rules.checked(self.model.vocab)

@@ -93,6 +93,7 @@ def test_think_options_reach_the_template(ostro, tmp_path: Path, think: str) -> 
 def test_what_was_chosen_is_explained(ostro, tiny: str) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--explain")
     assert "attention: " in ran.err and "embedding: " in ran.err
+    assert "sampling: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 (fallback)" in ran.err
 
 
 def test_the_model_s_own_sampling_is_the_default(ostro, tmp_path: Path) -> None:
@@ -141,6 +142,13 @@ def test_a_chat_keeps_its_history(chat, model: LocalModel) -> None:
     assert ran.out == f"{first}\n{second}\n"
     assert second != reply_of(model, "good morning")
     assert "tiny, ready in" in ran.err
+
+
+def test_the_banner_names_the_sampling_and_its_sources(chat, ostro, tiny: str) -> None:
+    assert "sampling: temperature 0 (options); answers end at 12 tokens (-n)" in chat([]).err
+    ran = ostro("run", "-m", tiny, "--top-k", "5")
+    line = "temperature 0.8, top_p 0.95, min_p 0.05 (fallback); top_k 5 (options); answers end at "
+    assert line + "the context of 1024 tokens" in ran.err
 
 
 def test_clear_forgets_and_exit_leaves(chat, model: LocalModel) -> None:

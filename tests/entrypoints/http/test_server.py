@@ -23,7 +23,7 @@ from echo.model import make_model
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.server import serve
-from ostro.entrypoints.open import name_of, suggested_sampling
+from ostro.entrypoints.open import name_of
 
 SCRIPT = """
 import sys, json
@@ -174,6 +174,7 @@ def test_serve(launch: Launch) -> None:
     code, out, err = server.end()
     assert code == 0 and "heavy []" in out, out
     assert re.search(r"echo at http://127.0.0.1:\d+/v1, ready in \d+\.\d s", err)
+    assert "echo: sampling: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 (fallback)" in err
     assert "Traceback" not in err
     check_gone(children)
 
@@ -362,10 +363,3 @@ def test_models_are_named_after_their_reference(tmp_path: Path) -> None:
     assert name_of(Settings(reference=str(tmp_path / "m.Q4_K.gguf"))) == "m.Q4_K"
     assert name_of(Settings(reference="org/name")) == "org/name"
     assert name_of(Settings(reference=str(folder), name="mine")) == "mine"
-
-
-def test_suggested_sampling() -> None:
-    assert suggested_sampling({}) == {}
-    assert suggested_sampling({"do_sample": False, "temperature": 0.6}) == {"temperature": 0.0}
-    found = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": 7, "top_p": None}
-    assert suggested_sampling(found) == {"temperature": 0.6, "top_k": 20}

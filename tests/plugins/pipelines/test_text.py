@@ -15,7 +15,7 @@ from echo.thread import ThreadEngine
 
 from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import RequestError, TemplateError, Unsupported
-from ostro.core.pipeline import TextDelta, parse
+from ostro.core.pipeline import SamplingDefaults, TextDelta, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
@@ -144,7 +144,7 @@ def test_suggested_sampling_gives_way(tokenizer: Tokenizer) -> None:
         assert (first.temperature, first.top_k) == (0.6, 20)
         assert (second.temperature, second.top_k) == (0.9, 20)
 
-    with_text(tokenizer, test, sampling={"temperature": 0.6, "top_k": 20})
+    with_text(tokenizer, test, sampling=SamplingDefaults({"temperature": 0.6, "top_k": 20}))
 
 
 def choice_of(tokenizer: Tokenizer, *stops: str, **options: Any) -> Choice:
