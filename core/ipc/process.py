@@ -265,6 +265,9 @@ def main(argv: Sequence[str]) -> int:
             traceback.print_exc()
         connection.send(Failed.of(error))
         return 1
+    finally:
+        # Triton 3.9 (nanobind) reports objects that are still frozen at exit as leaks, on stderr.
+        gc.unfreeze()
     return 0
 
 

@@ -2,11 +2,14 @@
 
 It ends with the end-of-text id after one repetition, or goes round until `max_tokens`. A token's
 log probability is minus its id over 1000. `ECHO_STEP` are the seconds a step takes, `ECHO_START`
-those of loading; `ECHO_FAIL` names an error kind that loading ends with.
+those of loading; `ECHO_FAIL` names an error kind that loading ends with. The process writes the
+number of objects that are frozen at its exit to the file `ECHO_FROZEN`.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import os
 import time
@@ -217,6 +220,8 @@ def open_engine(
     time.sleep(float(os.environ.get("ECHO_START", "0")))
     if kind := os.environ.get("ECHO_FAIL"):
         raise getattr(errors, kind, ValueError)(f"loading fails: {kind}")
+    if file := os.environ.get("ECHO_FROZEN"):
+        atexit.register(lambda: Path(file).write_text(str(gc.get_freeze_count())))
     first = models[0]
     return EchoEngine(first.eos_ids or [257], first.settings.name or "default"), [
         f"echo of {first.settings.reference}"

@@ -372,6 +372,19 @@ def test_signals_to_the_child_are_left_to_the_parent() -> None:
     run(make_process(), test)
 
 
+def test_the_child_exits_with_no_frozen_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton 3.9 prints a report of leaks at exit about objects that are frozen."""
+    monkeypatch.setenv("ECHO_FROZEN", str(tmp_path / "frozen"))
+
+    async def test(engine: AsyncEngine) -> None:
+        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+
+    run(make_process(), test)
+    assert (tmp_path / "frozen").read_text() == "0"
+
+
 @pytest.mark.parametrize("state", ["loading", "idle", "busy"])
 def test_the_parent_dies(state: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"

@@ -238,5 +238,6 @@ def test_ctrl_c_in_a_terminal_ends_the_answer_and_not_the_program(tmp_path: Path
             child.stdin.write(b"/exit\n")
             child.stdin.flush()
             assert child.wait(60) == 0
+            assert child.stderr.read().strip() == b""
         finally:
             child.kill()
