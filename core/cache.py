@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -166,9 +166,9 @@ class CacheKind(ABC):
 
 def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros of a shape on a device."""
-    # numpy's zeros are calloc'ed: the system provides each page at its first use, so a large cache
-    # costs memory only as far as it is used.
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
-    blank = numpy.zeros(prod(shape) * dtype.itemsize, dtype=numpy.uint8)
-    return torch.from_numpy(blank).view(dtype).view(shape).to(device)
+    # The system provides each page at its first use, so a large cache costs memory only as far as
+    # it is used. numpy's zeros would ask for huge pages: 2 MB per layer for the first token.
+    pages = mmap(-1, prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -16,6 +16,7 @@ import mmap
 import os
 import stat
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -94,7 +95,11 @@ class Container(Protocol):
 
 
 class MappedFile:
-    """A file's bytes, mapped copy-on-write: a write to a tensor never reaches the file."""
+    """A file's bytes, mapped copy-on-write: a write to a tensor never reaches the file.
+
+    A tensor without a torch dtype has a map of its own, which ends with the tensor: its bytes leave
+    the memory of the process once they have been converted.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -105,6 +110,8 @@ class MappedFile:
             with open(path, "rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
                 self._map = _map(file.fileno(), self.size) if self.size else None
+                self._descriptor = os.dup(file.fileno())
+                weakref.finalize(self, os.close, self._descriptor)
         except FileNotFoundError:
             raise ModelNotFound(f"{path}: no such file") from None
         except (OSError, ValueError) as error:
@@ -120,6 +127,10 @@ class MappedFile:
         shape = info.shape if info.format in DTYPES else _packed_shape(info)
         if not info.nbytes:
             return torch.empty(shape, dtype=getattr(torch, dtype))
+        if info.format not in DTYPES:
+            first = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            pages = _map(self._descriptor, start - first + info.nbytes, first)
+            return torch.frombuffer(pages, dtype=torch.uint8)[start - first :].view(shape)
         raw = torch.from_numpy(self.data[start : start + info.nbytes])
         if info.format == "BOOL":
             # A torch.bool byte other than 0 and 1 is undefined behaviour.
@@ -136,11 +147,11 @@ class MappedFile:
             )
 
 
-def _map(descriptor: int, size: int) -> mmap.mmap:
+def _map(descriptor: int, size: int, start: int = 0) -> mmap.mmap:
     if sys.platform == "win32":
-        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
-    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
-    return mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY, offset=start)
+    flags, access = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+    return mmap.mmap(descriptor, size, flags=flags, prot=access, offset=start)
 
 
 def _packed_shape(info: TensorInfo) -> tuple[int, ...]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -30,6 +34,21 @@ def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
     kind = made(dtype)
     kind.allocate(7)
     assert kind.bytes(7) == sum(tensor.nbytes for tensor in kind.tensors)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_large_cache_asks_for_no_huge_pages() -> None:
+    """One token would take 2 MB of memory in each layer."""
+    kind = made(torch.float32, d=64, dv=64, layers=60)
+    kind.allocate(256)
+    address = kind.tensors[0].data_ptr() + kind.tensors[0].nbytes // 2
+    for area in re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text()):
+        start, end = (int(word, 16) for word in area.split(maxsplit=1)[0].split("-"))
+        if start <= address < end:
+            flags = area.partition("VmFlags:")[2].split()
+            assert flags and "hg" not in flags
+            return
+    pytest.fail("the cache is in no area of memory")
 
 
 def test_every_layer_has_pages_of_its_own() -> None:

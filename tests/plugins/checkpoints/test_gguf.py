@@ -149,6 +149,32 @@ def test_packed_tensors_come_as_rows_of_bytes(kind: Any, tmp_path: Path) -> None
     assert torch.equal(tensor.flatten(), torch.from_numpy(data))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_packed_tensor_leaves_memory_with_its_last_view(tmp_path: Path) -> None:
+    writer, path = GGUFWriter(tmp_path / "m.gguf", "llama"), tmp_path / "m.gguf"
+    rows = np.full((256, 34 * 128), 7, np.uint8)
+    writer.add_tensor("w", rows, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    def resident() -> int:
+        """Bytes of the file in the memory of this process."""
+        areas = Path("/proc/self/smaps").read_text().split("VmFlags")
+        mine = [area for area in areas if str(path) in area]
+        return sum(int(area.partition("Rss:")[2].split()[0]) * 1024 for area in mine)
+
+    container = open_gguf(path)
+    before = resident()
+    view = container.read("w")[1:]
+    assert int(view.sum(dtype=torch.int64)) == 7 * view.numel()
+    assert resident() - before >= view.nbytes / 2
+    del view
+    assert resident() - before < rows.nbytes / 4
+    assert torch.equal(container.read("w"), torch.from_numpy(rows))
+
+
 @pytest.mark.parametrize("alignment", [8, 64, 4096])
 def test_other_alignments_are_honoured(alignment: int, write: Write) -> None:
     def fill(writer: GGUFWriter) -> None:
