@@ -73,8 +73,16 @@ CACHE = Variable(
     help="the folder of compiled native kernels",
 )
 
+HISTORY = Variable(
+    name="OSTRO_HISTORY",
+    parse=str,
+    default="",
+    help="the file of the chat's input history; off keeps none",
+)
+
 VARIABLES: dict[str, Variable[Any]] = {
-    variable.name: variable for variable in (CACHE, DISABLE_PLUGINS, PLUGINS, TRACE_PLUGINS)
+    variable.name: variable
+    for variable in (CACHE, DISABLE_PLUGINS, HISTORY, PLUGINS, TRACE_PLUGINS)
 }
 
 

@@ -35,6 +35,7 @@ class LocalEngine:
 
     Several `generate` may be in progress at once: a step for one of them advances all, and their
     outputs are queued in `received` by request id. Messages with other ids are passed to `deliver`.
+    A signal handler may set `interrupted`: the next step raises KeyboardInterrupt.
     """
 
     def __init__(self, engine: DrivenEngine) -> None:
@@ -42,6 +43,7 @@ class LocalEngine:
         self.received: dict[str, Received] = {}
         self.deliver: Callable[[FromEngine], object] = lambda message: None
         self.fault: OstroError | None = None
+        self.interrupted = False
         self.numbers = count()
 
     def generate(self, request: TokenRequest) -> Generator[TokenOutput]:
@@ -97,6 +99,9 @@ class LocalEngine:
         """One pass of the engine. Raises `fault` once the engine is closed."""
         if self.fault is not None:
             raise self.fault
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
         for output in self.engine.step():
             self.dispatch_output(output)
         self.dispatch_events()

@@ -9,15 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.chat.session import (
-    answer,
-    chat,
-    message,
-    messages,
-    prompt_of,
-    sampling,
-    scale_of,
-)
+from ostro.entrypoints.cli.chat.adapters import parse_choice
+from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer
+from ostro.entrypoints.cli.chat.attachments import read_attachment, read_piped
+from ostro.entrypoints.cli.chat.conversation import Conversation, user_message
+from ostro.entrypoints.cli.chat.display import open_display
 from ostro.entrypoints.cli.options import (
     add_adapter_options,
     add_model_options,
@@ -29,6 +25,21 @@ from ostro.entrypoints.cli.progress import progress
 if TYPE_CHECKING:
     from ostro.entrypoints.local_model import LocalModel, Piece
 
+KINDS = ("image", "audio", "video", "file")
+"""Options that attach files."""
+
+SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+)
+"""Options that are fields of `Sampling`."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
@@ -36,10 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add_adapter_options(parser)
     add = parser.add_argument_group("chat").add_argument
-    add("-i", "--input", metavar="PROMPT", help="answer this prompt and exit (default: chat)")
-    add("--image", action="append", default=[], metavar="FILE", help="image to attach to -i")
-    add("--audio", action="append", default=[], metavar="FILE", help="audio to attach to -i")
-    add("--video", action="append", default=[], metavar="FILE", help="video to attach to -i")
+    add(
+        "-i",
+        "--input",
+        metavar="PROMPT",
+        help="answer this prompt and exit; piped text is put before it (default: chat)",
+    )
+    for kind in KINDS:
+        text = "text file or media" if kind == "file" else kind
+        add(
+            f"--{kind}",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help=f"{text} to attach to the first message; repeat the option for several files",
+        )
     add("--choices", type=int, metavar="N", help="number of answers to -i (default: 1)")
     add("--json", action="store_true", help="print the answers to -i as JSON, one per line")
     add(
@@ -55,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="adapter to apply (default: those of --adapter, with scale 1)",
     )
     add("--system", metavar="TEXT", help="system message (default: none)")
+    add("--plain", action="store_true", help="print answers as they are, not as Markdown")
+    add("--no-history", action="store_true", help="do not keep what is typed in the chat")
     add("--raw", action="store_true", help="complete the text without a chat template")
     add("--think", action=argparse.BooleanOptionalAction, help="enable or disable reasoning")
     add(
@@ -105,43 +129,127 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.entrypoints.python import load_text
-
     check_raw(args)
+    args.input = read_input(args)
     check_input(args)
-    applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
-    args.chosen = dict(scale_of(word) for word in applied)
+    attachments = [read_attachment(file, kind) for kind, file in attached(args)]
+    conversation = make_conversation(args)
     start = time.perf_counter()
-    with progress() as report:
-        model = load_text(parse_settings(args), args.plugin, progress=report)
+    model = load(args)
     if args.explain:
         print("\n".join(model.explain), file=sys.stderr)
-    try:
-        if args.input is not None:
-            conversation = [*messages(args, []), user_message(args)]
-            if args.json or args.choices is not None:
-                print_answers(model, args, conversation)
-            else:
-                answer(model, args, conversation, args.input)
-            return 0
+    if args.input is None:
         print(
             f"{model.name}, ready in {time.perf_counter() - start:.1f} s. /help for commands.",
             file=sys.stderr,
         )
-        print(sampling_line(model, args), file=sys.stderr)
-        return chat(model, args)
+        print(sampling_line(model, conversation), file=sys.stderr)
+        return chat(args, model, conversation, attachments)
+    try:
+        conversation.messages.append(user_message(args.input, attachments))
+        if args.json or args.choices is not None:
+            print_answers(model, args, conversation)
+            return 0
+        display = open_display(args.plain)
+        answer = print_answer(model, conversation, display, raw=args.raw)
+        return 130 if answer.finish is None else 0
     finally:
         model.close()
 
 
-def sampling_line(model: LocalModel, args: argparse.Namespace) -> str:
+def sampling_line(model: LocalModel, conversation: Conversation) -> str:
     """The sampling parameters of answers with their sources, and the limit on their length."""
-    given = sampling(args)
-    del given["stop"]
+    given = {name: x for name, x in conversation.sampling.items() if name != "stop"}
     limit = given.pop("max_tokens", None)
     length = f"{limit} tokens (-n)" if limit else f"the context of {model.model.context} tokens"
     used = model.sampling_defaults.override(given, "options")
     return f"sampling: {used}; answers end at {length}"
+
+
+def load(args: argparse.Namespace) -> LocalModel:
+    """Load the model of the options, with a progress bar on a terminal."""
+    from ostro.entrypoints.python import load_text
+
+    with progress() as report:
+        return load_text(parse_settings(args), args.plugin, progress=report)
+
+
+def chat(
+    args: argparse.Namespace,
+    model: LocalModel,
+    conversation: Conversation,
+    attachments: list[dict[str, Any]],
+) -> int:
+    """Chat in the terminal until the user leaves. Closes the model."""
+    from ostro.entrypoints.cli.chat.commands import attach_part
+    from ostro.entrypoints.cli.chat.editor import Editor
+    from ostro.entrypoints.cli.chat.session import Session
+
+    session = Session(model, conversation, open_display(args.plain), OptionsLoader(args), args.raw)
+    try:
+        for part in attachments:
+            attach_part(session, part)
+        return session.run(Editor(session, history=not args.no_history).read)
+    finally:
+        session.model.close()
+
+
+class OptionsLoader:
+    """Loads models with the options of the command."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+
+    def check(self, reference: str) -> None:
+        """Raise an OstroError if the model cannot be found; reads no weights."""
+        from ostro.core.plugins.manager import PluginManager
+        from ostro.entrypoints.open import find_model
+
+        settings = parse_settings(self._replace(reference))
+        plugins = PluginManager()
+        plugins.load(settings, self.args.plugin)
+        find_model(settings, plugins)
+
+    def load(self, reference: str | None) -> LocalModel:
+        """Load a model; None is that of the options. Raises an OstroError."""
+        return load(self.args if reference is None else self._replace(reference))
+
+    def _replace(self, reference: str) -> argparse.Namespace:
+        """The options for another model: those of the first one's files and name are dropped."""
+        own = ("name", "arch", "tokenizer", "chat_template", "revision", "adapter_folder")
+        changed: dict[str, Any] = {"model": reference, "adapters": [], **dict.fromkeys(own)}
+        return argparse.Namespace(**{**vars(self.args), **changed})
+
+
+def read_input(args: argparse.Namespace) -> str | None:
+    """The prompt: piped text, then that of -i. None starts a chat in the terminal.
+
+    Raises UsageError if there is neither a prompt nor a terminal.
+    """
+    piped = read_piped()
+    found = [text for text in (piped, args.input) if text is not None]
+    if not found and not sys.stdin.isatty():
+        raise UsageError("standard input is empty; pass a prompt with -i, or pipe text")
+    return "\n\n".join(found) if found else None
+
+
+def attached(args: argparse.Namespace) -> list[tuple[str | None, str]]:
+    """The kinds and files of --image, --audio, --video and --file."""
+    return [
+        (None if kind == "file" else kind, file) for kind in KINDS for file in getattr(args, kind)
+    ]
+
+
+def make_conversation(args: argparse.Namespace) -> Conversation:
+    """An empty conversation with the settings of the options."""
+    applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
+    values = {name: getattr(args, name) for name in SAMPLING}
+    return Conversation(
+        system=args.system,
+        think=args.think,
+        sampling={name: x for name, x in values.items() if x not in (None, [])},
+        adapters=dict(parse_choice(word) for word in applied),
+    )
 
 
 def check_raw(args: argparse.Namespace) -> None:
@@ -157,35 +265,21 @@ def check_raw(args: argparse.Namespace) -> None:
 
 
 def check_input(args: argparse.Namespace) -> None:
-    """Raise UsageError for options of -i without it, and for media with --raw."""
-    if (args.image or args.audio or args.video) and (args.raw or args.input is None):
-        raise UsageError("--image, --audio and --video require -i and exclude --raw")
+    """Raise UsageError for options of one prompt without it, and for media with --raw."""
+    if (args.image or args.audio or args.video) and args.raw:
+        raise UsageError("--image, --audio and --video cannot be combined with --raw")
     if (args.choices is not None or args.json) and args.input is None:
         raise UsageError("--choices and --json require -i")
     if args.logprobs is not None and not args.json:
         raise UsageError("--logprobs requires --json")
 
 
-def user_message(args: argparse.Namespace) -> dict[str, Any]:
-    """The user message of -i: its media, then its text."""
-    media = [
-        {"type": kind, kind: file}
-        for kind in ("image", "audio", "video")
-        for file in getattr(args, kind)
-    ]
-    if not media:
-        return message("user", args.input)
-    return {"role": "user", "content": [*media, {"type": "text", "text": args.input}]}
-
-
-def print_answers(
-    model: LocalModel, args: argparse.Namespace, conversation: list[dict[str, Any]]
-) -> None:
+def print_answers(model: LocalModel, args: argparse.Namespace, conversation: Conversation) -> None:
     """Print all answers to -i, as text or as JSON: index, text, tokens, finish and logprobs."""
-    prompt = prompt_of(model, args, conversation, args.input)
-    rules = {**sampling(args), "n": args.choices or 1, "logprobs": args.logprobs}
+    prompt = make_prompt(model, conversation, raw=args.raw)
+    rules = {**conversation.sampling, "n": args.choices or 1, "logprobs": args.logprobs}
     answers: dict[int, list[Piece]] = {}
-    for piece in model.stream(prompt, adapters=args.chosen, **rules):
+    for piece in model.stream(prompt, adapters=conversation.adapters, **rules):
         answers.setdefault(piece.index, []).append(piece)
     for index, pieces in sorted(answers.items()):
         text, tokens = "".join(piece.text for piece in pieces), pieces[:-1]

@@ -1,159 +1,199 @@
-"""The chat of `ostro run`: its loop, its commands and its answers."""
+"""The chat of `ostro run`: messages and commands are read, answers printed."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ostro.core.errors import AdapterError, ContextLengthExceeded, OstroError, UsageError
+from ostro.core.errors import AdapterError, ContextLengthExceeded, OstroError
+from ostro.entrypoints.cli.chat.answers import Answer, print_answer
+from ostro.entrypoints.cli.chat.conversation import (
+    Conversation,
+    Message,
+    media_of,
+    text_of,
+    user_message,
+)
+from ostro.entrypoints.cli.chat.display import Display, hidden_input
 
 if TYPE_CHECKING:
-    from ostro.core.media import Prompt
+    from pathlib import Path
+
     from ostro.entrypoints.local_model import LocalModel
 
-ADAPTER = """\
-/adapter              list the adapters and their scales
-/adapter A=0.5 B=0.7  apply these adapters; /adapter A has scale 1, /adapter none disables all
-/adapter load NAME REF  load an adapter"""
+HINTS: dict[type[OstroError], str] = {
+    ContextLengthExceeded: "; /undo removes the last exchange, /clear clears the conversation",
+    AdapterError: "; /adapter none disables adapters",
+}
+"""Advice for errors of an answer."""
 
-HELP = f"""\
-/clear    clear the conversation
-/system   set the system message: /system You are brief.
-/help     print this help
-/exit     exit (or Ctrl-D); Ctrl-C stops an answer
-{ADAPTER}"""
+BLOCK = '"""'
+"""Begins and ends a message of several lines."""
 
 
-def message(role: str, text: str) -> dict[str, Any]:
-    return {"role": role, "content": text}
+class Loader(Protocol):
+    """Loads the model of a reference, with the options of the command."""
+
+    def check(self, reference: str) -> None:
+        """Raise an OstroError if the model cannot be found; reads no weights."""
+        ...
+
+    def load(self, reference: str | None) -> LocalModel:
+        """Load a model; None is that of the options. Raises an OstroError."""
+        ...
 
 
-def messages(args: argparse.Namespace, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    system = [message("system", args.system)] if args.system else []
-    return system + history
+class Session:
+    """A chat with a model.
 
+    reference    that of the last /model, None before
+    attachments  parts of the next message
+    draft        the text with which the next line begins
+    answer       the last answer
+    file         the file of the last /save or /load
+    """
 
-def chat(model: LocalModel, args: argparse.Namespace) -> int:
-    """Answer lines of standard input until it ends or /exit."""
-    history: list[dict[str, Any]] = []
-    while True:
+    def __init__(
+        self,
+        model: LocalModel,
+        conversation: Conversation,
+        display: Display,
+        loader: Loader,
+        raw: bool = False,
+    ) -> None:
+        """`raw` continues each message without a chat template and without the earlier ones."""
+        self.model, self.conversation, self.display = model, conversation, display
+        self.loader, self.raw = loader, raw
+        self.reference: str | None = None
+        self.attachments: list[dict[str, Any]] = []
+        self.draft = ""
+        self.answer: Answer | None = None
+        self.file: Path | None = None
+        self.stats = self.interrupted = self.ended = False
+
+    def run(self, read: Callable[[str], str]) -> int:
+        """Handle messages and commands until the input ends. Returns the exit code.
+
+        `read` returns what the user typed after a draft. It raises EOFError at the end of the
+        input and KeyboardInterrupt on Ctrl-C; the second Ctrl-C in a row ends the chat.
+        """
+        while not self.ended:
+            draft, self.draft = self.draft, ""
+            try:
+                text = read(draft)
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                if self.interrupted:
+                    break
+                self.interrupted = True
+                note("Ctrl-C again or Ctrl-D ends the chat.")
+                continue
+            self.interrupted = False
+            self.handle(text)
+        return 0
+
+    def handle(self, text: str) -> None:
+        """Run a command, or answer a message. Blank text has no effect."""
+        from ostro.entrypoints.cli.chat.commands import run_command
+
+        block = unquote(text)
+        if block is None and text.startswith("/"):
+            try:
+                run_command(self, text)
+            except OstroError as error:
+                note(f"ostro: {error}")
+        elif (message := (text if block is None else block).strip()) or self.attachments:
+            self.ask(message)
+
+    def ask(self, text: str) -> None:
+        """Answer a message. If that fails, the conversation stays as it was."""
+        messages = self.conversation.messages
+        messages.append(user_message(text, self.attachments))
+        if self.respond():
+            self.attachments = []
+        else:
+            messages.pop()
+
+    def respond(self) -> bool:
+        """Answer the last user message. False if that fails; the error has been printed."""
         try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return 0
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-            continue
-        if not line:
-            continue
-        if line.startswith("/"):
-            if line in ("/exit", "/quit"):
-                return 0
-            command(model, line, args, history)
-            continue
-        try:
-            text = answer(model, args, messages(args, [*history, message("user", line)]), line)
-        except ContextLengthExceeded as error:
-            print(f"ostro: {error}; /clear clears the conversation", file=sys.stderr)
-            continue
-        except AdapterError as error:
-            print(f"ostro: {error}; /adapter none disables adapters", file=sys.stderr)
-            continue
-        history += [message("user", line), message("assistant", text)]
-
-
-def command(
-    model: LocalModel, line: str, args: argparse.Namespace, history: list[dict[str, Any]]
-) -> None:
-    """Run a line that begins with "/"."""
-    name, _, rest = line.partition(" ")
-    if name == "/clear":
-        history.clear()
-    elif name == "/system" and args.raw:
-        print("ostro: --raw uses no chat template and no system message", file=sys.stderr)
-    elif name == "/system":
-        args.system = rest or None
-    elif name == "/adapter":
-        try:
-            choose(model, args, rest.split())
+            with hidden_input():
+                answer = print_answer(self.model, self.conversation, self.display, raw=self.raw)
         except OstroError as error:
-            print(f"ostro: {error}", file=sys.stderr)
-    else:
-        print(HELP, file=sys.stderr)
+            hint = next((text for kind, text in HINTS.items() if isinstance(error, kind)), "")
+            note(f"ostro: {error}{hint}")
+            return False
+        self.answer, self.interrupted = answer, answer.finish is None
+        self.conversation.messages.append(answer.message)
+        if self.stats:
+            note(answer.describe(self.model.model.context))
+        return True
+
+    def retry(self) -> bool:
+        """Answer the last user message again. False if there is none."""
+        messages, last = self.conversation.messages, self.conversation.last("user")
+        if last is None:
+            return False
+        dropped = messages[last + 1 :]
+        del messages[last + 1 :]
+        if not self.respond():
+            messages += dropped
+        return True
+
+    def undo(self) -> Message | None:
+        """Remove the last user message with its answer, and return it; None if there is none."""
+        messages, last = self.conversation.messages, self.conversation.last("user")
+        if last is None:
+            return None
+        removed = messages[last]
+        del messages[last:]
+        return removed
+
+    def edit(self) -> bool:
+        """Remove the last exchange; its message is the draft of the next one."""
+        removed = self.undo()
+        if removed is None:
+            return False
+        self.draft, self.attachments = text_of(removed), media_of(removed)
+        return True
+
+    def clear(self) -> None:
+        """Remove all messages and attachments; the settings stay."""
+        self.conversation.messages.clear()
+        self.attachments.clear()
+
+    def change_model(self, reference: str) -> None:
+        """Load another model in the place of the current one; the messages stay.
+
+        Raises an OstroError, with the current model loaded, if the other cannot be loaded.
+        """
+        self.loader.check(reference)
+        self.model.close()
+        try:
+            self.model = self.loader.load(reference)
+        except OstroError:
+            self.model = self.loader.load(self.reference)
+            raise
+        self.reference = reference
+        self.conversation.adapters = {}
 
 
-def choose(model: LocalModel, args: argparse.Namespace, words: list[str]) -> None:
-    """Load or select adapters, then list them. Raises AdapterError."""
-    if words[:1] == ["load"]:
-        if len(words) != 3:
-            raise UsageError("expected /adapter load NAME REF")
-        model.load_adapter(words[1], words[2], inplace=True)
-    elif words == ["none"]:
-        args.chosen = {}
-    elif words:
-        scales = dict(scale_of(word) for word in words)
-        model.mixture(scales, [])  # raises unless all can be loaded
-        args.chosen = scales
-    for info in model.adapters:
-        scale = args.chosen.get(info.name)
-        chosen = "" if scale is None else f" = {scale:g}"
-        known = f": {info.kind}, rank {info.rank}" if info.loaded else ""
-        print(f"{info.name}{chosen}{known}", file=sys.stderr)
-    if not model.adapters:
-        print("no adapters; load one with /adapter load NAME REF", file=sys.stderr)
+def note(text: str) -> None:
+    """Print a line that is not part of an answer."""
+    print(text, file=sys.stderr, flush=True)
 
 
-def scale_of(word: str) -> tuple[str, float]:
-    """Parse NAME or NAME=SCALE. Raises UsageError for a malformed scale."""
-    name, equals, scale = word.partition("=")
-    try:
-        return name, float(scale) if equals else 1.0
-    except ValueError:
-        raise UsageError(
-            f"{word!r:.80}: invalid scale; expected NAME=SCALE, such as style=0.5"
-        ) from None
+def is_open_block(text: str) -> bool:
+    '''Whether a text begins with """ and the closing """ is missing.'''
+    text = text.strip()
+    return text.startswith(BLOCK) and (len(text) < 6 or not text.endswith(BLOCK))
 
 
-def answer(
-    model: LocalModel, args: argparse.Namespace, conversation: list[dict[str, Any]], raw: str
-) -> str:
-    """Print an answer while it is generated and return it; Ctrl-C stops it."""
-    text = ""
-    try:
-        prompt = prompt_of(model, args, conversation, raw)
-        stream = model.stream(prompt, adapters=args.chosen, **sampling(args))
-        with closing(stream):
-            for piece in stream:
-                text += piece.text
-                print(piece.text, end="", flush=True)
-    except KeyboardInterrupt:
-        pass
-    print()
-    return text
-
-
-def prompt_of(
-    model: LocalModel, args: argparse.Namespace, conversation: list[dict[str, Any]], raw: str
-) -> Prompt:
-    """The prompt of a conversation, or with --raw of the text alone."""
-    if args.raw:
-        return model.prompt(raw)
-    options = {} if args.think is None else {"enable_thinking": args.think}
-    return model.prompt(conversation, adapters=args.chosen, **options)
-
-
-def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Sampling parameters of the options; the model's generation config holds for the rest."""
-    names = (
-        "max_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "seed",
-    )
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return {**given, "stop": tuple(args.stop)}
+def unquote(text: str) -> str | None:
+    '''The text between """ and """; None for other text.'''
+    text = text.strip()
+    if not text.startswith(BLOCK) or is_open_block(text):
+        return None
+    return text[len(BLOCK) : -len(BLOCK)]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
 from tiny.model import make_gguf, make_model
 
 from ostro.entrypoints.cli import main
+from ostro.entrypoints.cli.chat import editor
 
 HEAVY = "torch transformers triton numpy"
 CODE = f"""
@@ -67,6 +69,36 @@ def ostro(capsys: pytest.CaptureFixture[str]) -> Ostro:
         return Ran(code, out, err)
 
     return run
+
+
+class Terminal(io.StringIO):
+    """Standard input that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Typed = Callable[[Sequence[str]], None]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Replace the line editor of the chat: it returns these lines, then the input ends."""
+
+    def replace(lines: Sequence[str]) -> None:
+        rest = iter(lines)
+
+        def read(self: editor.Editor, draft: str) -> str:
+            try:
+                return draft + next(rest)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr(editor.Editor, "__init__", lambda self, session, history: None)
+        monkeypatch.setattr(editor.Editor, "read", read)
+        monkeypatch.setattr(sys, "stdin", Terminal())
+
+    return replace
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,11 +72,11 @@ def test_those_of_a_folder_are_only_known(
 
 
 @pytest.fixture
-def chat(ostro, tiny: str, adapters: Path, monkeypatch: pytest.MonkeyPatch):
-    """Type lines into `ostro run`; gives what it answered."""
+def chat(ostro, tiny: str, adapters: Path, typed):
+    """Type lines into `ostro run`; returns what it answered."""
 
     def run(lines: Sequence[str], *words: str):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        typed(lines)
         return ostro("run", "-m", tiny, *GREEDY, *words)
 
     return run
@@ -109,9 +107,20 @@ def test_adapters_are_chosen_in_a_chat(chat, adapters: Path, model: LocalModel) 
 
 
 def test_an_adapter_is_loaded_in_a_chat(chat, adapters: Path, model: LocalModel) -> None:
-    ran = chat(["/adapter", f"/adapter load p {adapters / 'pirate'}", "/adapter p", "hello"])
+    ran = chat(["/adapter", f"/adapter add p {adapters / 'pirate'}", "hello"])
     assert ran.out == reply_of(model, ["pirate"]) + "\n"
-    assert "no adapters; load one with /adapter load NAME REF" in ran.err
+    assert "no adapters; /adapter add NAME REF adds one" in ran.err
+
+
+def test_an_adapter_is_scaled_and_removed_in_a_chat(
+    chat, adapters: Path, model: LocalModel
+) -> None:
+    lines = [f"/adapter add p {adapters / 'pirate'} 0.3", "hello", "/clear"]
+    lines += ["/adapter scale p 0.8", "hello", "/clear", "/adapter remove p", "hello", "/adapter p"]
+    ran = chat(lines)
+    expected = [reply_of(model, {"pirate": scale}) for scale in (0.3, 0.8)] + [reply_of(model)]
+    assert ran.out == "".join(f"{text}\n" for text in expected)
+    assert len(set(expected)) == 3 and "no adapter 'p'" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -120,9 +129,9 @@ def test_an_adapter_is_loaded_in_a_chat(chat, adapters: Path, model: LocalModel)
         ("/adapter nobody", "no adapter 'nobody'"),
         ("/adapter pirate=much", "'pirate=much': invalid scale"),
         ("/adapter pirate=1e9", "not within -100..100"),
-        ("/adapter load x", "expected /adapter load NAME REF"),
-        ("/adapter load x /nowhere/at/all", "x"),
-        ("/adapter load a/b /tmp", "not a valid adapter name"),
+        ("/adapter add x", "expected /adapter add NAME REF"),
+        ("/adapter add x /nowhere/at/all", "x"),
+        ("/adapter add a/b /tmp", "not a valid adapter name"),
     ],
 )
 def test_a_wrong_choice_changes_nothing(
@@ -154,7 +163,7 @@ def test_adapters_that_are_none(ostro, tiny: str, entry: str) -> None:
 
 
 def test_help_says_what_adapters_are_chosen_with(chat) -> None:
-    assert "/adapter load NAME REF" in chat(["/help"]).err
+    assert "add NAME REF [SCALE]" in chat(["/help"]).err
 
 
 def test_the_options_of_serve(monkeypatch: pytest.MonkeyPatch) -> None:

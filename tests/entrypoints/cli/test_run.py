@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import os
-import select
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,11 +22,11 @@ def model(tiny: str) -> Iterator[LocalModel]:
 
 
 @pytest.fixture
-def chat(ostro, tiny: str, monkeypatch: pytest.MonkeyPatch):
-    """Type lines into `ostro run`; gives what it answered."""
+def chat(ostro, tiny: str, typed):
+    """Type lines into `ostro run`; returns what it answered."""
 
     def run(lines: Sequence[str], *words: str):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        typed(lines)
         return ostro("run", "-m", tiny, *GREEDY, *words)
 
     return run
@@ -130,7 +124,7 @@ def test_an_answer_is_streamed(
         "builtins.print", lambda *words, **_: written.append("".join(map(str, words)))
     )
     ostro("run", "-m", tiny, *GREEDY, "-i", "hello")
-    assert "".join(written) == reply_of(model, "hello")
+    assert "".join(written) == reply_of(model, "hello") + "\n"
     assert len([piece for piece in written if piece]) > 5
 
 
@@ -168,17 +162,23 @@ def test_raw_text_has_no_system_message(chat, model: LocalModel) -> None:
     assert "--raw uses no chat template" in ran.err
 
 
-@pytest.mark.parametrize("line", ["/help", "/sing"])
-def test_other_commands_get_help(chat, line: str) -> None:
-    ran = chat([line])
+def test_help_lists_the_commands(chat) -> None:
+    ran = chat(["/help"])
     assert ran.code == 0 and "/clear" in ran.err and not ran.out
+
+
+def test_an_unknown_command_is_named_with_the_nearest(chat) -> None:
+    ran = chat(["/bogus", "/retri"])
+    assert ran.code == 0 and not ran.out
+    assert "ostro: unknown command /bogus; see /help\n" in ran.err
+    assert "ostro: unknown command /retri; nearest: /retry; see /help\n" in ran.err
 
 
 def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: LocalModel) -> None:
     ran = chat(["hello " * 30, "/clear", "hello"], "--context", "64")
     assert ran.code == 0
     assert ran.out == reply_of(model, "hello") + "\n"
-    assert "the context 64" in ran.err and "/clear clears" in ran.err
+    assert "the context 64" in ran.err and "/clear clears" in ran.err and "/undo" in ran.err
 
 
 def test_an_interrupt_ends_the_answer_only(
@@ -202,42 +202,3 @@ def test_an_interrupt_ends_the_answer_only(
     first, second = ran.out.split("\n", 1)
     assert ran.code == 0 and whole.startswith(first) and 0 < len(first) < len(whole)
     assert second == reply_of(model, "hello", first, "good morning") + "\n"
-
-
-def until(stream: io.BufferedReader, enough, seconds: float = 120) -> bytes:
-    """Read until `enough(what came)`."""
-    came, end = b"", time.monotonic() + seconds
-    while not enough(came):
-        assert select.select([stream], [], [], max(0, end - time.monotonic()))[0], came
-        piece = os.read(stream.fileno(), 4096)
-        assert piece, f"it left after {came!r}"
-        came += piece
-    return came
-
-
-def test_ctrl_c_in_a_terminal_ends_the_answer_and_not_the_program(tmp_path: Path) -> None:
-    """The terminal sends the signal to the whole group, the process that renders included."""
-    folder = make_model(tmp_path / "m", max_position_embeddings=200_000)
-    words = ["run", "-m", str(folder), "--temperature", "0", "-n", "199000", "--max-seqs", "1"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "ostro", *words],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as child:
-        try:
-            until(child.stderr, lambda came: b"ready in" in came)
-            for _ in range(2):
-                child.stdin.write(b"hello\n")
-                child.stdin.flush()
-                until(child.stdout, lambda came: len(came) > 40)
-                os.killpg(child.pid, signal.SIGINT)
-                until(child.stdout, lambda came: came.endswith(b"\n"))
-            child.stdin.write(b"/exit\n")
-            child.stdin.flush()
-            assert child.wait(60) == 0
-            assert child.stderr.read().strip() == b""
-        finally:
-            child.kill()

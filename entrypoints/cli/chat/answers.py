@@ -1,0 +1,147 @@
+"""Generates answers in a chat: prompts, interruption, statistics."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ostro.core.errors import OstroError
+from ostro.entrypoints.cli.chat.conversation import text_of
+from ostro.entrypoints.cli.chat.reasoning import Part, ReasoningSplitter
+
+if TYPE_CHECKING:
+    from ostro.core.media import Prompt
+    from ostro.entrypoints.cli.chat.conversation import Conversation, Message
+    from ostro.entrypoints.cli.chat.display import Display
+    from ostro.entrypoints.local_engine import LocalEngine
+    from ostro.entrypoints.local_model import LocalModel
+
+MARKER_TOKENS = 8
+"""Tokens at the end of a prompt that may contain the marker of reasoning."""
+
+
+@dataclass
+class Answer:
+    """An answer and its statistics: tokens, and seconds since the request.
+
+    `finish` is None for an interrupted answer.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    first: float = 0.0
+    seconds: float = 0.0
+    finish: str | None = None
+
+    @property
+    def message(self) -> Message:
+        """The message of the assistant."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        return message
+
+    def describe(self, context: int) -> str:
+        """Lines of statistics; `context` is the context length in tokens."""
+        used, after = self.prompt_tokens + self.tokens, self.seconds - self.first
+        speed = f", {(self.tokens - 1) / after:.1f} tokens/s" if self.tokens > 1 and after else ""
+        return (
+            f"prompt: {self.prompt_tokens} tokens, first token after {self.first:.2f} s\n"
+            f"answer: {self.tokens} tokens in {self.seconds:.2f} s{speed}, "
+            f"ended by {self.finish or 'interrupt'}\n"
+            f"context: {used} of {context} tokens ({used / context:.0%})"
+        )
+
+
+def make_prompt(model: LocalModel, conversation: Conversation, *, raw: bool = False) -> Prompt:
+    """The prompt of a conversation; with `raw`, the text of its last message."""
+    if raw:
+        return model.prompt(text_of(conversation.messages[-1]))
+    options: dict[str, Any] = (
+        {} if conversation.think is None else {"enable_thinking": conversation.think}
+    )
+    return model.prompt(conversation.prompt, adapters=conversation.adapters, **options)
+
+
+def print_answer(
+    model: LocalModel, conversation: Conversation, display: Display, *, raw: bool = False
+) -> Answer:
+    """Print the answer while it is generated; Ctrl-C stops it, a second Ctrl-C ends the program.
+
+    Raises an OstroError of the model.
+    """
+    answer = Answer()
+    with interruptible(model.local):
+        try:
+            for part in generate(model, conversation, answer, raw=raw):
+                if part.marker:
+                    display.reason(part.text, part.marker)
+                else:
+                    display.write(part.text)
+        except OstroError:
+            if answer.tokens:
+                display.finish()
+            raise
+        display.finish()
+    return answer
+
+
+def generate(
+    model: LocalModel, conversation: Conversation, answer: Answer, *, raw: bool
+) -> Iterator[Part]:
+    """Yield the parts of an answer and record them in `answer`. An interrupt ends it."""
+    start = time.perf_counter()
+    prompt = make_prompt(model, conversation, raw=raw)
+    answer.prompt_tokens = len(prompt.tokens)
+    end = model.tokenizer.decode(prompt.tokens[-MARKER_TOKENS:], skip_special=False)
+    splitter = ReasoningSplitter("" if raw else end)
+    stream = model.stream(prompt, adapters=conversation.adapters, **conversation.sampling)
+    with closing(stream):
+        try:
+            for piece in stream:
+                answer.seconds = time.perf_counter() - start
+                answer.first = answer.first or answer.seconds
+                answer.tokens += piece.token is not None
+                answer.finish = piece.finish
+                for part in splitter.add(piece.text):
+                    yield record(answer, part)
+        except KeyboardInterrupt:
+            pass
+    for part in splitter.finish():
+        yield record(answer, part)
+
+
+def record(answer: Answer, part: Part) -> Part:
+    """Append a part to the answer, and return it."""
+    if part.marker:
+        answer.reasoning += part.text
+    else:
+        answer.text += part.text
+    return part
+
+
+@contextmanager
+def interruptible(engine: LocalEngine) -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt before the next step of the engine, never during a step.
+
+    A second Ctrl-C before that raises SystemExit at once.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if engine.interrupted:
+            raise SystemExit(128 + number)
+        engine.interrupted = True
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        engine.interrupted = False
