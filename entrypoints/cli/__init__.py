@@ -35,11 +35,18 @@ COMMANDS = {
     "merge": "write a model with adapters merged into its weights",
     "adapters": "check adapters and their effect on a model",
     "fit": "list which formats and context lengths fit in memory",
+    "pull": "download models into the Hugging Face cache",
+    "list": "list the models in the cache, or the aliases",
+    "show": "show what a model is, from its headers",
+    "rm": "delete models from the cache",
     "inspect": "show a checkpoint's config and tensors without loading weights",
     "models": "list the supported architectures and formats",
     "plugins": "list the plugins, their records and their errors",
     "doctor": "check devices, compilers and libraries of this machine",
 }
+
+MODULES = {"list": "list_models"}
+"""Modules whose name is not that of their command: a module `list` would hide the built-in type."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         parser, run = build(argv)
         return int(run(parser.parse_args(argv)) or 0)
@@ -80,7 +89,7 @@ def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
             name, help=text, description=text, examples=EXAMPLES.get(name, ())
         )
         if name == requested:
-            module = import_module(f"{__name__}.{name}")
+            module = import_module(f"{__name__}.{MODULES.get(name, name)}")
             module.add_arguments(command)
             run = module.run
     if requested not in COMMANDS and (

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import OstroError
-from ostro.entrypoints.cli.options import OneModel, parse_settings
+from ostro.entrypoints.cli.options import (
+    OneModel,
+    add_hub_options,
+    add_plugin_option,
+    parse_settings,
+)
 
 if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
@@ -60,14 +65,7 @@ def add_base_options(parser: argparse.ArgumentParser) -> None:
         help="base model: folder, org/name[@revision] or alias (default: none)",
     )
     add("--arch", metavar="NAME", help="architecture (default: as the checkpoint states)")
-    add("--revision", metavar="REV", help="branch, tag or commit on the hub (default: main)")
-    add(
-        "--token-source",
-        metavar="SRC",
-        help="where to read the hub's access token: env:NAME, file:PATH, cache or none "
-        "(default: cache, as `hf auth login` wrote it)",
-    )
-    add("--offline", action="store_true", help="use cached files only, never contact the hub")
+    add_hub_options(parser)
     add(
         "--allow-config",
         action="append",
@@ -75,7 +73,7 @@ def add_base_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="accept this unknown key of config.json",
     )
-    add("--plugin", action="append", default=[], metavar="PATH", help="load a plugin from PATH")
+    add_plugin_option(parser)
     parser.set_defaults(dummy_weights=None)
 
 

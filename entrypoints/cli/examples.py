@@ -71,6 +71,26 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ostro fit Qwen/Qwen3-0.6B --context 32768",
         "ostro fit ./model --memory 6GB --json",
     ),
+    "pull": (
+        "ostro pull smollm2",
+        "ostro pull Qwen/Qwen3-0.6B-GGUF:Q8_0",
+        "ostro pull --adapter org/style-lora",
+    ),
+    "list": (
+        "ostro list",
+        "ostro list --aliases",
+        "ostro list --json",
+    ),
+    "show": (
+        "ostro show smollm2",
+        "ostro show ./model-Q4_K_M.gguf",
+        "ostro show Qwen/Qwen3-0.6B --json",
+    ),
+    "rm": (
+        "ostro rm smollm2",
+        "ostro rm Qwen/Qwen3-0.6B@main",
+        "ostro rm org/one org/two --yes",
+    ),
     "inspect": (
         "ostro inspect ./model",
         "ostro inspect Qwen/Qwen3-0.6B --offline",

@@ -7,6 +7,8 @@ import json
 from collections import Counter
 from typing import Any
 
+from ostro.entrypoints.cli.options import add_plugin_option
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reference", metavar="REF", help="folder, file or org/name on the hub")
@@ -14,9 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offline", action="store_true", help="use cached files only, never contact the hub"
     )
-    parser.add_argument(
-        "--plugin", action="append", default=[], metavar="PATH", help="load a plugin from PATH"
-    )
+    add_plugin_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -80,6 +80,19 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         help="sampling defaults: those of the model or a fallback (auto), or temperature 1 and all "
         "tokens (none) (default: auto)",
     )
+    add_hub_options(group)
+    add(
+        "--allow-config",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="accept this unknown key of config.json; repeat the option for several keys",
+    )
+
+
+def add_hub_options(target: argparse._ActionsContainer) -> None:
+    """Declare the options that select a version on the hub and control its download."""
+    add = target.add_argument
     add("--revision", metavar="REV", help="branch, tag or commit on the hub (default: main)")
     add(
         "--token-source",
@@ -88,12 +101,17 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         "(default: cache, as `hf auth login` wrote it)",
     )
     add("--offline", action="store_true", help="use cached files only, never contact the hub")
+
+
+def add_plugin_option(target: argparse._ActionsContainer) -> None:
+    """Declare --plugin."""
+    add = target.add_argument
     add(
-        "--allow-config",
+        "--plugin",
         action="append",
         default=[],
-        metavar="KEY",
-        help="accept this unknown key of config.json; repeat the option for several keys",
+        metavar="PATH",
+        help="load a plugin from a folder or file; repeat the option for several plugins",
     )
 
 
@@ -165,13 +183,7 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="use only kernels whose results do not depend on the batch; slower",
     )
-    add(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="load a plugin from a folder or file; repeat the option for several plugins",
-    )
+    add_plugin_option(group)
 
 
 def add_debug_options(group: argparse._ArgumentGroup) -> None:

@@ -11,7 +11,7 @@ from ostro.core.errors import nearest
 ADVANCED = frozenset(
     """
     --access-log --adapter-memory --adapter-resolvers --adapter-slots --admin-key --admin-key-file
-    --allow-config --allow-host --api-key-file --arch --chat-template --cors-origin --deterministic
+    --allow-config --allow-host --generation-config --api-key-file --arch --chat-template --cors-origin --deterministic
     --drain-timeout --dtype --dummy-weights --exact --explain --follow --hang-timeout --importance
     --kv-dtype --logprobs --max-adapter-rank --max-adapters --memory --min-p --no-prefix-cache
     --placement --plugin --replay --repetition-penalty --restart --revision --shared-prefix --task

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ostro.entrypoints.cli.options import add_plugin_option
+
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginInfo, PluginManager
 
@@ -18,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hooks", action="store_true", help="list the plugins that implement each hook"
     )
-    parser.add_argument(
-        "--plugin", action="append", default=[], metavar="PATH", help="load a plugin from PATH"
-    )
+    add_plugin_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

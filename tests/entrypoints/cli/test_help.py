@@ -104,7 +104,7 @@ def test_the_usage_shows_positionals_and_required_options(ostro) -> None:
 @pytest.mark.parametrize(
     ("words", "usage", "text"),
     [
-        (["rum"], "ostro", "unknown command 'rum'; nearest: run"),
+        (["srve"], "ostro", "unknown command 'srve'; nearest: serve"),
         (["smollm2"], "ostro", "unknown command 'smollm2'"),
         (["run", "--temprature", "0"], "ostro run", "unknown option --temprature; nearest: --temp"),
         (["run", "--temprature=0"], "ostro run", "unknown option --temprature; nearest: --temp"),
