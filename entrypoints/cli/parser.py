@@ -11,11 +11,12 @@ from ostro.core.errors import nearest
 ADVANCED = frozenset(
     """
     --access-log --adapter-memory --adapter-resolvers --adapter-slots --admin-key --admin-key-file
-    --allow-config --allow-host --generation-config --api-key-file --arch --chat-template --cors-origin --deterministic
-    --drain-timeout --dtype --dummy-weights --exact --explain --follow --hang-timeout --importance
-    --kv-dtype --logprobs --max-adapter-rank --max-adapters --memory --min-p --no-prefix-cache
-    --placement --plugin --replay --repetition-penalty --restart --revision --shared-prefix --task
-    --threads --token-source --tokenizer --topology --with-adapters --with-rank
+    --allow-config --allow-host --api-key-file --arch --chat-template --cors-origin --deterministic
+    --drain-timeout --dtype --dummy-weights --exact --explain --follow --generation-config
+    --hang-timeout --importance --kv-dtype --logprobs --max-adapter-rank --max-adapters --memory
+    --min-p --no-prefix-cache --placement --plugin --repetition-penalty --replay --restart
+    --revision --shared-prefix --task --threads --token-source --tokenizer --topology
+    --with-adapters --with-rank
     """.split()
 )
 """Options that --help omits and --help-all lists, in every command."""
