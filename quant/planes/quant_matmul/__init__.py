@@ -68,22 +68,31 @@ def cpu_kernels(function: str) -> tuple[Kernel, ...]:
     )
 
 
+def naive_kernels(function: str) -> tuple[Kernel, ...]:
+    """The torch kernels of an operation.
+
+    Without a C++ compiler, the CPU uses the first two. They quantize activations as the C++ kernels
+    do, so that a greedy answer does not depend on the compiler.
+    """
+    kinds = [("naive int8", f"{function}_int8", True), ("naive", function, False)]
+    return tuple(
+        Kernel(
+            name=name + (", row by row" if deterministic else ", blocks of rows"),
+            call=f"{__name__}.naive:{call}" + "_deterministic" * deterministic,
+            devices=("cpu",) if quantizes else ("cpu", "cuda"),
+            dtypes=FLOATS if quantizes else None,
+            deterministic=deterministic,
+            quantizes_activations=quantizes,
+            fits=supports_group if quantizes else None,
+        )
+        for name, call, quantizes in kinds
+        for deterministic in (False, True)
+    )
+
+
 def kernels(function: str) -> tuple[Kernel, ...]:
     """All kernels of an operation, in order of preference."""
-    return (
-        *cuda_kernels(function),
-        *cpu_kernels(function),
-        Kernel(
-            name="naive, blocks of rows",
-            call=f"{__name__}.naive:{function}",
-            deterministic=False,
-        ),
-        Kernel(
-            name="naive, row by row",
-            call=f"{__name__}.naive:{function}_deterministic",
-            deterministic=True,
-        ),
-    )
+    return (*cuda_kernels(function), *cpu_kernels(function), *naive_kernels(function))
 
 
 MATMUL = kernels("matmul")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ostro.quant.planes.planes import CELL, Planes, unpack_codes
+
+Multiply = Callable[[Tensor, Planes], Tensor]
 
 ROWS = 1024  # rows dequantized at a time: a few MB, which fit the CPU's cache
 
@@ -53,32 +57,71 @@ def matmul(x: Tensor, planes: Planes) -> Tensor:
     return torch.cat([x @ block.t() for block in blocks], -1)
 
 
-def matmul_quantized(x: Tensor, planes: Planes) -> Tensor:
-    """Reference of kernels that quantize activations: `matmul` of the quantized x, in float32."""
-    q, d = quantize_activations(x)
-    cells = q.float().unflatten(-1, (-1, CELL)) * d[..., None]
-    return matmul(cells.flatten(-2), planes).to(x.dtype)
+def matmul_int8(x: Tensor, planes: Planes) -> Tensor:
+    """`matmul` in float32 with x quantized to int8: the reference of kernels that quantize x.
+
+    Like those kernels, it keeps x as it is if the code table does not hold integers.
+    """
+    rows = x.float()
+    if planes.table is None or table_as_bytes(planes.table) is not None:
+        q, d = quantize_activations(rows)
+        rows = (q.float().unflatten(-1, (-1, CELL)) * d[..., None]).flatten(-2)
+    return matmul(rows, planes).to(x.dtype)
 
 
-def matmul_deterministic(x: Tensor, planes: Planes) -> Tensor:
-    """As `matmul`, one row of x at a time, so that no row's bits depend on the batch."""
-    rows = [matmul(row, planes) for row in x.split(1)]
+BYTE_ZERO = 128  # the byte that represents 0 in `table_as_bytes`
+
+
+def table_as_bytes(table: Tensor) -> tuple[Tensor, float] | None:
+    """Return a table as uint8 bytes and a unit: value = unit * (byte - `BYTE_ZERO`).
+
+    Returns None if it has more than 16 values or values that are not such multiples.
+    """
+    for unit in (1.0, 0.5, 0.25, 0.125) if len(table) <= 16 else ():
+        values = table.float() / unit + BYTE_ZERO
+        if bool(((values == values.round()) & (values >= 0) & (values <= 255)).all()):
+            return values.to(torch.uint8), unit
+    return None
+
+
+def matmul_deterministic(x: Tensor, planes: Planes, multiply: Multiply = matmul) -> Tensor:
+    """As `multiply`, one row of x at a time, so that no row's bits depend on the batch."""
+    rows = [multiply(row, planes) for row in x.split(1)]
     return torch.cat(rows) if rows else x.new_empty(0, planes.shape[0])
 
 
-def grouped_matmul(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+def grouped_matmul(
+    x: Tensor, planes: Planes, expert_of_row: Tensor, multiply: Multiply = matmul
+) -> Tensor:
     """See the package."""
     y = x.new_empty(x.shape[0], planes.shape[-2])
     for expert in expert_of_row.unique().tolist():
         rows = expert_of_row == expert
-        y[rows] = matmul(x[rows], planes.select(slice(expert, expert + 1)).rows())
+        y[rows] = multiply(x[rows], planes.select(slice(expert, expert + 1)).rows())
     return y
 
 
-def grouped_matmul_deterministic(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+def grouped_matmul_deterministic(
+    x: Tensor, planes: Planes, expert_of_row: Tensor, multiply: Multiply = matmul
+) -> Tensor:
     """As `grouped_matmul`, one row of x at a time."""
     y = x.new_empty(x.shape[0], planes.shape[-2])
     for row, expert in enumerate(expert_of_row.tolist()):
         weight = planes.select(slice(expert, expert + 1)).rows()
-        y[row] = matmul(x[row : row + 1], weight)[0]
+        y[row] = multiply(x[row : row + 1], weight)[0]
     return y
+
+
+def matmul_int8_deterministic(x: Tensor, planes: Planes) -> Tensor:
+    """As `matmul_int8`, one row of x at a time."""
+    return matmul_deterministic(x, planes, matmul_int8)
+
+
+def grouped_matmul_int8(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+    """As `grouped_matmul`, with x quantized to int8."""
+    return grouped_matmul(x, planes, expert_of_row, matmul_int8)
+
+
+def grouped_matmul_int8_deterministic(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
+    """As `grouped_matmul_int8`, one row of x at a time."""
+    return grouped_matmul_deterministic(x, planes, expert_of_row, matmul_int8)

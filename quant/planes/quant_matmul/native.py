@@ -17,6 +17,7 @@ from ostro.errors import InvalidTensor
 from ostro.ops import native
 from ostro.quant.planes.planes import CELL, WIDTHS, Planes
 from ostro.quant.planes.quant_matmul.interleaved import InterleavedPlanes
+from ostro.quant.planes.quant_matmul.naive import BYTE_ZERO, table_as_bytes
 
 TYPES = {
     torch.float32: 0,
@@ -223,7 +224,9 @@ class IntegerArgs(KernelArgs):
         super().__init__(weight)
         struct, table = self.struct, weight.template.table
         if table is not None:
-            values, struct.table_unit = table_as_bytes(table)
+            if (as_bytes := table_as_bytes(table)) is None:
+                raise NotIntegers
+            values, struct.table_unit = as_bytes
             padded = torch.nn.functional.pad(values, (0, 16 - len(values)))
             struct.code_bytes = self.address(padded)
             struct.zero_point = BYTE_ZERO
@@ -235,25 +238,8 @@ class IntegerArgs(KernelArgs):
             struct.zero_residual = struct.shared_zero
 
 
-BYTE_ZERO = 128  # the byte of code_bytes that represents 0
-
-
 class NotIntegers(Exception):
     """A code table cannot be represented as bytes."""
-
-
-def table_as_bytes(table: Tensor) -> tuple[Tensor, float]:
-    """Return a table as uint8 bytes and a unit: value = unit * (byte - `BYTE_ZERO`).
-
-    Raises NotIntegers if it has more than 16 values or values that are not such multiples.
-    """
-    if len(table) > 16:
-        raise NotIntegers
-    for unit in (1.0, 0.5, 0.25, 0.125):
-        values = table.float() / unit + BYTE_ZERO
-        if bool(((values == values.round()) & (values >= 0) & (values <= 255)).all()):
-            return values.to(torch.uint8), unit
-    raise NotIntegers
 
 
 def weight_of(planes: Planes | NativeWeight) -> NativeWeight:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
@@ -87,7 +89,7 @@ def planes(kind: str, bits: int, group: int, n: int, k: int, *experts: int) -> P
 def truth(x: Tensor, weights: Planes, kind: str) -> Tensor:
     """Expected result of `matmul`: x is quantized unless the table holds other values than int8."""
     exact = kind == "table" or (kind == "integers" and weights.bits > 4)
-    return (naive.matmul if exact else naive.matmul_quantized)(x.float(), weights)
+    return (naive.matmul if exact else naive.matmul_int8)(x.float(), weights)
 
 
 def assert_near(ours: Tensor, theirs: Tensor, *, edge: float = EDGE) -> None:
@@ -297,3 +299,23 @@ def test_choice(kernels: Any, exact: bool, group: int, kernel: str) -> None:
         )
         assert Op(kernels, bits=4, group=group).select(target).kernel.name == kernel
         assert "naive" in Op(kernels, bits=4, group=24).select(target).kernel.name
+
+
+@pytest.mark.parametrize("kind", ["super", "integers", "table"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_without_a_compiler_the_results_are_the_same(
+    kind: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel that replaces the native one quantizes x in the same cases."""
+    monkeypatch.setitem(sys.modules, native.__name__, None)  # its import fails
+    weights, x = planes(kind, 4, 32, 37, 96, 2), torch.randn(5, 96)
+    experts = torch.tensor([0, 0, 0, 1, 1])
+    target = Target(device=torch.device("cpu"), dtype=torch.float32, deterministic=deterministic)
+    first = weights.select(slice(0, 1)).rows()
+    product, grouped = Op(ops.MATMUL, bits=4, group=32), Op(ops.GROUPED_MATMUL, bits=4, group=32)
+    for op in (product, grouped):
+        assert op.select(target).kernel.name.startswith("naive int8")
+    assert_near(product(x, first), native.matmul(x, first))
+    assert_near(grouped(x, weights, experts), native.grouped_matmul(x, weights, experts))
+    exact = replace(target, exact=True)
+    assert product.select(exact).kernel.name.startswith("naive, ")

@@ -108,7 +108,7 @@ def assert_near(y: Tensor, truth: Tensor, bound: float) -> None:
 def truth_of(x: Tensor, made: Planes, rounds: bool) -> Tensor:
     """The naive result in float32; x is quantized only for tables of integers."""
     integers = weight.prepare(made).has_integer_values
-    multiply = naive.matmul_quantized if rounds and integers else naive.matmul
+    multiply = naive.matmul_int8 if rounds and integers else naive.matmul
     return multiply(x.float(), made)
 
 
