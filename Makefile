@@ -1,16 +1,17 @@
 # `make help` lists the targets. They need Python 3.11 or newer, make and a C++ compiler.
-PYTHON ?= python3
-BIN := .venv/bin
+# VENV is the environment; PYTHON creates it (default: the first one that is new enough).
+VENV ?= .venv
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help run test test-slow test-all fmt lint types resolve hooks wheel clean
+.PHONY: help run test test-sample test-slow test-all fmt lint types resolve hooks wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' Makefile
 
-run: .venv/run  ## install ostro in .venv and answer a prompt with the starter model
+run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter model
 	@$(BIN)/ostro run -i "What is 27 + 15?"
 	@echo
 	@echo "That was the starter model, which comes with ostro. Now try:"
@@ -19,48 +20,50 @@ run: .venv/run  ## install ostro in .venv and answer a prompt with the starter m
 	@echo "  $(BIN)/ostro serve                                serve it on http://127.0.0.1:1234/v1"
 	@echo "  make test                                         run the tests"
 
-test: .venv/test  ## run the quick tests (ten minutes on two cores)
+test: $(VENV)/test  ## run the quick tests (ten minutes on two cores)
 	$(PYTEST) -m "not slow and not peer and not gpu"
 
-test-slow: .venv/test  ## run the slow tests of continuous integration
+test-sample: $(VENV)/test  ## run the quick tests of the core and the entrypoints, for a second Python
+	$(PYTEST) -m "not slow and not peer and not gpu" tests/core tests/entrypoints
+
+test-slow: $(VENV)/test  ## run the slow tests of continuous integration
 	$(PYTEST) -m "slow and not grid and not peer and not gpu"
 
-test-all: .venv/test  ## run all tests that need no other engine (hours)
+test-all: $(VENV)/test  ## run all tests that need no other engine (hours)
 	$(PYTEST) -m "not peer"
 
-fmt: .venv/dev  ## fix lint errors and format the code
+fmt: $(VENV)/dev  ## fix lint errors and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lint: .venv/dev  ## check lint and format
+lint: $(VENV)/dev  ## check lint and format, also of scripts and the Dockerfile
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	[ ! -x $(BIN)/shellcheck ] || $(BIN)/shellcheck install.sh .ci/*  # no wheel for ARM Linux
+	[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint Dockerfile  # no wheel for Windows
 
-types: .venv/dev  ## check types
+types: $(VENV)/dev  ## check types
 	$(BIN)/mypy
 
-resolve: .venv/dev  ## resolve the dependencies under constraints.txt, without installing
+resolve: $(VENV)/dev  ## resolve the dependencies under constraints.txt, for all platforms
 	.ci/resolve $(BIN)/uv
 
-hooks: .venv/dev  ## install the git hooks: lint, format and types before each commit
+hooks: $(VENV)/dev  ## install the git hooks: lint, format and types before each commit
 	$(BIN)/pre-commit install
 
-wheel: .venv/dev  ## build the wheel into dist
+wheel: $(VENV)/dev  ## build the wheel into dist
 	$(PIP) wheel --quiet --no-deps -w dist .
 
 clean:  ## remove the environment and build outputs
 	rm -rf .venv dist build
 
-.venv/run: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("ostro needs Python 3.11 or newer; try make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet torch -c constraints.txt
-	$(PIP) install --quiet -e . -c constraints.txt
+$(VENV)/run: pyproject.toml constraints.txt
+	@OSTRO_VENV=$(VENV) PYTHON='$(PYTHON)' sh install.sh -c constraints.txt -e .
 	@touch $@
 
-.venv/test: .venv/run
+$(VENV)/test: $(VENV)/run
 	$(PIP) install --quiet -e '.[test]' -c constraints.txt
 	@touch $@
 
-.venv/dev: .venv/test
+$(VENV)/dev: $(VENV)/test
 	$(PIP) install --quiet -e '.[dev]' -c constraints.txt
 	@touch $@
