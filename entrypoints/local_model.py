@@ -44,8 +44,9 @@ Adapters = Sequence[str] | Mapping[str, float]
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | Prompt
 """Text, messages ({"role": ..., "content": ...}) with media among their parts, or token ids."""
 
-Progress = Callable[[int, int], None]
-"""Receives the bytes of weights read so far, and their total."""
+Progress = Callable[[str, int, int], None]
+"""Receives a stage of loading ("reading weights", "compiling kernels", "warming up"), the units
+done and the units in total; weights count in bytes."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,7 @@ class LocalModel:
         """Load the weights of a model. Raises an OstroError if they cannot be loaded."""
         from ostro.core.engine.start import open_engine
 
-        def report(what: str, done: int, total: int) -> None:
-            if progress is not None and what == "reading weights":
-                progress(done, total)
-
+        report = progress or (lambda what, done, total: None)
         engine, _ = open_engine([model.load], plugins, report, warm=False)
         self.plugins, self.settings, self.name = plugins, model.settings, model.name
         self.models, self.local, self.closed = engine, LocalEngine(engine), False

@@ -29,7 +29,6 @@ from ostro.core.ipc.messages import ModelSpec, Requantize
 from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
 from ostro.core.load.pooling import read_pooling
-from ostro.core.load.weights import Progress
 from ostro.core.nn import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
@@ -55,9 +54,8 @@ def open_engine(
     that. Raises OstroError if the settings or a model are invalid.
     """
     set_threads(models[0].settings.threads)
-    progress = partial(report, "reading weights")
     # All weights before the first cache, whose size is a share of the memory that is left.
-    loaded_models = [open_weights(model.settings, plugins, progress) for model in models]
+    loaded_models = [open_weights(model.settings, plugins, report) for model in models]
     entries, explain = dict[str, ModelEntry](), list[str]()
     for model, loaded in zip(models, loaded_models, strict=True):
         share = 1 / len(models)
@@ -78,11 +76,11 @@ def open_engine(
 
 
 def open_weights(
-    settings: Settings, plugins: PluginManager, progress: Progress | None = None
+    settings: Settings, plugins: PluginManager, report: ProgressCallback | None = None
 ) -> LoadedModel:
     """Find the model of the settings and load it. Raises OstroError as `open_engine`."""
     path = find(settings, plugins)
-    return load_model(path, settings, plugins, progress, open_probe=open_probe)
+    return load_model(path, settings, plugins, report, open_probe=open_probe)
 
 
 def change_formats(
@@ -98,8 +96,7 @@ def change_formats(
     Raises UsageError before any change.
     """
     changed = replace(settings, quant=message.quant, topology=message.topology)
-    progress = partial(report, "reading weights")
-    requantize(loaded, changed, plugins, progress, open_probe=open_probe)
+    requantize(loaded, changed, plugins, report, open_probe=open_probe)
     if engine is not None:
         refresh(engine, loaded, changed)
     return loaded.explain

@@ -106,7 +106,7 @@ def read_weights(
     loaded.placement.move()
     cast_biases(model, loaded.dtype)
     target = target_of(loaded.device, loaded.dtype, settings)
-    finalize(loaded, target, loaded.placement)
+    finalize(loaded, target, loaded.placement, progress)
     return target
 
 
@@ -164,15 +164,24 @@ def cast_biases(model: Model, dtype: torch.dtype) -> None:
             module.bias.data = module.bias.data.to(dtype)
 
 
-def finalize(loaded: LoadedModel, target: Target, placement: Placement | None = None) -> None:
+def finalize(
+    loaded: LoadedModel,
+    target: Target,
+    placement: Placement | None = None,
+    progress: Progress | None = None,
+) -> None:
     """Finalize everything that depends on the device: weight layouts, rope tables, kernels.
 
-    Appends the choices of kernels to `loaded.explain`.
+    The first use of a native kernel compiles it. Appends the choices of kernels to
+    `loaded.explain`.
     """
     placement = placement or Placement(loaded.model, target.device)
     reasons: Counter[str] = Counter()
     loaded.layers = []
-    for path, module in loaded.model.named_modules():
+    modules = list(loaded.model.named_modules())
+    for done, (path, module) in enumerate(modules):
+        if progress is not None:
+            progress("compiling kernels", done, len(modules))
         here = replace(target, device=placement.device(module))
         if isinstance(module, Linear | Embedding | ExpertLinear):
             with placement.on_device(module):

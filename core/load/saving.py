@@ -15,12 +15,12 @@ from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import tied_names
 from ostro.core.load.names import FLOATS, Named, StorageTransform, Transform
 from ostro.core.load.quantize import Maker, QuantizationPlan
-from ostro.core.load.weights import Progress, WeightReader, refuse, slots
+from ostro.core.load.weights import WeightReader, refuse, slots
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
 
-SavingProgress = Progress
+SavingProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from ostro.core.placement.placement import Placement
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Quantizer, TensorInfo, resolve
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, total bytes) while tensors are read."""
+Progress = Callable[[str, int, int], None]
+"""Called with a stage of loading, the units done and the units in total; weights count in bytes."""
 
 MAX_LISTED = 10
 
@@ -215,7 +215,7 @@ def fill(
             put(slot, tensors[""], reader)
         done += sum(container.tensors[n.theirs].nbytes for n in tensors.values())
         if progress is not None:
-            progress(done, total)
+            progress("reading weights", done, total)
     if reader.broken:
         logger.warning(
             "%s: %d tensor(s) contain NaN or Inf, the output will be garbage; first: %s; download "

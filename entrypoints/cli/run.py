@@ -20,7 +20,7 @@ from ostro.entrypoints.cli.options import (
     add_reference,
     parse_settings,
 )
-from ostro.entrypoints.cli.progress import progress
+from ostro.entrypoints.cli.progress import loading
 
 if TYPE_CHECKING:
     from ostro.entrypoints.local_model import LocalModel, Piece
@@ -170,7 +170,7 @@ def load(args: argparse.Namespace) -> LocalModel:
     """Load the model of the options, with a progress bar on a terminal."""
     from ostro.entrypoints.python import load_text
 
-    with progress() as report:
+    with loading() as report:
         return load_text(parse_settings(args), args.plugin, progress=report)
 
 
