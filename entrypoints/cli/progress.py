@@ -64,13 +64,20 @@ class LoadingLine:
     def redraw(self) -> None:
         """Draw the line until it is closed."""
         while True:
-            columns = os.get_terminal_size(self.stream.fileno()).columns or 80
-            line = self.text(monotonic() - self.since)[: columns - 1]
+            line = self.text(monotonic() - self.since)[: self.columns - 1]
             # The cursor stays at the start of the line, which a log message may overwrite.
             self.stream.write(f"\x1b[K{line}\r")
             self.stream.flush()
             if self.closed.wait(REDRAW_SECONDS):
                 return
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal, 80 if it is unknown."""
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or 80
+        except OSError:
+            return 80
 
     def text(self, seconds: float) -> str:
         """The line, for a stage that has lasted some seconds."""
