@@ -43,6 +43,7 @@ COMMANDS = {
     "models": "list the supported architectures and formats",
     "plugins": "list the plugins, their records and their errors",
     "doctor": "check devices, compilers and libraries of this machine",
+    "completion": "print a completion script for bash, zsh or fish",
 }
 
 MODULES = {"list": "list_models"}

@@ -106,6 +106,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ostro plugins --hooks",
         "ostro plugins --plugin ./my_plugin --json",
     ),
+    "completion": (
+        "ostro completion bash",
+        "ostro completion zsh > ~/.zfunc/_ostro",
+        "ostro completion fish > ~/.config/fish/completions/ostro.fish",
+    ),
     "doctor": (
         "ostro doctor",
         "ostro doctor --json",
