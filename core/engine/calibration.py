@@ -31,26 +31,27 @@ from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import end_ids
 from ostro.core.load.planning import Weight
 from ostro.core.load.quantize import Maker, QuantizationPlan
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import Progress, slots
 from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
-TOKENS = 2048
-"""Tokens on which importances are measured."""
+TOKENS = 1024
+"""The least tokens of texts; importances are measured on all of them."""
 
 TEXTS, LENGTH, BATCHES = 32, 64, 8
 """Texts generated in one batch, the most tokens of each, and the most batches: some models end most
 texts at once."""
 
-MAX_LOGITS, MAX_OPERATIONS = 2**26, 2**38
-"""The most reference logits in memory, and the most multiplications of one forward pass: for a
-divergence, a model of 10^9 weights reads some 270 tokens."""
+MAX_OPERATIONS = 2**36
+"""The most multiplications of one forward pass: for a divergence, a model of 10^9 weights reads
+some 70 tokens."""
 
-DIVERGENCE_TOKENS = 64, 512
-"""The least and the most tokens on which a divergence is measured."""
+DIVERGENCE_TOKENS = 64, 128
+"""The least and the most tokens on which a divergence is measured. The divergences of weights are
+compared on the same tokens, so that few suffice."""
 
 SLICE = 128
 """Positions whose logits are computed at a time."""
@@ -69,12 +70,11 @@ class Calibration:
         self.tensors = loaded.arrange()[0]
         self.texts = generate(loaded, engine)
         count = sum(prod(slot.shape) for slot in slots(loaded.model))
-        tokens = min(MAX_LOGITS // engine.vocab, MAX_OPERATIONS // count)
         least, most = DIVERGENCE_TOKENS
-        tokens = max(least, min(most, tokens))
+        tokens = max(least, min(most, MAX_OPERATIONS // count))
         read = list(accumulate(map(len, self.texts)))
         self.divergence_texts = self.texts[: bisect_left(read, tokens) + 1]
-        self.reference_logits = list(self.logits(self.divergence_texts))
+        self.reference = [(each, each.softmax(-1)) for each in self.logits(self.divergence_texts)]
 
     def read(self, texts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Any]]:
         """Hidden states [t, d] of texts, batch by batch, each with its step."""
@@ -94,16 +94,20 @@ class Calibration:
             for rows in torch.arange(len(hidden), device=hidden.device).split(SLICE):
                 yield logits(hidden, replace(step, logits_indices=rows)).float()
 
+    @torch.inference_mode()
     def divergence(self) -> float:
-        """KL divergence of the current model from the float model, in nats per token."""
-        total, positions = 0.0, 0
+        """KL divergence of the current model from the float model, in nats per token.
+
+        log E_p[exp(d - E_p[d])] for differences d of the logits: small differences keep their
+        precision in float32, unlike differences of log-probabilities.
+        """
         current = self.logits(self.divergence_texts)
-        for reference, logits in zip(self.reference_logits, current, strict=True):
-            # float64: the divergence of a good format is near the rounding errors of float32.
-            p, q = (each.double().log_softmax(-1) for each in (reference, logits))
-            total += float((p.exp() * (p - q)).sum())
-            positions += len(p)
-        return total / positions
+        found = []
+        for (reference, p), logits in zip(self.reference, current, strict=True):
+            change = logits.sub_(reference)
+            change -= (p * change).sum(-1, keepdim=True)
+            found.append((p * change.expm1_()).sum(-1).log1p_())
+        return float(torch.cat(found).mean())
 
     def importance(self) -> dict[str, Tensor]:
         """Mean squares [k] float32 of the inputs of each weight's columns, by slot name."""
@@ -185,14 +189,12 @@ def add_inputs(found: dict[Module, InputSquares], module: Any, inputs: Any, outp
         count, experts = module.experts, inputs[1]
     else:
         count, experts = 1, torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    if module not in found:
-        found[module] = InputSquares(count, module.n_in, x.device)
-    found[module].add(x, experts)
+    found.setdefault(module, InputSquares(count, module.n_in, x.device)).add(x, experts)
 
 
 @contextmanager
 def open_probe(
-    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
+    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager, progress: Progress
 ) -> Iterator[Calibration | None]:
     """Load the model at a path in floats, within the context.
 
@@ -202,12 +204,13 @@ def open_probe(
     if floats is None:
         yield None
         return
-    loaded = load_model(path, floats, plugins)
+    loaded = load_model(path, floats, plugins, progress)
     loaded.context = min(loaded.context, LENGTH)
     kind = loaded.device.type
     batch = replace(floats, context=loaded.context, max_seqs=TEXTS)
     blocks = max(TEXTS * (ceil(LENGTH / BLOCK[kind]) + 2), ROWS[kind] // 2)
     with ready_engine(loaded, batch, plugins, rows=ROWS[kind], blocks=blocks) as engine:
+        progress("generating texts for calibration", 0, 0)
         yield Calibration(loaded, engine, plugins)
 
 

@@ -67,7 +67,7 @@ def load_model(
 
     Raises an OstroError that names the file, tensor, field or plugin at fault.
     """
-    found = plan_model(path, settings, plugins, open_probe)
+    found = plan_model(path, settings, plugins, open_probe, progress)
     model, container = found.model, found.container
     origin = plugins.origin("architectures", found.architecture.name)
     model.origin = f"architecture {found.architecture.name}" + (origin and f", {origin}")
@@ -126,7 +126,7 @@ def requantize(
     sensitive, places = loaded.architecture.sensitive, list(slots(loaded.model))
     plan = read_plan(settings, sensitive, loaded.names, places, plugins)
     if plan is not None and plan.planner is not None:
-        plan = plan_model(loaded.path, settings, plugins, open_probe).plan
+        plan = plan_model(loaded.path, settings, plugins, open_probe, progress).plan
     loaded.explain = transformers_backend.explain(loaded.architecture, settings)
     read_weights(loaded, plan, settings, plugins, progress)
     loaded.identity = identity(loaded.container, loaded.dtype, settings)

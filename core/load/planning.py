@@ -16,7 +16,7 @@ from ostro.core.errors import UsageError
 from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan, matches
 from ostro.core.load.sizes import Shape, Sizes
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import Progress, slots
 from ostro.core.nn import Embedding, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
@@ -68,7 +68,8 @@ class Probe(Protocol):
 
 
 OpenProbe = Callable[
-    [ModelOutline, Path, Settings, PluginManager], AbstractContextManager[Probe | None]
+    [ModelOutline, Path, Settings, PluginManager, Progress],
+    AbstractContextManager[Probe | None],
 ]
 """Opens a context with the loaded float model; None if it cannot run here."""
 
@@ -85,6 +86,14 @@ class Planned:
     importance: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+class PlanInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a search. `planned` is based on the measurements made before it."""
+
+    def __init__(self, planned: Planned) -> None:
+        super().__init__(planned.outcome)
+        self.planned = planned
+
+
 class PlanRequest:
     """The input of a planner.
 
@@ -93,6 +102,7 @@ class PlanRequest:
     weights     the float weights that match no rule of `--topology`
     makers      the installed formats, by name
     importance  the user's importance matrix, by slot name
+    report      receives the progress of the planner: (stage, steps done, steps in total)
     """
 
     def __init__(
@@ -101,9 +111,10 @@ class PlanRequest:
         settings: Settings,
         plugins: PluginManager,
         probe: Callable[[], AbstractContextManager[Probe | None]],
+        report: Progress,
     ) -> None:
         assert found.plan is not None, "nothing is to be quantized"
-        self.found, self.plan, self.probe = found, found.plan, probe
+        self.found, self.plan, self.probe, self.report = found, found.plan, probe, report
         self.sizes = Sizes(found, settings, plugins)
         self.text, self.name = settings.quant or "", found.container.path.name
         self.makers, self.importance = self.plan.known, self.plan.importance
@@ -184,12 +195,16 @@ def spread(count: int, limit: int) -> list[int]:
 
 
 def plan_model(
-    path: Path, settings: Settings, plugins: PluginManager, open_probe: OpenProbe | None = None
+    path: Path,
+    settings: Settings,
+    plugins: PluginManager,
+    open_probe: OpenProbe | None = None,
+    progress: Progress | None = None,
 ) -> ModelOutline:
     """Describe the model at a local path, with the format of every weight.
 
     A planner that claims `--quant` runs the model through `open_probe`. Raises an OstroError, as
-    `outline` does, and UsageError for a plan that is not possible.
+    `outline` does, UsageError for a plan that is not possible, and PlanInterrupted.
     """
     found = outline(path, settings, plugins)
     planner = None if found.plan is None else found.plan.planner
@@ -200,7 +215,8 @@ def plan_model(
             f"--quant {settings.quant}: the planner {planner.name} must run the model to choose "
             "formats, which is not possible here; use a format such as q4k"
         )
-    probe = partial(open_probe, found, path, settings, plugins)
-    request = PlanRequest(found, settings, plugins, probe)
+    report: Progress = progress or (lambda *step: None)
+    probe = partial(open_probe, found, path, settings, plugins, report)
+    request = PlanRequest(found, settings, plugins, probe, report)
     plan: FormatPlanner = resolve(planner.plan)
     return replace(found, plan=request.plan_of(plan(request)))

@@ -21,6 +21,7 @@ from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
 
 SavingProgress = Callable[[int, int], None]
+"""Called with (bytes done, total bytes) while weights are written."""
 
 
 @dataclass(frozen=True)

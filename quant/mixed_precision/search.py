@@ -1,84 +1,88 @@
 """Mixed-precision search: choose formats within a budget that minimise the model's divergence.
 
 The error of a format in a weight is measured on rows of the weight (`errors`). The sensitivity of
-the model to errors in a weight is measured once per weight: only that weight is quantized and the
-logits are compared with the float model. The divergence is assumed to be proportional to the
-weighted squared error, for all formats. A knapsack then selects the formats.
+the model to errors in a weight is measured on some weights (`sensitivity`): only that weight is
+quantized and the logits are compared with the float model. The divergence is assumed to be
+proportional to the weighted squared error, for all formats. A knapsack then selects the formats.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby, product
 from math import ceil
-from statistics import median
 
 from torch import Tensor
 
 from ostro.checkpoints import FLOAT_FORMAT as FLOAT
-from ostro.checkpoints import Maker, PlanRequest, Probe, format_bytes
+from ostro.checkpoints import Maker, PlanInterrupted, PlanRequest, format_bytes
 from ostro.checkpoints import PlannedFormats as Planned
 from ostro.checkpoints import PlannedWeight as Weight
 from ostro.errors import UsageError
 from ostro.quant.mixed_precision.budget import Budget, read_budget
-from ostro.quant.mixed_precision.errors import TINY, FormatErrors
+from ostro.quant.mixed_precision.errors import FormatErrors
 from ostro.quant.mixed_precision.knapsack import Knapsack, Option, combine, hull
-
-PROBE_BITS = 3.5
-"""Bits at which sensitivities are measured: few enough for an error above the numerical noise, and
-enough for the divergence to be proportional to the squared error."""
+from ostro.quant.mixed_precision.sensitivity import Sensitivities
 
 SPLIT_PENALTY = 1.05
 """Factor on the errors of a unit whose parts have different formats: it needs several matmuls, so
 the gain must be worth it."""
 
-SENSITIVE = 4.0
-"""The relative sensitivity of embeddings, heads and weights that an architecture calls sensitive,
-if none was measured."""
-
-logger = logging.getLogger(__name__)
-
 
 def plan(request: PlanRequest) -> Planned:
     """Choose the formats for the budget in `--quant`.
 
-    Raises UsageError for a budget that is too small, with the smallest possible one.
+    Raises UsageError for a budget that is too small, with the smallest possible one, and
+    PlanInterrupted on Ctrl-C once the errors of all formats are known.
     """
     budget = read_budget(request.text)
-    return CostTable.measure(request).plan(budget)
+    table = CostTable.measure(request)
+    planned = table.plan(budget)
+    if table.interrupted:
+        raise PlanInterrupted(planned)
+    return planned
 
 
 @dataclass(frozen=True)
 class CostTable:
     """The cost of each format of each weight, in bytes and in divergence.
 
-    `units` are groups of weights that can be fused. `measured` is False if the float model could
-    not run: costs are then relative errors of weights.
+    `units` are groups of weights that can be fused. `measured` is the number of weights whose
+    sensitivity was measured. It is 0 if the float model could not run: costs are then relative
+    errors of weights. `interrupted` is true if Ctrl-C ended the measurement.
     """
 
     request: PlanRequest
     importance: Mapping[str, Tensor]
     units: Sequence[Sequence[Weight]]
     knapsack: Knapsack
-    measured: bool
+    measured: int
+    interrupted: bool = False
 
     @classmethod
     def measure(cls, request: PlanRequest) -> CostTable:
         """Measure the costs of the weights of a request."""
-        logger.info("%s: measuring the errors of formats", request.name)
+        interrupted = False
         with request.probe() as probe:
             importance = request.importance
             if not importance and probe is not None:
+                request.report("measuring importances", 0, 0)
                 importance = probe.importance()
             errors = FormatErrors(request, importance)
-            sensitivities = measure_sensitivities(errors, probe)
+            errors.measure_all()
+            sensitivities = Sensitivities(errors)
+            try:
+                if probe is not None:
+                    sensitivities.measure(probe)
+            except KeyboardInterrupt:
+                interrupted = True
         units = [list(group) for _, group in groupby(request.weights, key=lambda each: each.path)]
-        knapsack = Knapsack([options(unit, errors, sensitivities) for unit in units])
-        return cls(request, importance, units, knapsack, probe is not None)
+        known = sensitivities.all()
+        knapsack = Knapsack([options(unit, errors, known) for unit in units])
+        return cls(request, importance, units, knapsack, len(sensitivities.gains), interrupted)
 
     def plan(self, budget: Budget) -> Planned:
         """The formats with the least divergence within a budget. Raises UsageError like `plan`."""
@@ -95,33 +99,6 @@ class CostTable:
         }
         outcome = describe(budget, self.request, picked, self.measured)
         return Planned(formats, outcome, self.importance)
-
-
-def measure_sensitivities(errors: FormatErrors, probe: Probe | None) -> dict[Weight, float]:
-    """The sensitivity of each weight: divergence in nats per token, per relative squared error.
-
-    Weights without a measured divergence (unused experts) get the median of the others.
-    """
-    weights = errors.request.weights
-    found = {weight: sensitivity(weight, errors, probe) for weight in weights}
-    known = [value for value in found.values() if value > 0]
-    default = median(known) if known else 1.0
-    extra = 1.0 if known else SENSITIVE
-    return {
-        weight: value or default * (extra if weight.sensitive else 1.0)
-        for weight, value in found.items()
-    }
-
-
-def sensitivity(weight: Weight, errors: FormatErrors, probe: Probe | None) -> float:
-    makers = errors.makers[weight.shape]
-    if probe is None or not makers:
-        return 0.0
-    maker = min(makers, key=lambda maker: abs(maker.format.bits - PROBE_BITS))
-    with probe.replaced(weight, maker, errors.importance):
-        divergence = probe.divergence()
-    error = errors.measure(weight, [maker])[maker.format.name]
-    return max(divergence, 0.0) / max(error, TINY)
 
 
 def options(
@@ -178,7 +155,7 @@ def round_up_size(nbytes: int) -> str:
     return f"{ceil(100 * nbytes / scale) / 100}{unit}"
 
 
-def describe(budget: Budget, request: PlanRequest, picked: Sequence[Option], measured: bool) -> str:
+def describe(budget: Budget, request: PlanRequest, picked: Sequence[Option], measured: int) -> str:
     """The line for --explain."""
     count = sum(weight.count for weight in request.weights)
     nbytes = sum(option.nbytes for option in picked)
@@ -186,9 +163,10 @@ def describe(budget: Budget, request: PlanRequest, picked: Sequence[Option], mea
     formats = ", ".join(f"{n} x {name}" for name, n in names.most_common())
     divergence = sum(option.error for option in picked)
     basis = (
-        f"estimated divergence {divergence:.2g} nats per token"
+        f"estimated divergence {divergence:.2g} nats per token, from the sensitivities of "
+        f"{measured} of {len(request.weights)} weights"
         if measured
-        else "chosen by the errors of weights only: the float model does not fit in memory"
+        else "chosen by the errors of weights only: the float model did not run"
     )
     return (
         f"budget {budget.text}: {format_bytes(nbytes + request.fixed)} of weights, "

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ostro.core.device import format_bytes, parse_size
     from ostro.core.load.experts import Expert
     from ostro.core.load.names import Named, Transform
+    from ostro.core.load.planning import PlanInterrupted, PlanRequest, Probe
     from ostro.core.load.planning import Planned as PlannedFormats
-    from ostro.core.load.planning import PlanRequest, Probe
     from ostro.core.load.planning import Weight as PlannedWeight
     from ostro.core.load.quantize import FLOAT as FLOAT_FORMAT
     from ostro.core.load.quantize import Maker
@@ -43,6 +43,7 @@ _LAZY = {
     "Transform": ("ostro.core.load.names", "Transform"),
     "FLOAT_FORMAT": ("ostro.core.load.quantize", "FLOAT"),
     "Maker": ("ostro.core.load.quantize", "Maker"),
+    "PlanInterrupted": ("ostro.core.load.planning", "PlanInterrupted"),
     "PlanRequest": ("ostro.core.load.planning", "PlanRequest"),
     "PlannedFormats": ("ostro.core.load.planning", "Planned"),
     "Probe": ("ostro.core.load.planning", "Probe"),
@@ -72,6 +73,7 @@ __all__ = [
     "MappedContainer",
     "MappedFile",
     "Named",
+    "PlanInterrupted",
     "PlanRequest",
     "PlannedFormats",
     "PlannedWeight",

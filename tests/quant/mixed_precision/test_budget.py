@@ -58,6 +58,10 @@ def test_too_few_bits_are_refused_with_the_fewest_there_are() -> None:
         load_model(find(settings, plugins), settings, plugins, open_probe=open_probe)
 
 
+def ignore(stage: str, done: int, total: int) -> None:
+    """Progress is of no interest here."""
+
+
 @pytest.fixture(scope="module")
 def plugins() -> PluginManager:
     return all_plugins()
@@ -84,8 +88,8 @@ def costs(plugins: PluginManager, home: Path) -> CostTable:
     assert found.plan is not None
     open_plan = replace(found.plan, default=None)
     found = replace(found, plan=open_plan)
-    probe = partial(open_probe, found, home, FLOATS, plugins)
-    return CostTable.measure(PlanRequest(found, FLOATS, plugins, probe))
+    probe = partial(open_probe, found, home, FLOATS, plugins, ignore)
+    return CostTable.measure(PlanRequest(found, FLOATS, plugins, probe, ignore))
 
 
 @pytest.fixture

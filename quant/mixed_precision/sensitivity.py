@@ -1,0 +1,118 @@
+"""Sensitivity of a model to the errors of its weights, measured on a few weights of each kind.
+
+A measurement runs the model with one quantized weight. The divergence per error of the weight's
+outputs changes little from layer to layer, so that it is interpolated between measured layers.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
+from math import exp, log
+from statistics import median
+
+from ostro.checkpoints import PlannedWeight as Weight
+from ostro.checkpoints import Probe
+from ostro.quant.mixed_precision.errors import TINY, FormatErrors
+
+DEPTHS = 9
+"""Weights of each kind whose sensitivity is measured, evenly spread over the layers."""
+
+PROBE_BITS = 3.5
+"""Bits at which sensitivities are measured: few enough for an error above the numerical noise, and
+enough for the divergence to be proportional to the squared error."""
+
+SENSITIVE = 4.0
+"""The relative sensitivity of embeddings, heads and weights that an architecture calls sensitive,
+if none was measured."""
+
+
+class Sensitivities:
+    """Sensitivities of weights: divergence in nats per token, per relative squared error.
+
+    gains: measured divergences per absolute squared error, by weight.
+    """
+
+    def __init__(self, errors: FormatErrors) -> None:
+        self.errors = errors
+        self.kinds = kinds(errors.request.weights)
+        self.gains: dict[Weight, float] = {}
+
+    def measure(self, probe: Probe) -> None:
+        """Measure some weights of each kind, the ends and the middle of the model first."""
+        chosen = list(pilots(self.kinds))
+        for done, weight in enumerate(chosen):
+            self.errors.request.report("measuring sensitivities", done, len(chosen))
+            gain = self.gain(weight, probe)
+            if gain > 0:  # else noise, or experts that the texts do not use
+                self.gains[weight] = gain
+
+    def gain(self, weight: Weight, probe: Probe) -> float:
+        """Quantize one weight and measure the divergence per squared error of its outputs."""
+        makers = self.errors.makers[weight.shape]
+        if not makers:
+            return 0.0
+        maker = min(makers, key=lambda maker: abs(maker.format.bits - PROBE_BITS))
+        with probe.replaced(weight, maker, self.errors.importance):
+            divergence = probe.divergence()
+        error = self.errors.measure(weight, [maker])[maker.format.name]
+        return divergence / max(error * self.errors.energy(weight), TINY)
+
+    def all(self) -> Mapping[Weight, float]:
+        """The sensitivity of each weight, interpolated within its kind.
+
+        Weights of kinds without a measurement get the median of the others.
+        """
+        found = {
+            weight: gain * self.errors.energy(weight)
+            for weights in self.kinds
+            for weight, gain in interpolated(weights, self.gains).items()
+        }
+        default = median(found.values()) if found else 1.0
+        extra = 1.0 if found else SENSITIVE
+        return {
+            weight: found.get(weight, default * (extra if weight.sensitive else 1.0))
+            for weight in self.errors.request.weights
+        }
+
+
+def kinds(weights: Sequence[Weight]) -> list[list[Weight]]:
+    """Weights of the same part and shape, whose paths differ by numbers, in the model's order."""
+    found = defaultdict(list)
+    for weight in weights:
+        found[re.sub(r"\d+", "*", weight.path), weight.slots[0].part, weight.shape].append(weight)
+    return list(found.values())
+
+
+def pilots(kinds: Sequence[Sequence[Weight]]) -> Iterator[Weight]:
+    """Up to `DEPTHS` weights of each kind, in turns over the kinds, so that few cover all kinds."""
+    orders = [[kind[i] for i in coarse_to_fine(len(kind))] for kind in kinds]
+    for turn in zip_longest(*orders):
+        yield from (weight for weight in turn if weight is not None)
+
+
+def coarse_to_fine(count: int) -> list[int]:
+    """Up to `DEPTHS` numbers below `count`: the ends, then the middle of the widest gap."""
+    found = [0, count - 1][:count]
+    while len(found) < min(count, DEPTHS):
+        low, high = max(pairwise(sorted(found)), key=lambda gap: gap[1] - gap[0])
+        found.append((low + high) // 2)
+    return found
+
+
+def interpolated(weights: Sequence[Weight], gains: Mapping[Weight, float]) -> dict[Weight, float]:
+    """The gain of each weight of a kind: geometric between measured ones, constant beyond them."""
+    known = [i for i, weight in enumerate(weights) if weight in gains]
+    if not known:
+        return {}
+    found = {}
+    for i, weight in enumerate(weights):
+        at = bisect_left(known, i)
+        low, high = known[max(at - 1, 0)], known[min(at, len(known) - 1)]
+        share = (i - low) / (high - low) if low < high else 0.0
+        a, b = (log(gains[weights[j]]) for j in (low, high))
+        found[weight] = exp(a + share * (b - a))
+    return found
