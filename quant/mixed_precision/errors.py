@@ -78,35 +78,14 @@ class FormatErrors:
     def sampled_errors(self, weight: Weight, makers: Sequence[Maker]) -> dict[str, float]:
         """The errors of `measure`, not cached."""
         found, total = dict.fromkeys((maker.format.name for maker in makers), 0.0), TINY
-        for rows, importance in self.sample(weight):
-            column_weights = self.column_weights(rows, importance)
-            total += float((rows.float().square() @ column_weights).sum())
-            for maker in makers:
-                quantized = self.request.quantized(rows, maker, importance)
-                squared = (quantized.float() - rows.float()).square() @ column_weights
-                found[maker.format.name] += float(squared.sum())
-        return {name: error / total for name, error in found.items()}
-
-    @torch.inference_mode()
-    def energy(self, weight: Weight) -> float:
-        """The sum of importance_j W_j^2 over all rows, estimated from the sampled rows.
-
-        Without importances it is the squared norm of the weight; with them it is the mean squared
-        norm of the weight's outputs, if the columns of its inputs are uncorrelated.
-        """
-        total, count = 0.0, 0
-        for rows, importance in self.sample(weight):
-            total += float((rows.float().square() @ self.column_weights(rows, importance)).sum())
-            count += len(rows)
-        return total / count * weight.rows
-
-    def sample(self, weight: Weight) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Sampled rows [r, k] of a weight and the importance [k] of their columns, if known."""
         for name, rows in self.request.sample(weight, ROWS, EXPERTS):
             importance = self.importance.get(name)
-            yield rows, None if importance is None else importance.to(rows.device)
-
-    @staticmethod
-    def column_weights(rows: Tensor, importance: Tensor | None) -> Tensor:
-        """The importance [k] float32 of columns; ones if it is not known."""
-        return torch.ones_like(rows[0]).float() if importance is None else importance.float()
+            if importance is not None:
+                importance = importance.to(rows.device)
+            column_weights = torch.ones_like(rows[0]) if importance is None else importance
+            total += float((rows.float().square() @ column_weights.float()).sum())
+            for maker in makers:
+                quantized = self.request.quantized(rows, maker, importance)
+                squared = (quantized.float() - rows.float()).square() @ column_weights.float()
+                found[maker.format.name] += float(squared.sum())
+        return {name: error / total for name, error in found.items()}

@@ -82,7 +82,7 @@ class CostTable:
         units = [list(group) for _, group in groupby(request.weights, key=lambda each: each.path)]
         known = sensitivities.all()
         knapsack = Knapsack([options(unit, errors, known) for unit in units])
-        return cls(request, importance, units, knapsack, len(sensitivities.gains), interrupted)
+        return cls(request, importance, units, knapsack, len(sensitivities.measured), interrupted)
 
     def plan(self, budget: Budget) -> Planned:
         """The formats with the least divergence within a budget. Raises UsageError like `plan`."""

@@ -1,7 +1,7 @@
 """Sensitivity of a model to the errors of its weights, measured on a few weights of each kind.
 
-A measurement runs the model with one quantized weight. The divergence per error of the weight's
-outputs changes little from layer to layer, so that it is interpolated between measured layers.
+A measurement runs the model with one quantized weight. Sensitivities change little from layer to
+layer, so that they are interpolated between measured layers.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if none was measured."""
 class Sensitivities:
     """Sensitivities of weights: divergence in nats per token, per relative squared error.
 
-    gains: measured divergences per absolute squared error, by weight.
+    measured: the sensitivities of weights that were measured.
     """
 
     def __init__(self, errors: FormatErrors) -> None:
         self.errors = errors
         self.kinds = kinds(errors.request.weights)
-        self.gains: dict[Weight, float] = {}
+        self.measured: dict[Weight, float] = {}
 
     def measure(self, probe: Probe) -> None:
         """Measure some weights of each kind, the ends and the middle of the model first."""
         chosen = list(pilots(self.kinds))
         for done, weight in enumerate(chosen):
             self.errors.request.report("measuring sensitivities", done, len(chosen))
-            gain = self.gain(weight, probe)
-            if gain > 0:  # else noise, or experts that the texts do not use
-                self.gains[weight] = gain
+            value = self.sensitivity(weight, probe)
+            if value > 0:  # else noise, or experts that the texts do not use
+                self.measured[weight] = value
 
-    def gain(self, weight: Weight, probe: Probe) -> float:
-        """Quantize one weight and measure the divergence per squared error of its outputs."""
+    def sensitivity(self, weight: Weight, probe: Probe) -> float:
+        """Quantize one weight and measure the divergence per relative squared error."""
         makers = self.errors.makers[weight.shape]
         if not makers:
             return 0.0
@@ -59,18 +59,16 @@ class Sensitivities:
         with probe.replaced(weight, maker, self.errors.importance):
             divergence = probe.divergence()
         error = self.errors.measure(weight, [maker])[maker.format.name]
-        return divergence / max(error * self.errors.energy(weight), TINY)
+        return divergence / max(error, TINY)
 
     def all(self) -> Mapping[Weight, float]:
         """The sensitivity of each weight, interpolated within its kind.
 
         Weights of kinds without a measurement get the median of the others.
         """
-        found = {
-            weight: gain * self.errors.energy(weight)
-            for weights in self.kinds
-            for weight, gain in interpolated(weights, self.gains).items()
-        }
+        found: dict[Weight, float] = {}
+        for weights in self.kinds:
+            found |= interpolated(weights, self.measured)
         default = median(found.values()) if found else 1.0
         extra = 1.0 if found else SENSITIVE
         return {
@@ -103,9 +101,14 @@ def coarse_to_fine(count: int) -> list[int]:
     return found
 
 
-def interpolated(weights: Sequence[Weight], gains: Mapping[Weight, float]) -> dict[Weight, float]:
-    """The gain of each weight of a kind: geometric between measured ones, constant beyond them."""
-    known = [i for i, weight in enumerate(weights) if weight in gains]
+def interpolated(
+    weights: Sequence[Weight], measured: Mapping[Weight, float]
+) -> dict[Weight, float]:
+    """The sensitivity of each weight of a kind: geometric between measured ones, constant beyond.
+
+    Empty if none was measured.
+    """
+    known = [i for i, weight in enumerate(weights) if weight in measured]
     if not known:
         return {}
     found = {}
@@ -113,6 +116,6 @@ def interpolated(weights: Sequence[Weight], gains: Mapping[Weight, float]) -> di
         at = bisect_left(known, i)
         low, high = known[max(at - 1, 0)], known[min(at, len(known) - 1)]
         share = (i - low) / (high - low) if low < high else 0.0
-        a, b = (log(gains[weights[j]]) for j in (low, high))
+        a, b = (log(measured[weights[j]]) for j in (low, high))
         found[weight] = exp(a + share * (b - a))
     return found
