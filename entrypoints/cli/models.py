@@ -16,6 +16,8 @@ from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.load.model import LoadedModel
+    from ostro.core.load.planning import Planned
+    from ostro.core.plugins.manager import PluginManager
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,12 +42,7 @@ def run(args: argparse.Namespace) -> int:
     check(args)
     plugins = PluginManager()
     if args.explain:
-        from ostro.core.engine.start import open_weights
-
-        settings = parse_settings(args)
-        plugins.load(settings, args.plugin)
-        show(explained(open_weights(settings, plugins)), args.json, show_layers)
-        return 0
+        return explain(args, plugins)
     plugins.load(None, args.plugin)
     if args.into:
         from ostro.entrypoints.cli.catalogue import catalogue, page
@@ -55,6 +52,24 @@ def run(args: argparse.Namespace) -> int:
         show(found_models(plugins, args.reference), args.json, show_models)
     else:
         show(inventory(plugins, models=args.json), args.json, show_inventory)
+    return 0
+
+
+def explain(args: argparse.Namespace, plugins: PluginManager) -> int:
+    """Load a model and show its layers; after Ctrl-C, the formats that a search chose so far."""
+    from ostro.core.engine.start import open_weights
+    from ostro.core.load.planning import PlanInterrupted
+    from ostro.entrypoints.cli.stages import stages
+
+    settings = parse_settings(args)
+    plugins.load(settings, args.plugin)
+    try:
+        with stages() as progress:
+            loaded = open_weights(settings, plugins, progress)
+    except PlanInterrupted as stop:
+        show(planned_formats(stop.planned), args.json, show_planned)
+        return 130
+    show(explained(loaded), args.json, show_layers)
     return 0
 
 
@@ -98,6 +113,33 @@ def explained(loaded: LoadedModel) -> dict[str, Any]:
         ],
         "notes": [line for line in loaded.explain if line.partition(": ")[2] not in kernels],
     }
+
+
+def planned_formats(planned: Planned) -> dict[str, Any]:
+    """The formats of an interrupted search by layer, as plain data."""
+    formats: dict[str, list[str]] = {}
+    for weight, name in planned.formats.items():
+        formats.setdefault(weight.path, []).append(name)
+    return {
+        "interrupted": True,
+        "layers": [{"path": path, "formats": names} for path, names in formats.items()],
+        "notes": [planned.outcome],
+    }
+
+
+def show_planned(found: dict[str, Any]) -> None:
+    """Print the formats of an interrupted search."""
+    from rich.table import Table
+
+    from ostro.entrypoints.cli import console
+
+    out = console()
+    table = Table("layer", "formats", title="Interrupted: formats chosen by what was measured")
+    for layer in found["layers"]:
+        table.add_row(layer["path"], ", ".join(dict.fromkeys(layer["formats"])))
+    out.print(table)
+    for line in found["notes"]:
+        out.print(line)
 
 
 def show_layers(found: dict[str, Any]) -> None:

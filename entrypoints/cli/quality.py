@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +18,9 @@ if TYPE_CHECKING:
 
 EVERY = "all"
 """The value of --quant that selects every format of the installed quantizers."""
+
+QUICK = 512
+"""Tokens of --quick."""
 
 WORST = 5
 """Number of weights with the largest errors to print; JSON contains all."""
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of tokens of the text to evaluate (default: all)",
     )
+    add("--quick", action="store_true", help=f"evaluate {QUICK} tokens: a rough estimate")
     add(
         "--json",
         nargs="?",
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check(args)
     from ostro.core.plugins.manager import PluginManager
+    from ostro.entrypoints.cli.stages import stages
     from ostro.entrypoints.quality.measure import measure
     from ostro.entrypoints.quality.plot import check_plot, write_plot
     from ostro.entrypoints.quality.text import read_text
@@ -77,26 +79,27 @@ def run(args: argparse.Namespace) -> int:
         )
     variants = variants_of(settings, plugins)
     text = read_text(args.text, reference.reference)
-    with progress() as report_progress:
-        report = measure(
-            reference, variants, text, plugins, tokens=args.tokens, progress=report_progress
-        )
+    tokens = QUICK if args.quick else args.tokens
+    with stages() as progress:
+        report = measure(reference, variants, text, plugins, tokens=tokens, progress=progress)
     if args.plot is not None:
         write_plot(report, args.plot)
     written = json.dumps(report.plain(), indent=2)
     if args.json == "-":
         print(written)
-        return 0
-    if args.json is not None:
-        Path(args.json).write_text(written + "\n", "utf-8")
-    show(report)
-    return 0
+    else:
+        if args.json is not None:
+            Path(args.json).write_text(written + "\n", "utf-8")
+        show(report)
+    return 130 if report.interrupted else 0
 
 
 def check(args: argparse.Namespace) -> None:
     """Raise UsageError for options that would only fail after the measurement."""
     if args.tokens is not None and args.tokens < 2:
         raise UsageError(f"--tokens {args.tokens}: expected at least 2")
+    if args.tokens is not None and args.quick:
+        raise UsageError(f"--quick evaluates {QUICK} tokens; remove it, or --tokens {args.tokens}")
     for option in ("json", "plot"):
         file = getattr(args, option)
         if file is not None and not Path(file).parent.is_dir():
@@ -133,22 +136,6 @@ def variants_of(settings: Settings, plugins: PluginManager) -> dict[str, Setting
     return {name: replace(settings, quant=name) for name in formats}
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback that moves a progress bar; without a terminal it ignores its arguments."""
-    if not sys.stderr.isatty():
-        yield lambda *step: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda name, done, total: bar.update(
-            task, description=name, completed=done, total=total
-        )
-
-
 def show(report: QualityReport) -> None:
     """Print a row for each variant, and the weights with the largest errors."""
     from rich.table import Table
@@ -160,6 +147,10 @@ def show(report: QualityReport) -> None:
         f"{report.positions} positions of {report.text}, windows of {report.window}; "
         f"computed in {report.dtype}"
     )
+    if report.limit is not None:
+        out.print(f"The text was cut to {report.limit} tokens; more tokens narrow the intervals.")
+    if report.interrupted:
+        out.print("Interrupted: the table shows what was measured before.")
     columns = ("MB", "bits/weight", "KL", "KL p99", "same top token, %", "perplexity", "ratio")
     table = Table("", *columns, title=f"{report.model} (95 % intervals)")
     first = report.weights
@@ -179,7 +170,7 @@ def show(report: QualityReport) -> None:
 def cells(variant: Quality) -> tuple[str, ...]:
     """A row of the table."""
     return (
-        variant.name,
+        f"{variant.name}, {variant.positions} positions" if variant.interrupted else variant.name,
         f"{variant.weights.nbytes / 1e6:.1f}",
         f"{variant.weights.bits:.2f}",
         f"{variant.kl.value:.3g} ± {variant.kl.high - variant.kl.value:.1g}",

@@ -49,10 +49,12 @@ class Quality:
     kl: mean KL divergence in nats per token; kl_p99 is its 99th percentile. top1: share of
     positions with the same most likely token. ratio: the perplexity divided by the reference's,
     from the paired differences of losses, which makes its interval narrow. layers: largest error
-    first.
+    first. interrupted: Ctrl-C ended the measurement: it covers fewer positions, or no layers.
     """
 
     name: str
+    positions: int
+    interrupted: bool
     weights: Weights
     kl: Estimate
     kl_p99: float
@@ -64,7 +66,11 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityReport:
-    """The result of a measurement. `positions` is the number of positions with a next token."""
+    """The result of a measurement.
+
+    positions: positions with a next token. limit: limit on the tokens of the text, if any.
+    interrupted: Ctrl-C ended the measurement; `variants` are those measured before it.
+    """
 
     model: str
     reference: str
@@ -77,6 +83,8 @@ class QualityReport:
     weights: Weights
     perplexity: Estimate
     variants: tuple[Quality, ...]
+    limit: int | None = None
+    interrupted: bool = False
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)

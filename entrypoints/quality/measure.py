@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil, prod
@@ -17,12 +17,20 @@ from ostro.core.engine.memory import BLOCK
 from ostro.core.engine.start import open_weights
 from ostro.core.errors import UsageError
 from ostro.core.load.model import LoadedModel
+from ostro.core.load.weights import Progress
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import Step
 from ostro.entrypoints.open import name_of, open_tokenizer
-from ostro.entrypoints.quality.divergence import ReferenceLogprobs, compare, compress, join
+from ostro.entrypoints.quality.divergence import (
+    Difference,
+    ReferenceLogprobs,
+    compare,
+    compress,
+    join,
+)
 from ostro.entrypoints.quality.figures import (
+    LayerError,
     Quality,
     QualityReport,
     Weights,
@@ -41,9 +49,6 @@ SEQUENCES = 16
 
 SLICE = 128
 """Positions whose logits are computed at a time, to bound memory."""
-
-ProgressCallback = Callable[[str, int, int], None]
-"""Receives (model name, completed steps, total steps)."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,11 @@ class ReferenceRun:
 
 
 @contextmanager
-def open_model(settings: Settings, plugins: PluginManager, window: int) -> Iterator[OpenModel]:
+def open_model(
+    settings: Settings, plugins: PluginManager, window: int, progress: Progress | None = None
+) -> Iterator[OpenModel]:
     """Load a model for windows of a length. Raises UsageError if it does not generate text."""
-    loaded = open_weights(settings, plugins)
+    loaded = open_weights(settings, plugins, progress)
     if "text" not in loaded.architecture.tasks:
         raise UsageError(f"{name_of(settings)}: quality supports models that generate text only")
     loaded.context = min(window, loaded.context)
@@ -126,27 +133,24 @@ def measure(
     plugins: PluginManager,
     *,
     tokens: int | None = None,
-    progress: ProgressCallback = lambda *news: None,
+    progress: Progress = lambda *step: None,
 ) -> QualityReport:
     """Compare variants, by name, with a reference.
 
-    reference.context: length of windows. tokens: limit on the tokens of the text. Raises an
+    reference.context: length of windows. tokens: limit on the tokens of the text. Ctrl-C after the
+    first step of a variant ends the measurement; the report contains what was measured. Raises an
     OstroError if a model cannot be loaded or compared.
     """
     set_threads(reference.threads)
     length = reference.context or WINDOW
-    with open_model(reference, plugins, length) as model:
+    with open_model(reference, plugins, length, prefixed(progress, "reference")) as model:
         path = Path(reference.tokenizer) if reference.tokenizer else model.loaded.path
         tokenizer = open_tokenizer(path, plugins)
         cuts = windows(text, tokenizer, model.loaded.context, tokens)
-        known = run_reference(model, cuts, progress)
+        known = run_reference(model, cuts, prefixed(progress, "reference"))
         weighed, dtype = model.weights, model.loaded.dtype
     del model
-    qualities = []
-    for name, settings in variants.items():
-        with open_model(settings, plugins, length) as model:
-            qualities.append(compare_variant(name, model, known, progress))
-        del model
+    qualities = list(compare_variants(variants, known, plugins, length, progress))
     return QualityReport(
         model=name_of(next(iter(variants.values()), reference)),
         reference=name_of(reference),
@@ -159,26 +163,61 @@ def measure(
         weights=weighed,
         perplexity=perplexity(torch.cat([each.losses for each in known.distributions])),
         variants=tuple(qualities),
+        limit=tokens,
+        interrupted=len(qualities) < len(variants) or qualities[-1].interrupted,
     )
 
 
-def run_reference(model: OpenModel, cuts: list[Window], progress: ProgressCallback) -> ReferenceRun:
+def prefixed(progress: Progress, name: str) -> Progress:
+    """A callback that adds the name of a model to the stage."""
+    return lambda stage, done, total: progress(f"{name}: {stage}", done, total)
+
+
+def run_reference(model: OpenModel, cuts: list[Window], progress: Progress) -> ReferenceRun:
     """Run the reference over all windows."""
     steps = list(batches(cuts, model.rows, SEQUENCES))
     distributions = []
     with record_samples(model.loaded) as samples:
         for i, batch in enumerate(steps):
-            progress("reference", i, len(steps))
+            progress("evaluating", i, len(steps))
             distributions += [
                 compress(logits, following) for logits, following in model.read(batch)
             ]
     return ReferenceRun(steps, distributions, samples, model.engine.vocab)
 
 
+def compare_variants(
+    variants: Mapping[str, Settings],
+    known: ReferenceRun,
+    plugins: PluginManager,
+    length: int,
+    progress: Progress,
+) -> Iterator[Quality]:
+    """Compare variants one at a time, until Ctrl-C. Raises KeyboardInterrupt without a result."""
+    count = 0
+    for name, settings in variants.items():
+        report = prefixed(progress, name)
+        try:
+            with open_model(settings, plugins, length, report) as model:
+                quality = compare_variant(name, model, known, report)
+            del model
+        except KeyboardInterrupt:
+            if not count:
+                raise
+            return
+        yield quality
+        if quality.interrupted:
+            return
+        count += 1
+
+
 def compare_variant(
-    name: str, model: OpenModel, known: ReferenceRun, progress: ProgressCallback
+    name: str, model: OpenModel, known: ReferenceRun, progress: Progress
 ) -> Quality:
-    """Run a variant over the same windows. Raises UsageError if they do not fit the variant."""
+    """Run a variant over the same windows. Raises UsageError if they do not fit the variant.
+
+    Ctrl-C after the first step ends the comparison: the result covers the steps before it.
+    """
     if model.engine.vocab != known.vocab:
         raise UsageError(
             f"{name} has a vocabulary of {model.engine.vocab}, its reference one of {known.vocab}; "
@@ -189,18 +228,28 @@ def compare_variant(
             f"{name} has a context of {model.engine.context} tokens, the longest window has "
             f"{known.longest}; set --context {model.engine.context}"
         )
-    distributions, parts = iter(known.distributions), []
-    for i, batch in enumerate(known.steps):
-        progress(name, i, len(known.steps))
-        parts += [compare(next(distributions), logits) for logits, _ in model.read(batch)]
+    distributions, parts = iter(known.distributions), list[Difference]()
+    layers, interrupted = tuple[LayerError, ...](), False
+    try:
+        for i, batch in enumerate(known.steps):
+            progress("evaluating", i, len(known.steps))
+            parts += [compare(next(distributions), logits) for logits, _ in model.read(batch)]
+        progress("comparing weights", 0, 0)
+        layers = layer_errors(known.samples, model.loaded)
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+        interrupted = True
     found = join(parts)
     return Quality(
         name=name,
+        positions=len(found.kl),
+        interrupted=interrupted,
         weights=model.weights,
         kl=mean(found.kl),
         kl_p99=float(found.kl.quantile(0.99)),
         top1=share(found.same),
         perplexity=perplexity(found.losses),
         ratio=perplexity(found.gains),
-        layers=layer_errors(known.samples, model.loaded),
+        layers=layers,
     )

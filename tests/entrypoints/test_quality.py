@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import exp, log
 from pathlib import Path
 from random import Random
@@ -19,7 +21,8 @@ from tiny.model import CONFIG, change_config, change_weights, make_gguf, make_mo
 from ostro.core.errors import UsageError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.entrypoints.cli import main
+from ostro.entrypoints.cli import main, stages
+from ostro.entrypoints.cli.quality import QUICK
 from ostro.entrypoints.quality import divergence, figures, layers, plot
 from ostro.entrypoints.quality.text import FOLDER, Window, batches, read_text, windows
 from ostro.plugins.conformance.parity import subject
@@ -194,6 +197,79 @@ def test_the_default_output_is_tables(run: Run, model: Path, text: Path, tmp_pat
     assert two["layers"][0]["name"] in out and f"{100 * two['layers'][0]['error']:.2f} %" in out
     circles = ElementTree.fromstring(picture.read_text()).findall("{*}circle")
     assert len(circles) == 2
+
+
+def test_quick_evaluates_fewer_tokens_and_says_so(run: Run, model: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "text.txt", tmp_path / "quality.json"
+    file.write_text("one two three four " * 200)
+    words = ("-m", model, "--quant", "afq4", "--text", file, "--quick", "--json", out)
+    code, table, _ = run(*words)
+    assert code == 0 and f"The text was cut to {QUICK} tokens" in table
+    found = json.loads(out.read_text())
+    assert found["limit"] == QUICK and QUICK / 2 < found["positions"] < QUICK
+    code, _, err = run(*words, "--tokens", 100)
+    assert code == 2 and "--quick" in err
+
+
+def interrupted(step: tuple[str, int]) -> Callable[[], Any]:
+    """Progress that acts like Ctrl-C at a step."""
+
+    @contextmanager
+    def stages() -> Iterator[Callable[[str, int, int], None]]:
+        def report(stage: str, done: int, total: int) -> None:
+            if (stage, done) == step:
+                raise KeyboardInterrupt
+
+        yield report
+
+    return stages
+
+
+@pytest.mark.parametrize(
+    ("step", "names", "positions"),
+    [
+        (("afq8: evaluating", 0), [], 0),
+        (("afq8: evaluating", 1), ["afq8"], 504),
+        (("afq8: comparing weights", 0), ["afq8"], 630),
+        (("afq2: evaluating", 0), ["afq8"], 630),
+    ],
+)
+def test_an_interrupted_measurement_shows_what_it_knows(
+    run: Run,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: tuple[str, int],
+    names: list[str],
+    positions: int,
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("a" * 640)  # a token each: ten windows of 64, in two steps
+    monkeypatch.setattr("ostro.entrypoints.cli.stages.stages", interrupted(step))
+    words = ("-m", model, "--text", file, "--quant", "afq8,afq2", "--context", 64)
+    code, out, _ = run(*words, "--json")
+    assert code == 130
+    if not names:
+        assert not out
+        return
+    found = json.loads(out)
+    assert found["interrupted"] and [each["name"] for each in found["variants"]] == names
+    assert found["variants"][0]["positions"] == positions <= found["positions"] == 630
+    code, out, _ = run(*words)
+    assert code == 130 and "Interrupted" in out
+
+
+def test_progress_of_a_pipe_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "INTERVAL", 0.01)
+    with stages.stages() as report:
+        report("reading weights", 1, 4)
+        time.sleep(0.1)
+        report("measuring", 0, 0)
+        time.sleep(0.1)
+    lines = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert list(dict.fromkeys(lines)) == ["reading weights, 25 %", "measuring"]
 
 
 def test_a_picture_has_every_point_in_its_place() -> None:

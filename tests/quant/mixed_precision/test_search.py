@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
+import torch
 
 from ostro.core.engine.calibration import open_probe
 from ostro.core.errors import UsageError
+from ostro.core.load.describe import outline
 from ostro.core.load.model import load_model
-from ostro.core.load.planning import OpenProbe
+from ostro.core.load.planning import OpenProbe, PlanInterrupted, PlanRequest
+from ostro.core.load.quantize import FLOAT, makers
+from ostro.core.load.weights import Progress
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
+from ostro.entrypoints.cli import main
 from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.formats import wide
 from ostro.plugins.conformance.parity import Subject
@@ -30,6 +37,19 @@ def plugins() -> PluginManager:
 def llama(plugins: PluginManager) -> Iterator[Subject]:
     with wide(plugins, plugins.get("architectures", "llama")) as made:
         yield made
+
+
+Stage = tuple[str, int, int]
+
+
+def interrupt(stage: str, done: int) -> Progress:
+    """A callback that acts like Ctrl-C once a stage has made some steps."""
+
+    def report(*step: object) -> None:
+        if step[:2] == (stage, done):
+            raise KeyboardInterrupt
+
+    return report
 
 
 @contextmanager
@@ -54,6 +74,83 @@ def test_a_budget_is_spent_without_excess(
     assert 4.5 <= bits <= 5.0
     [outcome] = [line for line in loaded.explain if line.startswith("budget 5bpw:")]
     assert basis in outcome
+
+
+def test_every_stage_reports_its_progress(llama: Subject, plugins: PluginManager) -> None:
+    steps: list[Stage] = []
+    settings = Settings(dtype="float32", quant="5bpw")
+    load_model(
+        llama.folder, settings, plugins, lambda *step: steps.append(step), open_probe=open_probe
+    )
+    stages = list(dict.fromkeys(stage for stage, _, _ in steps))
+    assert stages == [
+        "reading weights",
+        "generating texts for calibration",
+        "measuring importances",
+        "measuring the errors of formats",
+        "measuring sensitivities",
+    ]
+    assert all(0 <= done <= total for _, done, total in steps)
+    assert steps[-1][0] == "reading weights", "in the chosen formats"
+
+
+def test_an_interrupted_search_gives_the_formats_chosen_so_far(
+    llama: Subject, plugins: PluginManager
+) -> None:
+    settings = Settings(dtype="float32", quant="5bpw")
+    stop = interrupt("measuring sensitivities", 3)
+    with pytest.raises(PlanInterrupted, match=r"sensitivities of 3 of \d+ weights") as caught:
+        load_model(llama.folder, settings, plugins, stop, open_probe=open_probe)
+    planned = caught.value.planned
+    bits = {name: maker.format.bits for name, maker in makers(plugins).items()} | {FLOAT: 32}
+    spent = sum(bits[name] * weight.count for weight, name in planned.formats.items())
+    assert 4.5 <= spent / sum(weight.count for weight in planned.formats) <= 5.0
+
+
+def test_the_command_prints_them_and_exits_with_130(
+    llama: Subject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def stages() -> Iterator[Progress]:
+        yield interrupt("measuring sensitivities", 3)
+
+    monkeypatch.setattr("ostro.entrypoints.cli.stages.stages", stages)
+    words = ["models", "--explain", str(llama.folder), "--quant", "5bpw", "--dtype", "float32"]
+    assert main(words) == 130
+    table = capsys.readouterr().out
+    assert "Interrupted" in table and "model.layers.1.mlp.gate_up" in table
+    assert main([*words, "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert found["interrupted"] and found["notes"][0].startswith("budget 5bpw:")
+    assert {"path": "lm_head", "formats": ANY} in found["layers"]
+
+
+def test_before_the_first_measurement_nothing_is_known(
+    llama: Subject, plugins: PluginManager
+) -> None:
+    settings = Settings(dtype="float32", quant="5bpw")
+    stop = interrupt("measuring the errors of formats", 3)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        load_model(llama.folder, settings, plugins, stop, open_probe=open_probe)
+    assert not isinstance(caught.value, PlanInterrupted)
+
+
+@torch.inference_mode()
+def test_the_divergence_is_that_of_the_log_probabilities(
+    llama: Subject, plugins: PluginManager
+) -> None:
+    settings = Settings(dtype="float32", quant="5bpw")
+    found = outline(llama.folder, settings, plugins)
+    with open_probe(found, llama.folder, settings, plugins, lambda *step: None) as probe:
+        assert probe is not None and abs(probe.divergence()) < 1e-9
+        request = PlanRequest(found, settings, plugins, no_probe, lambda *step: None)
+        weight = next(each for each in request.weights if each.path.endswith("gate_up"))
+        with probe.replaced(weight, makers(plugins)["afq4"], {}):
+            said = torch.cat(list(probe.logits(probe.divergence_texts))).double().log_softmax(-1)
+            measured = probe.divergence()
+        floats = torch.cat([logits for logits, _ in probe.reference]).double().log_softmax(-1)
+        expected = float((floats.exp() * (floats - said)).sum(-1).mean())
+        assert expected > 0 and measured == pytest.approx(expected, rel=1e-3)
 
 
 def test_too_small_a_budget_is_refused_with_the_least_that_is_needed(

@@ -1,0 +1,67 @@
+"""Progress of commands with several stages, on standard error.
+
+A bar on a terminal; else a line every few seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ostro.core.load.weights import Progress
+
+INTERVAL = 3.0
+"""Seconds between two lines."""
+
+
+@contextmanager
+def stages() -> Iterator[Progress]:
+    """A callback that shows (stage, units done, units in total); a total of 0 is unknown."""
+    with bar() if sys.stderr.isatty() else lines() as report:
+        yield report
+
+
+@contextmanager
+def bar() -> Iterator[Progress]:
+    """A bar on a terminal, with the time since the start and the estimated time to the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
+    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("starting", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            shown.update(task, description=stage, completed=done, total=total or None)
+
+        yield report
+
+
+@contextmanager
+def lines() -> Iterator[Progress]:
+    """A line about the current stage every `INTERVAL` seconds; none for a shorter command."""
+    start, ended, current = time.monotonic(), threading.Event(), ("starting", 0, 0)
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal current
+        current = stage, done, total
+
+    def repeat() -> None:
+        while not ended.wait(INTERVAL):
+            stage, done, total = current
+            share = f", {100 * done // total} %" if total else ""
+            print(f"{time.monotonic() - start:.0f} s: {stage}{share}", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield report
+    finally:
+        ended.set()
+        thread.join()
