@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ostro.entrypoints.local_model import Progress
 
 READING = "reading weights"
-"""The stage whose units are bytes."""
+"""The end of the stages whose units are bytes."""
 
 BAR_SECONDS = 1.0
 """A stage that lasts longer than this has a bar."""
@@ -82,7 +82,7 @@ class LoadingLine:
     def text(self, seconds: float) -> str:
         """The line, for a stage that has lasted some seconds."""
         done, total = self.done, self.total
-        if self.stage == READING:
+        if self.stage.endswith(READING):
             units = f" {done / 1e6:.0f} of {total / 1e6:.0f} MB"
         else:
             units = f" {done} of {total}" if total else ""

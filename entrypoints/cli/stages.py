@@ -1,16 +1,19 @@
 """Progress of commands with several stages, on standard error.
 
-A bar on a terminal; else a line every few seconds.
+The line of `LoadingLine` on a terminal; else a line every few seconds.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from ostro.entrypoints.cli.progress import LoadingLine
 
 if TYPE_CHECKING:
     from ostro.core.load.weights import Progress
@@ -22,25 +25,15 @@ INTERVAL = 3.0
 @contextmanager
 def stages() -> Iterator[Progress]:
     """A callback that shows (stage, units done, units in total); a total of 0 is unknown."""
-    with bar() if sys.stderr.isatty() else lines() as report:
-        yield report
-
-
-@contextmanager
-def bar() -> Iterator[Progress]:
-    """A bar on a terminal, with the time since the start and the estimated time to the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("starting", total=None)
-
-        def report(stage: str, done: int, total: int) -> None:
-            shown.update(task, description=stage, completed=done, total=total or None)
-
-        yield report
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        shown = LoadingLine(sys.stderr)
+        try:
+            yield shown.report
+        finally:
+            shown.close()
+    else:
+        with lines() as report:
+            yield report
 
 
 @contextmanager
