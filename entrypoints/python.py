@@ -26,7 +26,8 @@ def load(
     plugins: Sequence[str | Path] = (),
     **settings: Any,
 ) -> LocalModel:
-    """Load a model: a folder, a .gguf file, "org/name[@revision][:selector]", or the starter.
+    """Load a model: a folder, a .gguf file, "org/name[@revision][:selector]", an alias of the hub
+    plugin ("smollm2"), or the starter.
 
     `settings` are further fields of `Settings` (task, context, max_seqs, memory, kv_dtype,
     offline...). Raises an OstroError if the model cannot be found or loaded.

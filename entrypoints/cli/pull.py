@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
-    from ostro.entrypoints.cli.hub_cache import aliases
 
     settings = Settings(
         revision=args.revision, token_source=args.token_source, offline=args.offline
@@ -33,9 +32,6 @@ def run(args: argparse.Namespace) -> int:
     kind, plugins = "adapter" if args.adapter else "model", PluginManager()
     plugins.load(settings, args.plugin)
     for reference in args.references:
-        if alias := aliases().get(reference):
-            about = f"{reference} is {alias['reference']}, licence {alias['licence']}"
-            print(about, file=sys.stderr)
         try:
             print(plugins.locate(reference, settings, kind))
         except KeyboardInterrupt:

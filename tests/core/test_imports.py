@@ -141,6 +141,7 @@ LIGHT = {
     "try: main(['--help'])\nexcept SystemExit as done: assert done.code == 0",
     "ostro plugins": "from ostro.entrypoints.cli import main\nassert main(['plugins']) == 0",
     "ostro models": "from ostro.entrypoints.cli import main\nassert main(['models']) == 0",
+    "ostro list": "from ostro.entrypoints.cli import main\nassert main(['list']) == 0",
 }
 
 

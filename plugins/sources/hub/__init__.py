@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ostro import Settings, errors, hookimpl
+
+log = logging.getLogger(__name__)
 
 _REFERENCE = re.compile(
     r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^:@]+))?(:(?P<selector>.+))?", re.ASCII
@@ -41,7 +44,8 @@ def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
 def locate_alias(name: str, settings: Settings) -> Path | None:
     """The model of an alias; a new download is compared with the hash of the alias.
 
-    Raises ModelNotFound for another hash, and for a name that is similar to an alias.
+    Before a download the model and its licence are logged. Raises ModelNotFound for another hash,
+    and for a name that is similar to an alias.
     """
     from ostro.plugins.sources.hub.aliases import aliases, verify
 
@@ -57,7 +61,9 @@ def locate_alias(name: str, settings: Settings) -> Path | None:
         raise ValueError(f"aliases.json: {name}: {alias.reference!r} is no hub reference")
     from ostro.plugins.sources.hub.download import cached_file, fetch
 
-    before = cached_file(parsed, settings) if alias.sha256 else None
+    before = cached_file(parsed, settings)
+    if before is None:
+        log.warning("%s is %s, licence %s", name, alias.reference, alias.licence)
     path = fetch(parsed, "model", settings)
     if alias.sha256 and path.resolve() != before:
         verify(path, name, alias)

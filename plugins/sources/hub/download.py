@@ -141,10 +141,13 @@ def cached(reference: Reference, kind: str, reason: str) -> Path:
 
 
 def cached_file(reference: Reference, settings: Settings) -> Path | None:
-    """The cached blob of a reference whose selector is a file, None if it is not cached."""
+    """The cached blob of the file that a reference names, or of its config.json.
+
+    None if the file is not cached.
+    """
     found = try_to_load_from_cache(
         reference.id,
-        reference.selector or "",
+        reference.selector or "config.json",
         cache_dir=constants.HF_HUB_CACHE,
         revision=reference.revision or settings.revision,
     )

@@ -351,12 +351,17 @@ def pinned(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[byte
 
 
 def test_an_alias_is_fetched_and_verified(
-    hub: Hub, manager: PluginManager, pinned: Callable[[bytes], None]
+    hub: Hub,
+    manager: PluginManager,
+    pinned: Callable[[bytes], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     pinned(GGUF["llama-Q8_0.gguf"])
     path = manager.locate("tiny", Settings())
     assert path.read_bytes() == GGUF["llama-Q8_0.gguf"]
+    assert caplog.messages == ["tiny is org/llama-GGUF:llama-Q8_0.gguf, licence mit"]
     assert manager.locate("tiny", Settings(offline=True)) == path
+    assert len(caplog.messages) == 1
 
 
 def test_a_file_with_another_hash_is_removed(

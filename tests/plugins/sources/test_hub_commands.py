@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 from tiny.model import make_gguf
 
+from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.cli import hub_cache, main
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ def test_a_second_pull_downloads_nothing(hub: Hub, pulled: Path) -> None:
     assert main(["pull", SPACE, "--offline"]) == 0
     assert main(["pull", SPACE]) == 0
     assert not hub.fetched()
+
+
+def test_an_interrupted_pull_says_how_to_continue(
+    hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PluginManager, "locate", interrupt)
+    assert main(["pull", SPACE]) == 130
+    assert "run the command again" in capsys.readouterr().err
 
 
 def test_rm_asks_and_deletes(
