@@ -81,7 +81,9 @@ def words_of(text: str) -> list[str]:
 
 
 def one_word(text: str, usage: str) -> str:
-    """The only argument. Raises UsageError for none or several."""
+    """The only argument; a path with spaces needs no quotes. Raises UsageError for several."""
+    if text and Path(text).expanduser().exists():
+        return text
     words = words_of(text)
     if len(words) != 1:
         raise UsageError(f"expected {usage}; put a name with spaces in quotes")
@@ -115,7 +117,7 @@ def set_parameter(session: Session, rest: str) -> None:
         set_system(session, value)
     elif name not in (*PARAMETERS, "think"):
         near = nearest(name, (*PARAMETERS, "think", "system"), n=1)
-        raise UsageError(f"unknown parameter {name:.40!r}{near}; /help set lists them")
+        raise UsageError(f"unknown parameter {name[:40]!r}{near}; /help set lists them")
     elif not value:
         raise UsageError(f"expected /set {name} VALUE, or /set {name} default")
     elif name == "think":

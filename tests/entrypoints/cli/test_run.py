@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,44 @@ def test_an_interrupt_ends_the_answer_only(
     first, second = ran.out.split("\n", 1)
     assert ran.code == 0 and whole.startswith(first) and 0 < len(first) < len(whole)
     assert second == reply_of(model, "hello", first, "good morning") + "\n"
+
+
+@pytest.fixture
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
+    """Make a file with this content the standard input."""
+    with ExitStack() as files:
+
+        def redirect(data: bytes) -> None:
+            (tmp_path / "stdin").write_bytes(data)
+            monkeypatch.setattr(sys, "stdin", files.enter_context((tmp_path / "stdin").open()))
+
+        yield redirect
+
+
+@pytest.mark.parametrize("words", [(), ("-i", "answer this")])
+def test_piped_text_is_one_prompt(
+    ostro, tiny: str, pipe, model: LocalModel, words: tuple[str, ...]
+) -> None:
+    pipe(b"hello\ngood morning\n")
+    ran = ostro("run", "-m", tiny, *GREEDY, *words)
+    prompt = "hello\ngood morning" + ("\n\nanswer this" if words else "")
+    assert (ran.code, ran.out) == (0, reply_of(model, prompt) + "\n")
+    assert ran.out != reply_of(model, "hello") + "\n"
+
+
+@pytest.mark.parametrize(("data", "message"), [(b"", "is empty; pass"), (b"\xff", "UTF-8")])
+def test_standard_input_without_text(ostro, tiny: str, pipe, data: bytes, message: str) -> None:
+    pipe(data)
+    ran = ostro("run", "-m", tiny, *GREEDY)
+    assert ran.code == 2 and message in ran.err and not ran.out
+
+
+def test_a_text_file_is_put_before_the_prompt(
+    ostro, tiny: str, tmp_path: Path, model: LocalModel
+) -> None:
+    (tmp_path / "a.txt").write_text("hello\n")
+    words = ("run", "-m", tiny, *GREEDY, "-i", "good morning", "--file")
+    ran = ostro(*words, str(tmp_path / "a.txt"))
+    assert ran.out == reply_of(model, "File a.txt:\n\nhello\n\ngood morning") + "\n"
+    ran = ostro(*words, "/nowhere/a.txt")
+    assert ran.code == 2 and "/nowhere/a.txt: No such file" in ran.err
