@@ -358,6 +358,14 @@ class LocalModel:
         if alias is None or alias.generation not in self.registry.store.adapters:
             self.local.adapt("read", name=name)
 
+    def has_template(self, adapters: Adapters = ()) -> bool:
+        """Return whether a chat template formats messages: the model's, or the only adapter's.
+
+        A model without one is a base model, which continues text.
+        """
+        adapted = self.template_of(adapter_refs(adapters))
+        return self.model.template is not None or adapted is not None
+
     def template_of(self, refs: Sequence[AdapterRef]) -> str | None:
         """Return the chat template of the only adapter, None if it has none."""
         if len(refs) != 1 or not refs[0].scale:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ostro.core.errors import UsageError
+from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings
 from ostro.core.tokenizer import Tokenizer
@@ -58,14 +59,23 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
 
 
 def load_text(
-    settings: Settings, plugins: Sequence[str | Path] = (), progress: Progress | None = None
+    settings: Settings,
+    plugins: Sequence[str | Path] = (),
+    progress: Progress | None = None,
+    check: Callable[[ServedModel], object] = lambda model: None,
 ) -> LocalModel:
-    """Load the text model of the settings. Raises UsageError if it does not generate text."""
-    model = open_model(settings, plugins, progress)
-    if "text" in model.tasks:
-        return model
-    model.close()
-    raise UsageError(f"{model.name} does not generate text: it supports {', '.join(model.tasks)}")
+    """Load the text model of the settings. `check` receives it before its weights are read.
+
+    Raises UsageError if it does not generate text.
+    """
+    manager = PluginManager()
+    manager.load(settings, plugins)
+    model = find_model(settings, manager)
+    if "text" not in model.tasks and settings.task in (None, *model.architecture.tasks):
+        tasks = ", ".join(model.tasks)
+        raise UsageError(f"{model.name} does not generate text: it supports {tasks}")
+    check(model)
+    return LocalModel(model, manager, progress)
 
 
 def open_model(

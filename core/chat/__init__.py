@@ -138,8 +138,8 @@ def _read(file: Path) -> str:
 
 def _no_template(tokenizer: Tokenizer) -> TemplateError:
     return TemplateError(
-        f"{tokenizer.source}: this model has no chat template; set --chat-template FILE, or send "
-        "plain text to /v1/completions"
+        f"{tokenizer.source}: this base model has no chat template; set --chat-template FILE, or "
+        "continue plain text: `ostro run --raw`, a str in Python, /v1/completions over HTTP"
     )
 
 
