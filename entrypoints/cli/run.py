@@ -12,6 +12,7 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.chat.adapters import parse_choice
 from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer
 from ostro.entrypoints.cli.chat.attachments import read_attachment, read_piped
+from ostro.entrypoints.cli.chat.base_model import report_base_model
 from ostro.entrypoints.cli.chat.conversation import Conversation, user_message
 from ostro.entrypoints.cli.chat.display import open_display
 from ostro.entrypoints.cli.options import (
@@ -23,6 +24,7 @@ from ostro.entrypoints.cli.options import (
 from ostro.entrypoints.cli.progress import loading
 
 if TYPE_CHECKING:
+    from ostro.core.pipeline import ServedModel
     from ostro.entrypoints.local_model import LocalModel, Piece
 
 KINDS = ("image", "audio", "video", "file")
@@ -79,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--system", metavar="TEXT", help="system message (default: none)")
     add("--plain", action="store_true", help="print answers as they are, not as Markdown")
     add("--no-history", action="store_true", help="do not keep what is typed in the chat")
-    add("--raw", action="store_true", help="complete the text without a chat template")
+    add("--raw", action="store_true", help="continue the text, without a chat template")
     add("--think", action=argparse.BooleanOptionalAction, help="enable or disable reasoning")
     add(
         "-n",
@@ -161,7 +163,8 @@ def sampling_line(model: LocalModel, conversation: Conversation) -> str:
     """The sampling parameters of answers with their sources, and the limit on their length."""
     given = {name: x for name, x in conversation.sampling.items() if name != "stop"}
     limit = given.pop("max_tokens", None)
-    length = f"{limit} tokens (-n)" if limit else f"the context of {model.model.context} tokens"
+    context = f"the context of {model.model.context} tokens, or when they repeat themselves"
+    length = f"{limit} tokens (-n)" if limit else context
     used = model.sampling_defaults.override(given, "options")
     return f"sampling: {used}; answers end at {length}"
 
@@ -170,8 +173,11 @@ def load(args: argparse.Namespace) -> LocalModel:
     """Load the model of the options, with a progress bar on a terminal."""
     from ostro.entrypoints.python import load_text
 
+    def check(model: ServedModel) -> None:
+        report_base_model(model, args)
+
     with loading() as report:
-        return load_text(parse_settings(args), args.plugin, progress=report)
+        return load_text(parse_settings(args), args.plugin, progress=report, check=check)
 
 
 def chat(

@@ -118,7 +118,9 @@ GGUF_NAMES = {
 }
 
 
-def make_gguf(file: Path, *, sampling: Mapping[str, float] = {}) -> Path:
+def make_gguf(
+    file: Path, *, sampling: Mapping[str, float] = {}, template: str | None = TEMPLATE
+) -> Path:
     """Write the same model and tokenizer as a GGUF file, like llama.cpp's converter.
 
     `sampling` are keys below general.sampling.
@@ -146,7 +148,8 @@ def make_gguf(file: Path, *, sampling: Mapping[str, float] = {}) -> Path:
     writer.add_token_types([3 if token in (START, END) else 1 for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_eos_token_id(ids[END])
-    writer.add_chat_template(TEMPLATE)
+    if template is not None:
+        writer.add_chat_template(template)
     for key, value in sampling.items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"general.sampling.{key}", value)

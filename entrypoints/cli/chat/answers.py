@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,8 +12,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import OstroError
-from ostro.entrypoints.cli.chat.conversation import text_of
+from ostro.entrypoints.cli.chat.base_model import continues_text, join_text
 from ostro.entrypoints.cli.chat.reasoning import Part, ReasoningSplitter
+from ostro.entrypoints.cli.chat.repetition import RepetitionGuard
 
 if TYPE_CHECKING:
     from ostro.core.media import Prompt
@@ -29,7 +31,7 @@ MARKER_TOKENS = 8
 class Answer:
     """An answer and its statistics: tokens, and seconds since the request.
 
-    `finish` is None for an interrupted answer.
+    `finish` is None for an interrupted answer, "repetition" for one that `RepetitionGuard` ended.
     """
 
     text: str = ""
@@ -61,9 +63,9 @@ class Answer:
 
 
 def make_prompt(model: LocalModel, conversation: Conversation, *, raw: bool = False) -> Prompt:
-    """The prompt of a conversation; with `raw`, the text of its last message."""
-    if raw:
-        return model.prompt(text_of(conversation.messages[-1]))
+    """The prompt of a conversation; with `raw` or without a chat template, its plain text."""
+    if continues_text(model, conversation, raw=raw):
+        return model.prompt(join_text(conversation))
     options: dict[str, Any] = (
         {} if conversation.think is None else {"enable_thinking": conversation.think}
     )
@@ -90,18 +92,26 @@ def print_answer(
                 display.finish()
             raise
         display.finish()
+    if answer.finish == "repetition":
+        message = "ostro: the answer repeats itself and was stopped; -n N sets a length instead"
+        print(message, file=sys.stderr)
     return answer
 
 
 def generate(
     model: LocalModel, conversation: Conversation, answer: Answer, *, raw: bool
 ) -> Iterator[Part]:
-    """Yield the parts of an answer and record them in `answer`. An interrupt ends it."""
+    """Yield the parts of an answer and record them in `answer`. An interrupt ends it.
+
+    Without max_tokens, an answer that repeats itself ends, too.
+    """
     start = time.perf_counter()
     prompt = make_prompt(model, conversation, raw=raw)
     answer.prompt_tokens = len(prompt.tokens)
     end = model.tokenizer.decode(prompt.tokens[-MARKER_TOKENS:], skip_special=False)
-    splitter = ReasoningSplitter("" if raw else end)
+    plain = continues_text(model, conversation, raw=raw)
+    splitter = ReasoningSplitter("" if plain else end)
+    guard = None if "max_tokens" in conversation.sampling else RepetitionGuard()
     stream = model.stream(prompt, adapters=conversation.adapters, **conversation.sampling)
     with closing(stream):
         try:
@@ -112,6 +122,9 @@ def generate(
                 answer.finish = piece.finish
                 for part in splitter.add(piece.text):
                     yield record(answer, part)
+                if guard is not None and piece.token is not None and guard.add(piece.token):
+                    answer.finish = "repetition"
+                    break
         except KeyboardInterrupt:
             pass
     for part in splitter.finish():

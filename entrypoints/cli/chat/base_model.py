@@ -1,18 +1,18 @@
-"""Models without a chat template: they continue text instead of answering messages."""
+"""Prompts without a chat template: of base models, which continue text, and of --raw."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
+from ostro.entrypoints.cli.chat.conversation import media_of, text_of
 
 if TYPE_CHECKING:
     from ostro.core.pipeline import ServedModel
-
-MEDIA = ("image", "audio", "video")
+    from ostro.entrypoints.cli.chat.conversation import Conversation
+    from ostro.entrypoints.local_model import LocalModel
 
 
 def report_base_model(model: ServedModel, args: argparse.Namespace) -> None:
@@ -22,30 +22,43 @@ def report_base_model(model: ServedModel, args: argparse.Namespace) -> None:
     for options that need a template.
     """
     if model.template is not None or args.raw or args.adapters or args.adapter_folder:
-        return  # the template may be that of an adapter
-    options = {"--system": args.system, "--think": args.think}
-    options |= {f"--{kind}": getattr(args, kind) or None for kind in MEDIA}
-    for option, value in options.items():
-        if value is not None:
-            raise UsageError(
-                f"{option}: {model.name} is a base model without a chat template; load one with "
-                "--chat-template FILE, or remove the option"
-            )
-    turns = "" if args.input is not None else "Each message is added to the text on a new line. "
+        return  # an adapter may have a template
+    check_plain(args.system, args.think, media=bool(args.image or args.audio or args.video))
+    turns = "" if args.input is not None else " Each message begins a new line of the text."
     print(
-        f"{model.name} is a base model without a chat template: it continues text. {turns}--raw "
+        f"{model.name} is a base model: it has no chat template and continues text.{turns} --raw "
         "does so without this note; --chat-template FILE makes it answer messages.",
         file=sys.stderr,
     )
 
 
-def join_text(messages: Sequence[Mapping[str, Any]]) -> str:
+def continues_text(model: LocalModel, conversation: Conversation, *, raw: bool) -> bool:
+    """Whether the next answer continues plain text: with `raw`, and without a chat template."""
+    return raw or not model.has_template(conversation.adapters)
+
+
+def join_text(conversation: Conversation) -> str:
     """Return the text that messages make without a template.
 
-    An answer continues the message before it; a message after an answer begins a new line.
+    An answer continues its message; the message after it begins a new line. Raises UsageError for
+    settings and media that need a template.
     """
+    messages = conversation.messages
+    media = any(media_of(message) for message in messages)
+    check_plain(conversation.system, conversation.think, media=media)
     text = ""
     for message in messages:
         text += "\n" if text and message["role"] == "user" else ""
-        text += message["content"]
+        text += text_of(message)
     return text
+
+
+def check_plain(system: str | None, think: bool | None, *, media: bool) -> None:
+    """Raise UsageError for parts of a chat that plain text cannot have."""
+    given = {"a system message": system, "a switch for reasoning": think is not None}
+    for part, used in {**given, "an image, audio or video": media}.items():
+        if used:
+            raise UsageError(
+                f"{part} needs a chat template, and this prompt has none; remove it, or load a "
+                "template with --chat-template FILE"
+            )

@@ -13,6 +13,7 @@ from ostro.core.media.parts import Medium
 from ostro.entrypoints.cli.chat import conversation as files
 from ostro.entrypoints.cli.chat.adapters import ACTIONS, change_adapters, describe_adapters
 from ostro.entrypoints.cli.chat.attachments import read_attachment
+from ostro.entrypoints.cli.chat.base_model import continues_text
 from ostro.entrypoints.cli.chat.conversation import text_of
 from ostro.entrypoints.cli.chat.session import note
 
@@ -182,8 +183,8 @@ def show_messages(session: Session) -> None:
 
 
 def set_system(session: Session, text: str) -> None:
-    if session.raw:
-        raise UsageError("--raw uses no chat template and no system message")
+    if continues_text(session.model, session.conversation, raw=session.raw):
+        raise UsageError("a system message needs a chat template; --raw and base models use none")
     session.conversation.system = text or None
 
 

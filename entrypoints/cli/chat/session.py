@@ -62,7 +62,7 @@ class Session:
         loader: Loader,
         raw: bool = False,
     ) -> None:
-        """`raw` continues each message without a chat template and without the earlier ones."""
+        """`raw` continues the text of the messages without a chat template."""
         self.model, self.conversation, self.display = model, conversation, display
         self.loader, self.raw = loader, raw
         self.reference: str | None = None
