@@ -13,7 +13,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "serve": (
         "ostro serve smollm2 --port 8000",
-        "ostro serve Qwen/Qwen3-0.6B embed=minilm",
+        "ostro serve chat=Qwen/Qwen3-0.6B embed=minilm",
         "ostro serve ./model --host 0.0.0.0 --api-key-file keys.txt",
     ),
     "embed": (

@@ -17,7 +17,10 @@ from ostro.entrypoints.cli.options import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "models", nargs="*", metavar="REF", help="models: the first as with -m, others as --also"
+        "models",
+        nargs="*",
+        metavar="[NAME=]REF",
+        help="models to serve: the first as -m, others as --also",
     )
     add_model_options(parser)
     add_adapter_options(parser)
@@ -115,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.hang_timeout > 0:
         raise UsageError(f"--hang-timeout {args.hang_timeout}: expected a positive number")
     further = take_model(args, args.models)
+    if args.model is not None:
+        split_name(args)
     return serve(
         parse_settings(args),
         host=args.host,
@@ -130,6 +135,19 @@ def run(args: argparse.Namespace) -> int:
         access_log=args.access_log,
         plugin_paths=args.plugin,
     )
+
+
+def split_name(args: argparse.Namespace) -> None:
+    """Take the name of the model from NAME=REF, as --also does.
+
+    Raises UsageError for another name in --name.
+    """
+    name, equals, reference = args.model.partition("=")
+    if not equals or Path(args.model).exists():
+        return
+    if args.name not in (None, name):
+        raise UsageError(f"expected one name, got --name {args.name} and {args.model}")
+    args.name, args.model = name, reference
 
 
 def api_keys(args: argparse.Namespace) -> list[str]:

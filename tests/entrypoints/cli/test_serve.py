@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ostro.core.records import Settings
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.http import server
 
@@ -15,8 +16,47 @@ from ostro.entrypoints.http import server
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options of each server that was started."""
     found: list[dict[str, Any]] = []
-    monkeypatch.setattr(server, "serve", lambda settings, **options: found.append(options) or 0)
+
+    def serve(settings: Settings, **options: Any) -> int:
+        found.append({"settings": settings, **options})
+        return 0
+
+    monkeypatch.setattr(server, "serve", serve)
     return found
+
+
+@pytest.mark.parametrize(
+    ("words", "models"),
+    [
+        ([], [(None, "starter")]),
+        (["a"], [(None, "a")]),
+        (["a", "--port", "0", "x=b", "--also", "c"], [(None, "a"), "x=b", "c"]),
+        (["x=a", "y=b"], [("x", "a"), "y=b"]),
+        (["-m", "a", "b"], [(None, "a"), "b"]),
+        (["-m", "x=a"], [("x", "a")]),
+        (["a", "--name", "x"], [("x", "a")]),
+        (["a=b.gguf"], [(None, "a=b.gguf")]),
+    ],
+)
+def test_positionals_are_models(
+    started: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    models: list[object],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a=b.gguf").touch()
+    assert main(["serve", *words]) == 0
+    (ran,) = started
+    assert [(ran["settings"].name, ran["settings"].reference), *ran["also"]] == models
+
+
+def test_two_names_of_a_model(
+    started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "x=a", "--name", "y"]) == 2
+    assert "expected one name" in capsys.readouterr().err and not started
 
 
 def test_keys_from_files(started: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +84,30 @@ def test_an_interrupted_pull_says_how_to_continue(
     monkeypatch.setattr(PluginManager, "locate", interrupt)
     assert main(["pull", SPACE]) == 130
     assert "run the command again" in capsys.readouterr().err
+
+
+def test_progress_is_shown_on_terminals_only(hub: Hub, gguf: bytes, tmp_path: Path) -> None:
+    hub.models[SPACE] = {"tiny-Q8_0.gguf": gguf}
+    outputs = []
+    for name in ("piped", "terminal"):
+        terminal, end = pty.openpty()
+        termios.tcsetwinsize(end, (24, 80))
+        env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+        env |= {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / name)}
+        ran = subprocess.run(
+            [sys.executable, "-m", "ostro", "pull", SPACE],
+            env={**env, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if name == "piped" else end,
+            timeout=100,
+            check=True,
+        )
+        assert Path(ran.stdout.decode().strip()).read_bytes() == gguf
+        os.close(end)
+        outputs.append(ran.stderr if name == "piped" else os.read(terminal, 65536))
+        os.close(terminal)
+    assert not outputs[0]
+    assert b"100%" in outputs[1]
 
 
 def test_rm_asks_and_deletes(
