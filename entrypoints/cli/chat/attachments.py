@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mimetypes
 import os
+import select
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from ostro.core.errors import UsageError
 
 MAX_BYTES = 16 << 20
 """Limit on the size of a text."""
+
+PATIENCE = 3.0
+"""Time without piped text after which a message says that the program waits, in seconds."""
 
 
 def read_attachment(file: str, kind: str | None = None) -> dict[str, Any]:
@@ -63,4 +68,9 @@ def read_piped() -> str | None:
         return None
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return None
+    with suppress(OSError):  # Windows: select accepts sockets only
+        if not select.select([sys.stdin], [], [], PATIENCE)[0]:
+            print(
+                "ostro: reading standard input until it ends; </dev/null is none", file=sys.stderr
+            )
     return decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input").strip() or None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import UsageError, nearest
+from ostro.core.errors import OstroError, UsageError, nearest
 from ostro.core.media.parts import Medium
 from ostro.entrypoints.cli.chat import conversation as files
 from ostro.entrypoints.cli.chat.adapters import ACTIONS, change_adapters, describe_adapters
@@ -220,7 +220,7 @@ def load(session: Session, rest: str) -> None:
     try:
         session.model.text.sampling(found.sampling)
         session.model.mixture(found.adapters, [])
-    except Exception as error:
+    except OstroError as error:
         raise UsageError(f"{file}: {error}") from None
     session.conversation, session.file = found, file
     session.attachments.clear()

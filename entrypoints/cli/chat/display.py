@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+"""Visible characters for control characters, which could move the cursor or change the terminal."""
+
 
 class Display(Protocol):
     """Prints one answer after the other: its reasoning, its text, then `finish`."""
@@ -26,10 +30,14 @@ class Display(Protocol):
 
 
 class PlainDisplay:
-    """Prints the text as it is generated, reasoning between its markers."""
+    """Prints the text as it is generated, reasoning between its markers.
+
+    On a terminal, control characters are visible characters.
+    """
 
     def __init__(self) -> None:
         self.closing = ""
+        self.controls = CONTROLS if sys.stdout.isatty() else {}
 
     def reason(self, text: str, marker: str) -> None:
         if not self.closing:
@@ -46,7 +54,7 @@ class PlainDisplay:
         self.closing = ""
 
     def _print(self, text: str) -> None:
-        print(text, end="", flush=True)
+        print(text.translate(self.controls), end="", flush=True)
 
 
 def open_display(plain: bool) -> Display:

@@ -12,6 +12,8 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 from rich.theme import Theme
 
+from ostro.entrypoints.cli.chat.display import CONTROLS
+
 INTERVAL = 0.05
 """Least time between two renderings, in seconds."""
 
@@ -91,14 +93,14 @@ class MarkdownDisplay:
 
     def reason(self, text: str, marker: str) -> None:
         growing = self.growing
-        growing.thoughts += text
+        growing.thoughts += text.translate(CONTROLS)
         if growing.began is None:
             growing.began = time.perf_counter()
         self._refresh(self._last_thoughts)
 
     def write(self, text: str) -> None:
         self._fold()
-        head, self.growing.tail = split_blocks(self.growing.tail + text)
+        head, self.growing.tail = split_blocks(self.growing.tail + text.translate(CONTROLS))
         if head:
             self._print(head)
         self._refresh(lambda: render(self.growing.tail, spaced=self.growing.printed))

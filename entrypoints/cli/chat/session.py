@@ -15,7 +15,7 @@ from ostro.entrypoints.cli.chat.conversation import (
     text_of,
     user_message,
 )
-from ostro.entrypoints.cli.chat.display import Display, hidden_input
+from ostro.entrypoints.cli.chat.display import CONTROLS, Display, hidden_input
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,8 +181,8 @@ class Session:
 
 
 def note(text: str) -> None:
-    """Print a line that is not part of an answer."""
-    print(text, file=sys.stderr, flush=True)
+    """Print text that is not part of an answer; it may quote answers and files."""
+    print(text.translate(CONTROLS), file=sys.stderr, flush=True)
 
 
 def is_open_block(text: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -245,3 +247,13 @@ def test_a_text_file_is_put_before_the_prompt(
     assert ran.out == reply_of(model, "File a.txt:\n\nhello\n\ngood morning") + "\n"
     ran = ostro(*words, "/nowhere/a.txt")
     assert ran.code == 2 and "/nowhere/a.txt: No such file" in ran.err
+
+
+def test_the_line_editor_and_rich_are_imported_by_a_chat_only() -> None:
+    code = "import ostro.entrypoints.cli.run as run, sys; run.open_display(False)\n"
+    code += "assert not {'rich', 'prompt_toolkit', 'torch'} & set(sys.modules)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,18 @@ def test_reasoning_is_shown_and_not_repeated(open_session: Open, capsys) -> None
     assert answer == {"role": "assistant", "content": "yes", "reasoning_content": "because"}
     out, err = capsys.readouterr()
     assert out.startswith("<think>\nbecause\n</think>\n\nyes\n") and err == "because\n"
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_control_characters_are_visible_on_a_terminal_only(
+    open_session: Open, capsys, monkeypatch: pytest.MonkeyPatch, tty: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: tty, raising=False)
+    session = open_session("a\x1bc\n")
+    session.handle("hello")
+    session.handle("/show messages")
+    out, err = capsys.readouterr()
+    assert out == ("a␛c\n\n" if tty else "a\x1bc\n\n") and "\x1b" not in err
 
 
 def test_empty_reasoning_is_not_printed(open_session: Open, capsys) -> None:

@@ -111,6 +111,15 @@ def test_a_narrower_terminal_is_erased_completely(display: MarkdownDisplay) -> N
     assert display.console.file.getvalue().endswith("\r\x1b[3A\x1b[J")  # type: ignore[attr-defined]
 
 
+def test_control_characters_do_not_reach_the_terminal(display: MarkdownDisplay) -> None:
+    display.reason("\x1b]0;thought\a", "<think>")
+    display.write("\x1b[2Jtitle\x9b\x08\tend")
+    display.finish()
+    written = display.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[2J" not in written and not {"\x07", "\x08", "\x9b"} & set(written)
+    assert "␛[2Jtitle�␈" in written
+
+
 @pytest.mark.parametrize(
     ("text", "head"),
     [
