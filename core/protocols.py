@@ -59,6 +59,12 @@ class ConfigReader(Protocol):
     def __call__(self, container: Container, /) -> Mapping[str, Any]: ...
 
 
+class ConfigWriter(Protocol):
+    """`Architecture.gguf_metadata`: keys of a GGUF file for a config; None omits a key."""
+
+    def __call__(self, config: Any, raw: Mapping[str, Any], /) -> Mapping[str, Any]: ...
+
+
 class StorageClass(Protocol):
     """`Quantizer.storage`: a class of storages."""
 
@@ -103,6 +109,18 @@ class TokenizerLoader(Protocol):
     """`TokenizerFormat.load`: loads the tokenizer of a source that the record claims."""
 
     def __call__(self, source: TokenizerSource, /) -> Tokenizer: ...
+
+
+class TokenizerWriter(Protocol):
+    """`TokenizerFormat.write`: the keys of a container's header for a tokenizer.
+
+    `source` is the folder that the tokenizer was loaded from, `keys` are the header's other keys.
+    Raises TokenizerError for a tokenizer that the header cannot describe.
+    """
+
+    def __call__(
+        self, tokenizer: Tokenizer, source: TokenizerSource, keys: Mapping[str, Any], /
+    ) -> Mapping[str, Any]: ...
 
 
 class AdapterReader(Protocol):

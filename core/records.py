@@ -122,6 +122,8 @@ class Architecture(Record):
     names        `names(config)` returns the `Names` of its weights
     companions   `companions(folder)` returns references of further models, by component name
     gguf_config  `gguf_config(container)` returns a config.json for a GGUF file
+    gguf_metadata  `gguf_metadata(config, raw)` returns the keys of a GGUF file that do not follow
+                 from the fields of its config: without the architecture's prefix, None omits a key
     sensitive    patterns of linears that in-situ quantization gives more bits
     tiny, wide   configs for tests
     reference    the class whose logits are correct by definition
@@ -144,6 +146,7 @@ class Architecture(Record):
     names: Import | None = None
     companions: Import | None = None
     gguf_config: Import | None = None
+    gguf_metadata: Import | None = None
     sensitive: tuple[str, ...] = ()
     tiny: Mapping[str, Any] | None = None
     wide: Mapping[str, Any] | None = None
@@ -243,11 +246,13 @@ class TokenizerFormat(Record):
     `claims(source)` looks at a `TokenizerSource`; it must be light. `load(source)` returns a
     `Tokenizer` (`ostro.pipelines`); `build_tokenizer` there adds what the configs of a model folder
     state. `usage` names the files, for messages: "vocab.json with merges.txt".
+    `write(tokenizer, source, keys)` returns the keys of a container's header for a tokenizer.
     """
 
     claims: Callable[[TokenizerSource], bool]
     load: Import
     usage: str
+    write: Import | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

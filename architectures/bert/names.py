@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -86,3 +87,17 @@ def gguf_config(container: Container) -> dict[str, Any]:
     if isinstance(labels := get("classifier.output_labels"), list):
         raw["id2label"] = {str(i): str(label) for i, label in enumerate(labels)}
     return raw | {"dtype": dtype(container.tensors.values())}
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Attention is bidirectional; labels are those of a classifier."""
+    labels = raw.get("id2label")
+    return {
+        "general.architecture": "bert",
+        "attention.causal": False,
+        "tokenizer.ggml.token_type_count": config.type_vocab_size,
+        "attention.head_count_kv": None,
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "classifier.output_labels": list(labels.values()) if isinstance(labels, dict) else None,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, ExpertNames, HeadRows, Names, Pair
@@ -13,8 +14,8 @@ from ostro.architectures.mixtral.names import GATE, STACKS
 LAYER = "model.layers.{i}"
 ATTENTION = f"{LAYER}.self_attn"
 EXPERTS = (
-    GATE,
     Pair("blk.{i}.exp_probs_b.bias", f"{LAYER}.mlp.gate.e_score_correction_bias"),
+    GATE,
     *(
         Pair(f"blk.{{i}}.ffn_{part}_shexp", f"{LAYER}.mlp.shared_experts.{part}_proj")
         for part in ("gate", "up", "down")
@@ -47,10 +48,10 @@ def names(config: Config) -> ExpertNames:
             Pair(f"{ATTENTION}.kv_b_proj", f"{ATTENTION}.v_b_proj", values),
         ),
         gguf=(
-            Pair("blk.{i}.attn_kv_b", f"{ATTENTION}.k_b_proj", keys),
-            Pair("blk.{i}.attn_kv_b", f"{ATTENTION}.v_b_proj", values),
             Pair("blk.{i}.attn_k_b", f"{ATTENTION}.k_b_proj", TransposedHeads(heads)),
             Pair("blk.{i}.attn_v_b", f"{ATTENTION}.v_b_proj", StackedHeads(heads)),
+            Pair("blk.{i}.attn_kv_b", f"{ATTENTION}.k_b_proj", keys),
+            Pair("blk.{i}.attn_kv_b", f"{ATTENTION}.v_b_proj", values),
             *GGUF,
         ),
         experts=config.n_routed_experts,
@@ -115,3 +116,37 @@ def rope_parameters(container: Container, get: llama.Get, rope_dim: int) -> dict
     if rule.get("mscale_all_dim"):
         rule["mscale"] = rule["mscale_all_dim"] = rule["mscale_all_dim"] / 0.1
     return rule
+
+
+GATING = {"softmax": 1, "sigmoid": 2, "noaux_tc": 2}
+"""The values of expert_gating_func."""
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of latent attention, in its absorbed form with one key head, and of the router."""
+    rule = config.rope_parameters
+    keys, values = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    latent = config.kv_lora_rank
+    sigmoid = getattr(config, "scoring_func", None) or raw.get("scoring_func")
+    scale = rule.get("mscale_all_dim") if rule.get("rope_type") == "yarn" else None
+    return {
+        "general.architecture": "deepseek2",
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.kv_lora_rank": latent,
+        "attention.key_length": latent + config.qk_rope_head_dim,
+        "attention.value_length": latent,
+        "attention.key_length_mla": keys,
+        "attention.value_length_mla": values,
+        "expert_gating_func": GATING.get(str(sigmoid)),
+        "expert_weights_norm": config.norm_topk_prob or None,
+        "leading_dense_block_count": leading(config),
+        "rope.dimension_count": config.qk_rope_head_dim,
+        "rope.scaling.yarn_log_multiplier": 0.1 * scale if scale else None,
+    }
+
+
+def leading(config: Config) -> int:
+    """The number of dense layers before those with experts."""
+    types = getattr(config, "mlp_layer_types", None)
+    return config.first_k_dense_replace if types is None else types.index("sparse")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostro import Container, ExpertNames, Pair, RowPart
 from ostro.architectures.gemma2 import names as gemma2
-from ostro.architectures.gemma4.config import ROPES, SLIDING, Config
+from ostro.architectures.gemma4.config import FULL, ROPES, SLIDING, Config
 from ostro.architectures.llama import names as llama
 from ostro.checkpoints import Named
 from ostro.errors import ConfigError
@@ -24,11 +24,11 @@ STACKS = (
     Pair(f"{LAYER}.experts.gate_up_proj", f"{EACH}.gate_proj.weight", RowPart(0, 2)),
     Pair(f"{LAYER}.experts.gate_up_proj", f"{EACH}.up_proj.weight", RowPart(1, 2)),
     Pair(f"{LAYER}.experts.down_proj", f"{EACH}.down_proj.weight"),
+    Pair("blk.{i}.ffn_gate_up_exps.weight", f"{EACH}.gate_proj.weight", RowPart(0, 2)),
+    Pair("blk.{i}.ffn_gate_up_exps.weight", f"{EACH}.up_proj.weight", RowPart(1, 2)),
     Pair("blk.{i}.ffn_gate_exps.weight", f"{EACH}.gate_proj.weight"),
     Pair("blk.{i}.ffn_up_exps.weight", f"{EACH}.up_proj.weight"),
     Pair("blk.{i}.ffn_down_exps.weight", f"{EACH}.down_proj.weight"),
-    Pair("blk.{i}.ffn_gate_up_exps.weight", f"{EACH}.gate_proj.weight", RowPart(0, 2)),
-    Pair("blk.{i}.ffn_gate_up_exps.weight", f"{EACH}.up_proj.weight", RowPart(1, 2)),
 )
 GGUF = (
     Pair("per_layer_token_embd", "model.embed_tokens_per_layer"),
@@ -167,3 +167,33 @@ def rope_parameters(container: Container, get: llama.Get) -> dict[str, Any]:
             )
         full["partial_rotary_factor"] = turning / len(factors)
     return {"sliding_attention": sliding, "full_attention": full}
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both kinds of layers, and of experts."""
+    layers = range(config.num_hidden_layers)
+    kinds, heads = [config.kind(i) for i in layers], [config.heads(i) for i in layers]
+    size = {kind: each["head_dim"] for kind, each in zip(kinds, heads, strict=True)}
+    return {
+        "attention.head_count_kv": same([each["num_key_value_heads"] for each in heads]),
+        "attention.key_length": size[FULL],
+        "attention.value_length": size[FULL],
+        "attention.key_length_swa": size.get(SLIDING),
+        "attention.value_length_swa": size.get(SLIDING),
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "attention.sliding_window_pattern": [kind == SLIDING for kind in kinds],
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "feed_forward_length": same([config.width(i) for i in layers]),
+        "expert_count": config.num_experts if config.enable_moe_block else None,
+        "expert_used_count": config.top_k_experts if config.enable_moe_block else None,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "rope.dimension_count": size[FULL],
+        "rope.dimension_count_swa": size.get(SLIDING),
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+def same(numbers: list[int]) -> int | list[int]:
+    """One number if all are equal, else the list."""
+    return numbers[0] if len({*numbers}) == 1 else numbers

@@ -21,9 +21,9 @@ def names(config: Config) -> Names:
     return Names(
         hub=tuple(row_parts(f"{LAYER}.mlp.gate_up_proj", gate_up(config))),
         gguf=(
-            *row_parts("blk.{i}.attn_qkv", qkv(config)),
             *(pair for pair in llama.GGUF if pair.theirs not in FUSED),
             *row_parts("blk.{i}.ffn_up", gate_up(config)),
+            *row_parts("blk.{i}.attn_qkv", qkv(config)),
         ),
     )
 

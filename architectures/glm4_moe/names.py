@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, ExpertNames, Names, Pair
@@ -60,4 +61,13 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "norm_topk_prob": get("expert_weights_norm", False),
         "routed_scaling_factor": get("expert_weights_scale", 1.0),
         "rope_parameters": {"partial_rotary_factor": 1.0, **raw["rope_parameters"]},
+    }
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The router's keys; the layers of multi-token prediction are not written."""
+    return {
+        "expert_gating_func": SIGMOID,
+        "expert_weights_norm": config.norm_topk_prob,
+        "nextn_predict_layers": 0,
     }

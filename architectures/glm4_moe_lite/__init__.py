@@ -21,6 +21,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
         names="ostro.architectures.deepseek_v2.names:names",
+        gguf_metadata="ostro.architectures.deepseek_v2.names:gguf_metadata",
         tiny=TINY,
         wide=WIDE,
         reference="transformers:Glm4MoeLiteForCausalLM",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,3 +88,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
     width = container.metadata.get("gpt-oss.expert_feed_forward_length")
     rules = raw["rope_parameters"] | {"truncate": False}
     return raw | {"intermediate_size": width, "rope_parameters": rules}
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The experts' width has a key of its own."""
+    return {"expert_feed_forward_length": config.intermediate_size}

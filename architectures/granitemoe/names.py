@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, ExpertNames, HeadRows, Pair, RowPart
@@ -54,3 +55,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
     width = container.metadata.get("granitemoe.expert_shared_feed_forward_length", 0)
     shared = {"shared_intermediate_size": width}
     return mixtral.gguf_config(container) | granite.gguf_config(container) | shared
+
+
+def gguf_metadata(config: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The width of the shared MLP is written only if there is one."""
+    return {"expert_shared_feed_forward_length": config.shared_intermediate_size or None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,4 +61,18 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "position_embedding_type": "rope" if get("rope.scaling.finetuned", True) else "nope",
         "attention_bias": any(name.endswith("attn_q.bias") for name in container.tensors),
         "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in container.tensors),
+    }
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of states; a layer of Mamba 2 has no key heads."""
+    heads = [
+        config.num_key_value_heads if config.attends(i) else 0
+        for i in range(config.num_hidden_layers)
+    ]
+    return mamba2.state_keys(config.mixer()) | {
+        "general.architecture": "granitehybrid" if 0 in heads else "granite",
+        "attention.head_count_kv": heads,
+        "attention.scale": config.attention_multiplier,
+        "rope.scaling.finetuned": config.position_embedding_type == "rope",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, ExpertNames, Pair
@@ -36,3 +37,14 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "moe_intermediate_size": get("expert_feed_forward_length"),
         "num_shared_expert": get("expert_shared_count"),
     }
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The width of the shared expert, which is that of an MLP."""
+    width = config.intermediate_size
+    return {"expert_shared_feed_forward_length": width, "expert_feed_forward_length": first(config)}
+
+
+def first(config: Config) -> int:
+    """The width of an expert."""
+    return (*config.moe_intermediate_size, config.intermediate_size)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,3 +72,14 @@ def gguf_config(container: Container) -> dict[str, Any]:
     raw["conv_L_cache"] = get("shortconv.l_cache")
     raw["block_auto_adjust_ff_dim"] = False
     return raw
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The filters' length; a layer of convolution has no key heads."""
+    heads = config.num_key_value_heads
+    layers = range(config.num_hidden_layers)
+    return {
+        "attention.head_count_kv": [heads if config.attends(i) else 0 for i in layers],
+        "feed_forward_length": config.feed_forward_size,
+        "shortconv.l_cache": config.conv_L_cache,
+    }

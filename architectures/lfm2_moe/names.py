@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, ExpertNames, Pair
@@ -21,8 +22,8 @@ HUB = (
     *lfm2.HUB,
 )
 GGUF = (
-    Pair("blk.{i}.ffn_gate_inp", f"{MLP}.gate"),
     Pair("blk.{i}.exp_probs_b.bias", f"{MLP}.gate.e_score_correction_bias"),
+    Pair("blk.{i}.ffn_gate_inp", f"{MLP}.gate"),
     *lfm2.GGUF,
 )
 STACKS = tuple(
@@ -51,3 +52,9 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in container.tensors),
         "norm_topk_prob": True,
     }
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """LFM2's keys and the router's gate."""
+    own = {"expert_gating_func": SIGMOID, "feed_forward_length": config.intermediate_size}
+    return lfm2.gguf_metadata(config, raw) | own

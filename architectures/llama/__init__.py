@@ -55,6 +55,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.variants:Config",
         names=f"{__name__}.variants:names",
         gguf_config=f"{__name__}.variants:gguf_config",
+        gguf_metadata=f"{__name__}.variants:gguf_metadata",
         reference=f"{__name__}.reference:YiForCausalLM",
         trunk=False,
     )

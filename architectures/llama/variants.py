@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,3 +45,11 @@ def gguf_config(container: Container) -> dict[str, Any]:
     """Llama's keys, and the number of passes through the layers."""
     get = llama.under(container.metadata["general.architecture"], container.metadata)
     return llama.gguf_config(container) | {"num_loops": get("num_loops", 1)}
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The architecture by the class; Yi and IQuest-Coder are "llama"."""
+    kinds = {"XverseForCausalLM": "xverse", "NanbeigeForCausalLM": "nanbeige"}
+    name = next((kinds[each] for each in raw.get("architectures") or [] if each in kinds), "llama")
+    loops = {"num_loops": config.num_loops, "skip_loop_final_norm": False}
+    return {"general.architecture": name} | (loops if name == "nanbeige" else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,4 +114,30 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "use_bias": "blk.0.ssm_in.bias" in tensors,
         "use_conv_bias": "blk.0.ssm_conv1d.bias" in tensors,
         "dtype": dtype(tensors.values()),
+    }
+
+
+def state_keys(config: Config) -> dict[str, Any]:
+    """The keys of a Mamba 2 layer."""
+    return {
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.state_size": config.state_size,
+        "ssm.group_count": config.n_groups,
+        "ssm.time_step_rank": config.num_heads,
+        "ssm.inner_size": config.num_heads * config.head_dim,
+    }
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the states; there is no attention, and no separate MLP."""
+    return state_keys(config) | {
+        "attention.head_count": 0,
+        "attention.head_count_kv": None,
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "attention.layer_norm_epsilon": None,
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "feed_forward_length": 0,
+        "rope.freq_base": None,
+        "rope.dimension_count": None,
     }

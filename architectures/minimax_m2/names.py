@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, ExpertNames, Names, Pair
@@ -18,7 +19,7 @@ HUB = (
 )
 """The names on the hub, the second in transformers 5."""
 
-GGUF = (mixtral.GATE, Pair("blk.{i}.exp_probs_b.bias", BIAS), *llama.GGUF)
+GGUF = (Pair("blk.{i}.exp_probs_b.bias", BIAS), mixtral.GATE, *llama.GGUF)
 SIGMOID = 2
 """The value of expert_gating_func."""
 
@@ -48,3 +49,11 @@ def gguf_config(container: Container) -> dict[str, Any]:
     width = {"intermediate_size": get("expert_feed_forward_length", raw.get("intermediate_size"))}
     rotated = {"rotary_dim": get("rope.dimension_count")}
     return raw | width | rotated
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The router's gate, the experts' width, and the rotated dimensions."""
+    return {
+        "expert_gating_func": SIGMOID,
+        "expert_feed_forward_length": config.intermediate_size,
+    }

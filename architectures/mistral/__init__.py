@@ -22,6 +22,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         names="ostro.architectures.llama.names:names",
         gguf=("mistral3",),
         gguf_config=f"{__name__}.names:gguf_config",
+        gguf_metadata=f"{__name__}.names:gguf_metadata",
         tiny=TINY,
         wide=WIDE,
         reference="transformers:MistralForCausalLM",

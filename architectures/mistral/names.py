@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container
@@ -15,3 +16,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
     if container.metadata.get(key):
         raise ConfigError(f"{container.path.name}: {key} is not implemented (Ministral 3)")
     return llama.gguf_config(container)
+
+
+def gguf_metadata(config: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """In GGUF files this family is "llama"."""
+    return {"general.architecture": "llama"}

@@ -36,6 +36,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
+        gguf_metadata=f"{__name__}.names:gguf_metadata",
         tiny=TINY,
         wide=WIDE,
         reference="transformers:ModernBertModel",

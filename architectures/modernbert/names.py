@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -96,4 +96,28 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "classifier_pooling": pooling,
         "rope_parameters": {k: {"rope_theta": t} for k, t in theta.items() if t is not None},
         "dtype": dtype(container.tensors.values()),
+    }
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ModernBERT; labels are those of a classifier."""
+    theta = {kind: rule.get("rope_theta") for kind, rule in config.rope_parameters.items()}
+    labels = raw.get("id2label")
+    return {
+        "general.architecture": "modern-bert",
+        "attention.causal": False,
+        "attention.head_count_kv": None,
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "attention.layer_norm_epsilon": config.norm_eps,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "attention.sliding_window": config.local_attention,
+        "attention.sliding_window_pattern": config.global_attn_every_n_layers,
+        "classifier.pooling_type": {"mean": 1, "cls": 2}.get(config.classifier_pooling),
+        "hidden_activation": config.hidden_activation,
+        "rope.freq_base": theta.get(FULL),
+        "rope.freq_base_swa": theta.get(SLIDING),
+        "rope.scaling.type": "none",
+        "rope.dimension_count": None,
+        "classifier.output_labels": list(labels.values()) if isinstance(labels, dict) else None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, Names, Pair
@@ -30,3 +31,10 @@ def gguf_config(container: Container) -> dict[str, Any]:
         kinds = ("sliding_attention",) * 3 + ("full_attention",)
         raw["layer_types"] = [kinds[i % 4] for i in range(layers)]
     return raw
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The layers with a window; OLMo 3 has no architecture of its own."""
+    windows = [config.window(i) > 0 for i in range(config.num_hidden_layers)]
+    pattern = {"attention.sliding_window_pattern": windows} if any(windows) else {}
+    return {"general.architecture": "olmo2", **pattern}

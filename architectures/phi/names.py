@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -43,3 +44,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
     raw["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
     raw["layer_norm_eps"] = get("attention.layer_norm_epsilon")
     return raw
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The epsilon is that of layer norms only."""
+    return {"attention.layer_norm_rms_epsilon": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, Names
@@ -35,3 +36,14 @@ def gguf_config(container: Container) -> dict[str, Any]:
     if trained is not None:
         raw["original_max_position_embeddings"] = trained
     return raw | {"sliding_window": raw["sliding_window"] or None}
+
+
+def gguf_metadata(config: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The original context; a window of 0 is none."""
+    return {
+        "attention.sliding_window": config.sliding_window or 0,
+        "rope.scaling.original_context_length": config.rope_parameters.get(
+            "original_max_position_embeddings", config.original_max_position_embeddings
+        ),
+        "rope.scaling.type": None,
+    }

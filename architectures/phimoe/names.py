@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, ExpertNames, Pair
@@ -33,4 +34,14 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "sliding_window": raw["sliding_window"] or None,
         "attention_bias": "blk.0.attn_output.bias" in container.tensors,
         "lm_head_bias": "output.bias" in container.tensors,
+    }
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The factor of longrope, one for both lists."""
+    return {
+        "attention.sliding_window": config.sliding_window or 0,
+        "rope.scaling.attn_factor": config.rope_parameters.get("short_mscale"),
+        "rope.scaling.type": None,
+        "attention.layer_norm_epsilon": None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -92,3 +93,10 @@ def gguf_config(container: Container) -> dict[str, Any]:
         raw = {key: value for key, value in raw.items() if not any(e in key for e in experts)}
         raw.pop("moe_intermediate_size")
     return raw
+
+
+def gguf_metadata(config: DeltaConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen3-Next's keys; without media, the sections of the rope are those of Qwen3.5."""
+    sections = config.rope_parameters.get("mrope_section", (11, 11, 10))
+    keys = qwen3_next.gguf_metadata(config, raw)
+    return keys | {"rope.dimension_sections": [*sections, 0, 0][:4]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -156,4 +156,19 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "norm_topk_prob": True,
         "attention_bias": False,
         "rope_parameters": {"partial_rotary_factor": 1.0, **raw["rope_parameters"]},
+    }
+
+
+def gguf_metadata(config: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of gated delta nets, and the layers that have them."""
+    layers = range(config.num_hidden_layers)
+    heads, width = config.linear_num_value_heads, config.linear_value_head_dim
+    return {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * width,
+        "attention.recurrent_layers": [not config.attends(i) for i in layers],
+        "full_attention_interval": config.full_attention_interval,
     }

@@ -30,6 +30,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         inputs=f"{__name__}.inputs:Inputs",
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
+        gguf_metadata=f"{__name__}.projector:gguf_metadata",
         tiny=shape(QWEN3, TOWER, [8, 4, 4]),
         wide=shape(QWEN3_WIDE, {**TOWER, **ALIGNED}, [12, 10, 10]),
         reference="transformers:Qwen3VLForConditionalGeneration",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,11 @@ def gguf_config(container: Container) -> dict[str, Any]:
         num_position_embeddings=container.tensors[POSITIONS].shape[0],
         deepstack_visual_indexes=[i for i, speaks in enumerate(speaking) if speaks],
     )
+
+
+def gguf_metadata(config: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of layers of the text that add features of images."""
+    return {"n_deepstack_layers": len(raw["vision_config"]["deepstack_visual_indexes"])}
 
 
 def tower_names(config: SightedConfig) -> tuple[Pair, ...]:

@@ -31,6 +31,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         inputs="ostro.architectures.qwen3_vl.inputs:Inputs",
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
+        gguf_metadata="ostro.architectures.qwen3_vl.projector:gguf_metadata",
         tiny=shape(TINY, TOWER, [8, 4, 4]),
         wide=shape(WIDE, {**TOWER, **ALIGNED}, [12, 10, 10]),
         reference="transformers:Qwen3VLMoeForConditionalGeneration",

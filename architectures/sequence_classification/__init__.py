@@ -52,6 +52,7 @@ def ostro_architectures() -> Iterable[Architecture]:
             model=f"{__name__}.model:{family}",
             names=f"{__name__}.names:{family.lower()}",
             gguf_config=f"{__name__}.names:gguf_config",
+            gguf_metadata=f"{__name__}.names:gguf_metadata",
             tiny={**tiny, "num_labels": 3},
             wide={**wide, "num_labels": 8},
             reference=f"transformers:{family}ForSequenceClassification",

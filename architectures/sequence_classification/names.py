@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,3 +59,13 @@ def gguf_config(container: Container) -> dict[str, Any]:
     if isinstance(labels, list):
         raw["id2label"] = {str(i): str(label) for i, label in enumerate(labels)}
     return raw
+
+
+def gguf_metadata(config: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels, and the architecture of the decoder."""
+    kind = raw.get("model_type")
+    labels = raw.get("id2label")
+    return {
+        "general.architecture": "llama" if kind == "mistral" else kind,
+        "classifier.output_labels": list(labels.values()) if isinstance(labels, dict) else None,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, Names, Pair
@@ -24,3 +25,8 @@ def gguf_config(container: Container) -> dict[str, Any]:
     raw = phi.gguf_config(container)
     raw["norm_epsilon"] = raw.pop("layer_norm_eps")
     return raw | {"use_bias": "blk.0.attn_output.bias" in container.tensors}
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The epsilon is that of layer norms only."""
+    return {"attention.layer_norm_rms_epsilon": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ostro import Container, Names, Pair
@@ -64,3 +65,13 @@ def gguf_config(container: Container) -> dict[str, Any]:
         raw["vocab_size"] = tensors["token_embd.weight"].shape[0]
     raw = {key: value for key, value in raw.items() if value is not None}
     return raw | {"dtype": dtype(tensors.values())}
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of buckets of relative positions; both epsilons, as llama.cpp's converter."""
+    return {
+        "attention.head_count_kv": None,
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "attention.relative_buckets_count": config.relative_attention_num_buckets,
+        "context_length": raw.get("n_positions", 512),
+    }

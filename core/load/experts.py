@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError
-from ostro.core.load.names import Named, Names, Pair, Transform
+from ostro.core.load.names import Named, Names, Pair, Transform, compiled
 
 
 @dataclass(frozen=True)
 class RowPart:
-    """One of `count` equal parts of a tensor's rows."""
+    """One of `count` equal parts of a tensor's rows. `write` fills the other rows with zeros."""
 
     index: int
     count: int
@@ -27,7 +27,9 @@ class RowPart:
         return tensor.chunk(self.count)[self.index]
 
     def write(self, tensor: Tensor) -> Tensor:
-        raise CheckpointError("a part of a tensor cannot be written without the others")
+        whole = tensor.new_zeros(self.count, *tensor.shape)
+        whole[self.index] = tensor
+        return whole.flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,18 @@ class ExpertNames(Names):
 
     experts: int
     stacks: Sequence[Pair] = ()
+
+    def write(self, name: str, space: str = "hub") -> Named:
+        """As `Names.write`; in a GGUF file, an expert's matrix is a part of a stack."""
+        for pair in self.stacks if space == "gguf" else ():
+            each = Pair(pair.theirs, pair.ours.replace("*", "{expert}"))
+            theirs = each.match(name, write=True) if pair.theirs.startswith("blk.") else None
+            if theirs is not None:
+                found = compiled(each.ours).fullmatch(name)
+                index = found and found.groupdict().get("expert")
+                expert = Expert(int(index), self.experts, pair.transform) if index else None
+                return Named(name, theirs, expert or pair.transform)
+        return super().write(name, space)
 
     def read(self, names: Iterable[str], space: str = "hub") -> tuple[list[Named], list[str]]:
         named, others = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -28,18 +28,22 @@ SavingProgress = Callable[[int, int], None]
 class Saving:
     """A save request: write the checkpoint of an outline, quantized by its plan, into `folder`.
 
-    `name` is the name of the quantization, for file names.
+    `name` is the name of the quantization, for file names; "" without one. `dtype` is that of
+    weights that are not quantized, None for the checkpoint's. The writer adds lines about what it
+    wrote to `report`.
     """
 
     outline: ModelOutline
     folder: Path
     name: str
     plugins: PluginManager
+    dtype: torch.dtype | None = None
+    report: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def plan(self) -> QuantizationPlan:
-        assert self.outline.plan is not None, "the outline has no quantization plan"
-        return self.outline.plan
+        """The formats of all weights; no format without a plan."""
+        return self.outline.plan or QuantizationPlan({}, None)
 
     @cached_property
     def reader(self) -> WeightReader:

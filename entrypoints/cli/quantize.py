@@ -1,4 +1,4 @@
-"""`ostro quantize`: write a quantized model."""
+"""`ostro quantize`: write a model in another file format, quantized or in floats."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 if TYPE_CHECKING:
+    from ostro.core.load.describe import ModelOutline
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
 
@@ -23,6 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
     add("--to", required=True, metavar="CONTAINER", help="file format to write: gguf or uqff")
     add("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    add(
+        "--allow-requantize",
+        action="store_true",
+        help="quantize weights again that are quantized already, which adds to their error",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,19 +44,25 @@ def run(args: argparse.Namespace) -> int:
             plugins,
             args.to,
             folder / name.strip() if len(names) > 1 else folder,
+            allow_requantize=args.allow_requantize,
         )
         print(written)
     return 0
 
 
-def write(settings: Settings, plugins: PluginManager, container: str, folder: Path) -> Path:
-    """Write a quantized model into a folder; returns the path of the written file or folder.
+def write(
+    settings: Settings,
+    plugins: PluginManager,
+    container: str,
+    folder: Path,
+    *,
+    allow_requantize: bool = False,
+) -> Path:
+    """Write a model into a folder; returns the path of the written file or folder.
 
-    Raises UsageError without a format to quantize to, and if no plugin writes the container.
+    Raises UsageError if no plugin writes the container, and for weights that are quantized already
+    unless `allow_requantize`.
     """
-    from ostro.core.engine.calibration import open_probe
-    from ostro.core.load.open import find
-    from ostro.core.load.planning import plan_model
     from ostro.core.load.saving import Saving
     from ostro.core.records import resolve
 
@@ -59,17 +71,45 @@ def write(settings: Settings, plugins: PluginManager, container: str, folder: Pa
     if record is None or record.write is None:
         known = ", ".join(name for name, each in records.items() if each.write is not None)
         raise UsageError(f"--to {container}: unknown file format; expected one of {known}")
-    found = plan_model(find(settings, plugins), settings, plugins, open_probe)
-    if found.plan is None:
-        raise UsageError("no format to quantize to; add --quant q4k or --topology RULES")
-    default = found.plan.default
-    saving = Saving(found, folder, default.format.name if default else "mixed", plugins)
+    found = plan(settings, plugins, allow_requantize)
+    dtype = None if settings.dtype == "auto" else found.dtype
+    saving = Saving(found, folder, name_of(found, settings), plugins, dtype)
     progress = WriteProgress()
     path: Path = resolve(record.write)(saving, progress)
     progress.finish()
-    for line in found.plan.describe():
+    outcome = [saving.plan.outcome] if saving.plan.outcome else []
+    for line in [*outcome, *saving.report] if saving.report else saving.plan.describe():
         print(line, file=sys.stderr)
     return path
+
+
+def plan(settings: Settings, plugins: PluginManager, allow_requantize: bool) -> ModelOutline:
+    """The outline of the model, with the format of every weight."""
+    from ostro.core.engine.calibration import open_probe
+    from ostro.core.load.describe import outline
+    from ostro.core.load.open import find
+    from ostro.core.load.planning import choose_formats
+    from ostro.entrypoints.requantization import dequantized, quantized_formats
+
+    path = find(settings, plugins)
+    found = outline(path, settings, plugins)
+    if found.plan is not None and (formats := quantized_formats(found)):
+        if not allow_requantize:
+            listed = ", ".join(f"{count} of {name}" for name, count in formats.items())
+            raise UsageError(
+                f"{path.name} is quantized already (tensors: {listed}), and quantizing it again "
+                "adds to the error; use its float model, or add --allow-requantize"
+            )
+        found = dequantized(found, plugins)
+    return choose_formats(found, path, settings, plugins, open_probe)
+
+
+def name_of(found: ModelOutline, settings: Settings) -> str:
+    """The name of the quantization, for file names; "" without one."""
+    if found.plan is None:
+        return ""
+    default = found.plan.default
+    return default.format.name if default else settings.quant or "mixed"
 
 
 class WriteProgress:

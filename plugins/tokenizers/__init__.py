@@ -95,5 +95,9 @@ def ostro_tokenizers() -> Iterator[TokenizerFormat]:
         usage=TIKTOKEN,
     )
     yield TokenizerFormat(
-        name="gguf", claims=is_gguf, load=f"{package}.gguf:load_gguf", usage="a GGUF header"
+        name="gguf",
+        claims=is_gguf,
+        load=f"{package}.gguf:load_gguf",
+        usage="a GGUF header",
+        write=f"{package}.header:write_header",
     )

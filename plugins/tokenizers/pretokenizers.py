@@ -8,7 +8,10 @@ previous one: matches and the text between matches are separate pieces.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ostro.errors import TokenizerError, nearest
 
@@ -178,3 +181,42 @@ def find_pretokenizer(name: str, source: str) -> PreTokenizer:
             "set --tokenizer FOLDER to the model's own tokenizer"
         )
     return names[name]
+
+
+def patterns_of(steps: Iterable[Mapping[str, Any]]) -> tuple[str, ...] | None:
+    """The expressions of a backend's pre-tokenizers, by their states; None if another kind is used.
+
+    `ByteLevel` with its own expression has that of GPT-2.
+    """
+    found = []
+    for step in steps:
+        kind = step["type"]
+        if kind == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+            pattern = step["pattern"]
+            found.append(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
+        elif kind == "Digits" and step["individual_digits"]:
+            found.append(r"\p{N}")
+        elif kind == "ByteLevel" and not step["add_prefix_space"]:
+            found += [GPT2] * step["use_regex"]
+        else:
+            return None
+    return tuple(found)
+
+
+def name_pretokenizer(
+    patterns: tuple[str, ...] | None, *, ignore_merges: bool, architecture: str, source: str
+) -> str:
+    """The name of the rule with these expressions; of several, the one of the architecture.
+
+    Raises TokenizerError if there is no such rule.
+    """
+    for keys, rule in RULES.items():
+        same = rule.ignore_merges == ignore_merges and rule.byte_level
+        if same and rule.patterns == patterns:
+            names = keys.split()
+            return architecture if architecture in names else names[0]
+    raise TokenizerError(
+        f"{source}: GGUF files have no name for its pre-tokenizer {patterns}"
+        f"{' with whole words first' if ignore_merges else ''}; use --to uqff, which copies the "
+        "tokenizer"
+    )

@@ -53,6 +53,12 @@ def build_sentencepiece(
     return backend, rules | ({"prefix": bos} if model.type == "BPE" else {"suffix": eos})
 
 
+def read_pieces(path: Path) -> Pieces:
+    """The pieces of a SentencePiece model file. Raises TokenizerError if it is malformed."""
+    with tokenizer_errors(f"{path.name}: not a SentencePiece model"):
+        return _Model.parse(path.read_bytes(), path.name).pieces
+
+
 def load_sentencepiece(source: TokenizerSource) -> Tokenizer:
     """Load the SentencePiece model of a model folder, or one file without the folder's configs.
 

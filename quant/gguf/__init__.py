@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ostro import Format, Quantizer, TensorInfo, hookimpl
+from ostro import Format, Planner, Quantizer, TensorInfo, hookimpl
 
 FORMATS = frozenset(
     "Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ1_S IQ1_M IQ2_XXS "
@@ -36,6 +36,23 @@ MAKES = (
 """Formats for quantization; `instead` and `sensitive` are those of mistral.rs if it has them."""
 
 
+MIXTURES: Mapping[str, str] = {
+    "Q2_K_S": "Q2_K",
+    "Q3_K_S": "Q3_K",
+    "Q3_K_M": "Q3_K",
+    "Q3_K_L": "Q3_K",
+    "Q4_K_S": "Q4_K",
+    "Q4_K_M": "Q4_K",
+    "Q5_K_S": "Q5_K",
+    "Q5_K_M": "Q5_K",
+}
+"""The most common format of each mixture of llama.cpp."""
+
+
+def is_mixture(text: str) -> bool:
+    return text.strip().upper() in MIXTURES
+
+
 def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bool:
     return tensors.keys() == {"weight"} and tensors["weight"].format in FORMATS
 
@@ -43,3 +60,13 @@ def claims(tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> bo
 @hookimpl
 def ostro_quantizers() -> Iterable[Quantizer]:
     yield Quantizer(name="gguf", claims=claims, storage=f"{__name__}.storage:Blocks", makes=MAKES)
+
+
+@hookimpl
+def ostro_planners() -> Iterable[Planner]:
+    yield Planner(
+        name="gguf_mixtures",
+        claims=is_mixture,
+        plan=f"{__name__}.mixtures:plan",
+        usage="a mixture of llama.cpp (Q4_K_M)",
+    )

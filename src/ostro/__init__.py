@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         CommandRunner,
         ConfigClass,
         ConfigReader,
+        ConfigWriter,
         Endpoint,
         FormatPlanner,
         LogitsProcessorClass,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         QuantizingStorageClass,
         StorageClass,
         TokenizerLoader,
+        TokenizerWriter,
     )
     from ostro.core.records import (
         Adapter,
@@ -97,8 +99,9 @@ _NAMES = {
     "ostro.core.nn.storage": "Storage Stored",
     "ostro.core.ops.choose": "Fused Kernel",
     "ostro.core.protocols": "AdapterReader CheckpointOpener CheckpointWriter CommandParser "
-    "CommandRunner ConfigClass ConfigReader Endpoint FormatPlanner LogitsProcessorClass "
-    "NamesFunction PipelineClass QuantizingStorageClass StorageClass TokenizerLoader",
+    "CommandRunner ConfigClass ConfigReader ConfigWriter Endpoint FormatPlanner "
+    "LogitsProcessorClass NamesFunction PipelineClass QuantizingStorageClass StorageClass "
+    "TokenizerLoader TokenizerWriter",
     "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
     "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings TensorInfo "
     "TokenizerFormat TokenizerSource resolve",
@@ -137,6 +140,7 @@ __all__ = [
     "CommandRunner",
     "ConfigClass",
     "ConfigReader",
+    "ConfigWriter",
     "Container",
     "Endpoint",
     "ExpertNames",
@@ -180,6 +184,7 @@ __all__ = [
     "TokenizerFormat",
     "TokenizerLoader",
     "TokenizerSource",
+    "TokenizerWriter",
     "Unpermute",
     "caches",
     "checkpoints",

@@ -32,6 +32,7 @@ from ostro.core.ops.kv_write.scaled import Scaled
 from ostro.core.ops.moe_route import RoutingRule
 from ostro.core.ops.rms_norm.naive import rms_norm as naive_rms_norm
 from ostro.core.ops.rope.naive import rope as naive_rope
+from ostro.core.ops.rope.scaling import frequencies as rope_frequencies
 from ostro.core.ops.rope.scaling import table as rope_table
 from ostro.core.ops.state_layout import StateLayout
 from ostro.core.ops.varlen_attention.sdpa import runs as equal_length_runs
@@ -85,6 +86,7 @@ __all__ = [
     "native",
     "rms_norm",
     "rope",
+    "rope_frequencies",
     "rope_table",
     "sample",
     "scan",

@@ -11,7 +11,7 @@ from pathlib import Path
 from ostro import Storage
 from ostro.checkpoints import Saving, SavingProgress
 from ostro.checkpoints import WeightSlot as Slot
-from ostro.errors import CheckpointError, Unsupported
+from ostro.errors import CheckpointError, Unsupported, UsageError
 from ostro.plugins.checkpoints.uqff.write import Entry, write
 
 ASSETS = (
@@ -38,6 +38,8 @@ def save_uqff(saving: Saving, progress: SavingProgress) -> Path:
             "needs; "
             "quantize the model's folder, or use --to gguf"
         )
+    if found.plan is None:
+        raise UsageError("no format to quantize to; add --quant q4k or --topology RULES")
     layers = stacks(saving)
     total = sum(prod(slot.shape) for slots in layers.values() for slot, _ in slots)
     done = 0

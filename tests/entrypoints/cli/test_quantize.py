@@ -100,12 +100,6 @@ def test_what_cannot_be_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_of_the_hub_is_sent_to_the_converter(tmp_path: Path, capsys: Any) -> None:
-    folder = make_model(tmp_path / "tiny")
-    assert main(words(folder, tmp_path, "--quant", "q8_0")) == Unsupported.exit_code
-    assert "convert_hf_to_gguf.py" in capsys.readouterr().err
-
-
 def test_several_formats_go_to_folders_of_their_own(source: Path, tmp_path: Path) -> None:
     assert main(words(source, tmp_path, "--quant", "q8_0,q4_0")) == 0
     found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.gguf"))

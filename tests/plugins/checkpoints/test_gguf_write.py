@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from ostro.plugins.checkpoints.gguf.copy import metadata
 from ostro.plugins.checkpoints.gguf.reader import open_gguf
-from ostro.plugins.checkpoints.gguf.write import metadata
 
 
 def made(path: Path, arch: str, said: str, tensors: int = 2, split: int = 0) -> Path:
