@@ -206,7 +206,8 @@ def plan_model(
     A planner that claims `--quant` runs the model through `open_probe`. Raises an OstroError, as
     `outline` does, UsageError for a plan that is not possible, and PlanInterrupted.
     """
-    return choose_formats(outline(path, settings, plugins), path, settings, plugins, open_probe)
+    found = outline(path, settings, plugins)
+    return choose_formats(found, path, settings, plugins, open_probe, progress)
 
 
 def choose_formats(
@@ -215,6 +216,7 @@ def choose_formats(
     settings: Settings,
     plugins: PluginManager,
     open_probe: OpenProbe | None = None,
+    progress: Progress | None = None,
 ) -> ModelOutline:
     """An outline with the format of every weight; as `plan_model`, for a described model."""
     planner = None if found.plan is None else found.plan.planner
