@@ -7,13 +7,14 @@ separately and aligned, in one layout for all formats.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ostro.checkpoints import GGML_BY_NAME as BY_NAME
-from ostro.quant.gguf.fields import Parts, field, minus, raw
-from ostro.quant.gguf.naive import unpack_blocks
+from ostro.quant.gguf.fields import Parts, field, half, minus, raw
+from ostro.quant.gguf.naive import NL, unpack_blocks
 from ostro.quant.planes.storage import Planes, pack_codes, unpack_codes
 
 CHUNK = 1 << 20
@@ -24,6 +25,9 @@ def pack(format: str, data: Tensor) -> Planes:
     """Planes of a file's rows, uint8 [..., bytes per row]. Raises like `naive.dequantize`."""
     *lead, nbytes = data.shape
     rows, kind = data.reshape(-1, nbytes), BY_NAME[format]
+    if format in CELLS and nbytes % kind.nbytes == 0:
+        planes = CELLS[format](rows.unflatten(-1, (-1, kind.nbytes)))
+        return planes.map(lambda tensor: tensor.unflatten(0, lead))
     step = max(1, CHUNK // max(1, nbytes // kind.nbytes * kind.block))
     chunks = [
         _planes(unpack_blocks(format, rows[start : start + step]))
@@ -48,6 +52,37 @@ def _planes(parts: Parts) -> Planes:
         d=joined(parts.d),
         m=joined(parts.m),
     )
+
+
+def _q4_0_cells(blocks: Tensor) -> Planes:
+    d, q = blocks.split((2, 16), -1)
+    return Planes(codes=(q.contiguous(),), scale=half(d).flatten(-2), zero=8)
+
+
+def _q4_1_cells(blocks: Tensor) -> Planes:
+    d, m, q = blocks.split((2, 2, 16), -1)
+    return Planes(codes=(q.contiguous(),), scale=half(d).flatten(-2), offset=half(m).flatten(-2))
+
+
+def _q8_0_cells(blocks: Tensor) -> Planes:
+    d, q = blocks.split((2, 32), -1)
+    return Planes(codes=(q ^ 128,), scale=half(d).flatten(-2), zero=128)
+
+
+def _iq4_nl_cells(blocks: Tensor) -> Planes:
+    table = torch.tensor(NL, device=blocks.device).float()
+    return replace(_q4_0_cells(blocks), zero=0, table=table)
+
+
+CELLS: Mapping[str, Callable[[Tensor], Planes]] = {
+    "Q4_0": _q4_0_cells,
+    "Q4_1": _q4_1_cells,
+    "Q8_0": _q8_0_cells,
+    "IQ4_NL": _iq4_nl_cells,
+}
+"""Planes of blocks [rows, blocks, bytes], for formats whose block has the codes of one cell in the
+order of a plane: they are copied and not unpacked, in a fifth of the time. `naive` has the layouts.
+"""
 
 
 def unpack(format: str, planes: Planes) -> Tensor:

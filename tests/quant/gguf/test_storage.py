@@ -29,8 +29,10 @@ from ostro.plugins.conformance.parity import BAR, deviation, subject
 from ostro.quant import gguf as plugin
 from ostro.quant.dense.storage import Dense
 from ostro.quant.gguf import naive
-from ostro.quant.gguf.planes import FIELDS
+from ostro.quant.gguf import planes as gguf_planes
+from ostro.quant.gguf.planes import CELLS, FIELDS, pack
 from ostro.quant.gguf.storage import Blocks
+from ostro.quant.planes.planes import Planes
 
 N, K = 24, 512
 CPU = torch.device("cpu")
@@ -331,3 +333,21 @@ def test_a_file_of_every_format_says_what_its_weights_say(tmp_path: Path) -> Non
         assert deviation(logits, tiny.run_reference(tiny.prompt)) <= BAR
     said = "; ".join(model.explain)
     assert [format for format in formats if f"{format} (" not in said] == []
+
+
+@pytest.mark.parametrize("format", CELLS)
+def test_copied_cells_equal_unpacked_codes(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q4_0, Q4_1, Q8_0 and IQ4_NL are copied into planes without unpacking their codes."""
+
+    def bits(planes: Planes) -> dict[str, list[int]]:
+        assert all(tensor.is_contiguous() for tensor in planes.tensors().values())
+        return {name: t.view(torch.uint8).tolist() for name, t in planes.tensors().items()}
+
+    for shape in ((N, K), (2, N, K)):
+        data = any_bytes(format, *shape)
+        copied = pack(format, data)
+        with monkeypatch.context() as patch:
+            patch.setattr(gguf_planes, "CELLS", {})
+            unpacked = pack(format, data)
+        assert copied.join_key == unpacked.join_key and copied.shape == unpacked.shape
+        assert bits(copied) == bits(unpacked)
