@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,16 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         raw_config=raw or {},
         sampling=sampling,
     )
-    return with_tokenizer(model, plugins)
+    return with_tokenizer(model, plugins, container.metadata)
 
 
-def with_tokenizer(model: ServedModel, plugins: PluginManager) -> ServedModel:
+def with_tokenizer(
+    model: ServedModel, plugins: PluginManager, metadata: Mapping[str, Any]
+) -> ServedModel:
     """Return the model with its tokenizer and chat template, or those of the settings.
 
-    A model with dummy weights uses the tokenizer of the reference.
+    `metadata` is that of the model's container. A model with dummy weights uses the tokenizer of
+    the reference.
     """
     from dataclasses import replace
 
@@ -69,7 +72,7 @@ def with_tokenizer(model: ServedModel, plugins: PluginManager) -> ServedModel:
     if settings.tokenizer is None and settings.dummy_weights is not None:
         path = plugins.locate(settings.reference or STARTER, settings)
     try:
-        tokenizer = open_tokenizer(path, plugins)
+        tokenizer = open_tokenizer(path, plugins, metadata if path == model.path else None)
     except OstroError:
         if set(model.tasks) <= WITHOUT_TOKENIZER:
             return model
@@ -81,12 +84,19 @@ def with_tokenizer(model: ServedModel, plugins: PluginManager) -> ServedModel:
     return replace(model, tokenizer=tokenizer, template=template)
 
 
-def open_tokenizer(path: Path, plugins: PluginManager) -> Tokenizer:
-    """Load the tokenizer of a local path; a GGUF file has it in its header."""
+def open_tokenizer(
+    path: Path, plugins: PluginManager, metadata: Mapping[str, Any] | None = None
+) -> Tokenizer:
+    """Load the tokenizer of a local path; a GGUF file has it in its header.
+
+    `metadata` is that of the header if it has been read already.
+    """
     if path.suffix != ".gguf":
         return load_tokenizer(path, plugins=plugins)
-    with closing(open_container(path, plugins)) as container:
-        return load_tokenizer(path, metadata=container.metadata, plugins=plugins)
+    if metadata is None:
+        with closing(open_container(path, plugins)) as container:
+            metadata = container.metadata
+    return load_tokenizer(path, metadata=metadata, plugins=plugins)
 
 
 def make_pipelines(

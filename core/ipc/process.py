@@ -250,6 +250,8 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     end = socket.socket(fileno=int(argv[0]))
     end.set_inheritable(False)
+    # Until the models are loaded: collections would visit the objects of all imports several times.
+    gc.disable()
     connection = EngineConnection(end)
     threading.Thread(target=connection.watch, name="ostro-parent", daemon=True).start()
     try:
@@ -283,6 +285,7 @@ def load(open_engine: Any, start: StartEngine, connection: EngineConnection) -> 
     # What exists now lives as long as the process: later collections need not visit it.
     gc.collect()
     gc.freeze()
+    gc.enable()
     connection.send(Ready(models=engine.infos, explain=explain, digest=plugins.digest()))
     return engine
 

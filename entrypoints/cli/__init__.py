@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ MODULES = {"list": "list_models"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Tracebacks are printed with --debug only."""
+    limit_spinning(os.environ)
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
@@ -70,6 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def limit_spinning(environment: MutableMapping[str, str]) -> None:
+    """Let waiting OpenMP threads of this process and its children spin for some microseconds only.
+
+    By default libgomp's threads spin for milliseconds, which keeps the threads that they wait for
+    from running: on a busy machine, generation takes ten times as long. libgomp reads the variable
+    when torch is imported. A policy that the user has set is kept.
+    """
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:

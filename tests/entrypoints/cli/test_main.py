@@ -11,7 +11,7 @@ import pytest
 from ostro import __version__
 from ostro.core import errors
 from ostro.core.errors import OstroError
-from ostro.entrypoints.cli import COMMANDS, inspect, main
+from ostro.entrypoints.cli import COMMANDS, inspect, limit_spinning, main
 
 COMMAND = """
 from ostro.core.hooks import hookimpl
@@ -110,6 +110,17 @@ def test_our_own_mistakes_show_a_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(inspect, "run", lambda args: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["inspect", "x"])
+
+
+def test_threads_spin_for_a_bounded_time_unless_the_user_says_otherwise() -> None:
+    chosen: list[dict[str, str]] = [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}]
+    for environment in chosen:
+        limit_spinning(environment)
+    assert chosen == [
+        {"GOMP_SPINCOUNT": "2000"},
+        {"OMP_WAIT_POLICY": "active"},
+        {"GOMP_SPINCOUNT": "7"},
+    ]
 
 
 def test_ctrl_c_is_no_error(ostro, monkeypatch: pytest.MonkeyPatch) -> None:
