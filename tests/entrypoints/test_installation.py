@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = ROOT / ".venv" / "second" / "bin" / "python"
 PYTHONS = [Path(sys.executable), *([SECOND] if SECOND.exists() else [])]
-PROMPT = "zebra 17 quantum"
+PROMPT = "zebra 17 quantum"  # answered differently without rounding of activations
 
 LINK = """
 import sys
@@ -119,7 +119,7 @@ def test_a_bare_environment_answers_the_same_with_and_without_a_compiler(
     answers = {}
     for compiler in ("g++", "/nonexistent"):
         cache = tmp_path / "cache" / Path(compiler).name
-        words = ("run", "--quant", "q2k", "--raw", "-i", PROMPT, "--temperature", "0", "-n", "32")
+        words = ("run", "--quant", "afq2", "--raw", "-i", PROMPT, "--temperature", "0", "-n", "32")
         env = {"CXX": compiler, "OSTRO_CACHE": str(cache)}
         answers[compiler] = run(commands / "ostro", *words, folder=tmp_path, **env)
         assert any(cache.glob("native/*.so")) == (compiler == "g++")
