@@ -141,12 +141,7 @@ def run(args: argparse.Namespace) -> int:
     if args.explain:
         print("\n".join(model.explain), file=sys.stderr)
     if args.input is None:
-        print(
-            f"{model.name}, ready in {time.perf_counter() - start:.1f} s. /help for commands.",
-            file=sys.stderr,
-        )
-        print(sampling_line(model, conversation), file=sys.stderr)
-        return chat(args, model, conversation, attachments)
+        return chat(args, model, conversation, attachments, start)
     try:
         conversation.messages.append(user_message(args.input, attachments))
         if args.json or args.choices is not None:
@@ -185,17 +180,25 @@ def chat(
     model: LocalModel,
     conversation: Conversation,
     attachments: list[dict[str, Any]],
+    start: float,
 ) -> int:
-    """Chat in the terminal until the user leaves. Closes the model."""
+    """Chat in the terminal until the user leaves. Closes the model, whose loading began at `start`.
+
+    The line editor is ready before the first line is printed: keys typed earlier are echoed twice.
+    """
     from ostro.entrypoints.cli.chat.commands import attach_part
     from ostro.entrypoints.cli.chat.editor import Editor
-    from ostro.entrypoints.cli.chat.session import Session
+    from ostro.entrypoints.cli.chat.session import Session, note
 
     session = Session(model, conversation, open_display(args.plain), OptionsLoader(args), args.raw)
     try:
         for part in attachments:
             attach_part(session, part)
-        return session.run(Editor(session, history=not args.no_history).read)
+        editor = Editor(session, history=not args.no_history)
+        seconds = time.perf_counter() - start
+        note(f"{model.name}, ready in {seconds:.1f} s. /help for commands.")
+        note(sampling_line(model, conversation))
+        return session.run(editor.read)
     finally:
         session.model.close()
 

@@ -49,6 +49,9 @@ class FakeModel:
     def check_media(self, media: Sequence[Any]) -> None:
         raise Unsupported(f"{self.name} accepts text only, not {media[0].kind}")
 
+    def has_template(self, adapters: Mapping[str, float]) -> bool:
+        return True
+
     def mixture(self, adapters: Mapping[str, float], tokens: Sequence[int]) -> None:
         if unknown := adapters.keys() - {"sql"}:
             raise RequestError(f"no adapter {min(unknown)!r}")
