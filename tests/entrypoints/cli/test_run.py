@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from tiny.model import TEMPLATE, make_model
 
+from ostro.entrypoints.cli.chat.answers import interruptible
 from ostro.entrypoints.local_model import LocalModel, Piece
 from ostro.entrypoints.python import load
 
@@ -257,3 +259,22 @@ def test_the_line_editor_and_rich_are_imported_by_a_chat_only() -> None:
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_an_interrupt_waits_for_the_end_of_a_step(model: LocalModel) -> None:
+    stream = model.stream([{"role": "user", "content": "hello"}], temperature=0, max_tokens=12)
+    with interruptible(model.local):
+        next(stream)
+        signal.raise_signal(signal.SIGINT)  # nothing is raised here, where a step may be running
+        with pytest.raises(KeyboardInterrupt):
+            list(stream)
+    assert not model.engine.live and len(reply_of(model, "hello")) > 0
+
+
+def test_a_second_interrupt_ends_the_program_at_once(model: LocalModel) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible(model.local), pytest.raises(SystemExit) as left:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert left.value.code == 130 and not model.local.interrupted
+    assert signal.getsignal(signal.SIGINT) is before
