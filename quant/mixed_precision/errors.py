@@ -32,8 +32,11 @@ class FormatErrors:
     def __init__(self, request: PlanRequest, importance: Mapping[str, Tensor]) -> None:
         self.request, self.importance = request, importance
         self.measured: dict[tuple[Weight, str], float] = {}
+        self.makers: dict[Shape, Sequence[Maker]] = {}
         shapes = dict.fromkeys(weight.shape for weight in request.weights)
-        self.makers = {shape: self.choose(shape) for shape in shapes}
+        for done, shape in enumerate(shapes):
+            request.report("choosing candidate formats", done, len(shapes))
+            self.makers[shape] = self.choose(shape)
 
     def choose(self, shape: Shape) -> Sequence[Maker]:
         """The candidate formats of a shape: formats with kernels, if there are any, that are

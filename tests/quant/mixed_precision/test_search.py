@@ -87,6 +87,7 @@ def test_every_stage_reports_its_progress(llama: Subject, plugins: PluginManager
         "reading weights",
         "generating texts for calibration",
         "measuring importances",
+        "choosing candidate formats",
         "measuring the errors of formats",
         "measuring sensitivities",
     ]
