@@ -9,9 +9,15 @@ import platform
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ostro import __version__
 
 Line = tuple[str, str, str]
 """Subject, finding, and advice ("" if none is needed)."""
+
+LOW_DISK = 2.0
+"""Free space in GB below which few models can be downloaded."""
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 
@@ -21,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    lines = [*system(), *packages(), *devices(), *plugins()]
+    lines = [*system(), *packages(), *devices(), *disk(), *plugins()]
     if args.json:
         keys = ("subject", "finding", "advice")
         print(json.dumps([dict(zip(keys, line, strict=True)) for line in lines], indent=2))
@@ -34,10 +40,13 @@ def run(args: argparse.Namespace) -> int:
     for line in lines:
         table.add_row(*line)
     console().print(table)
+    problems = sum(bool(advice) for _, _, advice in lines)
+    print(f"{problems} findings with advice" if problems else "no problem found")
     return 0
 
 
 def system() -> Iterator[Line]:
+    yield "ostro", __version__, ""
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield "cores", str(cores), ""
@@ -58,6 +67,8 @@ def packages() -> Iterator[Line]:
 def devices() -> Iterator[Line]:
     try:
         import torch
+
+        from ostro.core.device import format_bytes, free_bytes
     except (ImportError, OSError) as error:
         yield "torch import", f"failed: {error}", "reinstall torch"
         return
@@ -65,6 +76,7 @@ def devices() -> Iterator[Line]:
     capability = torch.backends.cpu.get_cpu_capability()
     advice = "" if bf16 else "bf16 models compute in float32 on this CPU"
     yield "cpu", f"{capability}, bf16 {'yes' if bf16 else 'no'}", advice
+    yield "memory", f"{format_bytes(free_bytes(torch.device('cpu')))} free", ""
     if not torch.cuda.is_available():
         yield (
             "cuda",
@@ -78,6 +90,19 @@ def devices() -> Iterator[Line]:
         size = properties.total_memory / 2**30
         kind = f"sm_{properties.major}{properties.minor}"
         yield f"cuda:{i}", f"{properties.name}, {size:.0f} GiB, {kind}", ""
+
+
+def disk() -> Iterator[Line]:
+    """The folder of downloaded models, and the free space of its disk."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return
+    folder = Path(HF_HUB_CACHE)
+    exists = next(each for each in (folder, *folder.parents) if each.exists())
+    free = shutil.disk_usage(exists).free / 1e9
+    advice = "" if free > LOW_DISK else "little space for downloads; set HF_HOME to another disk"
+    yield "model cache", f"{folder}, {free:.1f} GB free", advice
 
 
 def plugins() -> Iterator[Line]:

@@ -29,13 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.core.load.open import find
     from ostro.core.plugins.manager import PluginManager
+    from ostro.entrypoints.cli.stages import stages
     from ostro.entrypoints.fit.report import report
 
     settings = parse_settings(args)
     plugins = PluginManager()
     plugins.load(settings, args.plugin)
     check(settings, plugins)
-    found = report(find(settings, plugins), settings, plugins)
+    path = find(settings, plugins)
+    with stages() as progress:
+        found = report(path, settings, plugins, progress)
     if args.json:
         print(json.dumps(found.plain(), indent=2))
     else:
@@ -68,6 +71,11 @@ def show(found: FitReport) -> None:
     for each in found.fits:
         table.add_row(*cells(each))
     out.print(table)
+    if any(each.weights.fallbacks for each in found.fits):
+        out.print(
+            "* The rows of some weights are not a multiple of the format's block; these weights "
+            "get another format."
+        )
     for growth in found.growths:
         fixed = f", and {format_bytes(growth.fixed)} per sequence" if growth.fixed else ""
         out.print(f"KV cache {growth.name}: {format_bytes(growth.per_1000)} per 1000 tokens{fixed}")
@@ -79,6 +87,7 @@ def show(found: FitReport) -> None:
     for context, row in found.contexts.items():
         table.add_row(str(context), *(format_bytes(row[n]) if n in row else "-" for n in streams))
     out.print(table)
+    out.print("`ostro quality REF --quant FORMAT --quick` estimates what a format loses.")
 
 
 def cells(each: Fit) -> tuple[str, ...]:
@@ -86,7 +95,8 @@ def cells(each: Fit) -> tuple[str, ...]:
     from ostro.core.device import format_bytes
 
     weights = each.weights
-    size = weights.name, format_bytes(weights.nbytes), f"{weights.bits:.2f}"
+    name = f"{weights.name} *" if weights.fallbacks else weights.name
+    size = name, format_bytes(weights.nbytes), f"{weights.bits:.2f}"
     if not each.room:
         return (*size, "does not fit")
     if each.speed is None:

@@ -13,6 +13,7 @@ from ostro.core.engine.build import set_threads
 from ostro.core.engine.memory import largest_context
 from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.sizes import Sizes
+from ostro.core.load.weights import Progress
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.entrypoints.fit.bandwidth import measure_bandwidth
@@ -66,19 +67,25 @@ class FitReport:
         return asdict(self)
 
 
-def report(path: Path, settings: Settings, plugins: PluginManager) -> FitReport:
+def report(
+    path: Path,
+    settings: Settings,
+    plugins: PluginManager,
+    progress: Progress = lambda *step: None,
+) -> FitReport:
     """Estimate the model at a path. Raises the OstroError that loading it would raise."""
     set_threads(settings.threads)
     found = outline(path, settings, plugins)
     with closing(found.container):
-        return report_of(found, path, settings, plugins)
+        return report_of(found, path, settings, plugins, progress)
 
 
 def report_of(
-    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
+    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager, progress: Progress
 ) -> FitReport:
     free, cache = free_bytes(found.device), cache_of(found, path, settings, plugins)
-    every = weigh(found, Sizes(found, settings, plugins), plugins)
+    every = weigh(found, Sizes(found, settings, plugins), plugins, progress)
+    progress("measuring the memory bandwidth", 0, 0)
     bandwidth = measure_bandwidth(found.device)
     fits = [fit(weights, free, bandwidth, cache, found, settings) for weights in every]
     example = next((each for each in fits if each.room and each.streams), None)

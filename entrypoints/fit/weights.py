@@ -12,6 +12,7 @@ from torch.nn import Module
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.quantize import Maker, QuantizationPlan, makers
 from ostro.core.load.sizes import Sizes
+from ostro.core.load.weights import Progress
 from ostro.core.nn import CachedLayer, Embedding, Head, Linear, Model
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
@@ -25,13 +26,15 @@ STORED = "as stored"
 class Weights:
     """Size of a model's linears, embeddings and experts.
 
-    nbytes: in memory. bits: average per weight. read: bytes read to decode one token.
+    nbytes: in memory. bits: average per weight. read: bytes read to decode one token. fallbacks:
+    number of weights in another format, since their rows are not a multiple of the format's block.
     """
 
     name: str
     nbytes: int
     bits: float
     read: int
+    fallbacks: int = 0
 
 
 def variants(
@@ -52,9 +55,15 @@ def variants(
     yield from ((maker.format.name, replace(plan, default=maker, notes={})) for maker in every)
 
 
-def weigh(found: ModelOutline, sizes: Sizes, plugins: PluginManager) -> list[Weights]:
+def weigh(
+    found: ModelOutline, sizes: Sizes, plugins: PluginManager, progress: Progress
+) -> list[Weights]:
     """Return the variants of a model, the largest first, without those that change nothing."""
-    stored, *others = (weigh_as(name, found, sizes, p) for name, p in variants(found, plugins))
+    plans, weighed = list(variants(found, plugins)), list[Weights]()
+    for done, (name, plan) in enumerate(plans):
+        progress("estimating formats", done, len(plans))
+        weighed.append(weigh_as(name, found, sizes, plan))
+    stored, *others = weighed
     changed = [other for other in others if other.nbytes != stored.nbytes]
     return sorted([stored, *changed], key=lambda weights: -weights.nbytes)
 
@@ -74,7 +83,13 @@ def weigh_as(
         count += sum(prod(slot.shape) for slot in parts) * copies(module)
         if not any(path.startswith(prefix) for prefix in idle):
             read += bytes_read(size, path, module, found, sizes, plan)
-    return Weights(name=name, nbytes=nbytes, bits=8 * nbytes / max(count, 1), read=read)
+    return Weights(
+        name=name,
+        nbytes=nbytes,
+        bits=8 * nbytes / max(count, 1),
+        read=read,
+        fallbacks=len(plan.notes) if plan else 0,
+    )
 
 
 def weight_slots(path: str, module: Any) -> list[Slot]:

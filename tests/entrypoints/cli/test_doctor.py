@@ -35,6 +35,16 @@ def test_this_machine_is_described(ostro) -> None:
 def test_the_default_output_is_a_table(ostro) -> None:
     ran = ostro("doctor")
     assert ran.code == 0 and "advice" in ran.out and version("torch") in ran.out
+    assert ran.out.splitlines()[-1] == "no problem found" or "with advice" in ran.out
+
+
+def test_a_full_disk_is_a_finding(ostro, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none" / "hub"))
+    line = findings(ostro)["model cache"]
+    assert line["finding"].startswith(f"{tmp_path}/none/hub, ")
+    monkeypatch.setattr(doctor, "LOW_DISK", float("inf"))
+    assert "HF_HOME" in findings(ostro)["model cache"]["advice"]
+    assert ostro("doctor").out.endswith(" with advice\n")
 
 
 def test_a_missing_compiler_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,6 +239,17 @@ def test_the_default_output_is_tables(ostro: Any, models: dict[str, str]) -> Non
         assert text in ran.out
 
 
+def test_formats_with_fallbacks_are_marked(
+    ostro: Any, fitted: Fitted, models: dict[str, str]
+) -> None:
+    weights = {name: each["weights"] for name, each in fitted("odd")["fits"].items()}
+    assert weights["as stored"]["fallbacks"] == 0 < weights["q8_0"]["fallbacks"]
+    out = ostro("fit", "-m", models["odd"], "--dtype", "float32").out
+    assert " q8_0 * " in out and "* The rows of some weights" in out
+    plain = ostro("fit", "-m", models["llama"], "--dtype", "float32", "--quant", "q8_0").out
+    assert " q8_0 " in plain and "*" not in plain
+
+
 def test_an_encoder_draws_no_tokens(
     ostro: Any, plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
