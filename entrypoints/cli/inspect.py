@@ -7,11 +7,18 @@ import json
 from collections import Counter
 from typing import Any
 
-from ostro.entrypoints.cli.options import add_plugin_option
+from ostro.core.records import STARTER
+from ostro.entrypoints.cli.options import add_plugin_option, add_reference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reference", metavar="REF", help="folder, file or org/name on the hub")
+    add_reference(parser)
+    parser.add_argument(
+        "-m",
+        "--model",
+        metavar="REF",
+        help="folder, file or org/name on the hub (default: the starter model)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--offline", action="store_true", help="use cached files only, never contact the hub"
@@ -48,9 +55,10 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
 
-    settings, plugins = Settings(reference=args.reference, offline=args.offline), PluginManager()
+    reference = args.model or STARTER
+    settings, plugins = Settings(reference=reference, offline=args.offline), PluginManager()
     plugins.load(settings, args.plugin)
-    container = open_container(plugins.locate(args.reference, settings), plugins)
+    container = open_container(plugins.locate(reference, settings), plugins)
     config = container.config()
     try:
         architecture = architecture_of(container, config, settings, plugins).name

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
+from ostro.core.records import STARTER, Settings
 from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
@@ -82,11 +83,15 @@ def show(found: Any, as_json: bool, table: Callable[[Any], None]) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise UsageError for two models, for a model without --explain, and --into with others."""
+    """Raise UsageError for two models, for a model or its options without --explain, and for --into
+    with others.
+    """
     if args.reference and args.model:
         raise UsageError(f"expected one model, got {args.reference} and -m {args.model}")
     if args.model and not args.explain:
         raise UsageError(f"{args.model}: add --explain to load and explain it")
+    if not args.explain and parse_settings(args) != Settings(reference=STARTER):
+        raise UsageError("options of a model apply with --explain REF only; add it")
     if args.into and (args.reference or args.explain or args.json):
         raise UsageError("--into writes the whole catalogue; remove PATTERN, --explain and --json")
     if args.explain:

@@ -123,16 +123,22 @@ def reference_of(settings: Settings, other: str | None) -> Settings:
 
 
 def variants_of(settings: Settings, plugins: PluginManager) -> dict[str, Settings]:
-    """Settings of the models to compare, by name: -m in each format of --quant."""
-    from ostro.core.load.quantize import makers
+    """Settings of the models to compare, by name: -m in each format of --quant.
+
+    Raises UsageError for a value that names neither a format nor a budget.
+    """
+    from ostro.core.load.quantize import find, makers
     from ostro.entrypoints.open import name_of
 
     if settings.quant is None:
         return {name_of(settings): settings}
     formats = [word.strip() for word in settings.quant.split(",")]
+    known, planners = makers(plugins), plugins.collect("planners").values()
     if formats == [EVERY]:
-        known = makers(plugins)
         formats = sorted(known, key=lambda name: (-known[name].format.bits, name))
+    for name in formats:
+        if not any(planner.claims(name) for planner in planners):
+            find(name, known, others=(planner.usage for planner in planners))
     return {name: replace(settings, quant=name) for name in formats}
 
 

@@ -373,6 +373,18 @@ def test_what_cannot_be_measured_is_refused(
     assert code == 2 and message in err
 
 
+@pytest.mark.parametrize("quant", ["q99", "afq4,q99"])
+def test_an_unknown_format_is_refused_before_a_model_is_loaded(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, quant: str
+) -> None:
+    def load(*words: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr("ostro.entrypoints.quality.measure.open_weights", load)
+    code, _, err = run("-m", model, "--quant", quant)
+    assert code == 2 and "'q99'" in err and "4.5bpw" in err
+
+
 def test_a_model_may_be_named_as_its_own_reference(report, model: Path) -> None:
     [same] = report("--reference", model)["variants"]
     assert same["kl"]["value"] == 0

@@ -97,3 +97,8 @@ def test_malformed_files_are_errors(ostro, tiny: str, tmp_path: Path, spoil, cod
     ran = ostro("inspect", str(folder))
     assert ran.code == code and message in ran.err and not ran.out
     assert ostro("inspect", tiny).code == 0
+
+
+def test_the_model_is_the_first_word_or_an_option(ostro, tiny: str) -> None:
+    assert ostro("inspect", "-m", tiny).out == ostro("inspect", tiny).out != ""
+    assert ostro("inspect").out.startswith("model: llama")

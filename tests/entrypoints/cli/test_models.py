@@ -152,3 +152,9 @@ def test_invalid_options_of_explain_are_rejected(
 ) -> None:
     ran = ostro("models", *words)
     assert ran.code != 0 and message in ran.err
+
+
+@pytest.mark.parametrize("words", [("--quant", "4.5bpw"), ("qwen", "--dtype", "float32")])
+def test_options_of_a_model_need_explain(ostro, words: tuple[str, ...]) -> None:
+    ran = ostro("models", *words)
+    assert ran.code == 2 and "--explain" in ran.err and not ran.out
