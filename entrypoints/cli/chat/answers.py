@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostro.entrypoints.local_engine import LocalEngine
     from ostro.entrypoints.local_model import LocalModel
 
-MARKER_TOKENS = 8
+MARKER_TOKENS = 16
 """Tokens at the end of a prompt that may contain the marker of reasoning."""
 
 

@@ -89,6 +89,12 @@ def test_think_options_reach_the_template(ostro, tmp_path: Path, think: str) -> 
     assert ran.code == 1 and f"thinking {think == '--think'}" in ran.err
 
 
+def test_reasoning_that_the_template_begins_is_marked(ostro, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", template=TEMPLATE + "<think>\n")
+    ran = ostro("run", "-m", str(folder), *GREEDY, "-i", "hello")
+    assert ran.code == 0 and ran.out.startswith("<think>\n") and ran.out.endswith("\n</think>\n")
+
+
 def test_what_was_chosen_is_explained(ostro, tiny: str) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--explain")
     assert "attention: " in ran.err and "embedding: " in ran.err
