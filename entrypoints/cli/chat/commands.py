@@ -165,11 +165,15 @@ def show_model(session: Session) -> None:
 
 
 def show_sampling(session: Session) -> None:
-    """Print the values that apply to the next answer; * marks those of this chat."""
-    given = session.conversation.sampling
+    """Print the values that apply to the next answer; * marks those of this chat.
+
+    Defaults of the model and of the fallback have their source in parentheses.
+    """
+    given, sources = session.conversation.sampling, session.model.sampling_defaults.sources
     values = session.model.text.sampling(given)
     for name in PARAMETERS:
-        note(f"{'*' if name in given else ' '} {name} = {getattr(values, name)}")
+        source = f" ({sources[name]})" if name in sources and name not in given else ""
+        note(f"{'*' if name in given else ' '} {name} = {getattr(values, name)}{source}")
     if session.conversation.think is not None:
         note(f"* think = {'on' if session.conversation.think else 'off'}")
 

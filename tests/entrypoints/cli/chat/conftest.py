@@ -12,6 +12,7 @@ import pytest
 from ostro.core.engine.request import Sampling
 from ostro.core.errors import ModelNotFound, OstroError, RequestError, Unsupported
 from ostro.core.media import Prompt
+from ostro.core.pipeline import SamplingDefaults
 from ostro.entrypoints.cli.chat.conversation import Conversation
 from ostro.entrypoints.cli.chat.display import PlainDisplay
 from ostro.entrypoints.cli.chat.session import Session
@@ -33,7 +34,7 @@ class FakeModel:
         self.local = SimpleNamespace(interrupted=False)
         self.tokenizer = SimpleNamespace(decode=lambda ids, skip_special: "")
         record = SimpleNamespace(name="fake", inputs=None)
-        defaults = SimpleNamespace(values={})
+        defaults = SamplingDefaults({"min_p": 0.05}, {"min_p": "fallback"})
         self.model: Any = SimpleNamespace(
             context=1000,
             vocab=100,
@@ -41,7 +42,7 @@ class FakeModel:
             architecture=record,
             sampling=defaults,
         )
-        self.text = self
+        self.text, self.sampling_defaults = self, defaults
 
     def sampling(self, values: Mapping[str, Any]) -> Sampling:
         return Preparer.sampling(self, values)  # type: ignore[arg-type]

@@ -101,6 +101,7 @@ def test_set_changes_the_next_answer(open_session: Open, capsys) -> None:
     session.handle("/set")
     shown = capsys.readouterr().err
     assert "* temperature = 0.25\n" in shown and "  seed = None\n" in shown
+    assert "  min_p = 0.05 (fallback)\n" in shown
 
 
 def test_a_system_message_is_set_shown_and_removed(open_session: Open, capsys) -> None:
