@@ -26,6 +26,7 @@ from ostro.core.ipc.messages import (
     Ready,
     ToEngine,
 )
+from ostro.core.threads import THREADS
 
 Received = deque[Output | AdapterResult | Failed]
 
@@ -102,6 +103,7 @@ class LocalEngine:
         if self.interrupted:
             self.interrupted = False
             raise KeyboardInterrupt
+        THREADS.follow_load()
         for output in self.engine.step():
             self.dispatch_output(output)
         self.dispatch_events()

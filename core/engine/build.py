@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -35,9 +34,6 @@ ROWS = {"cuda": 4096, "cpu": 512}
 MAX_CPU_GRAPH_ROWS = 8
 """Rows of the largest decode step that is captured on CPU: Python is a small part of larger ones.
 """
-
-MAX_THREADS = 1024
-"""A limit against typing errors: torch would start that many threads."""
 
 QUANTIZED_KV = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """Quantized dtypes of the K/V cache, stored with scales; not every cache kind supports them."""
@@ -279,13 +275,3 @@ def warm_up(engine: Engine) -> None:
 def probe_token(engine: Engine) -> int:
     """An ordinary token id: those at both ends of a vocabulary are often untrained."""
     return engine.vocab // 2
-
-
-def set_threads(threads: int | None) -> None:
-    """Set the threads of CPU kernels, by default one per core that this process may use.
-
-    Raises UsageError for a number outside 1..MAX_THREADS.
-    """
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise UsageError(f"--threads {threads} is not within 1..{MAX_THREADS}")
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))

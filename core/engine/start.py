@@ -13,7 +13,6 @@ from ostro.core.engine.build import (
     make_pooling_ready,
     make_ready,
     refresh,
-    set_threads,
     warm_up,
 )
 from ostro.core.engine.calibration import open_probe
@@ -32,6 +31,7 @@ from ostro.core.load.pooling import read_pooling
 from ostro.core.nn import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
+from ostro.core.threads import THREADS
 
 M = TypeVar("M", bound=Model)
 
@@ -53,7 +53,7 @@ def open_engine(
     With `warm` the engine compiles all kernels first, so that the first request does not wait for
     that. Raises OstroError if the settings or a model are invalid.
     """
-    set_threads(models[0].settings.threads)
+    THREADS.set(models[0].settings.threads)
     # All weights before the first cache, whose size is a share of the memory that is left.
     loaded_models = [open_weights(model.settings, plugins, report) for model in models]
     entries, explain = dict[str, ModelEntry](), list[str]()

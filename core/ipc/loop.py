@@ -24,6 +24,7 @@ from ostro.core.ipc.messages import (
     Requantized,
     ToEngine,
 )
+from ostro.core.threads import THREADS
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +92,10 @@ def drive(engine: DrivenEngine, inbox: Inbox, send: Send) -> None:
                     return
                 answer(engine, message, send)
             # A step that is not runnable would block: messages such as Abort have to be received.
-            if engine.runnable and (outputs := engine.step()):
-                send(Outputs(list(outputs)))
+            if engine.runnable:
+                THREADS.follow_load()
+                if outputs := engine.step():
+                    send(Outputs(list(outputs)))
             for event in engine.events():
                 send(event)
     finally:

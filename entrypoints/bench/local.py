@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import OstroError
+from ostro.core.threads import THREADS
 from ostro.entrypoints.bench.figures import Row, Trace, summarize, take, title
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def run(
         traces[request.id] = Trace(perf_counter(), len(prompt))
         engine.submit(request, mixtures[i] if mixtures else EMPTY)
     while engine.busy:
+        THREADS.follow_load()
         outputs = engine.step()
         now = perf_counter()
         for output in outputs:

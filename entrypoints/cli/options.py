@@ -157,7 +157,12 @@ def add_weight_options(group: argparse._ArgumentGroup) -> None:
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
     """Declare the options of the engine: threads, context, memory, plugins."""
     add = group.add_argument
-    add("--threads", type=int, metavar="N", help="CPU threads (default: one per core)")
+    add(
+        "--threads",
+        type=thread_count,
+        metavar="N",
+        help="CPU threads; auto uses the cores that other processes leave free (default: auto)",
+    )
     add(
         "--context",
         type=int,
@@ -184,6 +189,13 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         help="use only kernels whose results do not depend on the batch; slower",
     )
     add_plugin_option(group)
+
+
+def thread_count(text: str) -> int | None:
+    """Parse --threads: None for "auto". Raises ArgumentTypeError for other words."""
+    if text != "auto" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number or auto")
+    return None if text == "auto" else int(text)
 
 
 def add_debug_options(group: argparse._ArgumentGroup) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.device import free_bytes
-from ostro.core.engine.build import set_threads
 from ostro.core.engine.memory import largest_context
 from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.sizes import Sizes
 from ostro.core.load.weights import Progress
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
+from ostro.core.threads import THREADS
 from ostro.entrypoints.fit.bandwidth import measure_bandwidth
 from ostro.entrypoints.fit.room import Cache, Growth, cache_of, growths, room_of
 from ostro.entrypoints.fit.weights import Weights, weigh
@@ -74,7 +74,7 @@ def report(
     progress: Progress = lambda *step: None,
 ) -> FitReport:
     """Estimate the model at a path. Raises the OstroError that loading it would raise."""
-    set_threads(settings.threads)
+    THREADS.set(settings.threads)
     found = outline(path, settings, plugins)
     with closing(found.container):
         return report_of(found, path, settings, plugins, progress)

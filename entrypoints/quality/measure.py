@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.engine.build import ROWS, ready_engine, set_threads
+from ostro.core.engine.build import ROWS, ready_engine
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.memory import BLOCK
 from ostro.core.engine.start import open_weights
@@ -21,6 +21,7 @@ from ostro.core.load.weights import Progress
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import Step
+from ostro.core.threads import THREADS
 from ostro.entrypoints.open import name_of, open_tokenizer
 from ostro.entrypoints.quality.divergence import (
     Difference,
@@ -141,7 +142,7 @@ def measure(
     first step of a variant ends the measurement; the report contains what was measured. Raises an
     OstroError if a model cannot be loaded or compared.
     """
-    set_threads(reference.threads)
+    THREADS.set(reference.threads)
     length = reference.context or WINDOW
     with open_model(reference, plugins, length, prefixed(progress, "reference")) as model:
         path = Path(reference.tokenizer) if reference.tokenizer else model.loaded.path

@@ -15,6 +15,7 @@ from ostro.core.errors import InvalidTensor
 from ostro.core.native import ADDRESS, DTYPES, FLOAT, INT, Arg, Signature, function, functions, load
 from ostro.core.ops.attention import cpu
 from ostro.core.ops.kv_write.scaled import Scaled, parts_of, stored_type
+from ostro.core.threads import THREADS
 
 if TYPE_CHECKING:
     from ostro.core.ops.attention import AttentionMetadata
@@ -146,7 +147,8 @@ def decode(
     """Compute the rows of all sequences with one row; the rows of others are left unchanged."""
     kv, block, d = k_cache.shape[1:]
     sequences = batch.lengths.shape[0]
-    threads = torch.get_num_threads()
+    # Not the number at this moment: results would depend on the load.
+    threads = THREADS.limit or torch.get_num_threads()
     cuts = max(1, min(2 * threads // (sequences * kv), batch.max_length // CUT))
     (k, k_scales), (v, v_scales) = parts_of(k_cache), parts_of(v_cache)
     DECODE[q.dtype](

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ostro.core.ops.attention import AttentionMetadata, HostMetadata, cpu, naive, native
+from ostro.core.threads import THREADS
 from ostro.plugins.conformance.kernels import poison
 
 HEADS, KV, D, BLOCK = 8, 2, 32, 16
@@ -171,7 +172,7 @@ def test_odd_shapes(
 
 
 def test_a_long_row_is_cut_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr(THREADS, "limit", 16)
     check(native, batch([1], [1500], spread([1500], "shuffled")), 1e-5, **FEATURES["sinks"])
 
 

@@ -21,6 +21,7 @@ from ostro.core.ops.attention import (
 )
 from ostro.core.ops.kv_write.naive import kv_write
 from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, widen
+from ostro.core.threads import THREADS
 from ostro.plugins.conformance.kernels import DEVICE, poison
 
 PAGE = 16
@@ -240,6 +241,6 @@ def test_rows_one_by_one_are_the_same_alone_and_in_chunks(dtype: torch.dtype) ->
 
 
 def test_a_long_row_is_cut_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr(THREADS, "limit", 16)
     for dtype in LIMITS:
         check(native.attention, make("one", dtype), sinks=SINKS)
