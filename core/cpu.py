@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 ROOT = Path("/")
 
-SPIN_COUNT = "2000"
-"""Turns of libgomp's waiting loop, 20 to 100 microseconds, before a thread sleeps: longer than the
-gap between two kernels. libgomp's default is some milliseconds, in which a waiting thread takes the
-core from the thread that it waits for if other processes use the cores, too."""
+SPIN_COUNT = "40000"
+"""Turns of libgomp's waiting loop, about a millisecond, before a thread sleeps: longer than the gap
+between two steps, since waking a thread takes long. By default, libgomp's threads wait seven times
+as long: on a busy machine they use the cores that the threads they wait for need."""
 
 
 def limit_spinning(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -93,7 +93,7 @@ def read_usage(root: Path = ROOT) -> Usage | None:
     cpus = [row for row in rows if row and row[0].startswith("cpu")]
     if not cpus:
         return None
-    # user, nice, system, idle, iowait, irq, softirq, steal
+    # In the order of proc(5); the fourth and the fifth are idle time.
     ticks = [int(word) for word in cpus[0][1:9]]
     busy = (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
     return Usage(time.monotonic(), len(cpus) - 1, busy, time.process_time())

@@ -86,8 +86,8 @@ def test_the_affinity_and_omp_num_threads_limit_the_cores(
 
 def test_usage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tick = os.sysconf("SC_CLK_TCK")
-    # user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice
-    ticks = [10 * tick, tick, 2 * tick, 99 * tick, 5 * tick, tick, tick, tick, tick, 0]
+    # The fourth number is idle time, the fifth is waiting for disks; the last two are in the first.
+    ticks = [10 * tick, tick, 2 * tick, 99 * tick, 5 * tick, tick, tick, tick, 9 * tick, tick]
     row = " ".join(map(str, ticks))
     root = machine(tmp_path, {"proc/stat": f"cpu  {row}\ncpu0 {row}\ncpu1 {row}\nintr 5 0 1\n"})
     monkeypatch.setattr(cpu.time, "process_time", lambda: 7.0)

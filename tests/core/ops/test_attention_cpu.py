@@ -176,6 +176,16 @@ def test_a_long_row_is_cut_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> N
     check(native, batch([1], [1500], spread([1500], "shuffled")), 1e-5, **FEATURES["sinks"])
 
 
+def test_the_number_of_threads_does_not_change_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(THREADS, "limit", 16)
+    case = batch([1], [1500], spread([1500], "shuffled"))
+    found = []
+    for threads in (1, 16):
+        torch.set_num_threads(threads)
+        found.append(native.attention(*case, 0.3))
+    assert torch.equal(*found)
+
+
 def test_a_cache_of_another_type() -> None:
     q, k_cache, v_cache, layout = batch([1, 5], [40, 20], spread([40, 20], "shuffled"), fill=1.0)
     case = q, k_cache.bfloat16(), v_cache.bfloat16(), layout
