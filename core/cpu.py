@@ -1,30 +1,14 @@
-"""The CPU that this process may use: its cores, the use by others, the wait of OpenMP threads."""
+"""The cores that this process may use, and their use by other processes."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 ROOT = Path("/")
-
-SPIN_COUNT = "40000"
-"""Turns of libgomp's waiting loop, about a millisecond, before a thread sleeps: longer than the gap
-between two steps, since waking a thread takes long. By default, libgomp's threads wait seven times
-as long: on a busy machine they use the cores that the threads they wait for need."""
-
-
-def limit_spinning(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let the threads of CPU kernels sleep after a short wait, here and in child processes.
-
-    libgomp reads the environment when it is loaded: without effect after `import torch`. Variables
-    of the user have precedence.
-    """
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in environ:
-        environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def core_count(root: Path = ROOT) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostro.core import cpu
-from ostro.core.cpu import Usage, core_count, limit_spinning, read_usage
+from ostro.core.cpu import Usage, core_count, read_usage
 
 V1, V2 = "sys/fs/cgroup/cpu", "sys/fs/cgroup"
 
@@ -101,14 +101,3 @@ def test_free_cpus_are_those_that_others_do_not_use() -> None:
     start = Usage(time=10.0, cpus=4, busy=100.0, own=50.0)
     later = Usage(time=12.0, cpus=4, busy=107.0, own=54.0)
     assert later.free_since(start) == 2.5  # others: 3 CPU seconds in 2 seconds
-
-
-def test_limit_spinning_respects_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(cpu.sys.modules, "torch", raising=False)
-    environ: dict[str, str] = {}
-    limit_spinning(environ)
-    assert environ == {"GOMP_SPINCOUNT": cpu.SPIN_COUNT}
-    for own in ({"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}):
-        environ = dict(own)
-        limit_spinning(environ)
-        assert environ == own

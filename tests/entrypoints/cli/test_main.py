@@ -117,7 +117,7 @@ def test_threads_spin_for_a_bounded_time_unless_the_user_says_otherwise() -> Non
     for environment in chosen:
         limit_spinning(environment)
     assert chosen == [
-        {"GOMP_SPINCOUNT": "2000"},
+        {"GOMP_SPINCOUNT": "40000"},
         {"OMP_WAIT_POLICY": "active"},
         {"GOMP_SPINCOUNT": "7"},
     ]
