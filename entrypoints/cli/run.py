@@ -237,7 +237,7 @@ def read_input(args: argparse.Namespace) -> str | None:
     """
     piped = read_piped()
     found = [text for text in (piped, args.input) if text is not None]
-    if not found and not sys.stdin.isatty():
+    if not found and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError("standard input is empty; pass a prompt with -i, or pipe text")
     return "\n\n".join(found) if found else None
 

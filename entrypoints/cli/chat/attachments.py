@@ -71,6 +71,6 @@ def read_piped() -> str | None:
     with suppress(OSError):  # Windows: select accepts sockets only
         if not select.select([sys.stdin], [], [], PATIENCE)[0]:
             print(
-                "ostro: reading standard input until it ends; </dev/null is none", file=sys.stderr
+                "ostro: reading standard input until its end; </dev/null skips it", file=sys.stderr
             )
     return decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input").strip() or None

@@ -246,6 +246,12 @@ def test_standard_input_without_text(ostro, tiny: str, pipe, data: bytes, messag
     assert ran.code == 2 and message in ran.err and not ran.out
 
 
+def test_a_closed_standard_input(ostro, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert ostro("run", "-m", tiny, *GREEDY, "-i", "hello").code == 0
+    assert ostro("run", "-m", tiny).code == 2
+
+
 def test_a_text_file_is_put_before_the_prompt(
     ostro, tiny: str, tmp_path: Path, model: LocalModel
 ) -> None:
