@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
@@ -42,6 +43,8 @@ def loading(stream: TextIO | None = None) -> Iterator[Progress]:
         if not gc.get_freeze_count():
             gc.freeze()
         gc.enable()
+        with suppress(AttributeError):  # glibc alone has it: returns freed memory to the system
+            ctypes.CDLL(None).malloc_trim(0)
         if shown is not None:
             shown.close()
 
