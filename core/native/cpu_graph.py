@@ -91,8 +91,12 @@ class RecordOperations(TorchDispatchMode):
             dynamic = torch.Tag.dynamic_output_shape in func.tags
             if dynamic and (name != "index" or masked):
                 raise NotCapturable(f"the shape of its result depends on numbers ({func})")
-            # Most operations have no variant that writes to given memory: the replay copies.
-            self.steps.append((run_and_copy, (partial(func, *args, **kwargs), results)))
+            one = len(results) == 1 and not results[0].is_mkldnn
+            into = out_variant(func) if one else None
+            if into is None:
+                self.steps.append((run_and_copy, (partial(func, *args, **kwargs), results)))
+            else:
+                self.steps.append((partial(into, **kwargs, out=results[0]), args))
         return out
 
     def retain(self, results: list[Tensor], arguments: list[Tensor]) -> None:
@@ -126,6 +130,18 @@ def views(results: list[Tensor], arguments: list[Tensor]) -> bool:
 def storage_key(tensor: Tensor) -> int:
     """The address of a tensor's storage, or its id for oneDNN tensors, which have no address."""
     return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
+def out_variant(func: Any) -> Any:
+    """The overload of an operation that writes its result to `out`; None if there is none."""
+    schema = func._schema
+    expected = [(each.name, str(each.type)) for each in schema.arguments]
+    for name in func.overloadpacket.overloads():
+        overload = getattr(func.overloadpacket, name)
+        arguments = [(each.name, str(each.type)) for each in overload._schema.arguments]
+        if arguments == [*expected, ("out", "Tensor")]:
+            return overload
+    return None
 
 
 def run_and_copy(operation: Callable[[], Any], results: list[Tensor]) -> None:

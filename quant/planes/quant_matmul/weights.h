@@ -90,10 +90,19 @@ struct Column {
 
     template <int TYPE>
     void read_as(int64_t first, int64_t count, int64_t units_per_value, v16* to) const {
-        const uint8_t* p = data + first / units_per_value * 16 * size_of(TYPE);
+        constexpr int64_t size = 16 * size_of(TYPE);
+        const uint8_t* p = data + first / units_per_value * size;
+        if (units_per_value == 1) {
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < count; i++) {
+                if (i * size % 64 == 0) __builtin_prefetch(p + (i + 2 * UNITS) * size);
+                to[i] = load_as<TYPE>(p + i * size);
+            }
+            return;
+        }
         int64_t until = units_per_value - first % units_per_value;
-        for (int64_t i = 0; i < count; until += units_per_value, p += 16 * size_of(TYPE)) {
-            __builtin_prefetch(p + 16 * size_of(TYPE) * 2 * UNITS);
+        for (int64_t i = 0; i < count; until += units_per_value, p += size) {
+            __builtin_prefetch(p + size * 2 * UNITS);
             v16 x = load_as<TYPE>(p);
             for (; i < std::min(count, until); i++) to[i] = x;
         }
@@ -193,11 +202,17 @@ struct Codes {
     const uint8_t* bytes;
 
     // The hardware prefetcher alone reaches 3/4 of the memory bandwidth. always_inline because the
-    // compiler treats a function that only prefetches as empty and removes the call.
+    // compiler treats a function that only prefetches as empty and removes the call; constexpr and
+    // unroll because GCC keeps loops over a table of widths, which cost more than the products.
+    template <int PLANE = 0>
     __attribute__((always_inline)) void prefetch(int64_t cell) const {
-        for (int p = 0; p < 3 && WIDTHS[BITS][p]; p++)
-            for (int i = 0, width = WIDTHS[BITS][p]; i < width; i++)
-                __builtin_prefetch(planes[p] + cell * width + i + PREFETCH_DISTANCE);
+        if constexpr (PLANE < 3 && WIDTHS[BITS][PLANE] > 0) {
+            constexpr int width = WIDTHS[BITS][PLANE];
+#pragma GCC unroll 8
+            for (int i = 0; i < width; i++)
+                __builtin_prefetch(planes[PLANE] + cell * width + i + PREFETCH_DISTANCE);
+            prefetch<PLANE + 1>(cell);
+        }
     }
 
     v16u four(int64_t cell, int i) const {

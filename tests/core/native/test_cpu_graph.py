@@ -26,6 +26,8 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "a kernel": lambda x: rms_norm(x, torch.ones(32), 1e-6)[0],
     "a product": lambda x: native.matmul(x, WEIGHT),
     "an operation": lambda x: x * 2 + 1,
+    "a result with other strides": lambda x: (x.t() * 2).t() + x.t().contiguous().t(),
+    "another dtype": lambda x: x.to(torch.bfloat16).float(),
     "several outputs": lambda x: torch.cat(x.split((8, 24), 1)[::-1], 1).sort(-1)[0],
     "views": lambda x: x.view(-1, 4, 8).transpose(0, 1)[1:, :, 2:].flatten(1) - x[0, 0],
     "in place": lambda x: torch.zeros(3, 32).add_(x).index_fill_(1, torch.tensor([4]), 9.0),
@@ -52,6 +54,13 @@ def test_a_launch_repeats_the_call(name: str) -> None:
         assert again.equal(before), "a capture changes nothing before the replay"
     torch.empty(1 << 16).fill_(torch.nan)  # the allocator must not reuse retained memory
     assert launch().equal(call(x))
+
+
+@torch.inference_mode()
+def test_operations_write_to_the_memory_of_the_capture() -> None:
+    x = torch.randn(3, 32)
+    graph = record(lambda: torch.cat((x * 2, x + 1)).tanh())
+    assert cpu_graph.run_and_copy not in [step for step, _ in graph.steps]
 
 
 READING: dict[str, Callable[[Tensor], object]] = {
