@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from torch import Tensor
 
@@ -222,13 +222,16 @@ def choose_formats(
     planner = None if found.plan is None else found.plan.planner
     if planner is None:
         return found
-    if open_probe is None:
-        raise UsageError(
-            f"--quant {settings.quant}: the planner {planner.name} must run the model to choose "
-            "formats, which is not possible here; use a format such as q4k"
-        )
     report: Progress = progress or (lambda *step: None)
-    probe = partial(open_probe, found, path, settings, plugins, report)
+    probe = partial(open_probe or refuse_probe, found, path, settings, plugins, report)
     request = PlanRequest(found, settings, plugins, probe, report)
     plan: FormatPlanner = resolve(planner.plan)
     return replace(found, plan=request.plan_of(plan(request)))
+
+
+def refuse_probe(found: ModelOutline, path: Path, settings: Settings, *rest: Any) -> NoReturn:
+    """Raise UsageError: the planner must run the model, which is not possible here."""
+    raise UsageError(
+        f"--quant {settings.quant}: the planner must run {path.name} to choose formats, which is "
+        "not possible here; use a format such as q4k"
+    )

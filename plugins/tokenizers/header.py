@@ -310,7 +310,7 @@ def special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
             found[key] = id
     found.setdefault("bos_token_id", found.get("cls_token_id"))
     found.setdefault("eos_token_id", found.get("seperator_token_id"))
-    ends = sorted(tokenizer.eos_ids - {found["eos_token_id"]})
+    ends = sorted(id for id in tokenizer.eos_ids - {found["eos_token_id"]} if id < vocabulary.rows)
     if found["eos_token_id"] is None and ends:
         found["eos_token_id"] = ends.pop(0)
     found |= dict(zip(("eot_token_id", "eom_token_id"), ends, strict=False))

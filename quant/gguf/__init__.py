@@ -37,7 +37,6 @@ MAKES = (
 
 
 MIXTURES: Mapping[str, str] = {
-    "Q2_K_S": "Q2_K",
     "Q3_K_S": "Q3_K",
     "Q3_K_M": "Q3_K",
     "Q3_K_L": "Q3_K",

@@ -18,7 +18,6 @@ from ostro.errors import UsageError
 from ostro.quant.gguf import MIXTURES
 
 FORMATS = {
-    "Q2_K": "q2k",
     "Q3_K": "q3k",
     "Q4_K": "q4k",
     "Q5_K": "q5k",
@@ -31,7 +30,7 @@ FORMATS = {
 """The formats of ostro by the names of ggml."""
 
 BLOCK, SMALL = 256, 32
-FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+FALLBACKS = {"Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """The formats of rows that are no multiple of 256."""
 
 KEPT = ("per_layer_model_proj", "ffn_gate_inp", "altup", "laurel", "attn_rel_b", "position_embd")
@@ -46,7 +45,6 @@ class Shape:
 
     layers: int
     experts: int
-    group: int
     values: int
     tied: bool
 
@@ -80,11 +78,9 @@ def shape_of(request: PlanRequest, names: Mapping[str, Any]) -> Shape:
         found = (getattr(config, field, None) for field in fields)
         return next((value for value in found if isinstance(value, int)), 0)
 
-    heads, keys = number("num_attention_heads"), number("num_key_value_heads")
     return Shape(
         layers=number("num_hidden_layers", "num_layers"),
         experts=number("num_local_experts", "num_experts", "n_routed_experts"),
-        group=heads // keys if keys else 1,
         values=sum(name.endswith(VALUES) for name in names),
         tied="output.weight" not in names,
     )
@@ -148,9 +144,7 @@ def value_format(mixture: str, base: str, index: int, shape: Shape) -> str:
     if shape.experts == 8:
         return "Q8_0"
     found = base
-    if mixture == "Q2_K_S" and shape.group >= 4:
-        found = "Q4_K"
-    elif mixture == "Q3_K_M":
+    if mixture == "Q3_K_M":
         found = "Q5_K" if index < 2 else "Q4_K"
     elif mixture == "Q3_K_L" or (mixture == "Q4_K_S" and index < 4):
         found = "Q5_K"
@@ -163,8 +157,6 @@ def value_format(mixture: str, base: str, index: int, shape: Shape) -> str:
 def down_format(mixture: str, base: str, index: int, layers: int) -> str:
     """The format of a down projection."""
     first = index < layers // 8
-    if mixture == "Q2_K_S":
-        return "Q4_K" if first else base
     if mixture == "Q3_K_M":
         return "Q5_K" if index < layers // 16 else "Q4_K"
     if mixture == "Q3_K_L":

@@ -27,7 +27,6 @@ FILE_TYPES: Mapping[str, int] = {
     "Q5_K_S": 16,
     "Q5_K_M": 17,
     "Q6_K": 18,
-    "Q2_K_S": 21,
     "IQ4_NL": 25,
     "IQ4_XS": 30,
     "BF16": 32,
