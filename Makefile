@@ -12,7 +12,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' Makefile
 
 run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter model
-	@$(BIN)/ostro run -i "What is 27 + 15?"
+	@$(BIN)/ostro run -i "What is 27 + 15?" </dev/null
 	@echo
 	@echo "That was the starter model, which comes with ostro. Now try:"
 	@echo "  $(BIN)/ostro run                                  chat with it"
