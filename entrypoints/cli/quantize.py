@@ -89,6 +89,7 @@ def plan(settings: Settings, plugins: PluginManager, allow_requantize: bool) -> 
     from ostro.core.load.describe import outline
     from ostro.core.load.open import find
     from ostro.core.load.planning import choose_formats
+    from ostro.entrypoints.cli.stages import stages
     from ostro.entrypoints.requantization import dequantized, quantized_formats
 
     path = find(settings, plugins)
@@ -101,7 +102,8 @@ def plan(settings: Settings, plugins: PluginManager, allow_requantize: bool) -> 
                 "adds to the error; use its float model, or add --allow-requantize"
             )
         found = dequantized(found, plugins)
-    return choose_formats(found, path, settings, plugins, open_probe)
+    with stages() as progress:
+        return choose_formats(found, path, settings, plugins, open_probe, progress)
 
 
 def name_of(found: ModelOutline, settings: Settings) -> str:

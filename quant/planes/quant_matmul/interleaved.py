@@ -58,7 +58,10 @@ class InterleavedPlanes:
 
 def as_words(plane: Tensor) -> Tensor:
     """Bytes [..., 4 w] as int32 [..., w]."""
-    return plane.contiguous().view(torch.int32)
+    plane = plane.contiguous()
+    # A slice of a single row is contiguous, but may start at any byte.
+    aligned = plane.clone() if plane.storage_offset() % 4 else plane
+    return aligned.view(torch.int32)
 
 
 def interleave(rows: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tiny.model import make_gguf, make_model
 
 import ostro
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
+from ostro.core.load.weights import Progress
 from ostro.entrypoints.cli import main
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -132,3 +135,17 @@ def test_uqff_is_not_made_of_a_gguf_file(source: Path, tmp_path: Path, capsys: A
     given = ["quantize", "-m", str(source), "--to", "uqff", "-o", str(tmp_path), "--quant", "q4_0"]
     assert main(given) == Unsupported.exit_code
     assert "--to gguf" in capsys.readouterr().err
+
+
+def test_the_search_of_a_budget_shows_its_stages(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    @contextmanager
+    def stages() -> Iterator[Progress]:
+        yield lambda stage, done, total: found.append(stage)
+
+    monkeypatch.setattr("ostro.entrypoints.cli.stages.stages", stages)
+    quantize(source, tmp_path, "--quant", "20bpw")
+    assert {"generating texts for calibration", "measuring sensitivities"} <= set(found)

@@ -351,3 +351,12 @@ def test_copied_cells_equal_unpacked_codes(format: str, monkeypatch: pytest.Monk
             unpacked = pack(format, data)
         assert copied.join_key == unpacked.join_key and copied.shape == unpacked.shape
         assert bits(copied) == bits(unpacked)
+
+
+@pytest.mark.parametrize("format", ["Q4_0", "Q5_0", "Q8_0"])
+def test_a_weight_of_one_block_is_finalized(format: str) -> None:
+    """Its codes are contiguous within the block, and begin at any byte."""
+    weight = torch.linspace(-1, 1, 32)[None]
+    storage = Blocks.quantize(weight, format.lower(), torch.float32, None)
+    storage.finalize(Target(device=torch.device("cpu"), dtype=torch.float32), embedding=False)
+    assert torch.allclose(storage.matmul(torch.eye(32))[:, 0], weight[0], atol=0.1)
