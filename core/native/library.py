@@ -43,6 +43,8 @@ def load(source: Path) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(find_or_compile(source, name)))
         except (ImportError, OSError) as error:
+            if not FAILED:  # one line for all kernels
+                logger.warning("slower CPU kernels without C++ are used: %s", error)
             FAILED[name] = str(error)
     raise ImportError(FAILED[name])
 

@@ -1,6 +1,7 @@
 """Compare the speed of ostro with other engines on one checkpoint and this machine.
 
     python tests/peers/speed.py CHECKPOINT [--gguf FILE] [--bits 8] [--runs 5] [--prompt 512]
+    python tests/peers/speed.py FILE --gguf FILE --bits 4 --only ostro,llama_cpp --busy 7
 
 CHECKPOINT is a Hugging Face folder; llama.cpp loads FILE, the same weights as GGUF. With --bits,
 FILE is quantized (`llama-quantize FLOATS FILE Q8_0` or Q4_K_M) and ostro loads it as well;
@@ -8,7 +9,8 @@ mistral.rs quantizes on loading, and OpenVINO's model is compressed on conversio
 a separate process under the python of its environment (`environments.py`), loads once and warms up
 once. In each round, the peers prefill the prompt and decode one after the other, so that other load
 of the machine affects all of them equally. Decoding is greedy, at batch size 1, after that prompt.
-The output is the medians over the rounds in tokens per second, as JSON with --json. Peers that are
+The output is the medians over the rounds in tokens per second, as JSON with --json. With --busy,
+so many processes use the CPUs meanwhile. Peers that are
 not installed, or fail, are reported and omitted.
 """
 
@@ -20,7 +22,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -39,14 +42,15 @@ def main() -> int:
     rng = random.Random(0)
     workers = start(args)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
-    for turn in range(args.runs + 1):
-        prompt = [rng.randrange(1000, 100_000) for _ in range(args.prompt)]
-        for name, worker in list(workers.items()):
-            seconds = ask(name, worker, prompt)
-            if seconds is None:
-                del workers[name], times[name]
-            elif turn:
-                times[name].append(seconds)
+    with busy_processes(args.busy):
+        for turn in range(args.runs + 1):
+            prompt = [rng.randrange(1000, 40_000) for _ in range(args.prompt)]
+            for name, worker in list(workers.items()):
+                seconds = ask(name, worker, prompt)
+                if seconds is None:
+                    del workers[name], times[name]
+                elif turn:
+                    times[name].append(seconds)
     for worker in workers.values():
         worker.stdin.close()
         worker.wait()
@@ -68,6 +72,7 @@ def arguments() -> argparse.Namespace:
     add("--prompt", type=int, default=512)
     add("--tokens", type=int, default=64)
     add("--threads", type=int, default=os.cpu_count() or 1)
+    add("--busy", type=int, default=0, help="processes that use the CPUs meanwhile")
     add("--json", type=Path, help="write the figures of every round here")
     add("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -101,6 +106,21 @@ def start(args: argparse.Namespace) -> dict[str, subprocess.Popen[str]]:
             command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
     return workers
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Run `count` processes that each use a CPU as far as they can."""
+    code = (
+        "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with this one
+    )
+    loops = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in loops:
+            process.kill()
+            process.wait()
 
 
 def ask(name: str, worker: Any, prompt: list[int]) -> tuple[float, float] | None:
@@ -157,6 +177,9 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
 
 
 def ostro(args: argparse.Namespace) -> Turn:
+    from ostro.entrypoints.cli import limit_spinning
+
+    limit_spinning(os.environ)  # before torch is imported
     from ostro.core.engine.build import warm_up
     from ostro.core.records import Settings
     from ostro.entrypoints.bench.local import run

@@ -293,6 +293,22 @@ def test_without_any_folder_the_next_kernel_is_taken(
     assert choice.kernel.name == "naive" and "nowhere" in choice.reason
 
 
+def test_the_slower_kernels_are_named_once(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_compiler(path: Path) -> None:
+        raise ImportError("no C++ compiler (g++ or clang++) is installed")
+
+    monkeypatch.setattr(library, "FAILED", {})
+    monkeypatch.setattr(library, "library_name", lambda path: str(path))
+    monkeypatch.setattr(library, "find_or_compile", lambda path, name: without_compiler(path))
+    for path in (source, source, tmp_path / "other.cpp"):
+        with pytest.raises(ImportError, match="no C"):
+            library.load(path)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("slower CPU kernels") and "no C++ compiler" in line
+
+
 def test_processes_that_start_together(source: Path, cache: Path) -> None:
     """One compiles, the others wait; nothing is left over."""
     begin = time.time() + 0.5
