@@ -171,4 +171,4 @@ def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     # The system provides each page at its first use, so a large cache costs memory only as far as
     # it is used. numpy's zeros would ask for huge pages: 2 MB per layer for the first token.
     pages = mmap(-1, prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return torch.frombuffer(pages, dtype=dtype).view(shape).to(device)  # "cpu:1" in simulations

@@ -6,14 +6,14 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from ostro.entrypoints.local_model import Progress
+Progress = Callable[[str, int, int], None]
+"""Receives a stage of loading, the units done and the units in total; 0 units are unknown."""
 
 READING = "reading weights"
 """The end of the stages whose units are bytes."""

@@ -25,6 +25,7 @@ from ostro.core.ipc.process import ENGINE, ProcessEngine
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings
+from ostro.entrypoints.cli.progress import REDRAW_SECONDS, Progress, loading
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import Protocol, listen, url_of
 from ostro.entrypoints.http.service import Service
@@ -177,7 +178,12 @@ class Server:
         """Load the tokenizers and pipelines here, and the weights in the engine process."""
         each_settings = self.model_settings()
         found = [await in_thread(partial(find_ready, each, self.plugins)) for each in each_settings]
-        info = await self.engine.load([model.load for model in found])
+        with loading() as report:
+            following = asyncio.ensure_future(self.follow(report))
+            try:
+                info = await self.engine.load([model.load for model in found])
+            finally:
+                following.cancel()
         self.service.takes_media = any(
             "text" in model.tasks and model.architecture.inputs is not None for model in found
         )
@@ -196,6 +202,14 @@ class Server:
         print(f"ostro: {names} at {url}/v1, ready in {seconds:.1f} s", file=sys.stderr)
         if self.options.ready is not None:
             self.options.ready(url)
+
+    async def follow(self, report: Progress) -> None:
+        """Report the engine's progress until cancelled."""
+        while True:
+            progress = self.engine.progress
+            if progress.what != "starting":  # the engine process imports torch
+                report(progress.what, progress.done, progress.total)
+            await asyncio.sleep(REDRAW_SECONDS)
 
     def model_settings(self) -> list[Settings]:
         """Return the settings of all models, the default first."""
