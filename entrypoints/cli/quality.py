@@ -157,7 +157,7 @@ def show(report: QualityReport) -> None:
         out.print(f"The text was cut to {report.limit} tokens; more tokens narrow the intervals.")
     if report.interrupted:
         out.print("Interrupted: the table shows what was measured before.")
-    columns = ("MB", "bits/weight", "KL", "KL p99", "same top token, %", "perplexity", "ratio")
+    columns = ("MB", "bits", "KL", "KL p99", "same top, %", "PPL", "PPL ratio")
     table = Table("", *columns, title=f"{report.model} (95 % intervals)")
     first = report.weights
     size = f"{first.nbytes / 1e6:.1f}", f"{first.bits:.2f}"
@@ -179,7 +179,7 @@ def cells(variant: Quality) -> tuple[str, ...]:
         f"{variant.name}, {variant.positions} positions" if variant.interrupted else variant.name,
         f"{variant.weights.nbytes / 1e6:.1f}",
         f"{variant.weights.bits:.2f}",
-        f"{variant.kl.value:.3g} ± {variant.kl.high - variant.kl.value:.1g}",
+        spread(variant.kl, ".3g"),
         f"{variant.kl_p99:.3g}",
         spread(variant.top1, ".2f", 100),
         spread(variant.perplexity, ".3f"),
@@ -188,6 +188,6 @@ def cells(variant: Quality) -> tuple[str, ...]:
 
 
 def spread(estimate: Estimate, form: str, times: int = 1) -> str:
-    """An estimate and its confidence interval."""
+    """An estimate and half its confidence interval: short, so that a row fits in 80 columns."""
     value, low, high = (times * x for x in (estimate.value, estimate.low, estimate.high))
-    return f"{value:{form}} ({low:{form}}..{high:{form}})"
+    return f"{value:{form}} ± {(high - low) / 2:.1g}"

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny.model import CONFIG, change_config, change_weights, make_gguf, make_model, make_weights
 
@@ -197,6 +198,14 @@ def test_the_default_output_is_tables(run: Run, model: Path, text: Path, tmp_pat
     assert two["layers"][0]["name"] in out and f"{100 * two['layers'][0]['error']:.2f} %" in out
     circles = ElementTree.fromstring(picture.read_text()).findall("{*}circle")
     assert len(circles) == 2
+
+
+def test_a_terminal_of_80_columns_cuts_no_figure(
+    run: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostro.entrypoints.cli.console", lambda: Console(width=80))
+    code, out, _ = run("-m", model, "--text", text, "--quant", "afq8,afq2")
+    assert code == 0 and "…" not in out
 
 
 def test_quick_evaluates_fewer_tokens_and_says_so(run: Run, model: Path, tmp_path: Path) -> None:
