@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from time import monotonic
 
-import torch
-
 from ostro.core.cpu import Usage, core_count, read_usage
 from ostro.core.errors import UsageError
 
@@ -38,6 +36,8 @@ class ThreadCount:
 
         Raises UsageError for a number outside 1..MAX_THREADS.
         """
+        import torch  # in the functions: the API process imports this module without torch
+
         if threads is not None and not 1 <= threads <= MAX_THREADS:
             raise UsageError(f"--threads {threads} is not within 1..{MAX_THREADS}")
         self.limit = threads or core_count()
@@ -52,6 +52,8 @@ class ThreadCount:
         """
         if self.last is None or (now := monotonic()) < self.last.time + INTERVAL:
             return
+        import torch
+
         usage = read_usage()
         if usage is not None and now < self.last.time + STALE:
             free = int(usage.free_since(self.last) + TOLERANCE)
