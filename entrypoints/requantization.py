@@ -69,6 +69,12 @@ class DequantizedContainer:
         }
 
     @property
+    def formats(self) -> dict[str, str]:
+        """The formats of the quantized tensors, by name."""
+        tensors = self.container.tensors.items()
+        return {name: info.format for name, info in tensors if info.format not in FLOATS}
+
+    @property
     def path(self) -> Path:
         return self.container.path
 

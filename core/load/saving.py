@@ -30,7 +30,8 @@ class Saving:
 
     `name` is the name of the quantization, for file names; "" without one. `dtype` is that of
     weights that are not quantized, None for the checkpoint's. The writer adds lines about what it
-    wrote to `report`.
+    wrote to `report`. `formats` are those of tensors that the container reads as floats although
+    the checkpoint holds them quantized, by name.
     """
 
     outline: ModelOutline
@@ -39,6 +40,7 @@ class Saving:
     plugins: PluginManager
     dtype: torch.dtype | None = None
     report: list[str] = field(default_factory=list)
+    formats: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def plan(self) -> QuantizationPlan:

@@ -65,6 +65,7 @@ def write(
     """
     from ostro.core.load.saving import Saving
     from ostro.core.records import resolve
+    from ostro.entrypoints.requantization import DequantizedContainer
 
     records = plugins.collect("checkpoints")
     record = records.get(container)
@@ -73,7 +74,9 @@ def write(
         raise UsageError(f"--to {container}: unknown file format; expected one of {known}")
     found = plan(settings, plugins, allow_requantize)
     dtype = None if settings.dtype == "auto" else found.dtype
-    saving = Saving(found, folder, name_of(found, settings), plugins, dtype)
+    name, source = name_of(found, settings), found.container
+    formats = source.formats if isinstance(source, DequantizedContainer) else {}
+    saving = Saving(found, folder, name, plugins, dtype, formats=formats)
     progress = WriteProgress()
     path: Path = resolve(record.write)(saving, progress)
     progress.finish()

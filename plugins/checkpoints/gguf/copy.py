@@ -57,13 +57,14 @@ class Copy:
 
     def entry(self, name: str) -> TensorEntry:
         info, plans = self.container.tensors[name], self.saving.plans(name)
+        source = self.saving.formats.get(name, info.format)
         if not plans:
             read, notes = partial(self.container.read, name), self.saving.plan.notes
             reason = next((notes[slot] for slot in self.slots[name] if slot in notes), "")
-            return TensorEntry(name, info.shape, info.format, read, info.format, reason)
+            return TensorEntry(name, info.shape, info.format, read, source, reason)
         maker, reason = one_format(self.saving, name, plans)
         make = partial(self.quantized, name, plans)
-        return TensorEntry(name, info.shape, blocks(maker), make, info.format, reason)
+        return TensorEntry(name, info.shape, blocks(maker), make, source, reason)
 
     def quantized(self, name: str, plans: Sequence[tuple[Slot, Maker]]) -> Tensor:
         """The blocks of a tensor, rows in the order of the file; experts are quantized one by

@@ -83,6 +83,7 @@ def test_quantized_weights_are_not_quantized_again_unasked(tmp_path: Path, capsy
     assert "quantized already" in (said := capsys.readouterr().err) and "of Q8_0" in said
     assert not (tmp_path / "again").exists()
     assert main([*again, "--allow-requantize"]) == 0
+    assert "Q8_0    Q4_0" in capsys.readouterr().err
     (file,) = (tmp_path / "again").iterdir()
     assert file.name == "tiny-q8_0-q4_0.gguf" and key(file, "general.file_type") == 2
     assert formats(file)["blk.0.attn_q.weight"] == "Q4_0"
