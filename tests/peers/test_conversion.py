@@ -38,7 +38,7 @@ pytestmark = pytest.mark.peer
 OTHERS = ("add_mtp_layer", "guess")
 """Changes that add layers of multi-token prediction, which ostro does not write."""
 
-UNNAMED = ("bamba", "xlm_roberta", "xlm_roberta_classifier")
+UNNAMED = ("bamba", "internlm3", "xlm_roberta", "xlm_roberta_classifier")
 """Records without names in GGUF files of their own."""
 
 ALIKE = ("bytes", "fallback")
