@@ -71,7 +71,7 @@ def test_the_version_is_printed(ostro) -> None:
     assert ostro("--version").out == f"ostro {__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["sing"], ["plugins", "--sing"], ["inspect"]])
+@pytest.mark.parametrize("words", [[], ["sing"], ["plugins", "--sing"], ["pull"]])
 def test_what_makes_no_sense_is_a_mistake(ostro, words: list[str]) -> None:
     ran = ostro(*words)
     assert ran.code == 2 and "error: " in ran.err and not ran.out
