@@ -20,7 +20,7 @@ run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter
 	@echo "  $(BIN)/ostro serve                                serve it on http://127.0.0.1:1234/v1"
 	@echo "  make test                                         run the tests"
 
-test: $(VENV)/test  ## run the quick tests (ten minutes on two cores)
+test: $(VENV)/test  ## run the quick tests (a quarter of an hour on two cores)
 	$(PYTEST) -m "not slow and not peer and not gpu"
 
 test-sample: $(VENV)/test  ## run the quick tests of the core and the entrypoints, for a second Python
