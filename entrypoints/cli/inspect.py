@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = describe(args)
+    found = describe(args.model or STARTER, offline=args.offline, plugins=args.plugin)
     if args.json:
         print(json.dumps(found, indent=2, default=str))
         return 0
@@ -48,20 +48,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe(args: argparse.Namespace) -> dict[str, Any]:
-    """The config, metadata and tensors of a checkpoint, as plain data."""
+def describe(reference: str, *, offline: bool, plugins: list[str]) -> dict[str, Any]:
+    """The config, metadata and tensors of a checkpoint, as plain data.
+
+    `plugins` are paths of plugins to load. Raises ModelNotFound.
+    """
     from ostro.core.errors import UnsupportedArchitecture
     from ostro.core.load.open import architecture_of, open_container
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
 
-    reference = args.model or STARTER
-    settings, plugins = Settings(reference=reference, offline=args.offline), PluginManager()
-    plugins.load(settings, args.plugin)
-    container = open_container(plugins.locate(reference, settings), plugins)
+    settings, manager = Settings(reference=reference, offline=offline), PluginManager()
+    manager.load(settings, plugins)
+    container = open_container(manager.locate(reference, settings), manager)
     config = container.config()
     try:
-        architecture = architecture_of(container, config, settings, plugins).name
+        architecture = architecture_of(container, config, settings, manager).name
     except UnsupportedArchitecture:
         architecture = None
     tensors = list(container.tensors.values())

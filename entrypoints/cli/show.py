@@ -47,9 +47,8 @@ def describe(reference: str, plugins: list[str]) -> dict[str, Any]:
     from ostro.core.errors import ModelNotFound
     from ostro.entrypoints.cli import hub_cache, inspect
 
-    args = argparse.Namespace(reference=reference, offline=True, plugin=plugins)
     try:
-        header = inspect.describe(args)
+        header = inspect.describe(reference, offline=True, plugins=plugins)
     except ModelNotFound as error:
         raise ModelNotFound(f"{error}; `ostro list` lists the models at hand") from None
     alias = hub_cache.aliases().get(reference, {})
