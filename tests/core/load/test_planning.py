@@ -84,7 +84,7 @@ def test_two_planners_for_one_text_are_a_conflict(llama: Subject, plugins: Plugi
 
 
 def test_a_budget_without_a_model_to_run_is_refused(llama: Subject, plugins: PluginManager) -> None:
-    with pytest.raises(UsageError, match=r"--quant 6GB: the planner mixed_precision must run"):
+    with pytest.raises(UsageError, match=r"--quant 6GB: the planner must run \S+ to choose"):
         load_model(llama.folder, Settings(quant="6GB"), plugins)
 
 
