@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 import pytest
 import torch
@@ -80,10 +81,16 @@ def triple(source: Path) -> list[float]:
     return y.tolist()
 
 
+FORK = Lock()
+"""Held during a fork: filelock, if another test has imported it, refuses concurrent ones."""
+
+
 def in_child(call: Callable[[], object]) -> tuple[int, str]:
     """The exit status of a process that makes a call, which may crash it, and what it returned."""
     reader, writer = os.pipe()
-    if not (child := os.fork()):
+    with FORK:
+        child = os.fork()
+    if not child:
         try:
             os.write(writer, repr(call()).encode())
         except BaseException as error:
