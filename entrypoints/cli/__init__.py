@@ -7,6 +7,7 @@ in `run`, so that `--help` is fast. Plugins add further commands.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -71,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    finally:
+        # Loading excludes objects from collection; Triton reports those that are left at the exit.
+        gc.unfreeze()
 
 
 def limit_spinning(environment: MutableMapping[str, str]) -> None:

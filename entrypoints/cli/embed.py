@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 def read_texts(given: list[str], file: Path | None) -> list[str]:
     """The texts of a command. Raises UsageError for no text, and for texts together with --file."""
     if bool(given) == (file is not None):
-        raise UsageError("expected texts, or --file with one text a line, and not both")
+        raise UsageError("expected texts after the model or --file, one text per line, not both")
     if file is None:
         return given
     try:

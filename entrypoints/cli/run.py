@@ -21,7 +21,7 @@ from ostro.entrypoints.cli.options import (
     add_reference,
     parse_settings,
 )
-from ostro.entrypoints.cli.progress import loading
+from ostro.entrypoints.progress import loading
 
 if TYPE_CHECKING:
     from ostro.core.pipeline import ServedModel

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ostro.entrypoints.cli.progress import LoadingLine
+from ostro.entrypoints.progress import LoadingLine
 
 if TYPE_CHECKING:
     from ostro.core.load.weights import Progress

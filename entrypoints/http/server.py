@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -25,11 +25,14 @@ from ostro.core.ipc.process import ENGINE, ProcessEngine
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings
-from ostro.entrypoints.cli.progress import REDRAW_SECONDS, Progress, loading
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import Protocol, listen, url_of
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
+from ostro.entrypoints.progress import REDRAW_SECONDS, loading
+
+if TYPE_CHECKING:
+    from ostro.core.load.weights import Progress
 
 log = logging.getLogger(__name__)
 QUEUE = 32

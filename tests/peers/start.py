@@ -61,7 +61,7 @@ def enter(name):
     print(f"{stage}\\t{now - since:.3f}\\t{memory / 1e6:.0f}", flush=True)
     stage, since = name, now
 enter("import torch")
-from ostro.entrypoints.cli.progress import loading
+from ostro.entrypoints.progress import loading
 with loading():
     import torch
     enter("import ostro")

@@ -68,7 +68,7 @@ def test_text_between_triple_quotes_is_one_message(open_session: Open) -> None:
         ("/model missing", "missing: no such model"),
         ("/adapter add x", "expected /adapter add NAME REF"),
         ("/adapter scale x y", "'y': invalid scale"),
-        ("/adapter nobody", "no adapter 'nobody'"),
+        ("/adapter missing", "no adapter 'missing'"),
     ],
 )
 def test_a_wrong_command_is_refused_and_changes_nothing(

@@ -8,7 +8,8 @@ import os
 
 import pytest
 
-from ostro.entrypoints.cli.progress import LoadingLine, loading
+from ostro.entrypoints.cli import main
+from ostro.entrypoints.progress import LoadingLine, loading
 
 
 @pytest.fixture
@@ -60,3 +61,11 @@ def test_garbage_is_not_collected_meanwhile() -> None:
         assert not gc.isenabled()
         raise KeyError
     assert gc.isenabled() and gc.get_freeze_count()
+
+
+def test_a_command_ends_without_frozen_objects() -> None:
+    """Triton would report them at the exit of the process as leaked."""
+    with loading(io.StringIO()):
+        pass
+    assert main(["inspect", "/nowhere"]) != 0
+    assert not gc.get_freeze_count()

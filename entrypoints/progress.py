@@ -6,14 +6,14 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from time import monotonic
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-Progress = Callable[[str, int, int], None]
-"""Receives a stage of loading, the units done and the units in total; 0 units are unknown."""
+if TYPE_CHECKING:
+    from ostro.core.load.weights import Progress
 
 READING = "reading weights"
 """The end of the stages whose units are bytes."""
