@@ -72,7 +72,7 @@ class Usage(NamedTuple):
 
 
 def read_usage(root: Path = ROOT) -> Usage | None:
-    """The current use of the CPUs; None on systems that do not tell."""
+    """The current use of the CPUs; None on systems without /proc/stat."""
     rows = [line.split() for line in read(root / "proc/stat").splitlines()]
     cpus = [row for row in rows if row and row[0].startswith("cpu")]
     if not cpus:

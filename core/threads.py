@@ -14,11 +14,11 @@ INTERVAL = 0.25
 """Seconds between two measurements of the load: the kernel counts in hundredths."""
 
 STALE = 2.0
-"""Seconds after which a measurement says nothing about the load now."""
+"""Seconds after which a measurement is too old."""
 
 TOLERANCE = 0.35
-"""Part of a core that other processes may use before a thread less runs. A process that wants a
-whole core gets a half of it or more beside our threads."""
+"""The part of a core that other processes may use before the number of threads falls by one. A
+process that needs a whole core gets at least half of it beside the threads of this one."""
 
 
 class ThreadCount:

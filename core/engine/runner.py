@@ -79,7 +79,7 @@ class ModelRunner:
         self.adapter_pool = adapter_pool
         self.buckets: dict[int, DecodeBucket] = {}
         self.mixed_buckets: dict[int, DecodeBucket] = {}
-        self.uncaptured = set[int]()  # sizes in `buckets` that are captured at their first step
+        self.uncaptured = set[int]()  # sizes that are captured at their first step
         self.captured_changes = 0  # `AdapterPool.changes` when `mixed_buckets` were captured
         if not captured or not self.can_capture:
             self.sizes = []

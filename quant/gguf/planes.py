@@ -81,8 +81,7 @@ CELLS: Mapping[str, Callable[[Tensor], Planes]] = {
     "IQ4_NL": _iq4_nl_cells,
 }
 """Planes of blocks [rows, blocks, bytes], for formats whose block has the codes of one cell in the
-order of a plane: they are copied and not unpacked, in a fifth of the time. `naive` has the layouts.
-"""
+order of a plane: they are copied and not unpacked. `naive` has the layouts."""
 
 
 def unpack(format: str, planes: Planes) -> Tensor:

@@ -19,14 +19,18 @@ from ostro.errors import CheckpointError, Unsupported
 from ostro.pipelines import load_tokenizer
 from ostro.plugins.checkpoints.gguf.comparison import differences
 from ostro.plugins.checkpoints.gguf.conversion import FLOATS, FULL, PROJECTOR, Conversion
-from ostro.plugins.checkpoints.gguf.entries import TensorEntry, blocks, ggml, one_format
+from ostro.plugins.checkpoints.gguf.entries import (
+    QUANTIZATION_VERSION,
+    TensorEntry,
+    blocks,
+    ggml,
+    one_format,
+)
 from ostro.plugins.checkpoints.gguf.keys import ARCHITECTURE, config_keys, rope_tensors
 from ostro.plugins.checkpoints.gguf.reader import open_gguf
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
-
-QUANTIZATION_VERSION = 2
 
 
 class Converted:

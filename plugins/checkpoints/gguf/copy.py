@@ -21,6 +21,7 @@ from ostro.errors import Unsupported, UsageError
 from ostro.plugins.checkpoints.gguf import MAGIC
 from ostro.plugins.checkpoints.gguf.entries import (
     ALIGNMENT,
+    QUANTIZATION_VERSION,
     TensorEntry,
     blocks,
     ggml,
@@ -30,8 +31,8 @@ from ostro.plugins.checkpoints.gguf.header import U32, Header
 from ostro.plugins.checkpoints.gguf.reader import SPLIT
 
 DROPPED = ("split.", "general.alignment", "general.file_type", "general.quantization_version")
-U32_TYPE, QUANTIZATION_VERSION = 4, 2
-"""The value type of u32; the version of ggml's block layouts."""
+U32_TYPE = 4
+"""The value type of u32."""
 
 
 class Copy:

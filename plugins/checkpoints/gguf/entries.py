@@ -18,6 +18,9 @@ from ostro.errors import CheckpointError, Unsupported, UsageError
 
 ALIGNMENT = 32
 
+QUANTIZATION_VERSION = 2
+"""The version of ggml's block layouts."""
+
 
 @dataclass(frozen=True)
 class TensorEntry:
