@@ -1,0 +1,71 @@
+"""The caller of an operation: an API key with its permissions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from ostro.core.errors import OstroError
+
+Scope = Literal["open", "infer", "admin", "metrics"]
+"""The permission that a route requires; "open" routes require none."""
+
+
+class Forbidden(OstroError):
+    """The caller lacks a permission, or a model or adapter is not on its list."""
+
+    status = 403
+    code = "forbidden"
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key and its permissions. The default is the caller of a server without keys.
+
+    name      the name of the key, "" without keys; owner of what is stored
+    scopes    the scopes of the routes that it may use
+    models    the models that it may use, None for all
+    adapters  the names and generations of adapters that it may use, None for all
+    priority  the best priority that its requests get; as in `TokenRequest` a lower number is first
+    salt      callers with different salts share no blocks of the prefix cache
+    """
+
+    name: str = ""
+    scopes: frozenset[Scope] = frozenset({"open", "infer", "admin", "metrics"})
+    models: frozenset[str] | None = None
+    adapters: frozenset[str] | None = None
+    priority: int | None = None
+    salt: str = ""
+
+    def require(self, scope: Scope) -> None:
+        """Raise Forbidden unless the caller may use routes of a scope."""
+        if scope != "open" and scope not in self.scopes:
+            raise Forbidden(f"this API key lacks the scope {scope!r}")
+
+    def check(self, model: str, adapters: Iterable[str] = ()) -> None:
+        """Raise Forbidden unless the caller may use a model, and adapters by name or generation."""
+        if self.models is not None and model not in self.models:
+            raise Forbidden(f"this API key may not use the model {model!r:.100}", param="model")
+        for adapter in adapters:
+            if self.adapters is not None and adapter not in self.adapters:
+                raise Forbidden(
+                    f"this API key may not use the adapter {adapter!r:.100}", param="adapters"
+                )
+
+    def bounded_priority(self, requested: int | None) -> int:
+        """The priority of a request that states `requested`; no better than the caller's."""
+        if self.priority is None:
+            return requested or 0
+        return self.priority if requested is None else max(requested, self.priority)
+
+    def salted(self, salt: str | None) -> str:
+        """The cache salt of a request that states `salt`, combined with the caller's."""
+        if not self.salt:
+            return salt or ""
+        return hashlib.sha256(f"{self.salt}\0{salt or ''}".encode()).hexdigest()
+
+
+ANYONE = Caller()
+"""The caller of a server without keys, and of Python and the command line."""
