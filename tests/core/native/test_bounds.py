@@ -524,6 +524,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
+    import_module("torch._dynamo")  # imported by operations; here once for all processes
     for name, case in CASES.items():
         reader, writer = os.pipe()
         if not (child := os.fork()):
