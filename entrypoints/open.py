@@ -16,7 +16,7 @@ from ostro.core.load.open import (
     open_container,
 )
 from ostro.core.load.open import find as find_path
-from ostro.core.pipeline import SamplingDefaults, ServedModel
+from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings, resolve
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
@@ -39,8 +39,7 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         needed = architecture.inputs is not None or "classify" in architecture.tasks
         if raw is None and needed:  # preprocessing and the names of labels read the config
             raw = header_config(container, architecture)
-        neutral = settings.generation_config == "none"
-        sampling = SamplingDefaults() if neutral else sampling_defaults(container)
+        sampling = sampling_defaults(container, settings.generation_config)
     if not architecture.tasks:
         raise Unsupported(
             f"{path.name}: {architecture.name} cannot be served on its own; load a model that "

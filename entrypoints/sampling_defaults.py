@@ -38,12 +38,15 @@ GGUF_KEYS: Mapping[str, str] = {
 """GGUF metadata keys without their prefix, and the parameters that they set."""
 
 
-def sampling_defaults(container: Container) -> SamplingDefaults:
+def sampling_defaults(container: Container, choice: str = "auto") -> SamplingDefaults:
     """Return the default sampling parameters of a model, with the source of each.
 
     Sources in order: generation_config.json, GGUF metadata, `FALLBACK`. Invalid values are ignored
-    with a warning.
+    with a warning. `choice` is the setting generation_config: "none" gives temperature 1 and all
+    tokens.
     """
+    if choice == "none":
+        return SamplingDefaults()
     sources = {
         "generation_config.json": read_generation_config(generation_defaults(container)),
         "GGUF general.sampling": read_gguf(container.path.name, container.metadata),

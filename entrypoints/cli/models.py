@@ -1,6 +1,7 @@
 """`ostro models`: list the supported architectures and formats, or search the catalogue.
 
-With `--explain REF`: load a model and list the formats and kernels of its layers.
+With `--explain REF`: load a model and list the formats and kernels of its layers, and its sampling
+defaults.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ostro.entrypoints.cli.options import add_model_options, parse_settings
 if TYPE_CHECKING:
     from ostro.core.load.model import LoadedModel
     from ostro.core.load.planning import Planned
+    from ostro.core.pipeline import SamplingDefaults
     from ostro.core.plugins.manager import PluginManager
 
 
@@ -25,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the supported architectures and formats. With PATTERN, list the classes whose name, "
         "model_type or GGUF name contains it, also those of the transformers backend. With "
-        "--explain REF, load that model and list the format, size and kernel of each layer."
+        "--explain REF, load that model and list the format, size and kernel of each layer, "
+        "and the sampling defaults with their sources."
     )
     parser.add_argument(
         "reference", nargs="?", metavar="PATTERN", help="classes to list, or the model to explain"
@@ -61,6 +64,7 @@ def explain(args: argparse.Namespace, plugins: PluginManager) -> int:
     from ostro.core.engine.start import open_weights
     from ostro.core.load.planning import PlanInterrupted
     from ostro.entrypoints.cli.stages import stages
+    from ostro.entrypoints.sampling_defaults import sampling_defaults
 
     settings = parse_settings(args)
     plugins.load(settings, args.plugin)
@@ -70,7 +74,10 @@ def explain(args: argparse.Namespace, plugins: PluginManager) -> int:
     except PlanInterrupted as stop:
         show(planned_formats(stop.planned), args.json, show_planned)
         return 130
-    show(explained(loaded), args.json, show_layers)
+    sampling = None
+    if "text" in loaded.architecture.tasks:
+        sampling = sampling_defaults(loaded.container, settings.generation_config)
+    show(explained(loaded, sampling), args.json, show_layers)
     return 0
 
 
@@ -98,9 +105,13 @@ def check(args: argparse.Namespace) -> None:
         args.model = args.reference or args.model
 
 
-def explained(loaded: LoadedModel) -> dict[str, Any]:
-    """The layers of a loaded model with their formats and kernels, as plain data."""
+def explained(loaded: LoadedModel, sampling: SamplingDefaults | None) -> dict[str, Any]:
+    """The layers of a loaded model with their formats and kernels, as plain data.
+
+    `sampling` are its defaults, None if it generates no text.
+    """
     kernels = {layer.kernel for layer in loaded.layers}
+    notes = [line for line in loaded.explain if line.partition(": ")[2] not in kernels]
     return {
         "model": loaded.path.name,
         "architecture": loaded.architecture.name,
@@ -116,7 +127,7 @@ def explained(loaded: LoadedModel) -> dict[str, Any]:
             }
             for layer in loaded.layers
         ],
-        "notes": [line for line in loaded.explain if line.partition(": ")[2] not in kernels],
+        "notes": notes if sampling is None else [*notes, f"sampling: {sampling}"],
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
-from tiny.model import CONFIG, gguf_name, make_weights, rotated
+from tiny.model import CONFIG, gguf_name, make_gguf, make_weights, rotated
 
 from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
 from ostro.quant.gguf.quantize import quantize
@@ -108,6 +108,15 @@ def test_a_float_model_is_explained(ostro, tiny: str) -> None:
     assert found["bytes"] == sum(layer["bytes"] for layer in found["layers"].values())
     assert any("attention: " in line for line in found["notes"])
     assert not any(line.endswith(down["kernel"]) for line in found["notes"])
+
+
+def test_the_sampling_defaults_and_their_sources_are_explained(ostro, tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "stated.gguf", sampling={"temp": 0.25, "top_k": 7})
+    stated = "sampling: temperature 0.25, top_k 7 (GGUF general.sampling)"
+    assert stated in explained(ostro, str(file))["notes"]
+    assert stated in ostro("models", "--explain", str(file)).out
+    neutral = explained(ostro, str(file), "--generation-config", "none")
+    assert "sampling: temperature 1, all tokens" in neutral["notes"]
 
 
 def test_a_mixture_in_one_linear_is_explained(ostro, mixture: str) -> None:
