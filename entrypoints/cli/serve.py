@@ -79,7 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds without a response until the engine counts as hung (default: 120)",
     )
-    add("--restart", action="store_true", help="restart the engine when it dies or hangs")
+    add(
+        "--restart",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="restart the engine when it dies or hangs, three times in five minutes (default: on)",
+    )
     add(
         "--also",
         action="append",

@@ -47,6 +47,9 @@ RESTARTS, RESTART_SECONDS = 3, 300.0
 HANG_CHECK_SECONDS = 1.0
 SAME_SIGNAL_SECONDS = 0.1
 """Signals within this time after the first one count as the same."""
+FORCED_SECONDS = 0.5
+"""Time limit for clients to read why their responses end, after a second signal."""
+INCOMPLETE = "the server is shutting down; the answer is incomplete"
 T = TypeVar("T")
 
 
@@ -66,7 +69,7 @@ class Options:
     cors_origins: Sequence[str] = ()
     drain_timeout: float = 30.0
     hang_timeout: float = PATIENCE
-    restart: bool = False
+    restart: bool = True
     access_log: bool = False
     admin_key: str | None = None
     plugin_paths: Sequence[str] = ()
@@ -140,6 +143,7 @@ class Server:
             if self.forced is None:
                 await web
             else:
+                await asyncio.wait({web}, timeout=FORCED_SECONDS)
                 web.cancel()
 
     async def watch(self) -> int:
@@ -257,15 +261,15 @@ class Server:
             self.stopped_at = now
         elif now - self.stopped_at > SAME_SIGNAL_SECONDS:
             self.forced = 128 + number
+            self.engine.abort_all(Overloaded(INCOMPLETE))
             self.engine.kill()
-            self.web.force_exit = True
         self.stop.set()
 
     async def finish(self) -> int:
         """Wait for unfinished requests until the drain timeout, then stop the engine."""
         if not await self.engine.drain(self.options.drain_timeout) and self.forced is None:
             log.warning("%d requests did not finish in time", self.engine.requests)
-        self.engine.abort_all(Overloaded("the server is shutting down; the answer is incomplete"))
+        self.engine.abort_all(Overloaded(INCOMPLETE))
         if self.forced is None:
             await self.engine.close()
         return self.forced or 0
@@ -286,6 +290,7 @@ class Web(uvicorn.Server):
     @classmethod
     def of(cls, app: Starlette, *, access_log: bool = False) -> Web:
         """Return a server of an application that is not running yet."""
+        logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)
         if access_log:
             logging.basicConfig(format="%(asctime)s %(message)s")
             logger = logging.getLogger("uvicorn.access")
@@ -309,6 +314,11 @@ class Web(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Do not capture signals: `Server` installs the handlers."""
         yield
+
+
+def is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Return whether a record is not about a request that the server cancelled at its exit."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def drop_query(record: logging.LogRecord) -> bool:

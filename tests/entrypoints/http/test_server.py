@@ -241,6 +241,24 @@ def test_second_signal_ends_at_once(launch: Launch) -> None:
     check_gone(children)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_second_signal_tells_clients_why_their_answers_end(
+    launch: Launch, number: signal.Signals
+) -> None:
+    server = launch(step=0.02)
+    whole, streams = begin(server.url, 3, **LONG)
+    server.process.send_signal(number)
+    time.sleep(0.3)
+    server.process.send_signal(number)
+    code, _, err = server.end()
+    assert code == 128 + number and "Traceback" not in err, err
+    for request in (whole, *streams):
+        request.thread.join()
+    assert whole.status == 503 and "shutting down" in whole.lines[0]
+    for request in streams:
+        assert "shutting down" in request.lines[-2] and request.lines[-1] == "data: [DONE]"
+
+
 def test_two_signals_at_once_count_as_one(launch: Launch) -> None:
     """`timeout` sends a signal to the process and to its group."""
     server = launch(step=0.02)
@@ -277,7 +295,7 @@ def test_signal_while_loading(launch: Launch) -> None:
 
 
 def test_engine_killed(launch: Launch) -> None:
-    server = launch(step=0.02)
+    server = launch(step=0.02, restart=False)
     whole, streams = begin(server.url, **LONG)
     start = time.monotonic()
     os.kill(server.engine(), signal.SIGKILL)
@@ -292,7 +310,7 @@ def test_engine_killed(launch: Launch) -> None:
 
 
 def test_engine_is_restarted(launch: Launch) -> None:
-    server = launch(restart=True)
+    server = launch()
     first = server.engine()
     os.kill(first, signal.SIGKILL)
     deadline = time.monotonic() + 10
@@ -307,7 +325,7 @@ def test_engine_is_restarted(launch: Launch) -> None:
 
 
 def test_hung_engine_is_replaced(launch: Launch) -> None:
-    server = launch(step=0.02, restart=True, hang_timeout=0.5)
+    server = launch(step=0.02, hang_timeout=0.5)
     whole, streams = begin(server.url, **LONG)
     first, begun = server.engine(), time.monotonic()
     os.kill(first, signal.SIGSTOP)
