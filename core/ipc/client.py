@@ -22,6 +22,7 @@ from ostro.core.engine.request import (
     TokenRequest,
 )
 from ostro.core.errors import EngineDied, OstroError, Overloaded, RequestError
+from ostro.core.ipc.admission import Admission, AdmitAll
 from ostro.core.ipc.messages import (
     Abort,
     AdapterCommand,
@@ -53,8 +54,9 @@ class AsyncEngine(ABC):
     """A client that exchanges messages with an engine. All methods belong to one event loop.
 
     `info` is None until the engine is ready, `progress` is that of loading, and `fault` is the
-    error that ended the engine. At most `limit` requests may be under way, waiting ones included.
-    An engine that leaves a heartbeat unanswered for more than `patience` seconds is `hung`.
+    error that ended the engine. `admission` decides which requests the engine gets; one that has no
+    output after `max_wait` seconds fails. An engine that leaves a heartbeat unanswered for more
+    than `patience` seconds is `hung`.
     """
 
     def __init__(self) -> None:
@@ -62,7 +64,8 @@ class AsyncEngine(ABC):
         self.progress = Progress(what="starting")
         self.fault: OstroError | None = None
         self.draining = False
-        self.limit = 1024
+        self.admission: Admission = AdmitAll()
+        self.max_wait: float | None = None
         self.patience = PATIENCE
         self._streams: dict[str, OutputStream[Any]] = {}
         # In the order of the questions: the engine answers them in this order, without ids.
@@ -117,7 +120,8 @@ class AsyncEngine(ABC):
         """The outputs of a request until each of its choices has finished.
 
         Closing the generator early aborts the request. Raises RequestError if the engine refuses
-        it, Overloaded before the engine is ready and while it drains, EngineDied if it has ended.
+        it, Overloaded before the engine is ready, while it drains and after `max_wait`, EngineDied
+        if it has ended, and the error of `admission`.
         """
         # Closed explicitly: a generator that is only dropped is closed at some later time, and its
         # request would run until then.
@@ -147,10 +151,12 @@ class AsyncEngine(ABC):
     ) -> AsyncGenerator[Out, None]:
         """The outputs of a request until `left` of its choices have finished."""
         try:
-            self.admit()
+            self.check()
             if request.id in self._streams:
                 raise RequestError(f"a request with id {request.id!r} is under way", param="id")
             request = self._share(request)
+            admitted = self.admission.admit(request)
+            request = admitted.request
         except BaseException:
             # Shared memory outlives both processes unless it is unlinked.
             free_arrays(request)
@@ -160,12 +166,19 @@ class AsyncEngine(ABC):
         self._idle.clear()
         try:
             self._send(request)
+            wait = self.max_wait  # for the first output
             while left:
-                output = await stream.get()
+                try:
+                    output = await asyncio.wait_for(stream.get(), wait)
+                except TimeoutError:
+                    raise Overloaded(f"the request waited {wait:g} s; try again later") from None
+                wait = None
                 check_output(output)
+                admitted.count(output)
                 left -= output.finish is not None
                 yield output
         finally:
+            admitted.close()
             free_arrays(request)
             del self._streams[request.id]
             # Closed early: the engine still computes the request.
@@ -186,10 +199,9 @@ class AsyncEngine(ABC):
             raise Overloaded(f"the engine has not responded for {self.silence:.0f} s")
 
     def admit(self) -> None:
-        """Raise as `check`, and Overloaded if `limit` requests are under way."""
+        """Raise as `check`, and Overloaded if `admission` admits no further request now."""
         self.check()
-        if len(self._streams) >= self.limit:
-            raise Overloaded(f"{self.limit} requests are under way; try again later")
+        self.admission.check()
 
     def abort(self, id: str, index: int | None = None) -> None:
         """Abort a request: its generator raises Overloaded. Unknown ids are ignored.

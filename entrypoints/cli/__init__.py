@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "chat with a model in the terminal",
     "serve": "serve models over HTTP with an OpenAI-compatible API",
+    "keys": "create API keys for a server, or check a keys file",
     "embed": "compute embeddings of texts",
     "rerank": "rank documents by relevance to a query",
     "transcribe": "transcribe or translate audio files",

@@ -16,6 +16,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ostro serve chat=Qwen/Qwen3-0.6B embed=minilm",
         "ostro serve ./model --host 0.0.0.0 --api-key-file keys.txt",
     ),
+    "keys": (
+        "ostro keys new alice --keys keys.toml",
+        "ostro keys new bob",
+        "ostro keys check keys.toml",
+    ),
     "embed": (
         'ostro embed minilm "A cat sits on the mat."',
         "ostro embed minilm --file texts.txt -o vectors.npy",

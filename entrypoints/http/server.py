@@ -29,6 +29,7 @@ from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import Protocol, listen, url_of
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
+from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 QUEUE = 32
-"""Limit on unfinished requests, per sequence that the engine runs at once."""
+"""Limit on unfinished sequences, per sequence that the engine runs at once."""
 FLUSH_SECONDS = 5
 """Time limit for clients to read finished responses at shutdown."""
 KEEP_ALIVE_SECONDS = 30
@@ -120,7 +121,7 @@ class Server:
     async def work(self) -> int:
         self.plugins.load(self.settings, self.options.plugin_paths)
         self.engine.registry = self.plugins.registry()
-        self.engine.limit = QUEUE * self.settings.max_seqs
+        self.engine.admission = Admission(rows=QUEUE * self.settings.max_seqs)
         self.engine.patience = self.options.hang_timeout
         self.service = Service(self.engine, *self.names(), resolves=self.settings.adapter_resolvers)
         app = make_app(

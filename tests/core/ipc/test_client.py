@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ostro.core.engine.request import (
     JobOutput,
@@ -334,20 +335,70 @@ def test_a_reader_that_is_too_slow_loses_its_request(monkeypatch: pytest.MonkeyP
 # Admission
 
 
-def test_no_more_than_limit_requests_are_under_way() -> None:
+class Marked:
+    """An admission that admits one request at a time, with the salt "marked", and counts tokens."""
+
+    def __init__(self) -> None:
+        self.places, self.counted, self.request = 1, 0, ask()
+
+    def check(self) -> None:
+        if not self.places:
+            raise Overloaded("no place")
+
+    def admit(self, request: Any) -> Marked:
+        self.check()
+        self.places -= 1
+        if isinstance(request, TokenRequest):
+            request = structs.replace(request, salt="marked")
+        self.request = request
+        return self
+
+    def count(self, output: Any) -> None:
+        self.counted += len(output.tokens)
+
+    def close(self) -> None:
+        self.places += 1
+
+
+@pytest.mark.parametrize("end", ["finished", "cancelled", "failed"])
+def test_an_admission_sees_requests_from_begin_to_end(end: str) -> None:
     async def test(engine: FakeEngine) -> None:
-        engine.limit = 2
-        readers = [Reader(engine, ask("a")), Reader(engine, ask("b"))]
+        engine.admission = admission = Marked()
+        reader = Reader(engine, ask("a"))
         await settle()
-        with pytest.raises(Overloaded, match="2 requests are under way"):
-            await Reader(engine, ask("c")).task
-        engine.deliver(tokens("a", finish="stop"))
-        await readers[0].task
-        third = Reader(engine, ask("c"))
+        assert [message.salt for message in engine.sent] == ["marked"]  # type: ignore[union-attr]
+        with pytest.raises(Overloaded, match="no place"):
+            engine.admit()
+        with pytest.raises(Overloaded, match="no place"):
+            await Reader(engine, ask("b")).task
+        engine.deliver(tokens("a", 1, 2))
         await settle()
-        assert engine.requests == 2 and not third.task.done()
-        third.task.cancel()
-        readers[1].task.cancel()
+        assert (admission.places, admission.counted) == (0, 2)
+        if end == "finished":
+            engine.deliver(tokens("a", finish="stop"))
+        elif end == "cancelled":
+            reader.task.cancel()
+        else:
+            engine.deliver(Failed(kind="RequestError", message="no", id="a"))
+        await asyncio.gather(reader.task, return_exceptions=True)
+        engine.admit()
+        assert admission.places == 1 and engine.requests == 0
+
+    run(test)
+
+
+def test_a_request_waits_no_longer_than_max_wait() -> None:
+    async def test(engine: FakeEngine) -> None:
+        engine.max_wait = 0.05
+        with pytest.raises(Overloaded, match=r"waited 0\.05 s"):
+            await Reader(engine, ask("a")).task
+        assert engine.sent[-1] == Abort("a") and engine.requests == 0
+        reader = Reader(engine, ask("b"))
+        await settle()
+        engine.deliver(tokens("b", 1))
+        await asyncio.sleep(0.1)
+        engine.deliver(tokens("b", 2, finish="stop"))  # a pause between tokens is no wait
+        await reader.task
 
     run(test)
 
@@ -416,7 +467,8 @@ def test_arrays_in_shared_memory_are_gone_after_their_request(ends: str) -> None
     async def test(engine: FakeEngine) -> None:
         shared = Array.of(np.zeros(1 << 15, np.int64)).share()
         assert Path(shared.file).exists()
-        engine.limit, engine.shares = int(ends != "refused"), ends == "unread"
+        engine.admission = admission = Marked()
+        admission.places, engine.shares = int(ends != "refused"), ends == "unread"
         reader = Reader(engine, JobRequest(id="a", arrays={"x": shared}))
         await settle()
         reader.task.cancel()

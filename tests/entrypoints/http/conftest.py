@@ -26,6 +26,7 @@ from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.server import Web
 from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.operations.admission import Admission
 
 
 @dataclass
@@ -94,7 +95,7 @@ Start = Callable[..., Running]
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Start servers.
 
-    `options` are those of `make_app`, `limit` that of the engine; `send_buffer` is in bytes.
+    `options` are those of `make_app`, `limit` that of sequences; `send_buffer` is in bytes.
     """
     folder = make_model(tmp_path_factory.mktemp("models") / "echo")
     ends: list[Callable[[], None]] = []
@@ -120,7 +121,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 return echo
 
             engine = ThreadEngine(build)
-            engine.limit = limit
+            engine.admission = Admission(limit)
             service = Service(engine, "echo")
             web = Web.of(make_app(service, plugins, **options))
             serving = asyncio.ensure_future(web.serve(sockets=[listener]))
