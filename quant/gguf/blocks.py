@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ostro.quant.gguf.fields import Parts, field, minus, raw
+from ostro.quant.gguf.fields import field, minus, raw
 from ostro.quant.gguf.naive import E2M1, NL
 from ostro.quant.gguf.planes import FIELDS
 from ostro.quant.gguf.schemes import FORMATS as SCHEMES
+from ostro.quant.planes.storage import Planes, pack_codes
 
 Fields = tuple[Tensor | None, ...]
 
@@ -42,15 +43,17 @@ def planes(format: str) -> Callable[[Codes], Fields]:
 
     def write(c: Codes) -> Fields:
         q = indices(NL, c.q) if scheme.levels.table is not None else c.q + zero
-        q, d, m = q.to(torch.uint8), half(c.d), half(c.m)
+        codes, d, m = pack_codes(q.to(torch.uint8), bits), half(c.d), half(c.m)
         if scheme.scales is None:
             offset = None if scheme.minimum == "none" else minus(m)
-            return fields(Parts(bits=0, q=q, scale=d, offset=offset))
+            return fields(Planes(codes=codes, scale=d, offset=offset))
         s = c.s.to(torch.int8 if scheme.scales.first < 0 else torch.uint8)
         t = None if scheme.minimum == "none" else c.t.to(torch.uint8)
-        return fields(Parts(bits=0, q=q, scale=s, offset=t, d=d, m=minus(m)))
+        return fields(Planes(codes=codes, scale=s, offset=t, d=d, m=minus(m)))
 
     zero = 128 if scheme.levels.last == 127 else -scheme.levels.first
+    first, last = scheme.levels.first, scheme.levels.last
+    bits = 4 if scheme.levels.table is not None else (last - first).bit_length()
     return write
 
 

@@ -13,7 +13,7 @@ import pytest
 from tiny.model import TEMPLATE, make_gguf, make_model
 
 import ostro
-from ostro.core.errors import TokenizerError, Unsupported, UsageError
+from ostro.core.errors import CheckpointError, TokenizerError, Unsupported, UsageError
 from ostro.entrypoints.cli import main
 
 
@@ -94,6 +94,27 @@ def test_a_mixture_without_its_format_is_refused(
 ) -> None:
     assert main(words(folder, tmp_path, "--quant", "q4_k_m")) == UsageError.exit_code
     assert "no tensor of tiny can be Q4_K_M (whose blocks are Q4_K)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ({"hidden_act": "relu"}, "mlp.act is 'relu', the file states 'silu'"),
+        (
+            {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 8},
+            "self_attn.window is 8, the file states 0",
+        ),
+    ],
+    ids=["activation", "window"],
+)
+def test_a_config_without_a_key_in_gguf_is_refused(
+    config: dict[str, Any], fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_model(tmp_path / "tiny", **config)
+    assert main(words(source, tmp_path / "out")) == CheckpointError.exit_code
+    said = capsys.readouterr().err
+    assert "a GGUF file of llama cannot state the config of tiny:" in said and fault in said
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_tokenizer_without_a_name_in_gguf_is_refused(tmp_path: Path, capsys: Any) -> None:

@@ -336,8 +336,8 @@ def test_a_file_of_every_format_says_what_its_weights_say(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("format", CELLS)
-def test_copied_cells_equal_unpacked_codes(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Q4_0, Q4_1, Q8_0 and IQ4_NL are copied into planes without unpacking their codes."""
+def test_moved_cells_equal_unpacked_codes(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of these formats become planes without unpacking their codes."""
 
     def bits(planes: Planes) -> dict[str, list[int]]:
         assert all(tensor.is_contiguous() for tensor in planes.tensors().values())
