@@ -1,4 +1,4 @@
-"""Client of the process that renders chat templates."""
+"""Client of the processes that render chat templates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from queue import LifoQueue
 from typing import Any
 
 import msgspec
@@ -22,6 +23,11 @@ TIMEOUT = 1.0
 PATIENCE = 15
 """Limit on the wall-clock time of one rendering, as a multiple of `timeout`."""
 
+WORKERS = 3
+"""The largest number of processes. While one renders a slow template, the others render further
+ones.
+"""
+
 START = 30.0
 """Time limit for the start of the process, in seconds."""
 
@@ -32,16 +38,18 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 class Renderer:
-    """Renders templates in a worker process, one at a time. Methods are thread-safe.
+    """Renders templates in worker processes, one at a time in each. Methods are thread-safe.
 
-    The process starts with the first rendering. A rendering that takes more than `timeout` seconds
-    of processor time ends it; the next rendering starts another.
+    A process starts when all that run are busy. A rendering that takes more than `timeout` seconds
+    of processor time ends its process.
     """
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
-        self._lock = threading.Lock()
-        self.worker = WorkerProcess()
+        self.workers = [WorkerProcess() for _ in range(WORKERS)]
+        # Last in, first out: a process that runs is taken before one that has to be started.
+        self._idle = LifoQueue[WorkerProcess]()
+        self._release(self.workers)
 
     def render(self, source: str, context: dict[str, Any], limit: int) -> str:
         """Render `source` to at most `limit` characters.
@@ -53,8 +61,11 @@ class Renderer:
         request = {"template": source, "context": context, "limit": limit}
         request["seconds"] = self.timeout
         data = msgspec.json.encode(request)
-        with self._lock:
-            reply = self._exchange(data)
+        worker = self._idle.get()
+        try:
+            reply = self._exchange(worker, data)
+        finally:
+            self._idle.put(worker)
         if "text" in reply:
             return str(reply["text"])
         if "raised" in reply:
@@ -63,21 +74,27 @@ class Renderer:
         raise TemplateError(f"chat template{place}: {reply['error']}")
 
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            self.worker.stop()
+        """Wait for unfinished renderings and end the processes."""
+        for worker in [self._idle.get() for _ in self.workers]:
+            worker.stop()
+        self._release(self.workers)
 
-    def _exchange(self, data: bytes) -> dict[str, Any]:
+    def _release(self, workers: Sequence[WorkerProcess]) -> None:
+        """Make workers available; the first is taken first."""
+        for worker in reversed(workers):
+            self._idle.put(worker)
+
+    def _exchange(self, worker: WorkerProcess, data: bytes) -> dict[str, Any]:
         """Send a request and return its reply; a process that has died is replaced once."""
         for _ in range(2):
-            self._start()
+            self._start(worker)
             deadline = time.monotonic() + self.timeout * PATIENCE
             try:
-                self.worker.send(data, deadline)
-                reply: dict[str, Any] = json.loads(self.worker.receive(deadline))
+                worker.send(data, deadline)
+                reply: dict[str, Any] = json.loads(worker.receive(deadline))
                 return reply
             except TimeoutError:
-                self.worker.stop()
+                worker.stop()
                 if LATE:  # within its processor time: the process is stopped or starved
                     raise Overloaded(
                         "the process that renders chat templates did not answer within "
@@ -85,26 +102,26 @@ class Renderer:
                     ) from None
                 late = True
             except (BrokenPipeError, EOFError):
-                late = self.worker.wait() == -LATE
-            self.worker.stop()
+                late = worker.wait() == -LATE
+            worker.stop()
             if late:
                 raise TemplateError(
                     f"the chat template took longer than {self.timeout:g} s to render"
                 )
         raise TemplateError("the chat template crashes the process that renders it")
 
-    def _start(self) -> None:
+    def _start(self, worker: WorkerProcess) -> None:
         """Start the process unless it runs. Raises Overloaded if it does not get ready."""
-        if self.worker.running:
+        if worker.running:
             return
         # An isolated process with the import path of this one as its argument.
         path = json.dumps([entry for entry in sys.path if entry])
         zone = {"TZ": os.environ["TZ"]} if "TZ" in os.environ else {}
-        self.worker.start([sys.executable, "-I", "-S", str(WORKER), path], zone)
+        worker.start([sys.executable, "-I", "-S", str(WORKER), path], zone)
         try:
-            self.worker.receive(time.monotonic() + START)
+            worker.receive(time.monotonic() + START)
         except (TimeoutError, EOFError):
-            self.worker.stop()
+            worker.stop()
             raise Overloaded(
                 "the process that renders chat templates did not start; try again"
             ) from None

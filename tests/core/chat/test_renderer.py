@@ -1,4 +1,4 @@
-"""The process that renders chat templates."""
+"""The processes that render chat templates."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tiny.chats import (
 )
 
 from ostro.core.chat import ChatTemplate, Renderer
+from ostro.core.chat.renderer import PATIENCE
 from ostro.core.errors import Overloaded, TemplateError
 
 
@@ -27,16 +28,16 @@ class TestRenderer:
 
     def test_a_process_that_was_killed_is_replaced(self, renderer: Renderer) -> None:
         assert renderer.render("a", {}, 10) == "a"
-        pid = renderer.worker.pid
+        pid = renderer.workers[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert renderer.render("b", {}, 10) == "b"
-        assert renderer.worker.pid != pid
+        assert renderer.workers[0].pid != pid
 
     def test_a_process_that_hangs_is_no_fault_of_the_template(self) -> None:
         renderer = Renderer(timeout=0.05)
         assert renderer.render("a", {}, 10) == "a"
-        pid = renderer.worker.pid
+        pid = renderer.workers[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(Overloaded, match="try again"):
@@ -46,9 +47,29 @@ class TestRenderer:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
+    def test_a_process_that_hangs_delays_no_other_rendering(self) -> None:
+        renderer = Renderer(timeout=1.0)
+        assert renderer.render("a", {}, 10) == "a"
+        pid = renderer.workers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        stuck = threading.Thread(target=renderer.render, args=("b", {}, 10))
+        stuck.start()
+        try:
+            begin = time.monotonic()
+            assert [renderer.render(text, {}, 10) for text in "cde"] == [*"cde"]
+            assert time.monotonic() - begin < renderer.timeout * PATIENCE / 2
+            assert stuck.is_alive()
+            assert renderer.workers[2].pid is None, "a process was started although one is idle"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            stuck.join(20)
+        assert renderer.workers[0].pid == pid
+        renderer.close()
+
     def test_no_process_is_left(self, renderer: Renderer) -> None:
         renderer.render("a", {}, 10)
-        pid = renderer.worker.pid
+        pid = renderer.workers[0].pid
         assert pid is not None
         renderer.close()
         with pytest.raises(ProcessLookupError):
