@@ -165,6 +165,24 @@ class InsufficientMemory(OstroError):
     status, code, exit_code = 507, "insufficient_memory", 9
 
 
+class DocumentNotFound(NotFound):
+    """No such response, file or other stored document, or another owner's."""
+
+    code = "not_found"
+
+
+class StoreError(OstroError):
+    """The store of documents cannot be read or written: damaged, full, or not reachable."""
+
+    status, code = 503, "store_unavailable"
+
+
+class StoreConflict(StoreError):
+    """Another request has changed the document meanwhile."""
+
+    status, code = 409, "conflict"
+
+
 class EngineDied(OstroError):
     """The engine process has terminated; requests in flight fail."""
 

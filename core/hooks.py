@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Quantizer,
         Route,
         Settings,
+        Store,
         TokenizerFormat,
     )
 
@@ -93,6 +94,12 @@ def ostro_logits_processors() -> Iterable[LogitsProcessor]:
 @hookspec
 def ostro_parsers() -> Iterable[Parser]:
     """Declare (both): yield parsers that find tool calls and reasoning in generated text."""
+    return ()
+
+
+@hookspec
+def ostro_stores() -> Iterable[Store]:
+    """Declare (api): yield stores of responses, files and other documents."""
     return ()
 
 

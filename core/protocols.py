@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ostro.core.nn.storage import Storage, Stored
     from ostro.core.pipeline import ServedModel
     from ostro.core.records import TokenizerSource
+    from ostro.core.store import DocumentStore
     from ostro.core.tokenizer import Tokenizer
 
 
@@ -145,6 +146,12 @@ class LogitsProcessorClass(Protocol):
 
     def check(self, value: Any, vocab: int, /) -> None:
         """Raise RequestError if a request may not have this value for the parameter."""
+
+
+class StoreOpener(Protocol):
+    """`Store.open`: opens the store at a location. Raises StoreError, and UsageError if unsafe."""
+
+    def __call__(self, location: str, /) -> DocumentStore: ...
 
 
 class Endpoint(Protocol):

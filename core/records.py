@@ -288,6 +288,19 @@ class Parser(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Store(Record):
+    """A store of documents, such as responses and files, for `ostro serve --store LOCATION`.
+
+    `claims(location)` gets the value of `--store`; it must be fast. `open(location)` returns a
+    `DocumentStore`. `usage` describes those values, for messages: "a folder".
+    """
+
+    claims: Callable[[str], bool]
+    open: Import
+    usage: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Route(Record):
     """An HTTP route: `name` is "METHOD /path", `endpoint` an ASGI endpoint (async function)."""
 
@@ -355,6 +368,7 @@ KINDS: Mapping[str, type[Record]] = {
     "adapters": Adapter,
     "logits_processors": LogitsProcessor,
     "parsers": Parser,
+    "stores": Store,
     "routes": Route,
     "commands": Command,
 }

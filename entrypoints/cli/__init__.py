@@ -42,6 +42,7 @@ COMMANDS = {
     "show": "show what a model is, from its headers",
     "rm": "delete models from the cache",
     "inspect": "show a checkpoint's config and tensors without loading weights",
+    "store": "list and delete what servers have stored",
     "models": "list the supported architectures and formats",
     "plugins": "list the plugins, their records and their errors",
     "doctor": "check devices, compilers and libraries of this machine",

@@ -101,6 +101,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ostro inspect Qwen/Qwen3-0.6B --offline",
         "ostro inspect ./model-Q4_K_M.gguf --json",
     ),
+    "store": (
+        "ostro store ls ./state",
+        "ostro store ls ./state --owner team-a --json",
+        "ostro store purge ./state --older-than 7d --yes",
+    ),
     "models": (
         "ostro models",
         "ostro models qwen3",

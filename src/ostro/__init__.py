@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         PipelineClass,
         QuantizingStorageClass,
         StorageClass,
+        StoreOpener,
         TokenizerLoader,
         TokenizerWriter,
     )
@@ -76,12 +77,14 @@ if TYPE_CHECKING:
         Record,
         Route,
         Settings,
+        Store,
         TensorInfo,
         TokenizerFormat,
         TokenizerSource,
         resolve,
     )
     from ostro.core.step import Features, Medium, Step
+    from ostro.core.store import BlobWriter, Document, DocumentStore, StoreUsage, new_id
     from ostro.entrypoints.local_model import LocalModel
     from ostro.entrypoints.python import load, tokenizer
 
@@ -101,11 +104,12 @@ _NAMES = {
     "ostro.core.protocols": "AdapterReader CheckpointOpener CheckpointWriter CommandParser "
     "CommandRunner ConfigClass ConfigReader ConfigWriter Endpoint FormatPlanner "
     "LogitsProcessorClass NamesFunction PipelineClass QuantizingStorageClass StorageClass "
-    "TokenizerLoader TokenizerWriter",
+    "StoreOpener TokenizerLoader TokenizerWriter",
     "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
-    "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings TensorInfo "
-    "TokenizerFormat TokenizerSource resolve",
+    "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings Store "
+    "TensorInfo TokenizerFormat TokenizerSource resolve",
     "ostro.core.step": "Features Medium Step",
+    "ostro.core.store": "BlobWriter Document DocumentStore StoreUsage new_id",
     "ostro.entrypoints.local_model": "LocalModel",
     "ostro.entrypoints.python": "load tokenizer",
 }
@@ -129,6 +133,7 @@ __all__ = [
     "Add",
     "Architecture",
     "Array",
+    "BlobWriter",
     "Cache",
     "CacheKind",
     "CacheSpec",
@@ -142,6 +147,8 @@ __all__ = [
     "ConfigReader",
     "ConfigWriter",
     "Container",
+    "Document",
+    "DocumentStore",
     "Endpoint",
     "ExpertNames",
     "Features",
@@ -179,6 +186,9 @@ __all__ = [
     "Step",
     "Storage",
     "StorageClass",
+    "Store",
+    "StoreOpener",
+    "StoreUsage",
     "Stored",
     "TensorInfo",
     "TokenizerFormat",
@@ -193,6 +203,7 @@ __all__ = [
     "errors",
     "hookimpl",
     "load",
+    "new_id",
     "nn",
     "ops",
     "pipelines",

@@ -25,6 +25,7 @@ TARGETS = {
     ("adapters", "load"): "AdapterReader",
     ("pipelines", "pipeline"): "PipelineClass",
     ("logits_processors", "processor"): "LogitsProcessorClass",
+    ("stores", "open"): "StoreOpener",
     ("commands", "parser"): "CommandParser",
     ("commands", "run"): "CommandRunner",
 }

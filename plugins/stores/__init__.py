@@ -1,0 +1,1 @@
+"""State stores: where responses, files, batches and other documents of the server are kept."""

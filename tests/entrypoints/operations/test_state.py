@@ -1,0 +1,293 @@
+"""State: typed documents in a store that runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ostro.core.errors import (
+    DocumentNotFound,
+    RequestError,
+    StoreConflict,
+    StoreError,
+    Unsupported,
+    UsageError,
+)
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.store import new_id
+from ostro.entrypoints.operations.state import State, open_state, read_chunks
+
+
+class Note(msgspec.Struct):
+    """A value."""
+
+    text: str = ""
+    count: int = 0
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    found = PluginManager()
+    found.load()
+    return found
+
+
+def run(work: Callable[[State], Awaitable[Any]], state: State) -> Any:
+    """Run a coroutine with a started state, which is closed at its end."""
+
+    async def main() -> Any:
+        await state.start()
+        try:
+            return await work(state)
+        finally:
+            await state.close()
+
+    return asyncio.run(main())
+
+
+def test_values_come_back(plugins: PluginManager) -> None:
+    async def work(state: State) -> None:
+        assert await state.put("ann", "note", "a", Note("hello")) == 1
+        found = await state.get("ann", "note", "a", Note)
+        assert found.value == Note("hello")
+        for key in (("bob", "note", "a"), ("ann", "file", "a"), ("ann", "note", "b")):
+            with pytest.raises(DocumentNotFound) as caught:
+                await state.get(*key, Note)
+            assert (caught.value.status, caught.value.code) == (404, "not_found")
+        assert await state.delete("ann", "note", "a") == 1
+
+    run(work, open_state("memory", None, plugins))
+
+
+def test_a_list_is_read_page_by_page(plugins: PluginManager) -> None:
+    async def work(state: State) -> None:
+        ids = [new_id("note-") for _ in range(5)]
+        for id in ids:
+            await state.put("ann", "note", id, Note(id))
+        first = await state.list("ann", "note", Note, limit=3)
+        assert [each.value.text for each in first.items] == ids[:1:-1] and first.has_more
+        last = await state.list("ann", "note", Note, limit=3, after=first.items[-1].document.id)
+        assert [each.value.text for each in last.items] == ids[1::-1] and not last.has_more
+        for cursor in ("", "banana", "note-", "../x", "note-" + "g" * 32, ids[0] + "\n"):
+            with pytest.raises(RequestError) as caught:
+                await state.list("ann", "note", Note, after=cursor)
+            assert caught.value.param == "after"
+
+    run(work, open_state("memory", None, plugins))
+
+
+def test_changes_of_two_servers_are_not_lost(plugins: PluginManager, tmp_path: Path) -> None:
+    def more(note: Note) -> Note:
+        return msgspec.structs.replace(note, count=note.count + 1)
+
+    async def work(state: State) -> None:
+        other = open_state(str(tmp_path / "state"), None, plugins)
+        await state.put("ann", "note", "n", Note())
+        servers = [state, other] * 20
+        changes = (each.change("ann", "note", "n", Note, more) for each in servers)
+        await asyncio.gather(*changes)
+        found = await other.get("ann", "note", "n", Note)
+        assert (found.value.count, found.document.version) == (40, 41)
+        same = await state.change("ann", "note", "n", Note, lambda note: note)
+        assert same.count == 40
+        assert (await state.get("ann", "note", "n", Note)).document.version == 41
+        await other.close()
+
+    run(work, open_state(str(tmp_path / "state"), None, plugins))
+
+
+def test_a_deleted_document_cannot_be_changed(plugins: PluginManager) -> None:
+    async def work(state: State) -> None:
+        await state.put("ann", "note", "n", Note())
+
+        def delete_first(note: Note) -> Note:
+            assert state._store is not None
+            state._store.delete("ann", "note", "n")
+            return Note("back")
+
+        with pytest.raises(DocumentNotFound):
+            await state.change("ann", "note", "n", Note, delete_first)
+        with pytest.raises(DocumentNotFound):
+            await state.get("ann", "note", "n", Note)
+
+    run(work, open_state("memory", None, plugins))
+
+
+@pytest.mark.parametrize(
+    ("retention", "lifetime", "expected"),
+    [(100.0, None, 100), (100.0, 50, 50), (100.0, 500, 100), (None, 500, 500), (None, None, None)],
+)
+def test_no_document_outlives_the_retention(
+    plugins: PluginManager, retention: float | None, lifetime: float | None, expected: float | None
+) -> None:
+    async def work(state: State) -> None:
+        await state.put("ann", "note", "n", Note(), lifetime=lifetime)
+        before = (await state.get("ann", "note", "n", Note)).document
+        seconds = before.expires and before.expires - before.created
+        assert seconds == expected or seconds == pytest.approx(expected)
+        await state.change("ann", "note", "n", Note, lambda note: Note("new"))
+        after = (await state.get("ann", "note", "n", Note)).document
+        assert (after.created, after.expires) == (before.created, before.expires)
+
+    run(work, open_state("memory", retention, plugins))
+
+
+def test_blobs_are_streamed(plugins: PluginManager, tmp_path: Path) -> None:
+    async def work(state: State) -> None:
+        async with state.writing_blob() as blob:
+            for _ in range(3):
+                await blob.write(b"x" * 700_000)
+        assert blob.size == 2_100_000
+        await state.put("ann", "note", "n", Note(), blob=blob.name)
+        document = (await state.get("ann", "note", "n", Note)).document
+        chunks = [each async for each in read_chunks(await state.open_blob(document))]
+        assert [len(each) for each in chunks] == [1 << 20, 1 << 20, 2_100_000 - (2 << 20)]
+        await state.delete("ann", "note", "n")
+        with pytest.raises(DocumentNotFound):  # deleted between reading and use
+            await state.open_blob(document)
+
+    run(work, open_state(str(tmp_path / "state"), None, plugins))
+
+
+def test_a_lost_blob_of_a_document_is_an_error_of_the_store(
+    plugins: PluginManager, tmp_path: Path
+) -> None:
+    async def work(state: State) -> None:
+        await state.put("ann", "note", "n", Note(), blob="0" * 32)
+        with pytest.raises(StoreError, match="No such file"):
+            await state.open_blob((await state.get("ann", "note", "n", Note)).document)
+
+    run(work, open_state(str(tmp_path / "state"), None, plugins))
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+def test_an_unfinished_blob_is_deleted(
+    plugins: PluginManager, tmp_path: Path, error: type[BaseException]
+) -> None:
+    async def work(state: State) -> None:
+        with pytest.raises(error):
+            async with state.writing_blob() as blob:
+                await blob.write(b"x")
+                raise error
+
+    run(work, open_state(str(tmp_path / "state"), None, plugins))
+    assert not list((tmp_path / "state/blobs").iterdir())
+
+
+def test_without_a_store_requests_that_need_one_are_refused() -> None:
+    async def work(state: State) -> None:
+        assert not state.enabled
+        with pytest.raises(Unsupported, match="no store; start it with --store memory") as caught:
+            await state.get("ann", "note", "a", Note)
+        assert caught.value.status == 400
+
+    run(work, State())
+
+
+def test_an_unknown_location_is_refused(plugins: PluginManager) -> None:
+    with pytest.raises(UsageError, match="redis://x: no plugin has such a store"):
+        open_state("redis://x", None, plugins)
+    assert not open_state("none", None, plugins).enabled
+
+
+def test_a_damaged_store_is_an_error_until_it_is_moved_away(
+    plugins: PluginManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    (folder / "state.db").write_bytes(b"damaged" * 1000)
+
+    async def work(state: State) -> None:
+        assert "requests that need the store get status 503" in caplog.text
+        for _ in range(2):
+            with pytest.raises(StoreError) as caught:
+                await state.put("ann", "note", "a", Note())
+            assert caught.value.status == 503
+        folder.rename(tmp_path / "damaged")
+        assert await state.put("ann", "note", "a", Note()) == 1
+
+    run(work, open_state(str(folder), None, plugins))
+
+
+def test_an_unsafe_location_stops_the_start(plugins: PluginManager, tmp_path: Path) -> None:
+    (tmp_path / "state").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="symbolic link"):
+        asyncio.run(open_state(str(tmp_path / "state"), None, plugins).start())
+
+
+def test_a_document_of_another_type_is_an_error_of_the_store(plugins: PluginManager) -> None:
+    class Other(msgspec.Struct):
+        text: int
+
+    async def work(state: State) -> None:
+        await state.put("ann", "note", "a", Note("words"))
+        with pytest.raises(StoreError, match="is invalid"):
+            await state.get("ann", "note", "a", Other)
+
+    run(work, open_state("memory", None, plugins))
+
+
+class Slow:
+    """A store whose `get` takes a while, and fails in the second call."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def get(self, *key: str) -> None:
+        self.threads.add(threading.get_ident())
+        time.sleep(0.3)
+        if len(key[2]) > 1:
+            raise ZeroDivisionError("a secret")
+
+    def expire(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.threads.add(threading.get_ident())
+
+
+def test_a_slow_store_does_not_block_the_loop() -> None:
+    slow = Slow()
+
+    async def work(state: State) -> int:
+        waiting = asyncio.ensure_future(state.get("ann", "note", "a", Note))
+        turns = 0
+        while not waiting.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        assert isinstance(waiting.exception(), DocumentNotFound)
+        with pytest.raises(StoreError, match="ZeroDivisionError") as caught:
+            await state.get("ann", "note", "two", Note)
+        assert "secret" not in str(caught.value)
+        return turns
+
+    assert run(work, State(lambda: slow)) > 5  # type: ignore[arg-type,return-value]
+    assert len(slow.threads) == 1
+
+
+def test_a_document_that_always_changes_is_a_conflict(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(state: State) -> None:
+        await state.put("ann", "note", "n", Note())
+
+        def race(note: Note) -> Note:
+            store = state._store
+            assert store is not None
+            document = store.get("ann", "note", "n")
+            assert document is not None
+            store.put(replace(document, body=b"{}"))
+            return Note("mine")
+
+        with pytest.raises(StoreConflict, match="changes too often"):
+            await state.change("ann", "note", "n", Note, race)
+
+    run(work, open_state("memory", None, plugins))
