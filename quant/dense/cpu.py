@@ -1,10 +1,11 @@
-"""Dense matmul on CPU: one copy of the weight, multiplied by the fastest torch op for its layout.
+"""Dense matmul on CPU: one copy of the weight, in the layout that is the fastest on this CPU.
 
-A packed weight is a tensor in one of two layouts. *Plain* is the weight itself [n, k], on CPUs with
-AMX tiles: oneDNN reads its rows at memory bandwidth if it is the left operand of a narrow matmul.
-*Blocked* (`Tensor.is_mkldnn`) is oneDNN's own order, on all other CPUs, where oneDNN would reorder
-a plain weight at each call. Measured on two cores, bf16, all 113 matmuls of a 0.6B decoder,
-milliseconds by rows of x:
+A packed weight has one of three layouts. *Plain* is the weight itself [n, k], on CPUs with AMX
+tiles: oneDNN reads its rows at memory bandwidth if it is the left operand of a narrow matmul.
+*Panels* (panels.py) are for bfloat16 on CPUs with AVX512-BF16 alone. *Blocked*
+(`Tensor.is_mkldnn`) is oneDNN's own order, on all other CPUs, where oneDNN would reorder a plain
+weight at each call. Measured on two cores, bf16, all 113 matmuls of a 0.6B decoder, milliseconds by
+rows of x:
 
     rows                           1      8     32     64    512 (without the head)
     AMX     F.linear              70     76     86    123    219
@@ -27,6 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ostro.quant.dense import panels
+from ostro.quant.dense.panels import Panels
+
 LINE = 64  # bytes of a cache line
 
 # Rows of x between which the weight is the left operand: (first, last), by dtype.
@@ -40,8 +44,10 @@ def packable(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
-def pack(weight: Tensor) -> Tensor:
+def pack(weight: Tensor) -> Tensor | Panels:
     """Convert a weight [n, k] to the layout of `matmul`: the same tensor (plain), or a copy."""
+    if panels.packable(weight):
+        return Panels(weight)
     if torch.cpu._is_amx_tile_supported():
         weight = weight.contiguous()
         # A tensor mapped from a file is rarely aligned to cache lines: 15 to 20 % slower.
@@ -49,9 +55,18 @@ def pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
 
-def unpack(packed: Tensor) -> Tensor:
+def unpack(packed: Tensor | Panels) -> Tensor:
     """The weight [n, k], bit-identical; a plain weight is returned without a copy."""
+    if isinstance(packed, Panels):
+        return packed.unpack()
     return packed.to_dense() if packed.is_mkldnn else packed
+
+
+def layout_of(packed: Tensor | Panels) -> str:
+    """The name of a layout: "panels", "blocked" or "plain"."""
+    if isinstance(packed, Panels):
+        return "panels"
+    return "blocked" if packed.is_mkldnn else "plain"
 
 
 @cache
@@ -61,8 +76,10 @@ def blocked() -> Callable[..., Tensor]:
     return found
 
 
-def matmul(x: Tensor, packed: Tensor) -> Tensor:
+def matmul(x: Tensor, packed: Tensor | Panels) -> Tensor:
     """x [..., k], packed weight [n, k] of the same dtype -> [..., n]; float32 accumulation."""
+    if isinstance(packed, Panels):
+        return packed.matmul(x)
     if x.ndim != 2:
         return matmul(x.reshape(-1, x.shape[-1]), packed).view(*x.shape[:-1], packed.shape[0])
     if packed.is_mkldnn:

@@ -14,8 +14,16 @@ from ostro import Storage, Stored
 from ostro.ops import Op, Target
 from ostro.ops import grouped_matmul as grouped
 from ostro.quant.dense import cpu
+from ostro.quant.dense.panels import Panels
 
 TILE = 32  # rows of every matmul of a deterministic target, whatever the batch
+
+REASONS = {
+    "panels": "panels, AVX512-BF16",
+    "blocked": "oneDNN blocks",
+    "plain": "plain rows, AMX",
+}
+"""Why a layout of `cpu.pack` was chosen."""
 
 
 class Dense(Storage):
@@ -24,7 +32,7 @@ class Dense(Storage):
     format = "dense"
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
+        self.weight: Tensor | Panels = weight
         self.shape = tuple(weight.shape)
         self.dtype, self.device = weight.dtype, weight.device
         self.multiply: Callable[..., Tensor] = (
@@ -55,6 +63,8 @@ class Dense(Storage):
         return torch.einsum("thk,hnk->thn", x, self.plain().view(x.shape[1], -1, x.shape[2]))
 
     def rows(self, ids: Tensor) -> Tensor:
+        if isinstance(self.weight, Panels):
+            return self.weight.rows(ids)
         return F.embedding(ids, self.plain() if self.table is None else self.table)
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
@@ -63,6 +73,8 @@ class Dense(Storage):
 
     @property
     def nbytes(self) -> int:
+        if isinstance(self.weight, Panels):
+            return self.weight.nbytes
         copies = 1 if self.table is None else 2
         return copies * prod(self.shape) * self.dtype.itemsize
 
@@ -94,9 +106,10 @@ class Dense(Storage):
             return "torch matmul"
         plain = self.plain()
         self.weight, self.multiply = cpu.pack(plain), cpu.matmul
-        if embedding and self.weight.is_mkldnn:
+        layout = cpu.layout_of(self.weight)
+        if embedding and layout == "blocked":
             self.table = plain  # oneDNN's blocked layout cannot be indexed by row
-        return "oneDNN blocks" if self.weight.is_mkldnn else "plain rows, AMX"
+        return REASONS[layout]
 
 
 def matmul_deterministic(x: Tensor, weight: Tensor) -> Tensor:

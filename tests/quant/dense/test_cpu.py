@@ -5,17 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ostro.ops import Target
 from ostro.quant.dense import cpu
+from ostro.quant.dense.storage import Dense
 
-LAYOUTS = ["plain", "blocked"]
+LAYOUTS = ["plain", "blocked", "panels"]
 ROWS = [0, 1, 2, 7, 8, 64, 65, 130]
 
 
 @pytest.fixture(params=LAYOUTS)
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Packs as a CPU with AMX tiles does, or as one without."""
+    """Packs as a CPU with AMX tiles does, as one with AVX512-BF16, or as one without both."""
     tiles = request.param == "plain"
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    if request.param != "panels":
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    elif not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this CPU has no AVX512-BF16")
     return str(request.param)
 
 
@@ -25,22 +31,50 @@ def test_product(layout: str, dtype: torch.dtype, rows: int) -> None:
     if not cpu.packable(dtype):
         pytest.skip(f"{dtype} is not packed on this CPU")
     torch.manual_seed(rows)
-    weight, x = torch.randn(77, 65).to(dtype), torch.randn(rows, 65).to(dtype)
+    weight, x = torch.randn(123, 1066).to(dtype), torch.randn(rows, 1066).to(dtype)
     packed = cpu.pack(weight)
-    assert packed.is_mkldnn == (layout == "blocked")
+    expected = "blocked" if layout == "panels" and dtype == torch.float32 else layout
+    assert cpu.layout_of(packed) == expected
     y = cpu.matmul(x, packed)
-    assert y.shape == (rows, 77) and y.dtype == dtype and y.is_contiguous()
+    assert y.shape == (rows, 123) and y.dtype == dtype and y.is_contiguous()
     exact = x.double() @ weight.double().T
     error = 1e-5 if dtype == torch.float32 else 0.01
-    torch.testing.assert_close(y.double(), exact, rtol=error, atol=error * 8)
+    torch.testing.assert_close(y.double(), exact, rtol=error, atol=error * 32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_unpack_is_exact(layout: str, dtype: torch.dtype) -> None:
     if not cpu.packable(dtype):
         pytest.skip(f"{dtype} is not packed on this CPU")
-    weight = torch.randn(33, 70).to(dtype)
+    weight = torch.randn(120, 70).to(dtype)
     assert torch.equal(cpu.unpack(cpu.pack(weight)), weight)
+
+
+@pytest.mark.parametrize("layout", ["panels"], indirect=True)
+def test_rows_of_panels_depend_on_no_other_row(layout: str) -> None:
+    weight, x = torch.randn(128, 3000).bfloat16(), torch.randn(17, 6000).bfloat16()[:, :3000]
+    packed = cpu.pack(weight)
+    together = cpu.matmul(x, packed)
+    for i, row in enumerate(x):
+        assert torch.equal(cpu.matmul(row[None], packed)[0], together[i])
+
+
+@pytest.mark.parametrize("layout", ["panels"], indirect=True)
+def test_an_embedding_in_panels_has_one_copy(layout: str) -> None:
+    weight = torch.randn(128, 64).bfloat16()
+    storage = Dense(weight.clone())
+    target = Target(device=weight.device, dtype=weight.dtype)
+    assert "panels" in storage.finalize(target, embedding=True)
+    ids = torch.tensor([0, 127, 64, 63, 5])
+    assert torch.equal(storage.rows(ids), weight[ids])
+    assert storage.table is None and storage.nbytes == weight.nbytes
+
+
+@pytest.mark.parametrize("layout", ["panels"], indirect=True)
+@pytest.mark.parametrize("shape", [(65, 64), (128, 63)], ids=["too much padding", "odd columns"])
+def test_shapes_that_panels_do_not_fit(layout: str, shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape).bfloat16()
+    assert cpu.layout_of(cpu.pack(weight)) == "blocked"
 
 
 def test_plain_keeps_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,77 @@
+// Matrix products of bfloat16 rows with bfloat16 weights in panels, for CPUs with AVX512-BF16.
+//
+// A panel is 64 rows of weights: [k / 2, 64, 2], so that one instruction multiplies a pair of
+// elements of x with 16 rows of weights. Weights are read once per call, in the order of memory.
+// Each sum adds its pairs in order, so a row of y has the same bits in every batch.
+#include "ostro.h"
+
+#include <algorithm>
+#include <vector>
+
+enum { PANEL = 64 };
+
+#ifdef __AVX512BF16__
+
+// TILE_ROWS: rows of x whose sums with a panel are in registers. VECTORS: those of a panel's sums.
+// DEPTH: pairs of k per pass, so that the tile of x fits the L1 cache, and the panel the L2 cache.
+enum { TILE_ROWS = 6, VECTORS = PANEL / 16, DEPTH = 512 };
+
+// sums [R, PANEL] += x [R, 2 pairs], rows x_row apart, times part of a panel.
+template <int R>
+static void multiply(const bf16* x, int64_t x_row, const bf16* panel, int64_t pairs, float* sums) {
+    __m512 acc[R][VECTORS];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = _mm512_load_ps(sums + r * PANEL + v * 16);
+    for (int64_t i = 0; i < pairs; i++, panel += 2 * PANEL) {
+        __m512bh weights[VECTORS];
+        for (int v = 0; v < VECTORS; v++)
+            weights[v] = (__m512bh)_mm512_load_si512(panel + v * 32);
+        for (int r = 0; r < R; r++) {
+            int32_t pair;
+            memcpy(&pair, x + r * x_row + 2 * i, sizeof pair);
+            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            for (int v = 0; v < VECTORS; v++)
+                acc[r][v] = _mm512_dpbf16_ps(acc[r][v], both, weights[v]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + r * PANEL + v * 16, acc[r][v]);
+}
+
+// The same for any number of rows.
+static void multiply_rows(const bf16* x, int64_t x_row, int64_t rows, const bf16* panel,
+                          int64_t pairs, float* sums) {
+    static constexpr decltype(&multiply<1>) BY_ROWS[] = {multiply<1>, multiply<2>, multiply<3>,
+                                                         multiply<4>, multiply<5>, multiply<6>};
+    for (int64_t r = 0; r < rows; r += TILE_ROWS)
+        BY_ROWS[std::min<int64_t>(TILE_ROWS, rows - r) - 1](x + r * x_row, x_row, panel, pairs,
+                                                            sums + r * PANEL);
+}
+
+// y [t, n] = x [t, k], rows x_row apart, times panels of weights [n, k]; k is even.
+extern "C" void matmul(const bf16* x, int64_t x_row, int64_t t, const bf16* panels, int64_t n,
+                       int64_t k, bf16* y) {
+    if (t == 0) return;
+    int64_t pairs = k / 2, count = (n + PANEL - 1) / PANEL;
+#pragma omp parallel if (t * n * k > 1 << 16)
+    {
+        struct alignas(64) Line {
+            float values[16];
+        };
+        static thread_local std::vector<Line> lines;
+        if ((int64_t)lines.size() < t * VECTORS) lines.resize(t * VECTORS);
+        float* sums = lines[0].values;
+#pragma omp for schedule(static)
+        for (int64_t p = 0; p < count; p++) {
+            std::fill(sums, sums + t * PANEL, 0.0f);
+            for (int64_t i = 0; i < pairs; i += DEPTH)
+                multiply_rows(x + 2 * i, x_row, t, panels + (p * pairs + i) * 2 * PANEL,
+                              std::min<int64_t>(DEPTH, pairs - i), sums);
+            for (int64_t r = 0; r < t; r++)
+                for (int64_t c = p * PANEL; c < std::min(n, (p + 1) * PANEL); c += 16)
+                    store(y + r * n + c, load(sums + r * PANEL + c % PANEL), n - c);
+        }
+    }
+}
+
+#endif
