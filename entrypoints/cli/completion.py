@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-FILES = ("FILE", "DIR", "PATH", "FILE.svg")
+FILES = ("FILE", "DIR", "PATH", "FILE.svg", "INPUT")
 REFERENCES = ("REF", "[NAME=]REF")
 """Metavars of values that complete to files, and to references."""
 

@@ -9,7 +9,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         'ostro run -i "What is 27 + 15?"',
         "ostro run smollm2 --temperature 0.7",
         "ostro run ./model-Q4_K_M.gguf --context 8192",
-        'ostro run Qwen/Qwen2.5-VL-3B-Instruct --image cat.png -i "What is this?"',
+        'ostro run Qwen/Qwen2.5-VL-3B-Instruct "What is this?" cat.png',
     ),
     "serve": (
         "ostro serve smollm2 --port 8000",

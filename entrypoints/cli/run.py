@@ -1,4 +1,4 @@
-"""`ostro run`: chat in the terminal, or answer one prompt with -i."""
+"""`ostro run`: chat in the terminal, or answer one prompt, with files."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import UsageError
+from ostro.core.errors import Unsupported, UsageError
 from ostro.entrypoints.cli.chat.adapters import parse_choice
 from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer
-from ostro.entrypoints.cli.chat.attachments import read_attachment, read_piped
+from ostro.entrypoints.cli.chat.attachments import (
+    read_attachment,
+    read_piped,
+    split_inputs,
+)
 from ostro.entrypoints.cli.chat.base_model import report_base_model
 from ostro.entrypoints.cli.chat.conversation import Conversation, user_message
 from ostro.entrypoints.cli.chat.display import open_display
 from ostro.entrypoints.cli.options import (
     add_adapter_options,
     add_model_options,
-    add_reference,
     parse_settings,
+    take_model,
 )
 from ostro.entrypoints.progress import loading
 
@@ -45,15 +50,22 @@ SAMPLING = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    add_reference(parser)
+    parser.add_argument("first", nargs="?", metavar="REF", help="model, unless -m names it")
     add_model_options(parser)
     add_adapter_options(parser)
     add = parser.add_argument_group("chat").add_argument
     add(
+        "inputs",
+        nargs="*",
+        metavar="INPUT",
+        help="prompt, or file to attach: text, image, audio or video",
+    )
+    add(
         "-i",
         "--input",
         metavar="PROMPT",
-        help="answer this prompt and exit; piped text is put before it (default: chat)",
+        help="answer this prompt and exit, as the positional does; piped text is put before it "
+        "(default: chat)",
     )
     for kind in KINDS:
         text = "text file or media" if kind == "file" else kind
@@ -132,18 +144,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_raw(args)
+    files = take_inputs(args)
     args.input = read_input(args)
+    args.attachments = [
+        *(read_attachment(file, kind) for kind, file in attached(args)),
+        *map(read_attachment, files),
+    ]
     check_input(args)
-    attachments = [read_attachment(file, kind) for kind, file in attached(args)]
     conversation = make_conversation(args)
     start = time.perf_counter()
     model = load(args)
     if args.explain:
         print("\n".join(model.explain), file=sys.stderr)
     if args.input is None:
-        return chat(args, model, conversation, attachments, start)
+        return chat(args, model, conversation, start)
     try:
-        conversation.messages.append(user_message(args.input, attachments))
+        conversation.messages.append(user_message(args.input, args.attachments))
         if args.json or args.choices is not None:
             print_answers(model, args, conversation)
             return 0
@@ -170,17 +186,24 @@ def load(args: argparse.Namespace) -> LocalModel:
 
     def check(model: ServedModel) -> None:
         report_base_model(model, args)
+        check_media(model, args.attachments)
 
     with loading() as report:
         return load_text(parse_settings(args), args.plugin, progress=report, check=check)
 
 
+def check_media(model: ServedModel, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise Unsupported for media and a text model, before its weights are read."""
+    media = [part["type"] for part in parts if part["type"] != "text"]
+    if media and model.architecture.inputs is None:
+        raise Unsupported(
+            f"{model.name} accepts text only, not {media[0]}; `ostro models PATTERN` shows what "
+            "other models accept"
+        )
+
+
 def chat(
-    args: argparse.Namespace,
-    model: LocalModel,
-    conversation: Conversation,
-    attachments: list[dict[str, Any]],
-    start: float,
+    args: argparse.Namespace, model: LocalModel, conversation: Conversation, start: float
 ) -> int:
     """Chat in the terminal until the user leaves. Closes the model, whose loading began at `start`.
 
@@ -192,7 +215,7 @@ def chat(
 
     session = Session(model, conversation, open_display(args.plain), OptionsLoader(args), args.raw)
     try:
-        for part in attachments:
+        for part in args.attachments:
             attach_part(session, part)
         editor = Editor(session, history=not args.no_history)
         seconds = time.perf_counter() - start
@@ -226,19 +249,34 @@ class OptionsLoader:
     def _replace(self, reference: str) -> argparse.Namespace:
         """The options for another model: those of the first one's files and name are dropped."""
         own = ("name", "arch", "tokenizer", "chat_template", "revision", "adapter_folder")
-        changed: dict[str, Any] = {"model": reference, "adapters": [], **dict.fromkeys(own)}
+        changed: dict[str, Any] = {"model": reference, "adapters": [], "attachments": []}
+        changed |= dict.fromkeys(own)
         return argparse.Namespace(**{**vars(self.args), **changed})
 
 
+def take_inputs(args: argparse.Namespace) -> list[str]:
+    """Set the model and the prompt from the positionals; returns the files among them.
+
+    Raises UsageError for several prompts.
+    """
+    prompt, files = split_inputs(take_model(args, [args.first, *args.inputs]))
+    if prompt is not None and args.input is not None:
+        raise UsageError(
+            f"expected one prompt, got {prompt[:80]!r}, which is not a file, and -i; remove one"
+        )
+    args.input = args.input if prompt is None else prompt
+    return files
+
+
 def read_input(args: argparse.Namespace) -> str | None:
-    """The prompt: piped text, then that of -i. None starts a chat in the terminal.
+    """The prompt: piped text, then that of the options. None starts a chat in the terminal.
 
     Raises UsageError if there is neither a prompt nor a terminal.
     """
     piped = read_piped()
     found = [text for text in (piped, args.input) if text is not None]
     if not found and (sys.stdin is None or not sys.stdin.isatty()):
-        raise UsageError("standard input is empty; pass a prompt with -i, or pipe text")
+        raise UsageError("standard input is empty; pass a prompt, or pipe text")
     return "\n\n".join(found) if found else None
 
 
@@ -275,10 +313,10 @@ def check_raw(args: argparse.Namespace) -> None:
 
 def check_input(args: argparse.Namespace) -> None:
     """Raise UsageError for options of one prompt without it, and for media with --raw."""
-    if (args.image or args.audio or args.video) and args.raw:
-        raise UsageError("--image, --audio and --video cannot be combined with --raw")
+    if args.raw and any(part["type"] != "text" for part in args.attachments):
+        raise UsageError("images, audio and videos cannot be combined with --raw")
     if (args.choices is not None or args.json) and args.input is None:
-        raise UsageError("--choices and --json require -i")
+        raise UsageError("--choices and --json require a prompt")
     if args.logprobs is not None and not args.json:
         raise UsageError("--logprobs requires --json")
 

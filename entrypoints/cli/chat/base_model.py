@@ -23,7 +23,8 @@ def report_base_model(model: ServedModel, args: argparse.Namespace) -> None:
     """
     if model.template is not None or args.raw or args.adapters or args.adapter_folder:
         return  # an adapter may have a template
-    check_plain(args.system, args.think, media=bool(args.image or args.audio or args.video))
+    media = any(part["type"] != "text" for part in args.attachments)
+    check_plain(args.system, args.think, media=media)
     turns = "" if args.input is not None else " Each message begins a new line of the text."
     print(
         f"{model.name} is a base model: it has no chat template and continues text.{turns} --raw "

@@ -79,6 +79,7 @@ def test_scripts_are_valid_and_complete(scripts: dict[str, Path], shell: str) ->
         (["run", "Qw"], {"Qwen/Qwen3-0.6B"}),
         (["serve", "--also", "mo"], {"model.gguf"}),
         (["rm", "mo"], {"model.gguf"}),
+        (["run", "smollm2", "mo"], {"model.gguf"}),
         (["run", "--seed", ""], set()),
         (["completion", ""], {"bash", "zsh", "fish"}),
         (["plugin", "ne"], {"new"}),

@@ -111,8 +111,7 @@ def test_the_usage_shows_positionals_and_required_options(ostro) -> None:
         (["serve", "--prot", "1"], "ostro serve", "unknown option --prot; nearest: --port"),
         (["embed", "x", "--outptu", "f", "y"], "ostro embed", "option --outptu; nearest: --output"),
         (["plugin", "new", "x", "--knid", "y"], "ostro plugin new", "--knid; nearest: --kind"),
-        (["run", "smollm2", "hello"], "ostro run", "unexpected argument 'hello'"),
-        (["run", "a", "-m", "b"], "ostro run", "expected one model, got a and b"),
+        (["bench", "smollm2", "hello"], "ostro bench", "unexpected argument 'hello'"),
         (["fit", "-m", "a", "b"], "ostro fit", "expected one model, got a and b"),
     ],
 )
@@ -122,12 +121,12 @@ def test_wrong_usage_names_the_nearest(ostro, words: list[str], usage: str, text
     assert ran.err.startswith(f"usage: {usage} [") and text in ran.err
 
 
-@pytest.mark.parametrize("name", ["run", "bench", "quality", "fit"])
+@pytest.mark.parametrize("name", ["bench", "quality", "fit"])
 def test_a_positional_is_the_model(name: str) -> None:
     assert command(name).parse_args(["./folder"]).model == "./folder"
     assert command(name).parse_args(["-m", "./folder"]).model == "./folder"
     assert command(name).parse_args([]).model is None
-    settings = parse_settings(command("run").parse_args(["org/name", "--context", "64"]))
+    settings = parse_settings(command("bench").parse_args(["org/name", "--context", "64"]))
     assert (settings.reference, settings.context) == ("org/name", 64)
 
 

@@ -10,6 +10,7 @@ from tiny.pictures import asked, picture, saved
 from tiny.vision import make_vision
 
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError
+from ostro.entrypoints.cli.chat.attachments import kind_of
 from ostro.entrypoints.local_model import LocalModel
 from ostro.entrypoints.python import load
 
@@ -110,12 +111,71 @@ def has_av() -> bool:
 
 def test_options_that_do_not_go_together(ostro, tiny: str, files: dict[str, str]) -> None:
     ran = ostro("run", "-m", tiny, "--raw", "-i", "a", "--image", files["a.png"])
-    assert ran.code == 2 and "--image, --audio and --video cannot be combined with" in ran.err
+    assert ran.code == 2 and "images, audio and videos cannot be combined with --raw" in ran.err
 
 
 def test_a_model_of_text_takes_none(ostro, tiny: str, files: dict[str, str]) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--image", files["a.png"])
     assert ran.code == Unsupported.exit_code and "accepts text only, not image" in ran.err
+
+
+def test_a_model_of_text_refuses_media_before_it_reads_weights(
+    ostro, tiny: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostro.core.engine.start.open_engine", None)
+    ran = ostro("run", tiny, "hello", files["a.png"])
+    assert ran.code == Unsupported.exit_code and "accepts text only, not image" in ran.err
+
+
+def test_files_are_positionals(
+    ostro, folder: Path, model: LocalModel, files: dict[str, str], tmp_path: Path
+) -> None:
+    a = reply_of(model, {"type": "image", "image": files["a.png"]})
+    nameless = tmp_path / "nameless"
+    nameless.write_bytes(Path(files["a.png"]).read_bytes())
+    for words in (
+        (str(folder), "hello", files["a.png"]),
+        (str(folder), files["a.png"], "hello"),
+        (files["a.png"], "hello", "-m", str(folder)),
+        (str(folder), files["a.png"], "-i", "hello"),
+        (str(folder), "hello", str(nameless)),
+    ):
+        ran = ostro("run", *words[:1], *GREEDY, *words[1:])
+        assert (ran.code, ran.out) == (0, a), ran.err
+    both = ostro("run", str(folder), *GREEDY, "hello", files["note.txt"], files["a.png"])
+    text = "File note.txt:\n\nno picture at all\n\nhello"
+    image = {"type": "image", "image": files["a.png"]}
+    assert both.out == model.generate([asked(image, text)], temperature=0, max_tokens=12) + "\n"
+
+
+def test_wrong_positionals_are_refused(ostro, folder: Path, files: dict[str, str]) -> None:
+    for words, text in (
+        (("why", "is", files["a.png"]), "expected one prompt, got 'why' and 'is'"),
+        (("why", "-i", "how"), "expected one prompt, got 'why', which is not a file, and -i"),
+        (("why", "nothing.png"), "nothing.png: No such file"),
+        (("why", "folder/nothing"), "folder/nothing: No such file"),
+    ):
+        ran = ostro("run", str(folder), *words)
+        assert ran.code == UsageError.exit_code and text in ran.err, ran.err
+
+
+KINDS = (
+    ("photo.txt", b"\xff\xd8\xff\xe0 JFIF", "image"),
+    ("page.jpg", b"<html>", "image"),
+    ("drawing.svg", b"<svg/>", "text"),
+    ("program.ts", b"let x = 1", "text"),
+    ("voice", b"RIFF\x00\x00\x00\x00WAVEfmt ", "audio"),
+    ("voice.m4a", b"\x00\x00\x00\x20ftypM4A ", "audio"),
+    ("film", b"\x00\x00\x00\x20ftypisom", "video"),
+    ("notes", b"plain", "text"),
+    ("song.mp3", b"\xff\xfb\x90", "audio"),
+)
+
+
+@pytest.mark.parametrize(("name", "data", "kind"), KINDS, ids=[name for name, *_ in KINDS])
+def test_the_kind_of_a_file(tmp_path: Path, name: str, data: bytes, kind: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert kind_of(str(tmp_path / name)) == kind
 
 
 def test_a_folder_without_its_preprocessor(
