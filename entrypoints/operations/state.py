@@ -119,6 +119,11 @@ class State:
             )
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, function)
 
+    def lifetime(self, seconds: float | None) -> float | None:
+        """Return the lifetime of a document in seconds: at most the retention time."""
+        limits = [limit for limit in (seconds, self.retention) if limit is not None]
+        return min(limits, default=None)
+
     async def put(
         self,
         owner: str,
@@ -135,15 +140,14 @@ class State:
         expected: as of `DocumentStore.put`. lifetime: seconds; at most the retention time, which is
         also its default. Raises StoreConflict.
         """
-        now = time.time()
-        limits = [limit for limit in (lifetime, self.retention) if limit is not None]
+        now, seconds = time.time(), self.lifetime(lifetime)
         document = Document(
             owner=owner,
             kind=kind,
             id=id,
             body=msgspec.json.encode(value),
             created=now,
-            expires=now + min(limits) if limits else None,
+            expires=None if seconds is None else now + seconds,
             blob=blob,
         )
         return await self.call(lambda store: store.put(document, expected=expected))

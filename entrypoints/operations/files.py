@@ -1,0 +1,157 @@
+"""Files that clients upload: their descriptions are documents, their contents are blobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from ostro.core.errors import RequestError
+from ostro.core.store import new_id
+from ostro.entrypoints.operations.caller import ANYONE, Caller
+from ostro.entrypoints.operations.state import Page, State, not_found, read_chunks
+
+KIND, PREFIX = "file", "file-"
+MAX_FILE = 512 << 20
+"""Limit on the bytes of a file that is uploaded in one request."""
+MAX_FILENAME = 512
+"""Limit on the characters of a file's name."""
+MAX_PAGE = 10_000
+"""Limit on the files of a page; also the default."""
+Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+"""What a client may upload files for, as in OpenAI's API."""
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The end of a file, in seconds after its creation: one hour to 30 days."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, msgspec.Meta(ge=3600, le=2_592_000)]
+
+
+class FileRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The description of a file to upload."""
+
+    filename: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_FILENAME)]
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+
+class FileListRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a list of files. `after` is the id of the last file of the page before."""
+
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored file. Times are in seconds since 1970; `nbytes` is the size of its content."""
+
+    id: str
+    filename: str
+    purpose: str
+    nbytes: int
+    created: int
+    expires: int | None = None
+
+
+@dataclass(frozen=True)
+class FilePage:
+    """A part of a list of files, and whether more follow."""
+
+    files: list[File]
+    has_more: bool
+
+
+class Files:
+    """The files of callers. Methods raise as `State`; a caller finds its own files only."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    async def create(
+        self,
+        request: FileRequest,
+        chunks: AsyncIterator[bytes],
+        caller: Caller = ANYONE,
+        *,
+        limit: int = MAX_FILE,
+    ) -> File:
+        """Store a file of at most `limit` bytes. Raises RequestError for a longer one."""
+        seconds = None if request.expires_after is None else request.expires_after.seconds
+        return await self.write(
+            request.filename, request.purpose, chunks, caller, lifetime=seconds, limit=limit
+        )
+
+    async def write(
+        self,
+        filename: str,
+        purpose: str,
+        chunks: AsyncIterator[bytes],
+        caller: Caller,
+        *,
+        lifetime: float | None = None,
+        limit: int = MAX_FILE,
+    ) -> File:
+        """Store a file of any purpose. lifetime: seconds, at most the retention time."""
+        async with self.state.writing_blob() as blob:
+            async for chunk in chunks:
+                if blob.size + len(chunk) > limit:
+                    raise RequestError(f"the file exceeds {limit} bytes", param="file")
+                await blob.write(chunk)
+        end = self.state.lifetime(lifetime)
+        created = int(time.time())
+        file = File(
+            id=new_id(PREFIX),
+            filename=filename,
+            purpose=purpose,
+            nbytes=blob.size,
+            created=created,
+            expires=None if end is None else created + int(end),
+        )
+        try:
+            await self.state.put(
+                caller.name, KIND, file.id, file, lifetime=lifetime, blob=blob.name
+            )
+        except BaseException:
+            await self.state.discard_blob(blob)
+            raise
+        return file
+
+    async def list(self, request: FileListRequest, caller: Caller = ANYONE) -> FilePage:
+        """Return a page of files. Raises RequestError for an invalid cursor."""
+        found: list[File] = []
+        after, more = request.after, True
+        while more and len(found) <= request.limit:
+            page: Page[File] = await self.state.list(
+                caller.name,
+                KIND,
+                File,
+                after=after,
+                limit=request.limit + 1 - len(found),
+                descending=request.order == "desc",
+            )
+            files = [each.value for each in page.items]
+            found += [each for each in files if request.purpose in (None, each.purpose)]
+            more = page.has_more
+            after = files[-1].id if files else after
+        return FilePage(found[: request.limit], len(found) > request.limit)
+
+    async def get(self, id: str, caller: Caller = ANYONE) -> File:
+        """Return a file."""
+        return (await self.state.get(caller.name, KIND, id, File)).value
+
+    async def content(self, id: str, caller: Caller = ANYONE) -> tuple[File, AsyncIterator[bytes]]:
+        """Return a file with its bytes. Raises DocumentNotFound before the first byte."""
+        found = await self.state.get(caller.name, KIND, id, File)
+        return found.value, read_chunks(await self.state.open_blob(found.document))
+
+    async def delete(self, id: str, caller: Caller = ANYONE) -> None:
+        """Delete a file with its content."""
+        if not await self.state.delete(caller.name, KIND, id):
+            raise not_found(id)
