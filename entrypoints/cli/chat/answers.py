@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import OstroError
 from ostro.entrypoints.cli.chat.base_model import continues_text, join_text
-from ostro.entrypoints.cli.chat.reasoning import Part, ReasoningSplitter
+from ostro.entrypoints.cli.chat.reasoning import Part, ReasoningSplitter, control_texts
 from ostro.entrypoints.cli.chat.repetition import RepetitionGuard
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def generate(
     end = model.tokenizer.decode(prompt.tokens[-MARKER_TOKENS:], skip_special=False)
     plain = continues_text(model, conversation, raw=raw)
     splitter = ReasoningSplitter("" if plain else end)
+    controls = {} if plain else control_texts(model.tokenizer)
     guard = None if "max_tokens" in conversation.sampling else RepetitionGuard()
     stream = model.stream(prompt, adapters=conversation.adapters, **conversation.sampling)
     with closing(stream):
@@ -120,7 +121,8 @@ def generate(
                 answer.first = answer.first or answer.seconds
                 answer.tokens += piece.token is not None
                 answer.finish = piece.finish
-                for part in splitter.add(piece.text):
+                control = "" if splitter.state == "answer" else controls.get(piece.token or 0, "")
+                for part in splitter.add(piece.text + control):
                     yield record(answer, part)
                 if guard is not None and piece.token is not None and guard.add(piece.token):
                     answer.finish = "repetition"

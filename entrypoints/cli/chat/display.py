@@ -17,7 +17,7 @@ class Display(Protocol):
     """Prints one answer after the other: its reasoning, its text, then `finish`."""
 
     def reason(self, text: str, marker: str) -> None:
-        """Print a piece of reasoning; `marker` is the text that began it."""
+        """Print a piece of reasoning; `marker` is the name of its marker."""
         ...
 
     def write(self, text: str) -> None:

@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-MARKERS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
-"""The texts that begin and end reasoning."""
+if TYPE_CHECKING:
+    from ostro.core.tokenizer import Tokenizer
+
+
+class Marker(NamedTuple):
+    """The texts that begin and end reasoning, and the name of the first in plain output."""
+
+    begin: str
+    end: str
+    name: str = "<think>"
+
+
+MARKERS = (
+    Marker("<think>", "</think>"),
+    Marker("[THINK]", "[/THINK]", "[THINK]"),
+    Marker("<seed:think>", "</seed:think>", "<seed:think>"),
+    Marker("<thinking>", "</thinking>", "<thinking>"),
+    Marker("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R
+    Marker("<|think|>", "<|end|>"),  # Solar
+    Marker("<|channel>thought", "<channel|>"),  # Gemma 4
+    Marker("<|channel|>analysis<|message|>", "<|end|>"),  # gpt-oss
+    Marker("<|channel|>commentary<|message|>", "<|end|>"),  # gpt-oss, before tool calls
+)
+
+HEADERS = (
+    "<|start|>assistant",  # gpt-oss
+    "<|channel|>final<|message|>",
+    "<|begin|>assistant",  # Solar
+    "<|content|>",
+)
+"""Texts that may stand before reasoning or an answer; they belong to neither."""
+
+TEXTS = (*HEADERS, *(text for marker in MARKERS for text in marker[:2]))
+
+
+def control_texts(tokenizer: Tokenizer) -> dict[int, str]:
+    """The texts of the control tokens that markers and headers contain, by id.
+
+    Generated text has no control tokens: these have to be inserted for `ReasoningSplitter`.
+    """
+    ids = tokenizer.control_ids - tokenizer.eos_ids
+    texts = {id: tokenizer.token(id) for id in ids}
+    return {id: text for id, text in texts.items() if text and any(text in each for each in TEXTS)}
 
 
 class Part(NamedTuple):
-    """A piece of generated text without markers; `marker` is the one that began its reasoning."""
+    """A piece of generated text without markers; `marker` is the name of its reasoning's marker."""
 
     text: str
     marker: str = ""
@@ -19,28 +60,32 @@ class ReasoningSplitter:
     """Splits text at the markers of reasoning, piece by piece.
 
     Reasoning begins with a marker at the start of the text, or in the prompt: some chat templates
-    end with the marker. Whitespace around reasoning is dropped, and empty reasoning with it.
+    end with the marker. Several pieces of reasoning may follow each other. Whitespace around
+    reasoning is dropped, and empty reasoning with it.
+
+    state: "start" before an answer, "reasoning", or "answer", which stays.
     """
 
     def __init__(self, prompt: str = "") -> None:
         """`prompt` is the text before the answer, or its end."""
-        self.marker = self.end = self.held = ""
-        self.state = "start"
-        for begin, end in MARKERS:
-            if prompt.rstrip().endswith(begin):
-                self.marker, self.end, self.state = begin, end, "reasoning"
-        self.empty = True
+        self.held, self.state = "", "start"
+        self.marker = MARKERS[0]
+        self.stripped, self.empty = False, True
+        for marker in MARKERS:
+            if prompt.rstrip().endswith(marker.begin):
+                self.marker, self.state = marker, "reasoning"
 
     def add(self, text: str) -> list[Part]:
         """The parts that a piece of text completes; text that may be a marker is delayed."""
         self.held += text
         parts: list[Part] = []
-        if self.state == "start":
-            self._begin()
-        if self.state == "reasoning":
-            parts += self._reason()
-        if self.state == "gap" and (stripped := self.held.lstrip()):
-            self.held, self.state = stripped, "answer"
+        before = None
+        while before != (self.state, self.held):
+            before = self.state, self.held
+            if self.state == "start":
+                self._begin()
+            if self.state == "reasoning":
+                parts += self._reason()
         if self.state == "answer" and self.held:
             parts.append(Part(self.held))
             self.held = ""
@@ -51,33 +96,39 @@ class ReasoningSplitter:
         held, self.held = self.held, ""
         if self.state == "reasoning":
             held = held.rstrip()
-        if self.state == "gap" or not held:
-            return []
-        return [Part(held, self.marker if self.state == "reasoning" else "")]
+        if self.state == "start" and self.stripped:
+            held = held.lstrip()
+        return [Part(held, self.marker.name if self.state == "reasoning" else "")] if held else []
 
     def _begin(self) -> None:
-        """Decide whether the text begins with a marker, as soon as that is known."""
-        stripped = self.held.lstrip()
-        for begin, end in MARKERS:
-            if stripped.startswith(begin):
-                self.marker, self.end, self.state = begin, end, "reasoning"
-                self.held = stripped[len(begin) :]
+        """Drop headers, and decide whether a marker follows, as soon as that is known."""
+        text = self.held.lstrip()
+        while header := next((each for each in HEADERS if text.startswith(each)), ""):
+            text, self.stripped = text[len(header) :].lstrip(), True
+        if self.stripped:
+            self.held = text
+        for marker in MARKERS:
+            if text.startswith(marker.begin):
+                self.marker, self.state, self.empty = marker, "reasoning", True
+                self.held = text[len(marker.begin) :]
                 return
-        if not any(begin.startswith(stripped) for begin, _ in MARKERS):
+        begins = (*HEADERS, *(marker.begin for marker in MARKERS))
+        if not any(each.startswith(text) for each in begins):
             self.state = "answer"
 
     def _reason(self) -> list[Part]:
         """Reasoning up to its end; whitespace and the start of a marker are delayed."""
-        found, marker, after = self.held.partition(self.end)
+        end = self.marker.end
+        found, marker, after = self.held.partition(end)
         if marker:
-            self.held, self.state = after, "gap"
+            self.held, self.state, self.stripped = after, "start", True
             found = found.rstrip()
         else:
-            delayed = next(n for n in range(len(self.end), -1, -1) if found.endswith(self.end[:n]))
+            delayed = next(n for n in range(len(end), -1, -1) if found.endswith(end[:n]))
             kept = found[: len(found) - delayed].rstrip()
             self.held = found[len(kept) :]
             found = kept
         if self.empty:
             found = found.lstrip()
         self.empty = self.empty and not found
-        return [Part(found, self.marker)] if found else []
+        return [Part(found, self.marker.name)] if found else []

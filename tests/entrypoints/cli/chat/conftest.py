@@ -32,7 +32,9 @@ class FakeModel:
         self.used: list[dict[str, Any]] = []
         self.adapters: list[Any] = []
         self.local = SimpleNamespace(interrupted=False)
-        self.tokenizer = SimpleNamespace(decode=lambda ids, skip_special: "")
+        self.tokenizer: Any = SimpleNamespace(
+            decode=lambda ids, skip_special: "", control_ids=frozenset(), eos_ids=frozenset()
+        )
         record = SimpleNamespace(name="fake", inputs=None)
         defaults = SamplingDefaults({"min_p": 0.05}, {"min_p": "fallback"})
         self.model: Any = SimpleNamespace(
