@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -23,3 +24,10 @@ THREADS = torch.get_num_threads()
 def one_thread() -> None:
     """Restore the number of threads, since a model of an earlier test may have raised it."""
     torch.set_num_threads(THREADS)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exclude modules and tests from garbage collections, which take half a second with them."""
+    gc.collect()
+    gc.freeze()

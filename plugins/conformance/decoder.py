@@ -30,8 +30,9 @@ def chunked_prefill_matches_full_prefill(tiny: Subject) -> None:
 @check(decodes)
 def ragged_batches_match_single_sequences(tiny: Subject) -> None:
     prompts = ragged(tiny)
-    together = greedy(tiny.engine(rows=40), prompts, 12)
-    assert together == [greedy(tiny.engine(), [prompt], 12)[0] for prompt in prompts]
+    loaded = tiny.load()
+    together = greedy(tiny.engine(loaded, rows=40), prompts, 12)
+    assert together == [greedy(tiny.engine(loaded), [prompt], 12)[0] for prompt in prompts]
     count = 1 if isinstance(tiny.reference, Golden) else 12
     for example, generated in zip(tiny.examples, together[len(RAGGED) :], strict=True):
         expected = tiny.reference_tokens(example, count)
@@ -41,16 +42,18 @@ def ragged_batches_match_single_sequences(tiny: Subject) -> None:
 @check(decodes)
 def captured_loop_matches_eager(tiny: Subject) -> None:
     """CUDA graphs on CUDA devices; elsewhere the same loop, with poisoned inputs between steps."""
-    prompts = ragged(tiny)
-    engine = tiny.engine(rows=40, replay=True)
+    prompts, loaded = ragged(tiny), tiny.load()
+    expected = greedy(tiny.engine(loaded, rows=40), prompts, 12)
+    engine = tiny.engine(loaded, rows=40, replay=True)
     engine.runner.capture()
-    assert greedy(engine, prompts, 12) == greedy(tiny.engine(rows=40), prompts, 12)
+    assert greedy(engine, prompts, 12) == expected
 
 
 @check(decodes)
 def prefix_cache_hits_do_not_change_outputs(tiny: Subject) -> None:
+    loaded = tiny.load()
     for example in tiny.examples:
-        engine = tiny.engine()
+        engine = tiny.engine(loaded)
         first = greedy(engine, [example.prompt], 12)
         assert greedy(engine, [example.prompt], 12) == first
         assert engine.stats().cached_tokens > 0, "the prefix cache has no hit"
@@ -58,10 +61,12 @@ def prefix_cache_hits_do_not_change_outputs(tiny: Subject) -> None:
 
 @check(decodes)
 def preemption_does_not_change_outputs(tiny: Subject) -> None:
+    loaded = tiny.load()
     for prompts in crowds(tiny):
-        longest = max(len(prompt.tokens) for prompt in prompts) + 40
-        crowded = tiny.engine(blocks=2 * (longest // 16 + 1) + 1)
-        assert greedy(crowded, prompts, 40) == greedy(tiny.engine(), prompts, 40)
+        count = 40 if prompts[0].items else 24
+        longest = max(len(prompt.tokens) for prompt in prompts) + count
+        crowded = tiny.engine(loaded, blocks=2 * (longest // 16 + 1) + 1)
+        assert greedy(crowded, prompts, count) == greedy(tiny.engine(loaded), prompts, count)
         assert crowded.stats().preemptions > 0, "no request was preempted"
         assert crowded.stats().blocks_used == 0
 
