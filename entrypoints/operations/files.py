@@ -97,8 +97,12 @@ class Files:
         *,
         lifetime: float | None = None,
         limit: int = MAX_FILE,
+        id: str | None = None,
     ) -> File:
-        """Store a file of any purpose. lifetime: seconds, at most the retention time."""
+        """Store a file of any purpose. lifetime: seconds, at most the retention time.
+
+        id: replaces the file of this id, if there is one.
+        """
         async with self.state.writing_blob() as blob:
             async for chunk in chunks:
                 if blob.size + len(chunk) > limit:
@@ -107,7 +111,7 @@ class Files:
         end = self.state.lifetime(lifetime)
         created = int(time.time())
         file = File(
-            id=new_id(PREFIX),
+            id=id or new_id(PREFIX),
             filename=filename,
             purpose=purpose,
             nbytes=blob.size,

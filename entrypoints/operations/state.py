@@ -43,8 +43,8 @@ ATTEMPTS = 20
 """Attempts to change a document that other requests change at the same time."""
 CHUNK = 1 << 20
 """Bytes that are read or written at a time."""
-CURSOR = re.compile(r"[a-z_-]{1,32}[0-9a-f]{32}")
-"""An id of `new_id`."""
+CURSOR = re.compile(r"[a-z_-]{0,32}[0-9a-f]{32}")
+"""An id: a prefix and 32 hexadecimal digits, as `new_id` makes it."""
 T = TypeVar("T")
 V = TypeVar("V", bound=msgspec.Struct)
 

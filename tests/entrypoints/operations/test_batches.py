@@ -1,0 +1,486 @@
+"""Batches: results of every line exactly once, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ostro.core.errors import DocumentNotFound, RequestError, StoreError
+from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.operations import batch_lines, batch_runner
+from ostro.entrypoints.operations.batch_runner import LOW_PRIORITY, BatchRunner
+from ostro.entrypoints.operations.batches import (
+    ENDED,
+    JOB_KIND,
+    KIND,
+    Batch,
+    Batches,
+    BatchListRequest,
+    BatchRequest,
+)
+from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.files import FileListRequest, FileRequest, Files
+from ostro.entrypoints.operations.state import State, open_state
+
+ANN, BOB = Caller(name="ann", priority=3), Caller(name="bob")
+URL = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    found = PluginManager()
+    found.load()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report progress and repeat requests at once."""
+    monkeypatch.setattr(batch_runner, "PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr(batch_runner, "RETRY_SECONDS", (0.01, 0.02))
+
+
+@dataclass
+class Server:
+    """A server without HTTP; `answer` gives the status and the content of a request's response."""
+
+    state: State
+    answer: Callable[[Mapping[str, Any]], tuple[int, Any]]
+    seconds: float = 0.0
+    asked: list[Any] = field(default_factory=list)
+    callers: set[Caller] = field(default_factory=set)
+    now: int = 0
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        self.files = Files(self.state)
+        self.runner = BatchRunner(
+            self.state, self.files, self.execute, slots=4, poll=0.05, lease=0.3
+        )
+        self.batches = Batches(self.state, self.runner.notify)
+
+    async def execute(self, url: str, body: Mapping[str, Any], caller: Caller) -> tuple[int, bytes]:
+        self.asked.append(body["n"])
+        self.callers.add(caller)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.now -= 1
+        status, content = self.answer(body)
+        return status, msgspec.json.encode(content)
+
+    async def create(self, lines: bytes, caller: Caller = ANN, **more: Any) -> Batch:
+        file = await self.files.create(
+            FileRequest(filename="in.jsonl", purpose="batch"), chunks(lines), caller
+        )
+        request = BatchRequest(input_file_id=file.id, endpoint=URL, completion_window="24h", **more)
+        return await self.batches.create(request, caller)
+
+    async def end_of(self, batch: Batch, caller: Caller = ANN) -> Batch:
+        async with asyncio.timeout(60):
+            while (found := await self.batches.get(batch.id, caller)).status not in ENDED:
+                await asyncio.sleep(0.02)
+        return found
+
+    async def results(self, id: str | None, caller: Caller = ANN) -> list[dict[str, Any]]:
+        if id is None:
+            return []
+        _, data = await self.files.content(id, caller)
+        text = b"".join([each async for each in data])
+        return [json.loads(line) for line in text.splitlines()]
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def line(n: int, **more: Any) -> dict[str, Any]:
+    return {"custom_id": f"c{n}", "method": "POST", "url": URL, "body": {"n": n}, **more}
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+def succeed(body: Mapping[str, Any]) -> tuple[int, Any]:
+    used = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": None}
+    return 200, {"n": body["n"], "model": "tiny", "usage": used}
+
+
+Work = Callable[[Server], Awaitable[Any]]
+
+
+def run(work: Work, plugins: PluginManager, location: str = "memory", **options: Any) -> Server:
+    """Run a coroutine beside the runner of a server."""
+
+    async def main() -> Server:
+        server = Server(open_state(location, None, plugins), options.pop("answer", succeed))
+        server.__dict__.update(options)
+        running = asyncio.create_task(server.runner.run())
+        try:
+            await work(server)
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await server.state.close()
+        return server
+
+    return asyncio.run(main())
+
+
+def test_every_request_gets_its_result_in_order(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        data = jsonl(*(line(n) for n in range(20))).replace(
+            b'{"custom_id": "c7"', b'\n \n{"custom_id": "c7"'
+        )
+        batch = await server.create(data, metadata={"team": "a"})
+        assert (batch.status, batch.total) == ("validating", 0)
+        done = await server.end_of(batch)
+        assert (done.status, done.total, done.completed, done.failed) == ("completed", 20, 20, 0)
+        assert done.request.metadata == {"team": "a"} and done.model == "tiny"
+        assert (done.usage.input, done.usage.output) == (100, 40)
+        assert list(done.times) == ["in_progress", "finalizing", "completed"]
+        assert done.error_file is None
+        results = await server.results(done.output_file)
+        assert [each["custom_id"] for each in results] == [f"c{n}" for n in range(20)]
+        assert [each["response"]["body"]["n"] for each in results] == list(range(20))
+        assert {each["response"]["status_code"] for each in results} == {200}
+        assert all(each["error"] is None for each in results)
+        output = await server.files.get(done.output_file or "", ANN)
+        assert output.purpose == "batch_output" and output.nbytes > 1000
+        assert not (await server.state.list(None, JOB_KIND, Batch)).items
+        usage = await server.state.usage()
+        assert {each.kind for each in usage} == {"batch", "file"}
+
+    server = run(work, plugins, seconds=0.01)
+    assert server.most == 4  # slots
+    assert {caller.priority for caller in server.callers} == {LOW_PRIORITY}
+    assert {caller.name for caller in server.callers} == {"ann"}
+
+
+BAD = [
+    b"not json",
+    b"[]",
+    jsonl({"custom_id": "x"}),
+    jsonl(line(1, method="GET")),
+    jsonl(line(1, url="/v1/embeddings")),
+    jsonl(line(1, body="text")),
+    jsonl(line(1, extra=1)),
+    jsonl(line(1, custom_id="")),
+    jsonl(line(1, custom_id="x" * 513)),
+    jsonl(line(1, body={"n": 1, "stream": True})),
+    b'{"custom_id": "\xff"}',
+    b"[" * 100_000,
+    jsonl(line(0)),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
+def test_one_bad_line_is_one_error_and_the_others_run(plugins: PluginManager, bad: bytes) -> None:
+    async def work(server: Server) -> None:
+        data = jsonl(line(0)) + bad.strip() + b"\n" + jsonl(line(2))
+        done = await server.end_of(await server.create(data))
+        assert (done.status, done.completed, done.failed) == ("completed", 2, 1)
+        assert [each["custom_id"] for each in await server.results(done.output_file)] == [
+            "c0",
+            "c2",
+        ]
+        [error] = await server.results(done.error_file)
+        assert error["response"] is None and error["error"]["message"]
+
+    run(work, plugins)
+
+
+def test_a_long_line_is_an_error(plugins: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lines, "MAX_LINE", 200)
+
+    async def work(server: Server) -> None:
+        long = line(1, body={"n": 1, "text": "x" * 1000})
+        done = await server.end_of(await server.create(jsonl(line(0), long, line(2))))
+        assert (done.completed, done.failed, done.total) == (2, 1, 3)
+        [error] = await server.results(done.error_file)
+        assert error["error"]["code"] == "line_too_long"
+
+    run(work, plugins)
+
+
+def test_a_failed_request_is_in_the_error_file(plugins: PluginManager) -> None:
+    def answer(body: Mapping[str, Any]) -> tuple[int, Any]:
+        return (400, {"error": {"message": "no"}}) if body["n"] == 1 else succeed(body)
+
+    async def work(server: Server) -> None:
+        done = await server.end_of(await server.create(jsonl(line(0), line(1))))
+        assert (done.completed, done.failed) == (1, 1)
+        [error] = await server.results(done.error_file)
+        assert error["response"]["body"] == {"error": {"message": "no"}}
+        assert (error["custom_id"], error["response"]["status_code"]) == ("c1", 400)
+
+    run(work, plugins, answer=answer)
+
+
+def test_a_busy_server_is_asked_again(plugins: PluginManager) -> None:
+    asked: list[int] = []
+
+    def answer(body: Mapping[str, Any]) -> tuple[int, Any]:
+        asked.append(body["n"])
+        return ((503, {}), (429, {}))[len(asked) % 2] if len(asked) < 6 else succeed(body)
+
+    async def work(server: Server) -> None:
+        done = await server.end_of(await server.create(jsonl(line(0), line(1))))
+        assert (done.completed, done.failed) == (2, 0)
+
+    run(work, plugins, answer=answer)
+    assert len(asked) == 7
+
+
+@pytest.mark.parametrize(
+    ("data", "code"), [(b"", "empty_file"), (b"\n \n", "empty_file"), (None, "too_many_requests")]
+)
+def test_a_file_that_is_no_batch_fails(
+    plugins: PluginManager, data: bytes | None, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_LINES", 10)
+
+    async def work(server: Server) -> None:
+        done = await server.end_of(
+            await server.create(jsonl(*(line(n) for n in range(11))) if data is None else data)
+        )
+        assert done.status == "failed" and not server.asked
+        assert [each.code for each in done.faults] == [code]
+        assert done.output_file is None and done.error_file is None
+
+    run(work, plugins)
+
+
+def test_files_of_another_purpose_or_owner_are_refused(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        file = await server.files.create(
+            FileRequest(filename="a", purpose="user_data"), chunks(b""), ANN
+        )
+        request = BatchRequest(input_file_id=file.id, endpoint=URL, completion_window="24h")
+        with pytest.raises(RequestError, match="purpose 'user_data'"):
+            await server.batches.create(request, ANN)
+        with pytest.raises(DocumentNotFound):
+            await server.batches.create(request, BOB)
+
+    run(work, plugins)
+
+
+def test_another_owner_finds_no_batch(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        batch = await server.create(jsonl(line(0)))
+        for method in (server.batches.get, server.batches.cancel):
+            with pytest.raises(DocumentNotFound):
+                await method(batch.id, BOB)
+        assert not (await server.batches.list(BatchListRequest(), BOB)).batches
+        [found] = (await server.batches.list(BatchListRequest(), ANN)).batches
+        assert found.id == batch.id
+        await server.end_of(batch)
+        assert not (await server.files.list(FileListRequest(), BOB)).files
+
+    run(work, plugins)
+
+
+def test_a_cancelled_batch_keeps_finished_results(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        batch = await server.create(jsonl(*(line(n) for n in range(200))))
+        while (await server.batches.get(batch.id, ANN)).completed < 8:
+            await asyncio.sleep(0.01)
+        assert (await server.batches.cancel(batch.id, ANN)).status == "cancelling"
+        done = await server.end_of(batch)
+        assert done.status == "cancelled" and "cancelling" in done.times
+        assert 8 <= done.completed < 200 and done.total == 200
+        assert len(await server.results(done.output_file)) == done.completed
+        with pytest.raises(RequestError, match="the batch is cancelled"):
+            await server.batches.cancel(batch.id, ANN)
+        asked = len(server.asked)
+        await asyncio.sleep(0.1)
+        assert len(server.asked) == asked
+
+    run(work, plugins, seconds=0.02)
+
+
+def test_a_batch_ends_after_24_hours(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        batch = await server.create(jsonl(*(line(n) for n in range(30))))
+        while (await server.batches.get(batch.id, ANN)).completed < 4:
+            await asyncio.sleep(0.01)
+        await server.state.change(
+            "ann",
+            KIND,
+            batch.id,
+            Batch,
+            lambda old: msgspec.structs.replace(old, created=old.created - 86_401),
+        )
+        done = await server.end_of(batch)
+        assert done.status == "expired" and done.completed + done.failed == 30
+        errors = await server.results(done.error_file)
+        assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+        assert len(await server.results(done.output_file)) == done.completed >= 4
+
+    run(work, plugins, seconds=0.05)
+
+
+def test_an_input_file_that_is_deleted_before_the_start_fails_the_batch(
+    plugins: PluginManager,
+) -> None:
+    async def main() -> None:
+        server = Server(open_state("memory", None, plugins), succeed)
+        batch = await server.create(jsonl(line(0)))
+        await server.files.delete(batch.request.input_file_id, ANN)
+        running = asyncio.create_task(server.runner.run())
+        done = await server.end_of(batch)
+        assert done.status == "failed" and [x.code for x in done.faults] == ["file_not_found"]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_deleted_batch_leaves_no_job(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        batch = await server.create(jsonl(*(line(n) for n in range(50))))
+        while len(server.asked) < 5:
+            await asyncio.sleep(0.01)
+        await server.state.delete("ann", KIND, batch.id)
+        async with asyncio.timeout(10):
+            while {each.kind for each in await server.state.usage()} != {"file"}:
+                await asyncio.sleep(0.02)
+
+    run(work, plugins, seconds=0.02)
+
+
+def test_a_store_that_fails_for_a_while_loses_nothing(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        put, failures = server.state.put, [3]
+
+        async def fail(*args: Any, **more: Any) -> int:
+            if "batch_line" in args[1] and failures[0]:
+                failures[0] -= 1
+                raise StoreError("the disk is full")
+            return await put(*args, **more)
+
+        server.state.put = fail  # type: ignore[method-assign]
+        done = await server.end_of(await server.create(jsonl(*(line(n) for n in range(20)))))
+        assert not failures[0]
+        assert (done.status, done.completed) == ("completed", 20)
+        results = await server.results(done.output_file)
+        assert [each["custom_id"] for each in results] == [f"c{n}" for n in range(20)]
+
+    run(work, plugins)
+
+
+def test_two_servers_share_batches_and_run_no_request_twice(
+    plugins: PluginManager, tmp_path: Path
+) -> None:
+    location = str(tmp_path / "state")
+
+    async def main() -> None:
+        servers = [Server(open_state(location, None, plugins), succeed, 0.01) for _ in range(2)]
+        running = [asyncio.create_task(server.runner.run()) for server in servers]
+        first, second = servers
+        made = [await first.create(jsonl(*(line(n) for n in range(30)))) for _ in range(4)]
+        for batch in made:
+            done = await second.end_of(batch)
+            assert (done.status, done.completed) == ("completed", 30)
+            assert len(await second.results(done.output_file)) == 30
+        assert len(first.asked) + len(second.asked) == 120
+        cancelled = await first.create(jsonl(*(line(n) for n in range(500))))
+        await asyncio.sleep(0.1)
+        await second.batches.cancel(cancelled.id, ANN)
+        assert (await first.end_of(cancelled)).status == "cancelled"
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for server in servers:
+            await server.state.close()
+
+    asyncio.run(main())
+
+
+CHILD = """
+import asyncio, sys
+from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.operations.batch_runner import BatchRunner
+from ostro.entrypoints.operations.files import Files
+from ostro.entrypoints.operations.state import open_state
+
+async def execute(url, body, caller):
+    await asyncio.sleep(0.01)
+    print(body["n"], flush=True)
+    return 200, b'{"n": %d, "by": "child"}' % body["n"]
+
+async def main():
+    plugins = PluginManager()
+    plugins.load()
+    state = open_state(sys.argv[1], None, plugins)
+    await BatchRunner(state, Files(state), execute, poll=0.05, lease=0.5).run()
+
+asyncio.run(main())
+"""
+
+
+def test_a_batch_of_500_survives_a_killed_server(plugins: PluginManager, tmp_path: Path) -> None:
+    location = str(tmp_path / "state")
+
+    async def create() -> Batch:
+        server = Server(open_state(location, None, plugins), succeed)
+        batch = await server.create(jsonl(*(line(n) for n in range(500))))
+        await server.state.close()
+        return batch
+
+    batch = asyncio.run(create())
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), location]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for _ in range(120):
+            assert child.stdout.readline()
+        child.kill()
+
+    async def work(server: Server) -> None:
+        before = time.monotonic()
+        done = await server.end_of(batch)
+        assert time.monotonic() - before < 50
+        assert (done.status, done.completed, done.failed) == ("completed", 500, 0)
+        results = await server.results(done.output_file)
+        assert [each["custom_id"] for each in results] == [f"c{n}" for n in range(500)]
+        by_child = [each["response"]["body"].get("by") == "child" for each in results]
+        assert 80 < sum(by_child) < 500
+        assert sum(by_child) + len(server.asked) == 500  # no request ran again
+
+    run(work, plugins, location)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"endpoint": "/v1/moderations"},
+        {"completion_window": "1h"},
+        {"metadata": {"k" * 65: "v"}},
+        {"metadata": {"k": "v" * 513}},
+        {"metadata": {str(n): "" for n in range(17)}},
+        {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
+        {"model": "x"},
+    ],
+)
+def test_invalid_requests_are_refused(fields: dict[str, Any]) -> None:
+    good = {"input_file_id": "file-1", "endpoint": URL, "completion_window": "24h"}
+    msgspec.convert({**good, "metadata": {"k" * 64: "v" * 512}}, BatchRequest)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**good, **fields}, BatchRequest)
