@@ -346,6 +346,7 @@ class Engine:
         if not sequence.reported:
             sequence.reported = True
             output.prompt_tokens, output.cached = sequence.prompt, sequence.cached
+            output.queued = sequence.started - sequence.submitted
             output.generations = sequence.mixture.generations
             output.prompt_logprobs = sequence.prompt_logprobs
             self.counters.cached_tokens += sequence.cached

@@ -18,7 +18,7 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import AdapterPool, MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.failure import PLAIN, Failures
-from ostro.core.engine.request import JobOutput, JobRequest
+from ostro.core.engine.request import JobOutput, JobRequest, Stats
 from ostro.core.errors import OstroError, Overloaded
 from ostro.core.media import Array
 from ostro.core.nn import JobModel
@@ -128,6 +128,10 @@ class JobEngine:
                 generations=mixture.generations if last else (),
             )
         ]
+
+    def stats(self) -> Stats:
+        """The current counters."""
+        return Stats(running=len(self.turns))
 
     def close(self) -> None:
         """Drop all jobs."""

@@ -273,13 +273,12 @@ class MultiModelEngine:
         return [output for part in self.parts if part.busy for output in part.step()]
 
     def stats(self) -> Stats:
-        """The sums of the counters of all models."""
-        counting = [entry.tokens or entry.reader for entry in self.entries.values()]
-        every = [part.stats() for part in counting if part is not None]
-        if len(every) == 1:
-            return every[0]
-        names = Stats.__struct_fields__
-        return Stats(**{name: sum(getattr(stats, name) for stats in every) for name in names})
+        """The sums of the counters of all models, and those of each model."""
+        parts = {name: entry.parts[0] for name, entry in self.entries.items() if entry.parts}
+        total = Stats(models={name: part.stats() for name, part in parts.items()})
+        for name in Stats.__struct_fields__[:-1]:
+            setattr(total, name, sum(getattr(each, name) for each in total.models.values()))
+        return total
 
     def close(self) -> None:
         """Abort all requests, and stop reading adapters."""

@@ -216,7 +216,8 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     """New tokens of one choice of a request; the last output of a choice has `finish`.
 
     `index` is the choice (0..n-1). `stopped_by` is the stop id or end-of-text id that ended it and
-    is not among `tokens`. `cached` counts the prompt tokens that the prefix cache had.
+    is not among `tokens`. The first output has `prompt_tokens`, of which the prefix cache had
+    `cached`, and `queued`, the seconds before the first step.
     """
 
     id: str
@@ -229,6 +230,7 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     error: str | None = None
     prompt_tokens: int = 0
     cached: int = 0
+    queued: float = 0.0
     generations: tuple[str, ...] = ()
 
 
@@ -254,7 +256,7 @@ Output = TokenOutput | JobOutput
 
 
 class Stats(msgspec.Struct, kw_only=True, tag=True):
-    """Counters of an engine, for `/metrics`, `bench` and tests."""
+    """Counters of an engine, for `/metrics`, `bench` and tests; `models` are those by model."""
 
     running: int = 0
     waiting: int = 0
@@ -267,3 +269,4 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     blocks_used: int = 0
     cache_bytes: int = 0
     peak_cache_bytes: int = 0
+    models: dict[str, Stats] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 from ostro.core.adapters.pool import NOTHING, AdapterPool
 from ostro.core.engine.blocks import BlockManager, EncoderBlocks
@@ -238,6 +239,7 @@ class Scheduler:
         sequence.row = self.rows.pop()
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        sequence.started = sequence.started or monotonic()
         return True
 
     def acquire_adapters(self, sequence: Sequence, plan: StepPlan) -> bool:

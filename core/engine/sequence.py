@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import monotonic
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
@@ -23,7 +24,8 @@ class Sequence:
     cache, or a launched step writes it. `published` counts the blocks that are cached under their
     keys, `cached` the prompt tokens that the prefix cache had. `row` is the sampler row, -1 while
     the sequence waits. `mixture` are the adapters that apply, `lease` their rows of the mixture
-    table while the sequence runs.
+    table while the sequence runs. `submitted` and `started` are times of `monotonic`; a preemption
+    does not change them.
 
     An X-LoRA sequence is computed in two `passes`: with its mixture, and by the base model alone,
     whose hidden states give the scalings. It has block tables and keys of both passes, those of the
@@ -53,6 +55,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     reported: bool = False
     needs_host_tokens: bool = False
+    submitted: float = field(default_factory=monotonic)
+    started: float = 0.0
 
     @property
     def passes(self) -> int:

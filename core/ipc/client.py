@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,6 +16,7 @@ from ostro.core.engine.request import (
     DEFAULT,
     JobOutput,
     JobRequest,
+    Output,
     PoolingRequest,
     Request,
     Stats,
@@ -44,10 +46,26 @@ from ostro.core.ipc.streams import JobStream, OutputStream, TokenStream
 from ostro.core.media import Array
 
 Out = TypeVar("Out", TokenOutput, JobOutput)
-HEARTBEAT = 5.0
+HEARTBEAT = 1.0
 """Seconds between a reply of the engine and the next heartbeat."""
 PATIENCE = 120.0
 """Seconds that one pass of an engine's loop may take: a slow CPU needs long for many rows."""
+
+
+class RequestObserver:
+    """Receives the events of all requests of a client, in its event loop. This one ignores them."""
+
+    def begin(self, request: Request) -> None:
+        """A request is sent to the engine."""
+
+    def receive(self, output: Output) -> None:
+        """An output has arrived; its reader may get it later."""
+
+    def end(self, id: str, error: BaseException | None) -> None:
+        """A request has ended. `error` closed its generator; None if it was read to its end."""
+
+    def update(self, stats: Stats) -> None:
+        """The engine has answered a heartbeat."""
 
 
 class AsyncEngine(ABC):
@@ -56,7 +74,7 @@ class AsyncEngine(ABC):
     `info` is None until the engine is ready, `progress` is that of loading, and `fault` is the
     error that ended the engine. `admission` decides which requests the engine gets; one that has no
     output after `max_wait` seconds fails. An engine that leaves a heartbeat unanswered for more
-    than `patience` seconds is `hung`.
+    than `patience` seconds is `hung`. `observer` receives the events of all requests.
     """
 
     def __init__(self) -> None:
@@ -66,6 +84,7 @@ class AsyncEngine(ABC):
         self.draining = False
         self.admission: Admission = AdmitAll()
         self.max_wait: float | None = None
+        self.observer = RequestObserver()
         self.patience = PATIENCE
         self._streams: dict[str, OutputStream[Any]] = {}
         # In the order of the questions: the engine answers them in this order, without ids.
@@ -165,6 +184,7 @@ class AsyncEngine(ABC):
         self._streams[request.id] = stream
         self._idle.clear()
         try:
+            self.observer.begin(request)
             self._send(request)
             wait = self.max_wait  # for the first output
             while left:
@@ -178,6 +198,7 @@ class AsyncEngine(ABC):
                 left -= output.finish is not None
                 yield output
         finally:
+            self.observer.end(request.id, sys.exception())
             admitted.close()
             free_arrays(request)
             del self._streams[request.id]
@@ -212,6 +233,8 @@ class AsyncEngine(ABC):
             if index is None:
                 stream.fail(Overloaded("the request was aborted"))
             else:
+                # Its reader has found a stop string, which the engine does not match.
+                self.observer.receive(TokenOutput(id=id, index=index, finish="stop"))
                 self._send(Abort(id, index))
 
     def abort_all(self, error: OstroError) -> None:
@@ -290,6 +313,7 @@ class AsyncEngine(ABC):
         if isinstance(message, Outputs):
             for output in message.outputs:
                 if stream := self._streams.get(output.id):
+                    self.observer.receive(output)
                     stream.put(output)
         elif isinstance(message, Requantized | AdapterResult):
             if (result := self._commands.get(message.id)) and not result.done():
@@ -303,6 +327,7 @@ class AsyncEngine(ABC):
             elif stream := self._streams.get(message.id):
                 stream.fail(message.error())
         elif isinstance(message, Stats):
+            self.observer.update(message)
             if self._stats_futures and not (stats := self._stats_futures.popleft()).done():
                 stats.set_result(message)
         elif isinstance(message, Progress):

@@ -22,6 +22,8 @@ from ostro.entrypoints.http import admin, audio, images, metrics, openai, speech
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.errors import HANDLERS, error_content, respond, respond_to
+from ostro.entrypoints.http.measurement import MeasureMiddleware, RequestMetrics
+from ostro.entrypoints.http.metrics import EngineMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
 from ostro.entrypoints.http.responses import ADAPTERS_HEADER
 from ostro.entrypoints.http.service import Service
@@ -90,7 +92,10 @@ def make_app(
         *BUILTIN_ROUTES,
     ]
     routes += plugin_routes(plugins, service, {route.path for route in routes})
-    middleware = [Middleware(BodyBudget), Middleware(RequestId)]
+    requests = RequestMetrics(service.name)
+    service.engine.observer = requests
+    middleware = [Middleware(MeasureMiddleware, metrics=requests)]
+    middleware += [Middleware(BodyBudget), Middleware(RequestId)]
     if origins:
         allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
         allow["expose_headers"] = [ADAPTERS_HEADER]
@@ -100,6 +105,7 @@ def make_app(
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False
     app.state.service, app.state.admin = service, guard
+    app.state.metrics = EngineMetrics(service, requests)
     app.state.text = resolve(plugins.get("pipelines", "text").pipeline)
     return app
 

@@ -1,12 +1,16 @@
-"""`GET /metrics` for Prometheus: counters of the engine and of adapters by generation."""
+"""`GET /metrics` for Prometheus: requests, engine and adapters by model.
+
+The route answers at once: the figures of requests are counted in this process, those of the engine
+are of its last heartbeat.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -15,56 +19,80 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.engine.request import Stats
+from ostro.core.errors import OstroError
+from ostro.core.ipc.process import ProcessEngine
 from ostro.entrypoints.http.adapters import Adapters
+from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.service import Service
 
-SECONDS = 5.0
-"""Time limit for the engine's counters, which it sends between two steps."""
+SECONDS = 0.2
+"""Time limit for the list of adapters, which the engine sends between two steps."""
 LABELS = ("model", "adapter", "generation")
+GAUGES: Mapping[str, tuple[str, Callable[[Stats], float]]] = {
+    "vllm:num_requests_running": ("Running sequences.", lambda stats: stats.running),
+    "vllm:num_requests_waiting": ("Waiting sequences.", lambda stats: stats.waiting),
+    "vllm:kv_cache_usage_perc": (
+        "Fraction of KV cache blocks in use.",
+        lambda stats: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+    ),
+    "ostro_kv_bytes": ("Bytes of KV cache blocks in use.", lambda stats: stats.cache_bytes),
+}
+"""Gauges of the counters of a model: their descriptions and values."""
 
 
-class Families(Collector):
-    """A collector of metrics that exist already."""
+class EngineMetrics(Collector):
+    """The last known state of the engine and of its adapters."""
 
-    def __init__(self, found: Iterable[Metric]) -> None:
-        self.found = list(found)
+    def __init__(self, service: Service, requests: RequestMetrics) -> None:
+        self.service, self.requests = service, requests
+        self.refreshing: asyncio.Task[None] | None = None
+        requests.registry.register(self)
+        if isinstance(service.engine, ProcessEngine):
+            pid = lambda: service.engine.pid or "none"  # noqa: E731
+            ProcessCollector(namespace="ostro_engine", pid=pid, registry=requests.registry)
+
+    async def refresh(self) -> None:
+        """Ask the engine for its adapters; wait for the answer no longer than `SECONDS`."""
+        if not self.service.ready:
+            return
+        if self.refreshing is None or self.refreshing.done():
+            self.refreshing = asyncio.ensure_future(self._refresh())
+        await asyncio.wait({self.refreshing}, timeout=SECONDS)
+
+    async def _refresh(self) -> None:
+        with suppress(OstroError):  # the engine has ended
+            await self.service.refresh_adapters()
 
     def collect(self) -> Iterable[Metric]:
-        return self.found
+        engine = self.service.engine
+        yield GaugeMetricFamily(
+            "ostro_ready", "1 if the engine accepts requests.", int(self.service.ready)
+        )
+        yield GaugeMetricFamily(
+            "ostro_engine_silence_seconds",
+            "Time for which the engine has not answered a heartbeat.",
+            engine.silence,
+        )
+        if engine.info is not None and engine.fault is None:
+            yield from of_engine(self.requests.stats)
+            yield from of_adapters(self.service.adapters)
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics: `ostro_ready`, and all other metrics if the engine is ready and answers."""
-    service: Service = request.app.state.service
-    found: list[Metric] = [
-        GaugeMetricFamily("ostro_ready", "1 if the engine accepts requests.", int(service.ready))
-    ]
-    if service.ready:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SECONDS):
-                found += of_engine(await service.engine.stats())
-                await service.refresh_adapters()
-                found += of_adapters(service.adapters)
-    registry = CollectorRegistry()
-    registry.register(Families(found))
+    """GET /metrics"""
+    engine: EngineMetrics = request.app.state.metrics
+    await engine.refresh()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(registry), media_type=content_type)
+    return Response(encode(engine.requests.registry), media_type=content_type)
 
 
-def of_engine(stats: Stats) -> Iterator[Metric]:
-    """The engine's counters, summed over all models."""
-    yield GaugeMetricFamily("ostro_requests_running", "Running sequences.", stats.running)
-    yield GaugeMetricFamily("ostro_requests_waiting", "Waiting sequences.", stats.waiting)
-    yield CounterMetricFamily("ostro_steps", "Engine steps.", stats.steps)
-    yield CounterMetricFamily("ostro_prompt_tokens", "Prompt tokens.", stats.prompt_tokens)
-    yield CounterMetricFamily(
-        "ostro_cached_tokens", "Prompt tokens found in the prefix cache.", stats.cached_tokens
-    )
-    yield CounterMetricFamily("ostro_generated_tokens", "Generated tokens.", stats.generated_tokens)
-    yield CounterMetricFamily("ostro_preemptions", "Preempted sequences.", stats.preemptions)
-    used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-    yield GaugeMetricFamily("ostro_kv_usage_ratio", "Fraction of KV cache blocks in use.", used)
-    yield GaugeMetricFamily("ostro_kv_bytes", "Bytes of KV cache blocks in use.", stats.cache_bytes)
+def of_engine(models: dict[str, Stats]) -> Iterator[Metric]:
+    """Gauges of every model."""
+    for name, (text, value) in GAUGES.items():
+        family = GaugeMetricFamily(name, text, labels=("model_name",))
+        for model, stats in models.items():
+            family.add_metric((model,), value(stats))
+        yield family
 
 
 def of_adapters(adapters: Adapters) -> Iterator[Metric]:

@@ -27,6 +27,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import Protocol, listen, url_of
+from ostro.entrypoints.http.metrics import EngineMetrics
 from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
 from ostro.entrypoints.operations.admission import Admission
@@ -133,6 +134,7 @@ class Server:
             adapter_root=self.settings.adapter_root,
             admin_key=self.options.admin_key,
         )
+        self.metrics: EngineMetrics = app.state.metrics
         self.web = Web.of(app, access_log=self.options.access_log)
         web = asyncio.ensure_future(self.web.serve(sockets=[self.listener]))
         try:
@@ -233,6 +235,7 @@ class Server:
 
     async def reload(self) -> None:
         """Restart the engine process and register its adapters."""
+        self.metrics.requests.restarts.inc()
         self.service.behind = True
         self.engine.spawn()
         await self.engine.load([model.load for model in self.models])

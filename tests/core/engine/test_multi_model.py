@@ -300,8 +300,10 @@ def test_the_end_of_a_read_wakes_the_driver(made: ThreeModels) -> None:
 def test_counters_of_all_models_are_summed(made: ThreeModels) -> None:
     stats = made.engine.stats()
     assert (stats.steps, stats.running, stats.waiting) == (7, 1, 2)
+    assert list(stats.models) == list(made.engine.entries)
     alone = MultiModelEngine({"chat": ModelEntry(made.chat)}).stats()
-    assert alone is made.chat.counted
+    assert alone.models == {"chat": made.chat.counted}
+    assert alone.steps == made.chat.counted.steps
 
 
 def test_close_closes_all_engines_and_registries(made: ThreeModels) -> None:

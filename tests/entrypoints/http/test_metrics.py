@@ -1,9 +1,10 @@
-"""`GET /metrics`: what Prometheus' own parser finds there, before and after requests."""
+"""`GET /metrics`: metrics that Prometheus' own parser reads, before, during and after requests."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +12,163 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from ostro.entrypoints.http import metrics
+from ostro.core.engine.request import JobOutput, PoolingRequest, Stats, TokenOutput, TokenRequest
+from ostro.core.errors import EngineDied
+from ostro.core.ipc import client
+from ostro.entrypoints.http import measurement
+from ostro.entrypoints.http.measurement import RequestMetrics
 
 LOAD = "/v1/load_lora_adapter"
-Found = dict[tuple[str, str, str], float]
+COMPLETIONS = {"model_name": "echo", "route": "/v1/completions", "key": ""}
+Samples = Callable[..., float | None]
 
 
-def scrape(server: Any, **headers: str) -> Found:
-    """Values by the name of the metric, and by adapter and generation where it has these."""
+def scrape(server: Any, **headers: str) -> Samples:
+    """A function that returns the value of a sample by its name and some of its labels."""
     answer = server.http.get("/metrics", headers=headers)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    return values(text_string_to_metric_families(answer.text))
+    return reader(text_string_to_metric_families(answer.text))
 
 
-def values(families: Any) -> Found:
-    return {
-        (s.name, s.labels.get("adapter", ""), s.labels.get("generation", "")): s.value
-        for family in families
-        for s in family.samples
-    }
+def reader(families: Any) -> Samples:
+    samples = [sample for family in families for sample in family.samples]
+
+    def value(name: str, **labels: str) -> float | None:
+        found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
+        assert len(found) < 2, (name, found)
+        return found[0] if found else None
+
+    return value
 
 
-def test_what_the_engine_counts_grows(start: Any) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_requests_are_counted_by_model_route_and_finish_reason(start: Any) -> None:
     server = start()
-    server.echo.counters.generated_tokens, server.echo.counters.blocks_total = 7, 8
-    server.echo.counters.blocks_used = 2
-    found = scrape(server)
-    assert found["ostro_ready", "", ""] == 1
-    assert found["ostro_generated_tokens_total", "", ""] == 7
-    assert found["ostro_kv_usage_ratio", "", ""] == 0.25
-    server.echo.counters.generated_tokens += 5
-    assert scrape(server)["ostro_generated_tokens_total", "", ""] == 12
-    assert not any(adapter for _, adapter, _ in found)
+    assert server.complete("hello", max_tokens=3).status_code == 200
+    assert server.complete("hello", max_tokens=20, n=2).status_code == 200
+    assert server.complete("hello", stop="l").json()["choices"][0]["finish_reason"] == "stop"
+    value = scrape(server)
+    success = "vllm:request_success_total"
+    assert value(success, **COMPLETIONS, finished_reason="length") == 1
+    assert value(success, **COMPLETIONS, finished_reason="stop") == 2
+    assert value(success, **COMPLETIONS, finished_reason="abort") is None
+    assert value("vllm:prompt_tokens_total", **COMPLETIONS) == 15
+    assert value("vllm:prefix_cache_queries_total", **COMPLETIONS) == 15
+    assert value("vllm:prefix_cache_hits_total", **COMPLETIONS) == 6
+    generated = value("vllm:generation_tokens_total", **COMPLETIONS)
+    assert generated is not None and generated >= 3 + 10 + 3
+    labels = {"model_name": "echo", "route": "/v1/completions"}
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+        assert value(f"vllm:{name}_seconds_count", **labels) == 3, name
+    assert value("vllm:inter_token_latency_seconds_count", **labels) >= 2 + 8 + 2  # type: ignore[operator]
+
+
+def test_http_responses_are_counted_without_words_of_clients(start: Any) -> None:
+    server = start()
+    server.complete("a")
+    server.complete(3.5)
+    server.http.get("/v1/models/echo")
+    server.http.get("/secret-path?key=secret")
+    server.http.request("SECRET", "/v1/completions")
+    server.complete("a", model="secret-model")
+    text = server.http.get("/metrics").text
+    value = reader(text_string_to_metric_families(text))
+    count = "ostro_http_requests_total"
+    assert value(count, method="POST", route="/v1/completions", status="200") == 1
+    assert value(count, method="POST", route="/v1/completions", status="400") == 1
+    assert value(count, method="GET", route="/v1/models/{id:path}", status="200") == 1
+    assert value(count, method="GET", route="other", status="404") == 1
+    assert "secret" not in text.lower()
+
+
+def test_a_client_that_leaves_counts_as_aborted(start: Any) -> None:
+    server = start()
+    server.echo.step_seconds = 0.01
+    body = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    wait_for(lambda: not server.service.engine.requests)
+    value = scrape(server)
+    assert value("vllm:request_success_total", **COMPLETIONS, finished_reason="abort") == 1
+
+
+def test_gauges_of_each_model_come_from_the_heartbeat(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT", 0.05)
+    server = start()
+    first = Stats(running=2, steps=10, blocks_used=2, blocks_total=8, preemptions=1)
+    server.echo.counters = Stats(models={"one": first, "two": Stats(waiting=5)})
+    wait_for(lambda: scrape(server)("vllm:num_requests_waiting", model_name="two") == 5)
+    value = scrape(server)
+    assert value("vllm:num_requests_running", model_name="one") == 2
+    assert value("vllm:kv_cache_usage_perc", model_name="one") == 0.25
+    assert value("vllm:num_preemptions_total", model_name="one") == 1
+    assert value("ostro_ready") == 1
+
+
+def test_counters_of_a_restarted_engine_continue() -> None:
+    metrics = RequestMetrics("m")
+    for steps in (10, 15, 4, 6):
+        metrics.update(Stats(steps=steps))
+    assert metrics.registry.get_sample_value("ostro_steps_total", {"model_name": "m"}) == 21
+
+
+def test_other_requests_are_counted() -> None:
+    metrics = RequestMetrics("m")
+    metrics.begin(PoolingRequest(id="a", model="e", inputs=[[1, 2], [3]]))
+    metrics.receive(JobOutput(id="a", done=1, total=2))
+    metrics.receive(JobOutput(id="a", done=2, total=2, finish="stop"))
+    metrics.end("a", None)
+    value, labels = metrics.registry.get_sample_value, {"model_name": "e", "route": "other"}
+    assert value("vllm:prompt_tokens_total", {**labels, "key": ""}) == 3
+    assert value("vllm:e2e_request_latency_seconds_count", labels) == 1
+    reason = {"key": "", "finished_reason": "stop"}
+    assert value("vllm:request_success_total", {**labels, **reason}) == 1
+
+
+def test_times_are_those_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that reads slowly does not change the latencies."""
+    times = iter((100.0, 103.0, 103.5, 104.0, 900.0))
+    monkeypatch.setattr(measurement, "monotonic", lambda: next(times))
+    metrics = RequestMetrics("m")
+    metrics.begin(TokenRequest(id="a", tokens=[1]))
+    for output in (
+        TokenOutput(id="a", tokens=[1], prompt_tokens=1, queued=1.0),
+        TokenOutput(id="a", tokens=[2]),
+        TokenOutput(id="a", tokens=[3], finish="length"),
+    ):
+        metrics.receive(output)
+    metrics.end("a", None)
+    sums = {
+        name: metrics.registry.get_sample_value(
+            f"vllm:{name}_seconds_sum", {"model_name": "m", "route": "other"}
+        )
+        for name in (
+            "time_to_first_token",
+            "inter_token_latency",
+            "request_queue_time",
+            "request_prefill_time",
+            "e2e_request_latency",
+        )
+    }
+    assert [*sums.values()] == [3.0, 1.0, 1.0, 2.0, 4.0], sums
+
+
+def test_a_request_that_fails_counts_as_an_error() -> None:
+    metrics = RequestMetrics("m")
+    metrics.begin(TokenRequest(id="a", tokens=[1]))
+    metrics.end("a", EngineDied("gone"))
+    labels = {"model_name": "m", "route": "other", "key": "", "finished_reason": "error"}
+    assert metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
+    assert not metrics.under_way
 
 
 def test_adapter_metrics_are_labelled_by_generation(start: Any, tmp_path: Path) -> None:
@@ -54,48 +179,53 @@ def test_adapter_metrics_are_labelled_by_generation(start: Any, tmp_path: Path) 
         assert answer.status_code == 200, answer.text
         generations.append(answer.json()["generation"])
         assert server.complete(adapter=name).status_code == 200
-        found = scrape(server)
-        asked = {key[1:]: n for key, n in found.items() if key[0] == "ostro_adapter_requests_total"}
-        assert asked == {(name, generations[-1]): 1}
-        assert ("ostro_adapter_resident", name, generations[-1]) in found
+        value = scrape(server)
+        labels = {"adapter": name, "generation": generations[-1]}
+        assert value("ostro_adapter_requests_total", **labels) == 1
+        assert value("ostro_adapter_resident", **labels) is not None
     assert generations[0] != generations[1]
+    assert value("ostro_adapter_requests_total", adapter=name) == 1, "the old generation is gone"
 
 
-def test_whoever_asks_for_openmetrics_gets_it(start: Any) -> None:
+def test_openmetrics_are_sent_on_request(start: Any) -> None:
     kind = "application/openmetrics-text; version=1.0.0"
     answer = start().http.get("/metrics", headers={"accept": kind})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
-    found = values(openmetrics.text_string_to_metric_families(answer.text))
-    assert found["ostro_ready", "", ""] == 1
+    assert reader(openmetrics.text_string_to_metric_families(answer.text))("ostro_ready") == 1
 
 
 def test_before_the_engine_is_ready(start: Any) -> None:
-    assert scrape(start(loading=True)) == {("ostro_ready", "", ""): 0}
+    value = scrape(start(loading=True))
+    assert value("ostro_ready") == 0
+    assert value("vllm:num_requests_running") is None
 
 
 def test_metrics_require_the_api_key(start: Any) -> None:
     server = start(keys=["secret"])
     assert server.http.get("/metrics").status_code == 401
-    assert scrape(server, authorization="Bearer secret")["ostro_ready", "", ""] == 1
+    assert scrape(server, authorization="Bearer secret")("ostro_ready") == 1
 
 
-def test_a_busy_engine_does_not_block_the_scrape(
+def test_an_engine_that_does_not_answer_does_not_delay_the_scrape(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "SECONDS", 0.3)
+    monkeypatch.setattr(client, "HEARTBEAT", 0.05)
     server, release = start(), threading.Event()
+    assert server.complete("hello").status_code == 200
+    wait_for(lambda: scrape(server)("ostro_steps_total", model_name="echo") is not None)
     step = server.echo.step
     server.echo.step = lambda: (release.wait(20), step())[1]
     asking = threading.Thread(target=server.complete, args=("abc",))
     asking.start()
     try:
-        while not server.service.engine.requests:
-            time.sleep(0.01)
-        time.sleep(0.2)
+        wait_for(lambda: server.service.engine.silence > 0.3)
         begun = time.monotonic()
-        assert scrape(server) == {("ostro_ready", "", ""): 1.0}
-        assert time.monotonic() - begun < 5
+        for _ in range(3):
+            value = scrape(server)
+        assert time.monotonic() - begun < 3
+        assert value("vllm:prompt_tokens_total", **COMPLETIONS) == 5
+        assert value("vllm:num_requests_running", model_name="echo") is not None
+        assert value("ostro_engine_silence_seconds") > 0.3  # type: ignore[operator]
     finally:
         release.set()
         asking.join()
-    assert ("ostro_steps_total", "", "") in scrape(server)
