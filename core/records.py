@@ -21,6 +21,11 @@ STARTER = "starter"
 Import = str
 """An import string, "package.module:attribute"."""
 
+ProgressCallback = Callable[[str, int, int], None]
+"""Receives a stage ("reading weights", "compiling kernels", "warming up"), the units done and the
+units in total, 0 if unknown; weights count in bytes.
+"""
+
 
 def resolve(reference: Import) -> Any:
     """Import the object of an import string. Raises ImportError or AttributeError."""

@@ -22,7 +22,7 @@ from ostro.core.media import Inputs, Prompt
 from ostro.core.media.parts import split_media
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import resolve
+from ostro.core.records import ProgressCallback, resolve
 from ostro.core.tokenizer import Tokenizer
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 from ostro.entrypoints.media import make_item
@@ -43,10 +43,6 @@ Adapters = Sequence[str] | Mapping[str, float]
 
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | Prompt
 """Text, messages ({"role": ..., "content": ...}) with media among their parts, or token ids."""
-
-Progress = Callable[[str, int, int], None]
-"""Receives a stage of loading ("reading weights", "compiling kernels", "warming up"), the units
-done and the units in total; weights count in bytes."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class LocalModel:
     """
 
     def __init__(
-        self, model: ServedModel, plugins: PluginManager, progress: Progress | None = None
+        self, model: ServedModel, plugins: PluginManager, progress: ProgressCallback | None = None
     ) -> None:
         """Load the weights of a model. Raises an OstroError if they cannot be loaded."""
         from ostro.core.engine.start import open_engine

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from ostro.core.load.weights import Progress
+    from ostro.core.records import ProgressCallback
 
 READING = "reading weights"
 """The end of the stages whose units are bytes."""
@@ -26,7 +26,7 @@ WIDTH = 24
 
 
 @contextmanager
-def loading(stream: TextIO | None = None) -> Iterator[Progress]:
+def loading(stream: TextIO | None = None) -> Iterator[ProgressCallback]:
     """Yield a callback for the stages of loading, which shows them on `stream` (default: stderr).
 
     Without a terminal nothing is shown. The garbage collector is paused: it would visit the objects

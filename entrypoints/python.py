@@ -12,9 +12,9 @@ import msgspec
 from ostro.core.errors import UsageError
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import STARTER, Settings
+from ostro.core.records import STARTER, ProgressCallback, Settings
 from ostro.core.tokenizer import Tokenizer
-from ostro.entrypoints.local_model import LocalModel, Progress
+from ostro.entrypoints.local_model import LocalModel
 from ostro.entrypoints.open import find_model, open_tokenizer
 
 
@@ -61,7 +61,7 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
 def load_text(
     settings: Settings,
     plugins: Sequence[str | Path] = (),
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     check: Callable[[ServedModel], object] = lambda model: None,
 ) -> LocalModel:
     """Load the text model of the settings. `check` receives it before its weights are read.
@@ -79,7 +79,7 @@ def load_text(
 
 
 def open_model(
-    settings: Settings, plugins: Sequence[str | Path] = (), progress: Progress | None = None
+    settings: Settings, plugins: Sequence[str | Path] = (), progress: ProgressCallback | None = None
 ) -> LocalModel:
     """Load the model of the settings, for one task if they name it, else for all its tasks."""
     manager = PluginManager()

@@ -31,12 +31,12 @@ from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import end_ids
 from ostro.core.load.planning import Weight
 from ostro.core.load.quantize import Maker, QuantizationPlan
-from ostro.core.load.weights import Progress, slots
+from ostro.core.load.weights import slots
 from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import ProgressCallback, Settings
 
 TOKENS = 1024
 """The least tokens of texts; importances are measured on all of them."""
@@ -194,7 +194,11 @@ def add_inputs(found: dict[Module, InputSquares], module: Any, inputs: Any, outp
 
 @contextmanager
 def open_probe(
-    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager, progress: Progress
+    found: ModelOutline,
+    path: Path,
+    settings: Settings,
+    plugins: PluginManager,
+    progress: ProgressCallback,
 ) -> Iterator[Calibration | None]:
     """Load the model at a path in floats, within the context.
 

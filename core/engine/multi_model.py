@@ -24,7 +24,6 @@ from ostro.core.engine.request import (
     TokenRequest,
 )
 from ostro.core.errors import AdapterNotFound, NotFound, Unsupported
-from ostro.core.ipc.loop import ProgressCallback
 from ostro.core.ipc.messages import (
     AdapterCommand,
     AdapterResult,
@@ -34,6 +33,7 @@ from ostro.core.ipc.messages import (
     Requantize,
 )
 from ostro.core.load.model import LoadedModel
+from ostro.core.records import ProgressCallback
 
 SubEngine = Engine | PoolingEngine | JobEngine
 

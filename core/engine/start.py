@@ -23,14 +23,13 @@ from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import PluginError
-from ostro.core.ipc.loop import ProgressCallback
 from ostro.core.ipc.messages import ModelSpec, Requantize
 from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
 from ostro.core.load.pooling import read_pooling
 from ostro.core.nn import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import ProgressCallback, Settings
 from ostro.core.threads import THREADS
 
 M = TypeVar("M", bound=Model)

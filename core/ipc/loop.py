@@ -24,13 +24,12 @@ from ostro.core.ipc.messages import (
     Requantized,
     ToEngine,
 )
+from ostro.core.records import ProgressCallback
 from ostro.core.threads import THREADS
 
 log = logging.getLogger(__name__)
 
 Send = Callable[[FromEngine], None]
-ProgressCallback = Callable[[str, int, int], None]
-"""Called with the progress of loading: what is loaded, units done, units in total."""
 
 
 class Inbox(Protocol):

@@ -16,14 +16,14 @@ from ostro.core.load.describe import ModelOutline, choose_context, choose_device
 from ostro.core.load.names import Names
 from ostro.core.load.planning import OpenProbe, plan_model
 from ostro.core.load.quantize import QuantizationPlan, read_plan
-from ostro.core.load.weights import Progress, fill, slots
+from ostro.core.load.weights import fill, slots
 from ostro.core.nn import Embedding, Head, Linear, Model, Rope
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Choice, Op, Target
 from ostro.core.placement.offload import with_storages
 from ostro.core.placement.placement import Placement, choose_placement
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import ProgressCallback, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def load_model(
     path: Path,
     settings: Settings,
     plugins: PluginManager,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     *,
     open_probe: OpenProbe | None = None,
 ) -> LoadedModel:
@@ -93,7 +93,7 @@ def read_weights(
     plan: QuantizationPlan | None,
     settings: Settings,
     plugins: PluginManager,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
 ) -> Target:
     """Read the weights of a model, in the formats of the plan if there is one; place and finalize
     them. Returns the target of their kernels.
@@ -114,7 +114,7 @@ def requantize(
     loaded: LoadedModel,
     settings: Settings,
     plugins: PluginManager,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     *,
     open_probe: OpenProbe | None = None,
 ) -> None:
@@ -168,7 +168,7 @@ def finalize(
     loaded: LoadedModel,
     target: Target,
     placement: Placement | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> None:
     """Finalize everything that depends on the device: weight layouts, rope tables, kernels.
 

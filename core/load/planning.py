@@ -16,13 +16,13 @@ from ostro.core.errors import UsageError
 from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan, matches
 from ostro.core.load.sizes import Shape, Sizes
-from ostro.core.load.weights import Progress, slots
+from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.protocols import FormatPlanner
-from ostro.core.records import Settings, resolve
+from ostro.core.records import ProgressCallback, Settings, resolve
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Probe(Protocol):
 
 
 OpenProbe = Callable[
-    [ModelOutline, Path, Settings, PluginManager, Progress],
+    [ModelOutline, Path, Settings, PluginManager, ProgressCallback],
     AbstractContextManager[Probe | None],
 ]
 """Opens a context with the loaded float model; None if it cannot run here."""
@@ -111,7 +111,7 @@ class PlanRequest:
         settings: Settings,
         plugins: PluginManager,
         probe: Callable[[], AbstractContextManager[Probe | None]],
-        report: Progress,
+        report: ProgressCallback,
     ) -> None:
         assert found.plan is not None, "nothing is to be quantized"
         self.found, self.plan, self.probe, self.report = found, found.plan, probe, report
@@ -199,7 +199,7 @@ def plan_model(
     settings: Settings,
     plugins: PluginManager,
     open_probe: OpenProbe | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ModelOutline:
     """Describe the model at a local path, with the format of every weight.
 
@@ -216,13 +216,13 @@ def choose_formats(
     settings: Settings,
     plugins: PluginManager,
     open_probe: OpenProbe | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ModelOutline:
     """An outline with the format of every weight; as `plan_model`, for a described model."""
     planner = None if found.plan is None else found.plan.planner
     if planner is None:
         return found
-    report: Progress = progress or (lambda *step: None)
+    report: ProgressCallback = progress or (lambda *step: None)
     probe = partial(open_probe or refuse_probe, found, path, settings, plugins, report)
     request = PlanRequest(found, settings, plugins, probe, report)
     plan: FormatPlanner = resolve(planner.plan)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,10 +29,7 @@ from ostro.core.placement.offload import move_to_host
 from ostro.core.placement.patterns import ancestors
 from ostro.core.placement.placement import Placement
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Quantizer, TensorInfo, resolve
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage of loading, the units done and the units in total; weights count in bytes."""
+from ostro.core.records import ProgressCallback, Quantizer, TensorInfo, resolve
 
 MAX_LISTED = 10
 
@@ -193,7 +190,7 @@ def fill(
     reader: WeightReader,
     *,
     space: str,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     tied: Sequence[str] = (),
 ) -> None:
     """Fill every slot of the model. `tied` are tensors that a checkpoint may repeat; unused.

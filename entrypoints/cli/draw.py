@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
+from ostro.entrypoints.cli.options import (
+    add_model_options,
+    add_reference,
+    add_sampling_options,
+    parse_settings,
+)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -20,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_reference(parser)
     add_model_options(parser)
-    add = parser.add_argument_group("image").add_argument
+    group = parser.add_argument_group("image")
+    add = group.add_argument
     add("prompt", metavar="PROMPT", help="description of the image")
     add(
         "-o",
@@ -38,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="G",
         help="guidance scale: higher values follow the prompt more closely (default: the model's)",
     )
-    add("--seed", type=int, metavar="N", help="random seed (default: random)")
+    add_sampling_options(group, "seed")
     add(
         "-n",
         "--count",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,59 @@ from typing import Any
 from ostro.core.errors import UsageError
 from ostro.core.records import STARTER, Settings
 
+SAMPLING: Mapping[str, Mapping[str, Any]] = {
+    "max_tokens": {
+        "type": int,
+        "metavar": "N",
+        "help": "maximum number of tokens to generate (default: the rest of the context)",
+    },
+    "temperature": {
+        "type": float,
+        "metavar": "T",
+        "help": "sampling temperature; 0 is greedy (default: the model's)",
+    },
+    "top_k": {
+        "type": int,
+        "metavar": "K",
+        "help": "sample from the K most likely tokens (default: the model's)",
+    },
+    "top_p": {
+        "type": float,
+        "metavar": "P",
+        "help": "sample from the top P of the probability mass (default: the model's)",
+    },
+    "min_p": {
+        "type": float,
+        "metavar": "P",
+        "help": "minimum probability relative to the top token (default: the model's)",
+    },
+    "repetition_penalty": {
+        "type": float,
+        "metavar": "R",
+        "help": "penalty on repeated tokens; 1 is none (default: the model's)",
+    },
+    "seed": {
+        "type": int,
+        "metavar": "N",
+        "help": "random seed; the same seed gives the same output (default: random)",
+    },
+    "stop": {
+        "action": "append",
+        "default": [],
+        "metavar": "TEXT",
+        "help": "stop at this text; repeat the option for several texts",
+    },
+}
+"""Declarations of the options about sampling, by their fields of `Sampling`."""
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def add_sampling_options(target: argparse._ActionsContainer, *names: str) -> None:
+    """Declare these options of `SAMPLING`; -n is --max-tokens."""
+    for name in names:
+        short = ("-n",) if name == "max_tokens" else ()
+        target.add_argument(*short, f"--{name.replace('_', '-')}", **SAMPLING[name])
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

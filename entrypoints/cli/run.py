@@ -21,8 +21,10 @@ from ostro.entrypoints.cli.chat.base_model import report_base_model
 from ostro.entrypoints.cli.chat.conversation import Conversation, user_message
 from ostro.entrypoints.cli.chat.display import open_display
 from ostro.entrypoints.cli.options import (
+    SAMPLING,
     add_adapter_options,
     add_model_options,
+    add_sampling_options,
     parse_settings,
     take_model,
 )
@@ -35,25 +37,14 @@ if TYPE_CHECKING:
 KINDS = ("image", "audio", "video", "file")
 """Options that attach files."""
 
-SAMPLING = (
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "stop",
-)
-"""Options that are fields of `Sampling`."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("first", nargs="?", metavar="REF", help="model, unless -m names it")
     add_model_options(parser)
     add_adapter_options(parser)
-    add = parser.add_argument_group("chat").add_argument
+    group = parser.add_argument_group("chat")
+    add = group.add_argument
     add(
         "inputs",
         nargs="*",
@@ -95,51 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-history", action="store_true", help="do not keep what is typed in the chat")
     add("--raw", action="store_true", help="continue the text, without a chat template")
     add("--think", action=argparse.BooleanOptionalAction, help="enable or disable reasoning")
-    add(
-        "-n",
-        "--max-tokens",
-        type=int,
-        metavar="N",
-        help="maximum number of tokens to generate (default: the rest of the context)",
-    )
-    add(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="sampling temperature; 0 is greedy (default: the model's)",
-    )
-    add(
-        "--top-k",
-        type=int,
-        metavar="K",
-        help="sample from the K most likely tokens (default: the model's)",
-    )
-    add(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="sample from the top P of the probability mass (default: the model's)",
-    )
-    add(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="minimum probability relative to the top token (default: the model's)",
-    )
-    add(
-        "--repetition-penalty",
-        type=float,
-        metavar="R",
-        help="penalty on repeated tokens; 1 is none (default: the model's)",
-    )
-    add("--seed", type=int, metavar="N", help="random seed (default: random)")
-    add(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="stop at this text; repeat the option for several texts",
-    )
+    add_sampling_options(group, *SAMPLING)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
+from ostro.entrypoints.cli.options import (
+    add_model_options,
+    add_reference,
+    add_sampling_options,
+    parse_settings,
+)
 
 SUFFIXES = (".wav", ".flac", ".mp3", ".opus", ".pcm")
 OPTIONS = ("voice", "seed", "temperature", "top_p", "guidance", "max_seconds")
@@ -20,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_reference(parser)
     add_model_options(parser)
-    add = parser.add_argument_group("speech").add_argument
+    group = parser.add_argument_group("speech")
+    add = group.add_argument
     add("text", metavar="TEXT", help="text to speak; - is standard input")
     add(
         "-o",
@@ -31,24 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"file to write ({', '.join(SUFFIXES)})",
     )
     add("--voice", metavar="NAME", help="voice of the model (default: its first)")
-    add(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="random seed; the same seed gives the same speech (default: random)",
-    )
-    add(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="sampling temperature; 0 is greedy (default: the model's)",
-    )
-    add(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="sample from the top P of the probability mass (default: the model's)",
-    )
+    add_sampling_options(group, "seed", "temperature", "top_p")
     add(
         "--guidance",
         type=float,

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from ostro.entrypoints.progress import LoadingLine
 
 if TYPE_CHECKING:
-    from ostro.core.load.weights import Progress
+    from ostro.core.records import ProgressCallback
 
 INTERVAL = 3.0
 """Seconds between two lines."""
 
 
 @contextmanager
-def stages() -> Iterator[Progress]:
+def stages() -> Iterator[ProgressCallback]:
     """A callback that shows (stage, units done, units in total); a total of 0 is unknown."""
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         shown = LoadingLine(sys.stderr)
@@ -37,7 +37,7 @@ def stages() -> Iterator[Progress]:
 
 
 @contextmanager
-def lines() -> Iterator[Progress]:
+def lines() -> Iterator[ProgressCallback]:
     """A line about the current stage every `INTERVAL` seconds; none for a shorter command."""
     start, ended, current = time.monotonic(), threading.Event(), ("starting", 0, 0)
 

@@ -12,9 +12,8 @@ from ostro.core.device import free_bytes
 from ostro.core.engine.memory import largest_context
 from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.sizes import Sizes
-from ostro.core.load.weights import Progress
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import ProgressCallback, Settings
 from ostro.core.threads import THREADS
 from ostro.entrypoints.fit.bandwidth import measure_bandwidth
 from ostro.entrypoints.fit.room import Cache, Growth, cache_of, growths, room_of
@@ -71,7 +70,7 @@ def report(
     path: Path,
     settings: Settings,
     plugins: PluginManager,
-    progress: Progress = lambda *step: None,
+    progress: ProgressCallback = lambda *step: None,
 ) -> FitReport:
     """Estimate the model at a path. Raises the OstroError that loading it would raise."""
     THREADS.set(settings.threads)
@@ -81,7 +80,11 @@ def report(
 
 
 def report_of(
-    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager, progress: Progress
+    found: ModelOutline,
+    path: Path,
+    settings: Settings,
+    plugins: PluginManager,
+    progress: ProgressCallback,
 ) -> FitReport:
     free, cache = free_bytes(found.device), cache_of(found, path, settings, plugins)
     every = weigh(found, Sizes(found, settings, plugins), plugins, progress)

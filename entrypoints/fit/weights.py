@@ -12,11 +12,11 @@ from torch.nn import Module
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.quantize import Maker, QuantizationPlan, makers
 from ostro.core.load.sizes import Sizes
-from ostro.core.load.weights import Progress
 from ostro.core.nn import CachedLayer, Embedding, Head, Linear, Model
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import ProgressCallback
 
 STORED = "as stored"
 """Name of the variant without quantization at load."""
@@ -56,7 +56,7 @@ def variants(
 
 
 def weigh(
-    found: ModelOutline, sizes: Sizes, plugins: PluginManager, progress: Progress
+    found: ModelOutline, sizes: Sizes, plugins: PluginManager, progress: ProgressCallback
 ) -> list[Weights]:
     """Return the variants of a model, the largest first, without those that change nothing."""
     plans, weighed = list(variants(found, plugins)), list[Weights]()

@@ -34,7 +34,7 @@ from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
 
 if TYPE_CHECKING:
-    from ostro.core.load.weights import Progress
+    from ostro.core.records import ProgressCallback
 
 log = logging.getLogger(__name__)
 QUEUE = 32
@@ -213,7 +213,7 @@ class Server:
         if self.options.ready is not None:
             self.options.ready(url)
 
-    async def follow(self, report: Progress) -> None:
+    async def follow(self, report: ProgressCallback) -> None:
         """Report the engine's progress until cancelled."""
         while True:
             progress = self.engine.progress

@@ -17,9 +17,8 @@ from ostro.core.engine.memory import BLOCK
 from ostro.core.engine.start import open_weights
 from ostro.core.errors import UsageError
 from ostro.core.load.model import LoadedModel
-from ostro.core.load.weights import Progress
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import ProgressCallback, Settings
 from ostro.core.step import Step
 from ostro.core.threads import THREADS
 from ostro.entrypoints.open import name_of, open_tokenizer
@@ -112,7 +111,10 @@ class ReferenceRun:
 
 @contextmanager
 def open_model(
-    settings: Settings, plugins: PluginManager, window: int, progress: Progress | None = None
+    settings: Settings,
+    plugins: PluginManager,
+    window: int,
+    progress: ProgressCallback | None = None,
 ) -> Iterator[OpenModel]:
     """Load a model for windows of a length. Raises UsageError if it does not generate text."""
     loaded = open_weights(settings, plugins, progress)
@@ -134,7 +136,7 @@ def measure(
     plugins: PluginManager,
     *,
     tokens: int | None = None,
-    progress: Progress = lambda *step: None,
+    progress: ProgressCallback = lambda *step: None,
 ) -> QualityReport:
     """Compare variants, by name, with a reference.
 
@@ -169,12 +171,12 @@ def measure(
     )
 
 
-def prefixed(progress: Progress, name: str) -> Progress:
+def prefixed(progress: ProgressCallback, name: str) -> ProgressCallback:
     """A callback that adds the name of a model to the stage."""
     return lambda stage, done, total: progress(f"{name}: {stage}", done, total)
 
 
-def run_reference(model: OpenModel, cuts: list[Window], progress: Progress) -> ReferenceRun:
+def run_reference(model: OpenModel, cuts: list[Window], progress: ProgressCallback) -> ReferenceRun:
     """Run the reference over all windows."""
     steps = list(batches(cuts, model.rows, SEQUENCES))
     distributions = []
@@ -192,7 +194,7 @@ def compare_variants(
     known: ReferenceRun,
     plugins: PluginManager,
     length: int,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> Iterator[Quality]:
     """Compare variants one at a time, until Ctrl-C. Raises KeyboardInterrupt without a result."""
     count = 0
@@ -213,7 +215,7 @@ def compare_variants(
 
 
 def compare_variant(
-    name: str, model: OpenModel, known: ReferenceRun, progress: Progress
+    name: str, model: OpenModel, known: ReferenceRun, progress: ProgressCallback
 ) -> Quality:
     """Run a variant over the same windows. Raises UsageError if they do not fit the variant.
 

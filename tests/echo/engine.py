@@ -28,7 +28,6 @@ from ostro.core.errors import (
     RequestError,
     UsageError,
 )
-from ostro.core.ipc.loop import ProgressCallback
 from ostro.core.ipc.messages import (
     AdapterCommand,
     AdapterInfo,
@@ -38,6 +37,7 @@ from ostro.core.ipc.messages import (
     ModelSpec,
     Requantize,
 )
+from ostro.core.records import ProgressCallback
 
 VOCAB, CONTEXT = 300, 4096
 

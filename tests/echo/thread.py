@@ -11,6 +11,7 @@ from ostro.core.errors import EngineDied
 from ostro.core.ipc import loop
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.messages import Close, Failed, FromEngine, Progress, Ready, ToEngine
+from ostro.core.records import ProgressCallback
 
 
 class QueueInbox:
@@ -35,7 +36,7 @@ class QueueInbox:
 class ThreadEngine(AsyncEngine):
     """An engine in a thread of this process; `build` returns it, warmed up, in that thread."""
 
-    def __init__(self, build: Callable[[loop.ProgressCallback], loop.DrivenEngine]) -> None:
+    def __init__(self, build: Callable[[ProgressCallback], loop.DrivenEngine]) -> None:
         super().__init__()
         self._build = build
         self._inbox = QueueInbox()

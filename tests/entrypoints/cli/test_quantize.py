@@ -15,7 +15,7 @@ from tiny.model import make_gguf, make_model
 
 import ostro
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
-from ostro.core.load.weights import Progress
+from ostro.core.records import ProgressCallback
 from ostro.entrypoints.cli import main
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -143,7 +143,7 @@ def test_the_search_of_a_budget_shows_its_stages(
     found: list[str] = []
 
     @contextmanager
-    def stages() -> Iterator[Progress]:
+    def stages() -> Iterator[ProgressCallback]:
         yield lambda stage, done, total: found.append(stage)
 
     monkeypatch.setattr("ostro.entrypoints.cli.stages.stages", stages)

@@ -18,9 +18,8 @@ from ostro.core.load.describe import outline
 from ostro.core.load.model import load_model
 from ostro.core.load.planning import OpenProbe, PlanInterrupted, PlanRequest
 from ostro.core.load.quantize import FLOAT, makers
-from ostro.core.load.weights import Progress
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import ProgressCallback, Settings
 from ostro.entrypoints.cli import main
 from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.formats import wide
@@ -42,7 +41,7 @@ def llama(plugins: PluginManager) -> Iterator[Subject]:
 Stage = tuple[str, int, int]
 
 
-def interrupt(stage: str, done: int) -> Progress:
+def interrupt(stage: str, done: int) -> ProgressCallback:
     """A callback that acts like Ctrl-C once a stage has made some steps."""
 
     def report(*step: object) -> None:
@@ -114,7 +113,7 @@ def test_the_command_prints_them_and_exits_with_130(
     llama: Subject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def stages() -> Iterator[Progress]:
+    def stages() -> Iterator[ProgressCallback]:
         yield interrupt("measuring sensitivities", 3)
 
     monkeypatch.setattr("ostro.entrypoints.cli.stages.stages", stages)
