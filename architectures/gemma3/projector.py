@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,12 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "line_token_ids": [ids.get("\n" * n) for n in range(1, LINES + 1)],
         "preprocessor_config": llava.preprocessor(container, size={"height": side, "width": side}),
     }
+
+
+def gguf_metadata(config: vision.Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector; the factor of pooling has a key where it is not 4."""
+    factor = None if config.pooled == 4 else config.pooled
+    return llava.image_keys(config, raw, "gemma3", **{"projector.scale_factor": factor})
 
 
 def names(config: vision.Config) -> Names:

@@ -199,6 +199,48 @@ def sound(container: Container) -> dict[str, Any]:
     }
 
 
+SIDE, BINS = 224, 128
+"""The size of an image, which has no effect, and the bins of the published models."""
+
+
+def gguf_metadata(config: vision.Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector. Pixels are not normalised."""
+    tower, sound = config.vision, config.audio
+    seen = {
+        "projector_type": "gemma4v",
+        "projection_dim": config.text.hidden_size,
+        "image_size": SIDE,
+        "patch_size": tower.patch_size,
+        "embedding_length": tower.hidden_size,
+        "feed_forward_length": tower.intermediate_size,
+        "block_count": tower.num_hidden_layers,
+        "attention.head_count": tower.num_attention_heads,
+        "attention.layer_norm_epsilon": tower.rms_norm_eps,
+        "image_mean": [0.0] * 3,
+        "image_std": [1.0] * 3,
+        "projector.scale_factor": tower.pooling_kernel_size,
+    }
+    found = {"clip.has_vision_encoder": True}
+    found |= {f"clip.vision.{key}": value for key, value in seen.items()}
+    return found if sound is None else {**found, **sound_keys(config, sound)}
+
+
+def sound_keys(config: vision.Config, sound: Any) -> dict[str, Any]:
+    """The keys of the sound encoder."""
+    heard = {
+        "projector_type": "gemma4a",
+        "projection_dim": config.text.hidden_size,
+        "embedding_length": sound.hidden_size,
+        "feed_forward_length": 4 * sound.hidden_size,
+        "block_count": sound.num_hidden_layers,
+        "attention.head_count": sound.num_attention_heads,
+        "attention.layer_norm_epsilon": sound.rms_norm_eps,
+        "num_mel_bins": BINS,
+    }
+    keys = {f"clip.audio.{key}": value for key, value in heard.items()}
+    return {"clip.has_audio_encoder": True, **keys}
+
+
 def linear_pairs(theirs: str, ours: str, linears: Mapping[str, str]) -> Iterator[Pair]:
     """The pairs of linears and of their bounds."""
     for a, b in linears.items():

@@ -6,6 +6,7 @@ Source: llama.cpp's converter and tools/mtmd, 2026.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,16 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "image_marks": marks,
         "preprocessor_config": images,
     }
+
+
+def gguf_metadata(config: model.Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector, with the longest side of an image before it is cut into tiles."""
+    size = (raw.get("preprocessor_config") or {}).get("size") or {}
+    more = {
+        "projector.scale_factor": config.scale_factor,
+        "preproc_image_size": size.get("longest_edge", config.vision.image_size),
+    }
+    return llava.image_keys(config, raw, "idefics3", **more)
 
 
 def names(config: model.Config) -> Names:

@@ -35,6 +35,9 @@ TOWER = {
 }
 """The names of CLIP and SigLIP encoders."""
 
+EPSILON = 1e-6
+"""The epsilon of norms of encoders whose configs do not state it."""
+
 
 def pairs(names: Mapping[str, str], theirs: str, ours: str) -> tuple[Pair, ...]:
     """The pairs of names below `theirs` in a projector and below `ours`."""
@@ -75,6 +78,49 @@ def preprocessor(container: Container, **more: Any) -> dict[str, Any]:
     """The preprocessor_config.json of a projector: mean, std, and `more`."""
     kinds = ("image_mean", "image_std")
     return {kind: stated(container, f"vision.{kind}", list) for kind in kinds} | more
+
+
+ACTS = {"gelu": "use_gelu", "gelu_pytorch_tanh": "use_gelu", "silu": "use_silu"}
+"""The keys of activations; without one, it is quick_gelu."""
+
+DEPTH, HEADS = ("num_hidden_layers", "depth"), ("num_attention_heads", "num_heads")
+"""Names of fields of vision configs."""
+
+
+def image_keys(config: Any, raw: Mapping[str, Any], projector: str, **more: Any) -> dict[str, Any]:
+    """The keys of a projector of images: the encoder's sizes, its preprocessing, and `more`.
+
+    config: typed, with `text` and `vision`. raw: the config.json, whose "preprocessor_config" are
+    the settings of the processor. Without settings, there are no keys. `more` are keys below
+    "clip.vision."; None omits one.
+    """
+    vision, images = config.vision, raw.get("preprocessor_config") or {}
+    if not images:
+        return {}
+    depth, heads = (
+        next(getattr(vision, n) for n in f if hasattr(vision, n)) for f in (DEPTH, HEADS)
+    )
+    found = {
+        "projection_dim": config.text.hidden_size,
+        "image_size": getattr(vision, "image_size", None),
+        "patch_size": vision.patch_size,
+        "embedding_length": vision.hidden_size,
+        "feed_forward_length": vision.intermediate_size,
+        "block_count": depth,
+        "attention.head_count": heads,
+        "attention.layer_norm_epsilon": getattr(vision, "layer_norm_eps", EPSILON),
+        "image_mean": images.get("image_mean"),
+        "image_std": images.get("image_std"),
+        **more,
+    }
+    act = ACTS.get(getattr(vision, "hidden_act", ""))
+    keys = {f"clip.vision.{key}": value for key, value in found.items()}
+    return {
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": projector,
+        **({f"clip.{act}": True} if act else {}),
+        **keys,
+    }
 
 
 def token(container: Container, *texts: str) -> int:

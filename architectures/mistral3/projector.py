@@ -5,6 +5,7 @@ Source: llama.cpp's converter and tools/mtmd, 2026.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,11 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "image_end_token_id": llava.token(container, "[IMG_END]"),
         "preprocessor_config": llava.preprocessor(container, size=edge),
     }
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector."""
+    return llava.image_keys(config, raw, "pixtral", spatial_merge_size=config.spatial_merge_size)
 
 
 def names(config: Config) -> Names:

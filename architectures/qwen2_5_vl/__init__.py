@@ -58,6 +58,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         inputs=f"{__name__}.inputs:Inputs",
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
+        gguf_metadata=f"{__name__}.projector:gguf_metadata",
         tiny=shape(TEXT, TOWER, [2, 3, 3]),
         wide=shape(WIDE_TEXT, {**TOWER, **ALIGNED, "window_size": 64}, [8, 12, 12]),
         reference="transformers:Qwen2_5_VLForConditionalGeneration",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,31 @@ def sighted_config(container: Container, **tower: Any) -> dict[str, Any]:
         "vision_end_token_id": llava.token(container, "<|vision_end|>"),
         "preprocessor_config": images,
     }
+
+
+SIDE = 560
+"""The size of an image, which llama.cpp uses only to warm up."""
+
+
+def sighted_keys(
+    config: SightedConfig, raw: Mapping[str, Any], projector: str, **more: Any
+) -> dict[str, Any]:
+    """The keys of the projector of a Qwen-VL model, with the limits of an image in pixels."""
+    images = raw.get("preprocessor_config") or {}
+    size = images.get("size") or {}
+    limits = {
+        "image_min_pixels": images.get("min_pixels") or size.get("shortest_edge"),
+        "image_max_pixels": images.get("max_pixels") or size.get("longest_edge"),
+        "spatial_merge_size": config.vision.spatial_merge_size,
+        "image_size": SIDE,
+    }
+    return llava.image_keys(config, raw, projector, **{**limits, **more})
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector; n_wa_pattern is the distance of layers with full attention."""
+    first = next(iter(config.vision.fullatt_block_indexes), config.vision.depth - 1)
+    return sighted_keys(config, raw, "qwen2.5vl_merger", n_wa_pattern=first + 1)
 
 
 def tower_pairs(config: SightedConfig) -> tuple[Pair, ...]:

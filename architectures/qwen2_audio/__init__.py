@@ -48,6 +48,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         inputs=f"{__name__}.inputs:Inputs",
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
+        gguf_metadata=f"{__name__}.projector:gguf_metadata",
         tiny=TINY,
         wide=WIDE,
         reference="transformers:Qwen2AudioForConditionalGeneration",

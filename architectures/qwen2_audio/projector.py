@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,9 @@ BLOCK = {
     "ffn_down": "mlp.fc2",
 }
 POSITIONS = "mmproj.a.position_embd.weight"
+EPSILON = 1e-5
+"""The epsilon of the encoder's norms, which no config states."""
+
 FRAMES = 2
 """Frames of the spectrogram per row of the encoder."""
 
@@ -70,6 +74,22 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "audio_token_index": llava.token(container, "<|AUDIO|>"),
         "preprocessor_config": preprocessor,
     }
+
+
+def gguf_metadata(config: qwen2_audio.Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector."""
+    audio = config.audio
+    found = {
+        "projection_dim": config.text.hidden_size,
+        "embedding_length": audio.d_model,
+        "feed_forward_length": audio.encoder_ffn_dim,
+        "block_count": audio.encoder_layers,
+        "attention.head_count": audio.encoder_attention_heads,
+        "attention.layer_norm_epsilon": EPSILON,
+        "num_mel_bins": audio.num_mel_bins,
+    }
+    keys = {f"clip.audio.{key}": value for key, value in found.items()}
+    return {"clip.has_audio_encoder": True, "clip.projector_type": "qwen2a", **keys}
 
 
 def names(config: qwen2_audio.Config) -> Names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,11 @@ def gguf_config(container: Container) -> dict[str, Any]:
         "mlp_ratio": max(up.shape) // width,
     }
     return raw
+
+
+def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector."""
+    return projector.sighted_keys(config, raw, "qwen2vl_merger")
 
 
 def names(config: Config) -> Names:

@@ -10,7 +10,7 @@ from ostro import Container, Names, Pair
 from ostro.architectures.llama.names import GGUF as TEXT
 from ostro.architectures.llava import projector as llava
 from ostro.architectures.qwen2_5_vl.projector import BLOCK as BLOCK_2_5
-from ostro.architectures.qwen2_5_vl.projector import sighted_config, tower_pairs
+from ostro.architectures.qwen2_5_vl.projector import sighted_config, sighted_keys, tower_pairs
 from ostro.architectures.qwen3_vl import names as qwen3_vl
 from ostro.architectures.qwen3_vl.config import Config, SightedConfig
 from ostro.errors import ConfigError
@@ -34,9 +34,22 @@ def gguf_config(container: Container) -> dict[str, Any]:
     )
 
 
-def gguf_metadata(config: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of layers of the text that add features of images."""
-    return {"n_deepstack_layers": len(raw["vision_config"]["deepstack_visual_indexes"])}
+def tower_keys(config: SightedConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector."""
+    vision = config.vision
+    return sighted_keys(
+        config,
+        raw,
+        "qwen3vl_merger",
+        image_size=vision.side * vision.patch_size,
+        is_deepstack_layers=[i in vision.deepstack_visual_indexes for i in range(vision.depth)],
+    )
+
+
+def gguf_metadata(config: SightedConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the projector, and the layers of the text that add features of images."""
+    layers = len(config.vision.deepstack_visual_indexes)
+    return {"n_deepstack_layers": layers, **tower_keys(config, raw)}
 
 
 def tower_names(config: SightedConfig) -> tuple[Pair, ...]:

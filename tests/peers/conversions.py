@@ -131,16 +131,7 @@ def write_ranks(folder: Path) -> None:
 def write_marked_bytes(folder: Path, marks: Sequence[str] = ()) -> None:
     """As `write_bytes`, with the media placeholders first, at their ids in tiny configs."""
     write_bytes(folder)
-    file = folder / "tokenizer.json"
-    said = json.loads(file.read_text())
-    vocabulary = said["model"]["vocab"]
-    free = len(said["added_tokens"]) + len(vocabulary)
-    places = {id: text for text, id in vocabulary.items()}
-    for id, mark in enumerate(marks or MARKS, 1):
-        vocabulary[places[id]], vocabulary[mark] = free + id - 1, id
-        said["added_tokens"].append(said["added_tokens"][0] | {"id": id, "content": mark})
-    said["added_tokens"].sort(key=lambda token: token["id"])
-    file.write_text(json.dumps(said))
+    make_tokenizer(marks or MARKS).save(str(folder / "tokenizer.json"))
 
 
 def write_fallback(folder: Path, media: Sequence[str] = ()) -> None:

@@ -21,7 +21,14 @@ from tiny.model import make_tokenizer
 sys.path.append(str(Path(__file__).parent))
 
 from conversions import CASES, DENSE, Case
-from converter import CHECKOUT, ConverterError, convert, find_checkout, find_python
+from converter import (
+    CHECKOUT,
+    ConverterError,
+    compare_media,
+    convert,
+    find_checkout,
+    find_python,
+)
 from environments import default_root, python_of
 
 from ostro.core.load.planning import plan_model
@@ -30,7 +37,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.plugins.checkpoints.gguf.convert import Converted
 from ostro.plugins.checkpoints.gguf.write import write_gguf
-from ostro.plugins.conformance.parity import subject
+from ostro.plugins.conformance.parity import BAR, subject
 from ostro.quant.gguf import MIXTURES
 
 pytestmark = pytest.mark.peer
@@ -75,6 +82,7 @@ def comparable(case: Case) -> bool:
 
 
 EQUAL = {name: case for name, case in CASES.items() if comparable(case)}
+MEDIA = {name: case for name, case in CASES.items() if case.media is not None and not case.refused}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +106,30 @@ def plugins() -> PluginManager:
     manager = PluginManager()
     manager.load(Settings())
     return manager
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_projectors_equal_those_of_the_converter(
+    name: str, checkout: Path, plugins: PluginManager, tmp_path: Path
+) -> None:
+    case = MEDIA[name]
+    with subject(plugins, case.name, config=case.shape(plugins)) as tiny:
+        case.prepare(tiny)
+        theirs = tmp_path / "theirs.gguf"
+        try:
+            convert(tiny.folder, theirs, checkout, find_python(), ("--mmproj",))
+        except ConverterError as error:
+            pytest.skip(str(error))
+        ours(tiny.folder, tmp_path / "ours", plugins)
+        (written,) = (tmp_path / "ours").glob("mmproj-*.gguf")
+        a, b = GGUFReader(written), GGUFReader(theirs)
+        compare_tensors(a, b)
+        found, expected = keys(a), keys(b)
+        own = {key for key in expected if key.startswith(OWN)}
+        assert {key: found.get(key) for key in expected.keys() - own} == {
+            key: expected[key] for key in expected.keys() - own
+        }
+        assert compare_media(tiny, tmp_path / "ours") <= BAR
 
 
 def ours(folder: Path, out: Path, plugins: PluginManager) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,25 @@ CONFIG: Mapping[str, Any] = {
 }
 
 
-def make_tokenizer() -> Tokenizer:
-    """A byte-level BPE of 300 ids, trained on a few lines, with two control tokens."""
+def make_tokenizer(marks: Sequence[str] = ()) -> Tokenizer:
+    """A byte-level BPE of 300 ids, trained on a few lines, with two control tokens.
+
+    `marks` are more control tokens, with ids from 1.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TEXT, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (START, END)])
+    said = json.loads(tokenizer.to_str())
+    vocabulary = said["model"]["vocab"]
+    texts = {id: text for text, id in vocabulary.items()}
+    for id, mark in enumerate(marks, 1):
+        vocabulary[texts[id]], vocabulary[mark] = len(vocabulary), id
+    tokenizer = Tokenizer.from_str(json.dumps(said))
+    added = (*marks, START, END)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in added])
     return tokenizer
 
 

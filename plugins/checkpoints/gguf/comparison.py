@@ -59,6 +59,8 @@ def same(a: Any, b: Any) -> bool:
     """Whether two attributes are equal, floats within float32; other objects are not compared."""
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, frozenset) and isinstance(b, frozenset):
+        return a == b
     if not (isinstance(a, PLAIN) and isinstance(b, PLAIN)):
         return True
     if isinstance(a, float) and isinstance(b, float):

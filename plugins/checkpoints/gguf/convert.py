@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ostro import TokenizerSource, TokenizerWriter, resolve
 from ostro.checkpoints import GGML_BY_NAME as BY_NAME
-from ostro.checkpoints import Maker, Saving
-from ostro.config import ModelConfig
+from ostro.checkpoints import JoinedContainer, Maker, Saving
 from ostro.errors import CheckpointError, Unsupported
 from ostro.pipelines import load_tokenizer
 from ostro.plugins.checkpoints.gguf.comparison import differences
@@ -26,8 +25,16 @@ from ostro.plugins.checkpoints.gguf.entries import (
     ggml,
     one_format,
 )
-from ostro.plugins.checkpoints.gguf.keys import ARCHITECTURE, config_keys, rope_tensors
-from ostro.plugins.checkpoints.gguf.reader import open_gguf
+from ostro.plugins.checkpoints.gguf.keys import (
+    ARCHITECTURE,
+    config_keys,
+    rope_tensors,
+    text_config,
+)
+from ostro.plugins.checkpoints.gguf.keys import PROJECTOR as CLIP
+from ostro.plugins.checkpoints.gguf.mmproj import MediaProjector, preprocessor
+from ostro.plugins.checkpoints.gguf.projector import Projector
+from ostro.plugins.checkpoints.gguf.reader import PART, open_gguf
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -40,10 +47,20 @@ class Converted:
         self.saving, found = saving, saving.outline
         self.gguf = import_gguf()
         self.conversion = Conversion(saving)
-        self.config = text_config(found.config)
-        self.keys = config_keys(found.architecture, self.config, found.raw_config, saving.plugins)
+        raw = {**found.raw_config, "preprocessor_config": preprocessor(found.container.path)}
+        keys = config_keys(found.architecture, found.config, raw, saving.plugins)
+        media = {key: value for key, value in keys.items() if key.startswith(CLIP)}
+        self.keys = {key: value for key, value in keys.items() if key not in media}
         turning = self.keys.get(f"{self.keys[ARCHITECTURE]}.rope.dimension_count", 0)
-        self.extra = rope_tensors(self.config, turning)
+        self.extra = rope_tensors(text_config(found.config), turning)
+        self.projector = MediaProjector(self.conversion, media) if media else None
+
+    @property
+    def lacks_projector(self) -> bool:
+        """Whether the folder has an encoder of media that is not written."""
+        return self.projector is None and any(
+            n.startswith(PROJECTOR) for n in self.conversion.parts
+        )
 
     def entries(self) -> list[TensorEntry]:
         """The tensors of the file: extra tensors of the rope, and those of the model's text."""
@@ -111,18 +128,22 @@ class Converted:
         return torch.stack(made)
 
     def write_header(self, path: Path, entries: Sequence[TensorEntry], file_type: int) -> None:
-        """Write the header of the file with the gguf package."""
-        architecture = self.keys[ARCHITECTURE]
-        writer = self.gguf.GGUFWriter(path, architecture)
+        keys = {"general.type": "model", **self.keys, **self.tokenizer()}
+        self.write_keys(path, keys, entries, file_type)
+
+    def write_keys(
+        self, path: Path, keys: Mapping[str, Any], entries: Sequence[TensorEntry], file_type: int
+    ) -> None:
+        """Write the header of a file with the gguf package."""
+        writer = self.gguf.GGUFWriter(path, keys[ARCHITECTURE])
         general = {
-            "general.type": "model",
             "general.name": self.saving.outline.container.path.name,
             "general.file_type": file_type,
             "general.quantization_version": QUANTIZATION_VERSION,
         }
-        keys = {key: value for key, value in self.keys.items() if key != ARCHITECTURE}
-        for key, value in {**general, **keys, **self.tokenizer()}.items():
-            add_key(self.gguf, writer, key, value)
+        for key, value in {**general, **keys}.items():
+            if key != ARCHITECTURE:
+                add_key(self.gguf, writer, key, value)
         import numpy as np
 
         for each in entries:
@@ -143,13 +164,16 @@ class Converted:
         writer: TokenizerWriter = write
         return writer(tokenizer, TokenizerSource(root=folder), self.keys)
 
-    def check(self, path: Path) -> None:
-        """Raise CheckpointError if the file describes another model than the folder."""
+    def check(self, path: Path, projector: Path | None) -> None:
+        """Raise CheckpointError if the files describe another model than the folder."""
         found, plugins = self.saving.outline, self.saving.plugins
         record, name = found.architecture, self.keys[ARCHITECTURE]
-        if record.gguf_config is None or (record.gguf and name not in record.gguf):
+        container = open_gguf(path)
+        if projector is not None:
+            container = JoinedContainer(container, {PART: Projector(projector)})
+        elif record.gguf_config is None or (record.gguf and name not in record.gguf):
             record = plugins.architecture_for(gguf=name)
-        raw = resolve(record.gguf_config or "")(open_gguf(path))
+        raw = resolve(record.gguf_config or "")(container)
         stated = resolve(record.model)(resolve(record.config).from_hf(raw)).eval()
         if wrong := differences(found.model, stated):
             raise CheckpointError(
@@ -168,11 +192,6 @@ def import_gguf() -> Any:
             "'ostro[gguf]'"
         ) from None
     return gguf
-
-
-def text_config(config: ModelConfig) -> Any:
-    """The config of a model's decoder; the config itself for a model of text."""
-    return getattr(config, "text", config)
 
 
 def is_weight(name: str, shape: tuple[int, ...]) -> bool:

@@ -86,7 +86,7 @@ class Copy:
     def write_header(self, path: Path, entries: Sequence[TensorEntry], file_type: int) -> None:
         path.write_bytes(header(metadata(self.container), entries, file_type))
 
-    def check(self, path: Path) -> None:
+    def check(self, path: Path, projector: Path | None) -> None:
         """Nothing: the metadata is unchanged."""
 
 

@@ -18,6 +18,9 @@ from ostro.ops import rope_frequencies
 
 ARCHITECTURE = "general.architecture"
 
+PROJECTOR = "clip."
+"""The prefix of the keys of a projector file."""
+
 KEYS: Mapping[str, Sequence[str]] = {
     "block_count": ("num_hidden_layers", "num_layers"),
     "context_length": ("max_position_embeddings",),
@@ -66,33 +69,41 @@ LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_fa
 def config_keys(
     record: Architecture, config: Any, raw: Mapping[str, Any], plugins: PluginManager
 ) -> dict[str, Any]:
-    """The keys of a text model, with the prefix of its architecture.
+    """The keys of a text model, with the prefix of its architecture, and those of its projector.
 
-    `config` is its typed config, `raw` its config.json. Raises Unsupported without an architecture
+    `config` is its typed config, `raw` its config.json, in which "preprocessor_config" are the
+    settings of its processor. Raises Unsupported without an architecture
     of GGUF files.
     """
+    whole, config = config, text_config(config)
     found = {key: field_of(config, fields) for key, fields in KEYS.items()}
     found |= rope_keys(config)
     if not has_windows(config):
         found["attention.sliding_window"] = None
     name = text_name(record, raw)
     has_media = name is not None and name not in record.gguf
-    records = [(record, raw)]
+    records = [(record, whole, raw)]
     if has_media:
-        records.append((plugins.architecture_for(gguf=name), raw.get("text_config", raw)))
-    for each, its in records:
+        text = plugins.architecture_for(gguf=name)
+        records.append((text, config, raw.get("text_config", raw)))
+    for each, typed, its in records:
         if each.gguf_metadata is not None:
             write: ConfigWriter = resolve(each.gguf_metadata)
-            found |= write(config, its)
+            found |= write(typed, its)
     stated = found.pop(ARCHITECTURE, None)
     name = name if has_media else stated or name
     if name is None:
         raise Unsupported(f"{record.name} has no architecture of GGUF files; use --to uqff")
     named = {key: value for key, value in found.items() if value is not None}
     return {ARCHITECTURE: name} | {
-        key if key.startswith(("general.", "tokenizer.")) else f"{name}.{key}": value
+        key if key.startswith(("general.", "tokenizer.", PROJECTOR)) else f"{name}.{key}": value
         for key, value in named.items()
     }
+
+
+def text_config(config: Any) -> Any:
+    """The config of a model's decoder; the config itself for a model of text."""
+    return getattr(config, "text", config)
 
 
 def text_name(record: Architecture, raw: Mapping[str, Any]) -> str | None:
