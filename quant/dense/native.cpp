@@ -2,7 +2,9 @@
 //
 // A panel is 64 rows of weights: [k / 2, 64, 2], so that one instruction multiplies a pair of
 // elements of x with 16 rows of weights. Weights are read once per call, in the order of memory.
-// Each sum adds its pairs in order, so a row of y has the same bits in every batch.
+//
+// The parts of each sum are those of oneDNN 3.12, which multiplies if there is no C++ compiler: the
+// bits, and so the answers of a model, do not depend on one.
 #include "ostro.h"
 
 #include <algorithm>
@@ -13,15 +15,17 @@ enum { PANEL = 64 };
 #ifdef __AVX512BF16__
 
 // TILE_ROWS: rows of x whose sums with a panel are in registers. VECTORS: those of a panel's sums.
-// DEPTH: pairs of k per pass, so that the tile of x fits the L1 cache, and the panel the L2 cache.
-enum { TILE_ROWS = 6, VECTORS = PANEL / 16, DEPTH = 512 };
+enum { TILE_ROWS = 6, VECTORS = PANEL / 16 };
+
+// Pairs of k per part of a sum. The tile of x then fits the L1 cache, and the panel the L2 cache.
+static int64_t part(int64_t t, int64_t k) { return t == 1 || k <= 1024 ? 256 : 512; }
 
 // sums [R, PANEL] += x [R, 2 pairs], rows x_row apart, times part of a panel.
 template <int R>
 static void multiply(const bf16* x, int64_t x_row, const bf16* panel, int64_t pairs, float* sums) {
     __m512 acc[R][VECTORS];
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) acc[r][v] = _mm512_load_ps(sums + r * PANEL + v * 16);
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = _mm512_setzero_ps();
     for (int64_t i = 0; i < pairs; i++, panel += 2 * PANEL) {
         __m512bh weights[VECTORS];
         for (int v = 0; v < VECTORS; v++)
@@ -35,7 +39,10 @@ static void multiply(const bf16* x, int64_t x_row, const bf16* panel, int64_t pa
         }
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + r * PANEL + v * 16, acc[r][v]);
+        for (int v = 0; v < VECTORS; v++) {
+            float* to = sums + r * PANEL + v * 16;
+            _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), acc[r][v]));
+        }
 }
 
 // The same for any number of rows.
@@ -52,7 +59,7 @@ static void multiply_rows(const bf16* x, int64_t x_row, int64_t rows, const bf16
 extern "C" void matmul(const bf16* x, int64_t x_row, int64_t t, const bf16* panels, int64_t n,
                        int64_t k, bf16* y) {
     if (t == 0) return;
-    int64_t pairs = k / 2, count = (n + PANEL - 1) / PANEL;
+    int64_t pairs = k / 2, count = (n + PANEL - 1) / PANEL, step = part(t, k);
 #pragma omp parallel if (t * n * k > 1 << 16)
     {
         struct alignas(64) Line {
@@ -64,9 +71,9 @@ extern "C" void matmul(const bf16* x, int64_t x_row, int64_t t, const bf16* pane
 #pragma omp for schedule(static)
         for (int64_t p = 0; p < count; p++) {
             std::fill(sums, sums + t * PANEL, 0.0f);
-            for (int64_t i = 0; i < pairs; i += DEPTH)
+            for (int64_t i = 0; i < pairs; i += step)
                 multiply_rows(x + 2 * i, x_row, t, panels + (p * pairs + i) * 2 * PANEL,
-                              std::min<int64_t>(DEPTH, pairs - i), sums);
+                              std::min(step, pairs - i), sums);
             for (int64_t r = 0; r < t; r++)
                 for (int64_t c = p * PANEL; c < std::min(n, (p + 1) * PANEL); c += 16)
                     store(y + r * n + c, load(sums + r * PANEL + c % PANEL), n - c);
