@@ -227,7 +227,7 @@ def gguf_metadata(config: vision.Config, raw: Mapping[str, Any]) -> dict[str, An
 
 def sound_keys(config: vision.Config, sound: Any) -> dict[str, Any]:
     """The keys of the sound encoder."""
-    heard = {
+    audio = {
         "projector_type": "gemma4a",
         "projection_dim": config.text.hidden_size,
         "embedding_length": sound.hidden_size,
@@ -237,7 +237,7 @@ def sound_keys(config: vision.Config, sound: Any) -> dict[str, Any]:
         "attention.layer_norm_epsilon": sound.rms_norm_eps,
         "num_mel_bins": BINS,
     }
-    keys = {f"clip.audio.{key}": value for key, value in heard.items()}
+    keys = {f"clip.audio.{key}": value for key, value in audio.items()}
     return {"clip.has_audio_encoder": True, **keys}
 
 
