@@ -150,6 +150,34 @@ def test_what_only_looks_imports_no_torch(what: str) -> None:
     without_torch(LIGHT[what])
 
 
+INPUTS = [
+    file
+    for file in FILES
+    if file.startswith("architectures/")
+    and file.endswith(("/inputs.py", "/pixels.py", "/request.py"))
+]
+
+
+def test_inputs_of_architectures_import_no_torch() -> None:
+    """The API process and the processes that prepare media import them."""
+    names = ["ostro." + file.removesuffix(".py").replace("/", ".") for file in INPUTS]
+    assert "ostro.architectures.llava.inputs" in names
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), name"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *names],
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_every_public_name_is_there_and_typed() -> None:
     for name in ostro.__all__:
         assert getattr(ostro, name) is not None
