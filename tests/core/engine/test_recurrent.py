@@ -13,7 +13,7 @@ from ostro.plugins.conformance.parity import Subject, greedy, subject
 
 Build = Callable[..., Engine]
 BLOCK = 16
-NAMES = ("lfm2", "mamba2", "qwen3_next")
+NAMES = ("lfm2", "mamba2", pytest.param("qwen3_next", marks=pytest.mark.slow))
 """Two hybrid models, and one with states only."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,6 +138,7 @@ FEATURES = {
     "all": {"window": 9, "softcap": 3.0, "sinks": per_head(), "alibi": per_head() / 4},
 }
 features = pytest.mark.parametrize("given", FEATURES.values(), ids=FEATURES)
+OTHER_PAGES = [(16, 0), (16, 5), (48, 0), (48, 40), (256, 5), (256, 40)]
 MIXED = ([3, 1, 5, 1, 2], [3, 20, 12, 0, 33])
 DECODE = ([1, 1, 1, 1], [1, 70, 0, 33])
 
@@ -245,8 +247,15 @@ def test_triton_latent(queries: int) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("page", [16, 48, 256])
-@pytest.mark.parametrize("window", [0, 5, 40])
+@pytest.mark.parametrize(
+    ("page", "window"),
+    [
+        (16, 40),
+        (48, 5),
+        (256, 0),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in OTHER_PAGES),
+    ],
+)
 def test_triton_pages(page: int, window: int) -> None:
     check(ragged(*MIXED, page=page, window=window), window=window)
     check(ragged(*DECODE, page=page, window=window), window=window)
@@ -300,12 +309,18 @@ def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_segments", "products_by_row")
 @pytest.mark.parametrize(
-    "stored",
-    [None, torch.int8, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow)],
+    ("dtype", "stored"),
+    [
+        (torch.float32, None),
+        *(
+            pytest.param(dtype, stored, marks=pytest.mark.slow)
+            for dtype, stored in product(
+                (torch.float32, torch.float16), (None, torch.int8, torch.float8_e4m3fn)
+            )
+            if (dtype, stored) != (torch.float32, None)
+        ),
+    ],
     ids=str,
-)
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
 )
 def test_fixed_is_the_same_alone_in_a_batch_and_in_chunks(
     dtype: torch.dtype, stored: torch.dtype | None

@@ -96,6 +96,8 @@ def by_definition(name: str, window: int) -> Tensor:
 def test_every_kernel_sees_what_is_behind(
     name: str, window: int, host: bool, kernel: Callable[..., Any]
 ) -> None:
+    if host and kernel in (triton.attention, triton.attention_deterministic):
+        pytest.skip("Triton kernels do not read lists of the host")
     with poison():
         got = kernel(*batch(name, host), D**-0.5, window=window)
     torch.testing.assert_close(got.cpu(), by_definition(name, window), rtol=1e-4, atol=1e-5)

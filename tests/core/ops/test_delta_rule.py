@@ -57,13 +57,29 @@ def both(module: ModuleType, ours: list[object], theirs: list[object]) -> tuple[
 MODULES = pytest.mark.parametrize("module", [triton, native], ids=["triton", "native"])
 
 
-@MODULES
+SHAPES = [(2, 4, 24, 16), (1, 3, 7, 5), (2, 2, 128, 20), (1, 1, 600, 2), (1, 2, 8, 140)]
+
+
+def is_slow(module: ModuleType, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the interpreter takes long: for prompts, two shapes are quick."""
+    return module is triton and name.startswith("prompt") and shape in SHAPES[2:]
+
+
 @pytest.mark.parametrize(
-    "shape",
-    [(2, 4, 24, 16), (1, 3, 7, 5), (2, 2, 128, 20), (1, 1, 600, 2), (1, 2, 8, 140)],
-    ids=str,
+    ("module", "name", "shape"),
+    [
+        pytest.param(
+            module,
+            name,
+            shape,
+            id=f"{module.__name__.rpartition('.')[2]}-{name}-{shape}",
+            marks=pytest.mark.slow if is_slow(module, name, shape) else (),
+        )
+        for module in (triton, native)
+        for name in BATCHES
+        for shape in SHAPES
+    ],
 )
-@pytest.mark.parametrize("name", BATCHES)
 def test_delta_rule(module: ModuleType, name: str, shape: tuple[int, int, int, int]) -> None:
     ours, theirs = arguments(name, *shape), arguments(name, *shape)
     y, expected = both(module, ours, theirs)
