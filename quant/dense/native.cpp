@@ -14,6 +14,46 @@ enum { PANEL = 64 };
 
 #ifdef __AVX512BF16__
 
+// Copy up to 16 rows of up to 16 words, `from_row` words apart, to 16 columns of up to 16 rows,
+// `to_row` words apart. Columns of missing rows become zero.
+static void transpose(const uint32_t* from, int64_t from_row, int64_t rows, int64_t words,
+                      uint32_t* to, int64_t to_row) {
+    if (rows == 16 && words == 16) {
+        v16u columns[16];
+        load_transposed((const uint8_t*)from, 4 * from_row, columns);
+        for (int i = 0; i < 16; i++) memcpy(to + i * to_row, &columns[i], sizeof columns[i]);
+        return;
+    }
+    for (int64_t i = 0; i < words; i++)
+        for (int64_t r = 0; r < 16; r++) to[i * to_row + r] = r < rows ? from[r * from_row + i] : 0;
+}
+
+// panels [(n + 63) / 64, pairs, 64] = weights [n, pairs]; a word is a pair of elements.
+extern "C" void pack(const uint32_t* weights, int64_t n, int64_t pairs, uint32_t* panels) {
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < (n + PANEL - 1) / PANEL * PANEL; first += 16)
+        for (int64_t i = 0; i < pairs; i += 16)
+            transpose(weights + first * pairs + i, pairs, std::clamp<int64_t>(n - first, 0, 16),
+                      std::min<int64_t>(16, pairs - i),
+                      panels + (first / PANEL * pairs + i) * PANEL + first % PANEL, PANEL);
+}
+
+// The inverse: weights [n, pairs] = panels.
+extern "C" void unpack(const uint32_t* panels, int64_t n, int64_t pairs, uint32_t* weights) {
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < n; first += 16) {
+        int64_t columns = std::min<int64_t>(16, n - first);
+        for (int64_t i = 0; i < pairs; i += 16) {
+            const uint32_t* from = panels + (first / PANEL * pairs + i) * PANEL + first % PANEL;
+            uint32_t block[16][16];
+            transpose(from, PANEL, std::min<int64_t>(16, pairs - i), 16, block[0], 16);
+            for (int64_t c = 0; c < columns; c++)
+                memcpy(weights + (first + c) * pairs + i, block[c],
+                       4 * std::min<int64_t>(16, pairs - i));
+        }
+    }
+}
+
 // TILE_ROWS: rows of x whose sums with a panel are in registers. VECTORS: those of a panel's sums.
 enum { TILE_ROWS = 6, VECTORS = PANEL / 16 };
 

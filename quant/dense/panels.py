@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ostro.ops import native
 
 PANEL = 64  # the constant of native.cpp
 
-KINDS = (native.ADDRESS, native.INT, native.INT, native.ADDRESS, native.INT, native.INT)
+ADDRESS, INT = native.ADDRESS, native.INT
 SIGNATURE = native.Signature(
     "matmul of panels",
     {"k == 2 * pairs": lambda sizes: sizes["k"] == 2 * sizes["pairs"]},
@@ -32,11 +32,24 @@ SIGNATURE = native.Signature(
 )
 
 
+class Kernels(NamedTuple):
+    """The functions of native.cpp."""
+
+    matmul: Callable[..., None]
+    pack: Callable[..., None]
+    unpack: Callable[..., None]
+
+
 @cache
-def kernel() -> Callable[..., None]:
-    """The function of native.cpp. Raises ImportError if it cannot be compiled."""
+def kernels() -> Kernels:
+    """Compile native.cpp. Raises ImportError if that fails."""
     library = native.load(Path(__file__).with_name("native.cpp"))
-    return native.function(library, "matmul", *KINDS, native.ADDRESS)
+    move = (ADDRESS, INT, INT, ADDRESS)
+    return Kernels(
+        native.function(library, "matmul", ADDRESS, INT, INT, ADDRESS, INT, INT, ADDRESS),
+        native.function(library, "pack", *move),
+        native.function(library, "unpack", *move),
+    )
 
 
 def packable(weight: Tensor) -> bool:
@@ -51,7 +64,7 @@ def packable(weight: Tensor) -> bool:
     if not torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return False
     try:
-        kernel()
+        kernels()
     except ImportError:
         return False
     return True
@@ -62,9 +75,9 @@ class Panels:
 
     def __init__(self, weight: Tensor) -> None:
         n, k = self.shape = tuple(weight.shape)
-        padded = F.pad(weight, (0, 0, 0, -n % PANEL))
-        # In a new tensor: one that is mapped from a file is rarely aligned to cache lines.
-        self.panels = padded.view(-1, PANEL, k // 2, 2).transpose(1, 2).contiguous()
+        weight = weight.contiguous()
+        self.panels = weight.new_empty(-(-n // PANEL), k // 2, PANEL, 2)
+        kernels().pack(weight.data_ptr(), n, k // 2, self.panels.data_ptr())
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +85,10 @@ class Panels:
 
     def unpack(self) -> Tensor:
         """The weight [n, k], bit-identical."""
-        return self.panels.transpose(1, 2).reshape(-1, self.shape[1])[: self.shape[0]]
+        n, k = self.shape
+        weight = self.panels.new_empty(n, k)
+        kernels().unpack(self.panels.data_ptr(), n, k // 2, weight.data_ptr())
+        return weight
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids [...] int64 -> rows of the weight [..., k]."""
@@ -86,7 +102,7 @@ class Panels:
             rows = rows.contiguous()
         SIGNATURE(self.panels, rows, n=n, k=k)
         y = torch.empty(len(rows), n, dtype=torch.bfloat16)
-        kernel()(
+        kernels().matmul(
             *(rows.data_ptr(), rows.stride(0), len(rows)),
             *(self.panels.data_ptr(), n, k, y.data_ptr()),
         )

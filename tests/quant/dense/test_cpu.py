@@ -46,8 +46,9 @@ def test_product(layout: str, dtype: torch.dtype, rows: int) -> None:
 def test_unpack_is_exact(layout: str, dtype: torch.dtype) -> None:
     if not cpu.packable(dtype):
         pytest.skip(f"{dtype} is not packed on this CPU")
-    weight = torch.randn(120, 70).to(dtype)
-    assert torch.equal(cpu.unpack(cpu.pack(weight)), weight)
+    for shape in ((120, 70), (64, 2), (128, 64), (123, 66)):
+        weight = torch.randn(shape).to(dtype)
+        assert torch.equal(cpu.unpack(cpu.pack(weight)), weight)
 
 
 @pytest.mark.skipif("v3.12." not in torch.__config__.show(), reason="another oneDNN")
