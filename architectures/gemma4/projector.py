@@ -206,7 +206,7 @@ SIDE, BINS = 224, 128
 def gguf_metadata(config: vision.Config, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the projector. Pixels are not normalised."""
     tower, sound = config.vision, config.audio
-    seen = {
+    image = {
         "projector_type": "gemma4v",
         "projection_dim": config.text.hidden_size,
         "image_size": SIDE,
@@ -220,8 +220,8 @@ def gguf_metadata(config: vision.Config, raw: Mapping[str, Any]) -> dict[str, An
         "image_std": [1.0] * 3,
         "projector.scale_factor": tower.pooling_kernel_size,
     }
-    found = {"clip.has_vision_encoder": True}
-    found |= {f"clip.vision.{key}": value for key, value in seen.items()}
+    found: dict[str, Any] = {"clip.has_vision_encoder": True}
+    found |= {f"clip.vision.{key}": value for key, value in image.items()}
     return found if sound is None else {**found, **sound_keys(config, sound)}
 
 

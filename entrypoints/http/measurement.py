@@ -85,7 +85,8 @@ class RequestMetrics(RequestObserver):
 
     def __init__(self, default: str) -> None:
         """default: the name of the default model."""
-        disable_created_metrics()  # a second series for each, which no dashboard of ours reads
+        # A second series for each metric, which no dashboard reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.default = default
         self.registry = CollectorRegistry()
         self.under_way: dict[str, MeasuredRequest] = {}

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -121,9 +122,9 @@ class BatchRunner:
             if await self.claim(owner, id):
                 task = asyncio.create_task(self.work(owner, id, each.value.caller))
                 self.running[id] = task
-                task.add_done_callback(lambda _, id=id: self.release(id))
+                task.add_done_callback(partial(self.release, id))
 
-    def release(self, id: str) -> None:
+    def release(self, id: str, _task: asyncio.Task[None]) -> None:
         """Forget a task that has ended."""
         del self.running[id]
         self.changed.set()
@@ -366,7 +367,7 @@ class BatchRun:
             "batch_output",
             encode_results(self.state, self.owner, self.batch, ok),
             self.caller,
-            lifetime=lifetime and lifetime.seconds,
+            lifetime=lifetime.seconds if lifetime else None,
             limit=MAX_OUTPUT,
             id=f"file-{self.id[-32:-1]}{0 if ok else 1}",
         )

@@ -124,7 +124,7 @@ class Uploads:
             wanted.purpose,
             self.join(id, request.part_ids, digest, caller),
             caller,
-            lifetime=wanted.expires_after and wanted.expires_after.seconds,
+            lifetime=wanted.expires_after.seconds if wanted.expires_after else None,
             limit=wanted.bytes,
         )
 
