@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from ostro.core.deprecated import RemovedInOstro1
+
 if TYPE_CHECKING:
     from ostro.core.records import (
         Adapter,
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 PREFIX = "ostro_"
 hookspec = pluggy.HookspecMarker("ostro")
 hookimpl = pluggy.HookimplMarker("ostro")
+ENGINE_OF_ROUTES = RemovedInOstro1(
+    "ostro_routes(engine) is deprecated: use ostro_routes(server), and server.service.engine"
+)
 
 
 @hookspec
@@ -103,9 +108,9 @@ def ostro_stores() -> Iterable[Store]:
     return ()
 
 
-@hookspec
-def ostro_routes(engine: Any) -> Iterable[Route]:
-    """Declare (api): yield HTTP routes to add to the server; `engine` is the async client."""
+@hookspec(warn_on_impl_args={"engine": ENGINE_OF_ROUTES})
+def ostro_routes(server: Any, engine: Any) -> Iterable[Route]:
+    """Declare (api): yield routes to add to the server; `server` has its operations."""
     return ()
 
 

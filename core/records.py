@@ -292,6 +292,12 @@ class Parser(Record):
     parser: Import
 
 
+Scope = Literal["open", "infer", "admin", "metrics"]
+"""The permission that a route requires of an API key; "open" routes require no key."""
+Endpoint = Callable[..., Any] | Path
+"""An async function, or a folder of static files."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Store(Record):
     """A store of documents, such as responses and files, for `ostro serve --store LOCATION`.
@@ -307,9 +313,22 @@ class Store(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Route(Record):
-    """An HTTP route: `name` is "METHOD /path", `endpoint` an ASGI endpoint (async function)."""
+    """A route: `name` is "METHOD /path", "WEBSOCKET /path", or "FILES /path" for static files.
 
-    endpoint: Callable[..., Any]
+    endpoint  an async function of a Starlette request or WebSocket; the folder of static files
+    scope     the permission that it requires
+    request   the msgspec type of the request's JSON, for the OpenAPI document
+    response  the msgspec type of the response's JSON, or the media types of another response
+    events    the msgspec type of the events of a streamed response
+    errors    converts (status, message, code, param) to the JSON of an error; None: OpenAI's form
+    """
+
+    endpoint: Endpoint
+    scope: Scope = "infer"
+    request: object | None = None
+    response: object | None = None
+    events: object | None = None
+    errors: Callable[[int, str, str | None, str | None], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from ostro.core.errors import PluginError
-from ostro.core.records import API, KINDS, Architecture, Format, Record
+from ostro.core.records import API, KINDS, Architecture, Format, Record, Scope
 
 MAX_RECORDS = 1000
 """Maximum records per plugin and kind: stops a generator that never ends."""
@@ -21,19 +22,18 @@ def _tuple_of(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, tuple) and all(isinstance(item, kind) for item in value)
 
 
-def _version(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(type(n) is int for n in value)
-
-
 CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: type(value) is int,
     "Import": lambda value: isinstance(value, str) and bool(_IMPORT.fullmatch(value)),
     "Callable": callable,
+    "Endpoint": lambda value: callable(value) or isinstance(value, Path),
+    "Scope": lambda value: value in get_args(Scope),
+    "object": lambda value: True,
     "Mapping": lambda value: isinstance(value, Mapping),
     "tuple[str, ...]": _tuple_of(str),
-    "tuple[int, int]": _version,
+    "tuple[int, int]": lambda value: isinstance(value, tuple) and [*map(type, value)] == [int, int],
     "tuple[Format, ...]": _tuple_of(Format),
 }
 """Checks of field values, by annotation."""
@@ -48,9 +48,7 @@ def check_key(annotation: str) -> str:
 
 def is_compatible(api: tuple[int, int]) -> bool:
     """Whether a record of that API version can be used: up to the own 1.n, or exactly 0.n."""
-    if api[0] != API[0]:
-        return False
-    return api[1] == API[1] if API[0] == 0 else api[1] <= API[1]
+    return api[0] == API[0] and (api[1] == API[1] if API[0] == 0 else api[1] <= API[1])
 
 
 def check_records(kind: str, result: object) -> list[Record]:

@@ -10,12 +10,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import (
@@ -27,12 +26,13 @@ from ostro.core.errors import (
 )
 from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.paths import resolve_path
-from ostro.core.pipeline import parse
-from ostro.entrypoints.http.adapters import adapter_ref
-from ostro.entrypoints.http.body import read_json
+from ostro.core.records import Route
+from ostro.entrypoints.http.body import read_request
+from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.errors import error_content, respond
 from ostro.entrypoints.http.middleware import digest, has_key
-from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.operations.adapters import adapter_ref
+from ostro.entrypoints.operations.operations import Operations
 
 MAX_PATH = 4096
 """Limit on the length of a path, in characters."""
@@ -142,13 +142,46 @@ class UnloadRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+class AdapterEntry(msgspec.Struct, kw_only=True):
+    """The public properties of an adapter; its path is not one of them."""
+
+    name: str
+    model: str
+    generation: str | None
+    loaded: bool
+    resident: bool
+    pinned: bool
+    requests: int
+    running: int
+    kind: str | None
+    rank: int
+    bytes: int
+    effect: float | None
+    modules: int
+
+
+class AdapterList(msgspec.Struct, kw_only=True):
+    """The adapters of all models."""
+
+    data: list[AdapterEntry]
+    object: Literal["list"] = "list"
+
+
+class Unloaded(msgspec.Struct, kw_only=True):
+    """An adapter that was unloaded."""
+
+    name: str
+    model: str
+    unloaded: Literal[True] = True
+
+
 async def load(request: Request) -> Response:
-    """POST /v1/load_lora_adapter"""
-    service: Service = request.app.state.service
+    """Load an adapter."""
+    service = operations_of(request).service
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
-    body = parse(await read_json(request, service.max_body()), LoadRequest)
+    body = await read_request(request, LoadRequest)
     name, model = adapter_ref(body.lora_name, "lora_name").name, service.model(body.model)
     if name in (*service.names, DEFAULT):
         raise AdapterConflict(f"{name!r} is the name of a model", param="lora_name")
@@ -170,23 +203,23 @@ async def load(request: Request) -> Response:
 
 
 async def unload(request: Request) -> Response:
-    """POST /v1/unload_lora_adapter"""
-    service: Service = request.app.state.service
+    """Unload an adapter."""
+    service = operations_of(request).service
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
-    body = parse(await read_json(request, service.max_body()), UnloadRequest)
+    body = await read_request(request, UnloadRequest)
     name, model = adapter_ref(body.lora_name, "lora_name").name, service.model(body.model)
     reported = await service.engine.adapt(
         "unload", model=model, name=name, expected=body.expected_generation
     )
     service.adapters.note(model, reported)
-    return respond(200, {"name": name, "model": model, "unloaded": True})
+    return respond(200, Unloaded(name=name, model=model))
 
 
 async def adapters(request: Request) -> Response:
-    """GET /v1/lora_adapters"""
-    service: Service = request.app.state.service
+    """List the adapters."""
+    service = operations_of(request).service
     admin: Admin = request.app.state.admin
     if refusal := admin.refusal(request):
         return refusal
@@ -197,26 +230,25 @@ async def adapters(request: Request) -> Response:
         for model in service.names
         for info in service.adapters.of(model).values()
     ]
-    return respond(200, {"object": "list", "data": data})
+    return respond(200, AdapterList(data=data))
 
 
-def entry(model: str, info: AdapterInfo) -> dict[str, Any]:
-    """The public properties of an adapter; its path is not one of them."""
-    return {
-        "name": info.name,
-        "model": model,
-        "generation": info.generation or None,
-        "loaded": info.loaded,
-        "resident": info.resident,
-        "pinned": info.pinned,
-        "requests": info.requests,
-        "running": info.running,
-        "kind": info.kind or None,
-        "rank": info.rank,
-        "bytes": info.nbytes,
-        "effect": info.effect,
-        "modules": info.modules,
-    }
+def entry(model: str, info: AdapterInfo) -> AdapterEntry:
+    return AdapterEntry(
+        name=info.name,
+        model=model,
+        generation=info.generation or None,
+        loaded=info.loaded,
+        resident=info.resident,
+        pinned=info.pinned,
+        requests=info.requests,
+        running=info.running,
+        kind=info.kind or None,
+        rank=info.rank,
+        bytes=info.nbytes,
+        effect=info.effect,
+        modules=info.modules,
+    )
 
 
 def entries(path: Path) -> Iterator[Path]:
@@ -225,8 +257,27 @@ def entries(path: Path) -> Iterator[Path]:
         yield from (Path(at) / name for name in (*folders, *files))
 
 
-ROUTES = [
-    Route("/v1/load_lora_adapter", load, methods=["POST"]),
-    Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
-    Route("/v1/lora_adapters", adapters, methods=["GET"]),
-]
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes."""
+    return [
+        Route(
+            name="POST /v1/load_lora_adapter",
+            endpoint=load,
+            scope="admin",
+            request=LoadRequest,
+            response=AdapterEntry,
+        ),
+        Route(
+            name="POST /v1/unload_lora_adapter",
+            endpoint=unload,
+            scope="admin",
+            request=UnloadRequest,
+            response=Unloaded,
+        ),
+        Route(
+            name="GET /v1/lora_adapters",
+            endpoint=adapters,
+            scope="admin",
+            response=AdapterList,
+        ),
+    ]

@@ -1,69 +1,39 @@
-"""The HTTP application: its routes, health checks and middleware."""
+"""The HTTP application: the routes of all API families, and the middleware."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from starlette.applications import Starlette
+from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, WebSocketRoute
+from starlette.routing import Route as HttpRoute
+from starlette.staticfiles import StaticFiles
+from starlette.websockets import WebSocket
 
-from ostro.core.errors import EngineDied
-from ostro.core.ipc.client import AsyncEngine
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import resolve
-from ostro.entrypoints.http import admin, audio, images, metrics, openai, speech, vectors
+from ostro.core.records import Route, resolve
+from ostro.entrypoints.http import admin, audio, health, images, metrics, openai, speech, vectors
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.budget import BodyBudget
-from ostro.entrypoints.http.errors import HANDLERS, error_content, respond, respond_to
+from ostro.entrypoints.http.context import caller_of
+from ostro.entrypoints.http.errors import HANDLERS
 from ostro.entrypoints.http.measurement import MeasureMiddleware, RequestMetrics
 from ostro.entrypoints.http.metrics import EngineMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
 from ostro.entrypoints.http.responses import ADAPTERS_HEADER
-from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.service import Service
 
 log = logging.getLogger(__name__)
-PAGES = (openai, vectors, audio, images, speech, admin, metrics)
-BUILTIN_ROUTES = tuple(route for page in PAGES for route in page.ROUTES)
-
-
-async def health(request: Request) -> Response:
-    """GET /health: 200 while the engine starts or runs, 503 if it has ended or hangs."""
-    service: Service = request.app.state.service
-    return engine_failure(service.engine) or respond(200, {"status": "ok"})
-
-
-def engine_failure(engine: AsyncEngine) -> Response | None:
-    """Return the response for an engine that has ended or hangs, None for a working one."""
-    if engine.fault is not None:
-        return respond_to(EngineDied(str(engine.fault)))
-    if engine.hung:
-        reason = f"the engine has not responded for {engine.silence:.0f} s"
-        return respond(503, error_content(503, f"{reason}; restart the server", "engine_hung"))
-    return None
-
-
-async def ready(request: Request) -> Response:
-    """GET /ready: 200 if the server accepts requests: weights are loaded, kernels are compiled."""
-    service: Service = request.app.state.service
-    engine = service.engine
-    if service.ready:
-        return respond(200, {"status": "ready", "model": service.name})
-    if response := engine_failure(engine):
-        return response
-    status = "draining" if engine.draining else "loading"
-    step = engine.progress
-    content = error_content(
-        503, f"{status}: {step.what}" if status == "loading" else status, "not_ready"
-    )
-    progress = {"what": step.what, "done": step.done, "total": step.total}
-    return respond(503, {**content, "status": status, "progress": progress})
+FAMILIES = (health, openai, vectors, audio, images, speech, admin, metrics)
+"""The modules of the built-in routes, one API family each."""
 
 
 def make_app(
@@ -75,23 +45,18 @@ def make_app(
     origins: Sequence[str] = (),
     adapter_root: str | Path | None = None,
     admin_key: str | None = None,
-) -> Starlette:
+) -> FastAPI:
     """Return the application.
 
-    keys: API keys that all routes but /health and /ready require. hosts: names to accept in the
-    Host header, None for any. origins: web origins that CORS allows. adapter_root: folder that
+    keys: API keys that all routes but those of the scope "open" require. hosts: names to accept in
+    the Host header, None for any. origins: web origins that CORS allows. adapter_root: folder that
     clients may load adapters from. admin_key: key for the adapter routes, valid as an API key too.
     Raises UsageError if the root is not a folder.
     """
     guard = Admin.of(adapter_root, admin_key, bool(keys))
     if keys and admin_key is not None:
         keys = [*keys, admin_key]
-    routes = [
-        Route("/health", health, methods=["GET"]),
-        Route("/ready", ready, methods=["GET"]),
-        *BUILTIN_ROUTES,
-    ]
-    routes += plugin_routes(plugins, service, {route.path for route in routes})
+    operations = Operations(service, resolve(plugins.get("pipelines", "text").pipeline))
     requests = RequestMetrics(service.name)
     service.engine.observer = requests
     middleware = [Middleware(MeasureMiddleware, metrics=requests)]
@@ -102,23 +67,72 @@ def make_app(
         allowed = Middleware(CORSMiddleware, allow_origins=list(origins), **allow)
         middleware.append(allowed)
     middleware.append(Middleware(AccessMiddleware, keys=keys, hosts=hosts))
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
-    app.router.redirect_slashes = False
-    app.state.service, app.state.admin = service, guard
+    app = FastAPI(
+        openapi_url=None,
+        middleware=middleware,
+        exception_handlers=dict(HANDLERS),
+        redirect_slashes=False,
+    )
+    for each in built_in_routers(operations):
+        app.include_router(each)
+    builtin = tuple(app.routes)
+    app.include_router(router_of(plugin_routes(plugins, operations, builtin)))
+    app.state.operations, app.state.admin = operations, guard
     app.state.metrics = EngineMetrics(service, requests)
-    app.state.text = resolve(plugins.get("pipelines", "text").pipeline)
     return app
 
 
-def plugin_routes(plugins: PluginManager, service: Service, taken: set[str]) -> list[Route]:
+def built_in_routers(operations: Operations) -> list[APIRouter]:
+    """Return one router per built-in API family."""
+    return [router_of(family.routes(operations)) for family in FAMILIES]
+
+
+def router_of(routes: Iterable[Route]) -> APIRouter:
+    """Return a router with the routes of an API family."""
+    return APIRouter(routes=[starlette_route(route) for route in routes])
+
+
+def starlette_route(route: Route) -> BaseRoute:
+    """Return a route that requires the record's scope of its callers."""
+    method, _, path = route.name.partition(" ")
+    if method == "FILES":
+        return Mount(path, StaticFiles(directory=str(route.endpoint), html=True), name=route.name)
+    assert callable(route.endpoint)
+    if method == "WEBSOCKET":
+        return WebSocketRoute(path, guarded(route, route.endpoint), name=route.name)
+    return HttpRoute(path, guarded(route, route.endpoint), methods=[method], name=route.name)
+
+
+def guarded(route: Route, endpoint: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """Return an endpoint that raises Forbidden for callers without the route's scope."""
+    if route.name.startswith("WEBSOCKET "):
+
+        async def on_socket(socket: WebSocket) -> None:
+            caller_of(socket).require(route.scope)
+            await endpoint(socket)
+
+        return on_socket
+
+    async def on_request(request: Request) -> Response:
+        caller_of(request).require(route.scope)
+        response: Response = await endpoint(request)
+        return response
+
+    return on_request
+
+
+def plugin_routes(
+    plugins: PluginManager, operations: Operations, builtin: Sequence[BaseRoute]
+) -> list[Route]:
     """Return the routes of plugins. A plugin cannot replace a built-in route."""
     routes = []
-    for name, record in plugins.collect("routes", engine=service.engine).items():
+    engine = operations.service.engine
+    for name, record in plugins.collect("routes", server=operations, engine=engine).items():
         method, _, path = name.partition(" ")
         if not (method.isupper() and path.startswith("/")):
             log.warning("plugin route %r ignored: name it 'METHOD /path'", name)
-        elif path in taken or any(route.path_regex.match(path) for route in BUILTIN_ROUTES):
+        elif any(route.path_regex.match(path) for route in builtin if isinstance(route, HttpRoute)):
             log.warning("plugin route %r ignored: its path is a built-in route", name)
         else:
-            routes.append(Route(path, record.endpoint, methods=[method]))
+            routes.append(record)
     return routes

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported, nearest
-from ostro.core.pipeline import ModelTarget, parse
+from ostro.core.pipeline import parse
+from ostro.core.records import Route
 from ostro.entrypoints.http.body import check_values, read_form
-from ostro.entrypoints.http.responses import adapter_headers, adapters
-from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.context import caller_of, operations_of
+from ostro.entrypoints.http.responses import adapter_headers, unless_none
 from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
+from ostro.entrypoints.operations.media import TranscriptEvent, TranscriptionRequest
+from ostro.entrypoints.operations.operations import Operations
 
 TYPES = {
     "json": "application/json",
@@ -26,50 +29,73 @@ TYPES = {
     "srt": "application/x-subrip; charset=utf-8",
     "vtt": "text/vtt; charset=utf-8",
 }
-FIELDS = {
-    "file",
-    "model",
-    "adapter",
-    "adapters",
-    "language",
-    "prompt",
-    "response_format",
-    "temperature",
-    "stream",
-}
+FIELDS = {"file", *TranscriptionRequest.__struct_fields__}
 LISTS = {"timestamp_granularities[]", "timestamp_granularities", "include[]"}
 
 
+class TranscriptDelta(msgspec.Struct, kw_only=True):
+    """The next segment of a streamed transcript."""
+
+    delta: str
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+
+
+class TranscriptDone(msgspec.Struct, kw_only=True):
+    """The end of a streamed transcript: all of its text."""
+
+    text: str
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    adapter_generations: list[str] | UnsetType = UNSET
+
+
+class TranscriptSegment(msgspec.Struct, kw_only=True):
+    """A stretch of speech; times are in seconds, `seek` is in hundredths of a second."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class Transcription(msgspec.Struct, kw_only=True):
+    """A transcript. With response_format json it has `text` alone."""
+
+    text: str
+    task: str | UnsetType = UNSET
+    language: str | UnsetType = UNSET
+    duration: float | UnsetType = UNSET
+    segments: list[TranscriptSegment] | UnsetType = UNSET
+    adapter_generations: list[str] | UnsetType = UNSET
+
+
 async def transcriptions(request: Request) -> Response:
-    """POST /v1/audio/transcriptions"""
+    """Transcribe an audio file."""
     return await answer(request, "transcribe")
 
 
 async def translations(request: Request) -> Response:
-    """POST /v1/audio/translations"""
+    """Transcribe an audio file in English."""
     return await answer(request, "translate")
 
 
-async def answer(request: Request, task: str) -> Response:
-    service: Service = request.app.state.service
+async def answer(request: Request, task: Literal["transcribe", "translate"]) -> Response:
+    operations, caller = operations_of(request), caller_of(request)
     async with read_form(request) as form:
         check_fields(form)
-        admitted = service.admit(target_of(form), "transcribe")
-        pipeline, options = admitted.pipeline, options_of(form, task)
-        shape = text_of(form, "response_format") or "json"
-        if shape not in TYPES:
-            raise RequestError(
-                f"unknown response_format {shape!r:.40}; expected one of {', '.join(TYPES)}",
-                param="response_format",
-            )
-        data = await file_of(form)
-        streamed = flag_of(form, "stream")
-    if streamed:
-        return EventStream(events(pipeline, data, pipeline.new_task(options, admitted.adapters)))
-    work = pipeline.transcribe(data, adapters=admitted.adapters, **options)
-    transcript = await unless_disconnected(request, work)
-    headers = {} if "json" in shape else adapter_headers(transcript.generations)
-    return Response(transcript.format(shape), 200, headers, TYPES[shape])
+        body, audio = transcription_of(form), await file_of(form)
+    if body.stream:
+        return EventStream(chunks(operations.transcript_events(body, audio, task, caller)))
+    operation = operations.transcribe if task == "transcribe" else operations.translate
+    transcript = await unless_disconnected(request, operation(body, audio, caller))
+    form_name = body.response_format
+    headers = {} if "json" in form_name else adapter_headers(transcript.generations)
+    return Response(transcript.format(form_name), 200, headers, TYPES[form_name])
 
 
 def check_fields(form: FormData) -> None:
@@ -86,9 +112,10 @@ def check_fields(form: FormData) -> None:
         raise Unsupported("timestamp_granularities: word is not supported; use segment")
 
 
-def target_of(form: FormData) -> ModelTarget:
-    """Return the model and the adapters of a form. Adapters are a name or JSON."""
-    given: dict[str, Any] = {"model": text_of(form, "model"), "adapter": text_of(form, "adapter")}
+def transcription_of(form: FormData) -> TranscriptionRequest:
+    """Return the request of a form. Adapters are a name or JSON."""
+    names = ("model", "adapter", "language", "prompt", "response_format")
+    given: dict[str, Any] = {name: text_of(form, name) for name in names}
     for name in ("adapter", "adapters"):
         text = text_of(form, name)
         if text is not None and text.lstrip()[:1] in ("[", "{"):
@@ -98,24 +125,15 @@ def target_of(form: FormData) -> ModelTarget:
                 raise RequestError(f"{name} is not valid JSON", param=name) from None
         elif text is not None and name == "adapters":
             given[name] = [text]
-    check_values(given)
-    return parse(given, ModelTarget)
-
-
-def options_of(form: FormData, task: str) -> dict[str, Any]:
-    """The pipeline's options. Raises RequestError for a malformed temperature."""
-    options: dict[str, Any] = {"task": task}
-    for name in ("language", "prompt"):
-        if (text := text_of(form, name)) is not None:
-            options[name] = text
     if (text := text_of(form, "temperature")) is not None:
         try:
-            options["temperature"] = float(text)
+            given["temperature"] = float(text)
         except ValueError:
             raise RequestError(
                 f"temperature={text!r:.40} is not a number", param="temperature"
             ) from None
-    return options
+    check_values(given)
+    return parse({**given, "stream": flag_of(form, "stream")}, TranscriptionRequest)
 
 
 async def file_of(form: FormData) -> bytes:
@@ -142,18 +160,27 @@ def text_of(form: FormData, name: str) -> str | None:
     return value or None
 
 
-async def events(pipeline: Any, data: bytes, work: Any) -> AsyncGenerator[bytes, None]:
-    """OpenAI's events of a transcription: each segment, then the whole text."""
-    text = ""
-    async with aclosing(pipeline.stream(data, work)) as segments:
-        async for segment in segments:
-            text += segment.text
-            yield event({"type": "transcript.text.delta", "delta": segment.text})
-    done = {"type": "transcript.text.done", "text": text.strip()}
-    yield event({**done, **adapters(work.generations)})
+async def chunks(events: AsyncGenerator[TranscriptEvent, None]) -> AsyncGenerator[bytes, None]:
+    """Yield OpenAI's events of a transcription: each segment, then the whole text."""
+    async with aclosing(events):
+        async for each in events:
+            if each.final:
+                generations = unless_none(each.generations)
+                yield event(TranscriptDone(text=each.text, adapter_generations=generations))
+            else:
+                yield event(TranscriptDelta(delta=each.text))
 
 
-ROUTES = [
-    Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
-    Route("/v1/audio/translations", translations, methods=["POST"]),
-]
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes."""
+    endpoints = {"transcriptions": transcriptions, "translations": translations}
+    return [
+        Route(
+            name=f"POST /v1/audio/{name}",
+            endpoint=endpoint,
+            request=TranscriptionRequest,
+            response=Transcription,
+            events=TranscriptDelta | TranscriptDone,
+        )
+        for name, endpoint in endpoints.items()
+    ]

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.datastructures import FormData
@@ -14,12 +14,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
+from ostro.core import pipeline
 from ostro.core.errors import RequestError
 from ostro.entrypoints.http.budget import HeldBody
+from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.errors import CLOSE
+from ostro.entrypoints.operations.service import Service
 
 MAX_BYTES = 50 << 20
 """Limit on the bytes of a JSON body."""
+BODY_SLACK = 1 << 20
+"""Bytes of a JSON body for tools, options and other fields besides the prompt."""
+TOKEN_BYTES = 4
+"""Typical bytes of English text per token."""
+PROMPT_FACTOR = 8
+"""Factor between the largest and the typical text of a prompt: JSON escapes, white space."""
 MAX_FORM = 512 << 20
 """Limit on the bytes of a form: some hours of compressed audio."""
 MAX_DEPTH = 64
@@ -36,6 +45,29 @@ SMALL = 64 << 10
 """Bytes that are parsed on the event loop; larger bodies are parsed in a thread."""
 PIECE = 64 << 10
 """Bytes that are scanned at a time."""
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+async def read_request(request: Request, kind: type[R], prompts: int = 1) -> R:
+    """Return the request in a JSON body; `prompts` are the most that it may contain.
+
+    Raises as `read_json`, and RequestError for fields that the type rejects.
+    """
+    limit = max_bytes(operations_of(request).service, prompts)
+    return pipeline.parse(await read_json(request, limit), kind)
+
+
+def max_bytes(service: Service, prompts: int = 1) -> int:
+    """Return the limit on the bytes of a JSON body with this number of prompts.
+
+    The limit grows with the largest context. Chats with media may need all of `MAX_BYTES`.
+    """
+    info = service.engine.info
+    if service.takes_media or info is None:
+        return MAX_BYTES
+    context = max(facts.context for facts in info.models.values())
+    text = TOKEN_BYTES * context * max(prompts, PROMPT_FACTOR)
+    return min(MAX_BYTES, BODY_SLACK + text)
 
 
 async def read_json(request: Request, limit: int = MAX_BYTES) -> dict[str, Any]:

@@ -32,27 +32,40 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+\b", re.IGNORECASE)
 """A heap address, as the default repr of an object has it."""
 
 
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """What failed. `param` names the field of the request, `code` the kind of error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """The JSON of an error response."""
+
+    error: ErrorDetail
+
+
 def error_content(
     status: int, message: str, code: str | None, param: str | None = None
-) -> dict[str, Any]:
+) -> ErrorBody:
     """The error object. Heap addresses, which help an attacker, are removed from the message."""
     message = ADDRESS.sub("", message)
     kind = "server_error" if status >= 500 else "invalid_request_error"
     if status == 401:
         kind = "authentication_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
 
 
-def error_content_of(error: OstroError) -> dict[str, Any]:
+def error_content_of(error: OstroError) -> ErrorBody:
     """The error object of an OstroError. The cause of an EngineDied is left to the log."""
     message = DIED if isinstance(error, EngineDied) else str(error)
     return error_content(error.status, message, error.code, error.param)
 
 
-def respond(
-    status: int, content: Mapping[str, Any], headers: Mapping[str, str] | None = None
-) -> Response:
-    """A JSON response, with Retry-After if the status is 429 or 503."""
+def respond(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response of a struct or plain data, with Retry-After if the status is 429 or 503."""
     extra = dict(headers or {})
     if status in (429, 503):
         extra["retry-after"] = RETRY_SECONDS

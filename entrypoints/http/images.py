@@ -2,106 +2,107 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from io import BytesIO
-from typing import Any, Literal
+from typing import Literal
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from ostro.core.errors import RequestError, Unsupported
-from ostro.core.pipeline import ModelTarget, parse
-from ostro.entrypoints.http.body import read_json
+from ostro.core.records import Route
+from ostro.entrypoints.http.body import read_request
+from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.responses import adapters
-from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.responses import unless_none
 from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
+from ostro.entrypoints.operations.media import ImageEvent, ImageRequest, base64_text
+from ostro.entrypoints.operations.operations import Operations
 
 
-class ImageRequest(ModelTarget, kw_only=True):
-    """A request for images. The fields steps, guidance and seed extend OpenAI's API."""
+class ImageItem(msgspec.Struct, kw_only=True):
+    """An image file in base64."""
 
-    prompt: str
-    n: int | None = None
-    size: str | None = None
-    response_format: Literal["b64_json", "url"] | None = None
-    output_format: Literal["png", "jpeg", "webp"] = "png"
-    stream: bool | None = None
-    partial_images: int | None = None
-    steps: int | None = None
-    guidance: float | None = None
-    seed: int | None = None
+    b64_json: str
+
+
+class ImageList(msgspec.Struct, kw_only=True):
+    """The generated images."""
+
+    created: int
+    model: str
+    data: list[ImageItem]
+    adapter_generations: list[str] | UnsetType = UNSET
+
+
+class ImageChunk(msgspec.Struct, kw_only=True):
+    """An event of a streamed generation: progress, a preview, or the images.
+
+    `done` of `total` steps are done. The first image is in `b64_json`; several are in `data`.
+    """
+
+    type: Literal[
+        "image_generation.progress",
+        "image_generation.partial_image",
+        "image_generation.completed",
+    ]
+    done: int
+    total: int
+    adapter_generations: list[str] | UnsetType = UNSET
+    partial_image_index: int | UnsetType = UNSET
+    b64_json: str | UnsetType = UNSET
+    data: list[ImageItem] | UnsetType = UNSET
 
 
 async def generations(request: Request) -> Response:
-    """POST /v1/images/generations"""
-    service: Service = request.app.state.service
-    body = parse(await read_json(request, service.max_body()), ImageRequest)
-    if body.response_format == "url":
-        raise Unsupported(
-            "response_format: url is not supported, since images are not stored; use b64_json",
-            param="response_format",
-        )
-    admitted = service.admit(body, "draw")
-    pipeline, options = admitted.pipeline, options_of(body)
-    options["adapters"] = admitted.adapters
+    """Generate images."""
+    body = await read_request(request, ImageRequest)
+    operations, caller = operations_of(request), caller_of(request)
     if body.stream:
-        options["previews"] = body.partial_images or 0
-        return EventStream(events(pipeline.stream(body.prompt, **options), body))
-    drawn = await unless_disconnected(request, pipeline.finish(body.prompt, **options))
-    data = [{"b64_json": packed(image, body.output_format)} for image in drawn.images]
-    head = {"created": int(time.time()), "model": admitted.name}
-    return respond(200, {**head, "data": data, **adapters(drawn.generations)})
+        return EventStream(chunks(operations.draw_events(body, caller)))
+    drawn = await unless_disconnected(request, operations.draw(body, caller))
+    content = ImageList(
+        created=int(time.time()),
+        model=drawn.model,
+        data=[ImageItem(b64_json=base64_text(image)) for image in drawn.images],
+        adapter_generations=unless_none(drawn.generations),
+    )
+    return respond(200, content)
 
 
-def options_of(body: ImageRequest) -> dict[str, Any]:
-    """The pipeline's options. Raises RequestError for a malformed size."""
-    fields = {"n": body.n, "steps": body.steps, "guidance": body.guidance, "seed": body.seed}
-    if body.size not in (None, "auto"):
-        width, _, height = body.size.partition("x")
-        if not (width.isdigit() and height.isdigit() and len(body.size) < 12):
-            raise RequestError(
-                f"size={body.size!r:.40}: expected WIDTHxHEIGHT, such as 1024x1024", param="size"
-            )
-        fields |= {"width": int(width), "height": int(height)}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-async def events(
-    steps: AsyncGenerator[Any, None], body: ImageRequest
-) -> AsyncGenerator[bytes, None]:
-    """The events of an image generation: progress, previews, and the images."""
+async def chunks(events: AsyncGenerator[ImageEvent, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the events of an image generation as server-sent events."""
     previews = 0
-    async with aclosing(steps):
-        async for step in steps:
-            kind = "completed" if step.final else "partial_image" if step.images else "progress"
-            content: dict[str, Any] = {
-                "type": f"image_generation.{kind}",
-                "done": step.done,
-                "total": step.total,
-                **adapters(step.generations),
-            }
+    async with aclosing(events):
+        async for each in events:
+            kind = "completed" if each.final else "partial_image" if each.images else "progress"
+            chunk = ImageChunk(
+                type=f"image_generation.{kind}",  # type: ignore[arg-type]
+                done=each.done,
+                total=each.total,
+                adapter_generations=unless_none(each.generations),
+            )
             if kind == "partial_image":
-                content["partial_image_index"] = previews
+                chunk.partial_image_index = previews
                 previews += 1
-            if step.images:
-                content["b64_json"] = packed(step.images[0], body.output_format)
-            if len(step.images) > 1:
-                content["data"] = [
-                    {"b64_json": packed(image, body.output_format)} for image in step.images
-                ]
-            yield event(content)
+            images = [base64_text(image) for image in each.images]
+            if images:
+                chunk.b64_json = images[0]
+            if len(images) > 1:
+                chunk.data = [ImageItem(b64_json=image) for image in images]
+            yield event(chunk)
 
 
-def packed(image: Any, format: str) -> str:
-    """An image file in base64."""
-    file = BytesIO()
-    image.save(file, format=format.upper())
-    return base64.b64encode(file.getvalue()).decode()
-
-
-ROUTES = [Route("/v1/images/generations", generations, methods=["POST"])]
+def routes(operations: Operations) -> list[Route]:
+    """Return the route."""
+    return [
+        Route(
+            name="POST /v1/images/generations",
+            endpoint=generations,
+            request=ImageRequest,
+            response=ImageList,
+            events=ImageChunk,
+        )
+    ]

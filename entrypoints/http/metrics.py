@@ -16,14 +16,15 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from ostro.core.engine.request import Stats
 from ostro.core.errors import OstroError
 from ostro.core.ipc.process import ProcessEngine
-from ostro.entrypoints.http.adapters import Adapters
+from ostro.core.records import Route
 from ostro.entrypoints.http.measurement import RequestMetrics
-from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.operations.adapters import Adapters
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.service import Service
 
 SECONDS = 0.2
 """Time limit for the list of adapters, which the engine sends between two steps."""
@@ -79,7 +80,7 @@ class EngineMetrics(Collector):
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics"""
+    """Return metrics for Prometheus: `ostro_ready`, and all others once the engine is ready."""
     engine: EngineMetrics = request.app.state.metrics
     await engine.refresh()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -119,4 +120,6 @@ def of_adapters(adapters: Adapters) -> Iterator[Metric]:
     yield from (requests, running, resident, size)
 
 
-ROUTES = [Route("/metrics", metrics, methods=["GET"])]
+def routes(operations: Operations) -> list[Route]:
+    """Return the route."""
+    return [Route(name="GET /metrics", endpoint=metrics, scope="metrics", response=["text/plain"])]

@@ -7,182 +7,187 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from ostro.core.errors import Unsupported
-from ostro.core.pipeline import (
-    Answer,
-    StreamOptions,
-    TextDelta,
-    TextPipeline,
-    TextRequest,
-    parse,
-)
+from ostro.core.pipeline import StreamOptions, TextRequest
+from ostro.core.records import Route
 from ostro.entrypoints.http import responses
-from ostro.entrypoints.http.body import read_json
+from ostro.entrypoints.http.body import read_request
+from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    TextCompletionChunk,
+    unless_none,
+)
 from ostro.entrypoints.http.stream import DONE, EventStream, event, unless_disconnected
+from ostro.entrypoints.operations.models import ModelEntry
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.text import ChoiceEnd, Event, Generation
 
 MAX_PROMPTS = 1024
 """Prompts of one completion request."""
-ToChoice = Callable[[TextDelta, bool], dict[str, Any]]
-"""Converts a delta to a choice of a chunk. The argument is true for the first of a choice."""
+Chunk = ChatCompletionChunk | TextCompletionChunk
+NewChunk = Callable[..., Chunk]
+"""Makes a chunk of its choices and further fields."""
+ToChoice = Callable[[Event, bool], Any]
+"""Converts an event to a choice of a chunk. The argument is true for the first of a choice."""
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """A model. `max_model_len` is the context length; `root` and `parent` are the model of an
+    adapter. The names are vLLM's.
+    """
+
+    id: str
+    created: int
+    max_model_len: int | None
+    object: Literal["model"] = "model"
+    owned_by: str = "ostro"
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
+    adapter_generation: str | UnsetType = UNSET
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The models, followed by their adapters."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
 
 
 async def chat(request: Request) -> Response:
-    """POST /v1/chat/completions"""
-    service: Service = request.app.state.service
-    body = parse(await read_json(request, service.max_body()), schema_of(request).chat_request)
-    if body.stream and body.prompt_logprobs is not None:
-        raise Unsupported("prompt_logprobs is not supported with stream", param="prompt_logprobs")
-    admitted = service.admit(body)
-    text: TextPipeline = admitted.pipeline
-    template = await unless_disconnected(request, service.template(admitted))
-    work = text.chat(body, adapters=admitted.adapters, template=template)
-    answer = await unless_disconnected(request, work)
-    head = heading(request, "chatcmpl", "chat.completion", admitted.name)
+    """Continue a conversation."""
+    operations = operations_of(request)
+    body = await read_request(request, operations.chat_request)
+    work = operations.chat(body, caller_of(request))
+    generation = await unless_disconnected(request, work)
+    head, token_text = heading(request, "chatcmpl", generation.model), generation.token_text
     if body.stream:
-        head["object"] += ".chunk"
-        to_choice = partial(responses.chat_chunk_choice, token_text=text.token_text)
-        return EventStream(chunks(answer, body, head, lambda d, first: to_choice(d, first=first)))
-    deltas = await unless_disconnected(request, collect(answer))
-    content = {
+
+        def to_choice(event: Event, first: bool) -> Any:
+            return responses.chat_chunk_choice(event, token_text, first)
+
+        def new_chunk(**fields: Any) -> ChatCompletionChunk:
+            return ChatCompletionChunk(**head, **fields)
+
+        return EventStream(chunks(generation, body, new_chunk, to_choice))
+    done = await unless_disconnected(request, generation.collect())
+    content = ChatCompletion(
         **head,
-        "choices": [responses.chat_choice(delta, text.token_text) for delta in deltas],
-        "usage": responses.usage(answer.usage),
-        **responses.adapters(answer.generations),
-    }
-    if (known := deltas[0].prompt_logprobs) is not None:
-        content["prompt_logprobs"] = responses.prompt_logprobs(known, text.token_text)
+        choices=[responses.chat_choice(choice, token_text) for choice in done.choices],
+        usage=responses.usage(done.usage),
+        adapter_generations=unless_none(done.generations),
+        prompt_logprobs=responses.prompt_logprobs(done.choices[0].prompt_logprobs, token_text),
+    )
     return respond(200, content)
 
 
 async def completions(request: Request) -> Response:
-    """POST /v1/completions"""
-    service: Service = request.app.state.service
-    raw = await read_json(request, service.max_body(MAX_PROMPTS))
-    body = parse(raw, schema_of(request).completion_request)
-    admitted = service.admit(body)
-    text: TextPipeline = admitted.pipeline
-    answer = await unless_disconnected(request, text.complete(body, adapters=admitted.adapters))
-    head = heading(request, "cmpl", "text_completion", admitted.name)
+    """Continue prompts: text or token ids, one or several."""
+    operations = operations_of(request)
+    body = await read_request(request, operations.completion_request, MAX_PROMPTS)
+    work = operations.complete(body, caller_of(request))
+    generation = await unless_disconnected(request, work)
+    head, token_text = heading(request, "cmpl", generation.model), generation.token_text
     if body.stream:
-        to_choice = partial(responses.completion_choice, token_text=text.token_text)
-        return EventStream(chunks(answer, body, head, lambda delta, _: to_choice(delta)))
-    deltas = await unless_disconnected(request, collect(answer))
-    choices = [responses.completion_choice(delta, text.token_text) for delta in deltas]
-    extra = {"usage": responses.usage(answer.usage), **responses.adapters(answer.generations)}
-    return respond(200, {**head, "choices": choices, **extra})
 
+        def to_choice(event: Event, first: bool) -> Any:
+            return responses.completion_chunk_choice(event, token_text)
 
-def schema_of(request: Request) -> type[TextPipeline]:
-    """Return the text pipeline's class. It defines the request types before a model is loaded."""
-    schema: type[TextPipeline] = request.app.state.text
-    return schema
+        def new_chunk(**fields: Any) -> TextCompletionChunk:
+            return TextCompletionChunk(**head, **fields)
+
+        return EventStream(chunks(generation, body, new_chunk, to_choice))
+    done = await unless_disconnected(request, generation.collect())
+    content = TextCompletion(
+        **head,
+        choices=[responses.completion_choice(choice, token_text) for choice in done.choices],
+        usage=responses.usage(done.usage),
+        adapter_generations=unless_none(done.generations),
+    )
+    return respond(200, content)
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: the models, followed by their adapters."""
-    service: Service = request.app.state.service
-    if service.resolves and service.ready:  # requests may have registered adapters
-        await service.refresh_adapters()
-    data = [card(service, name) for name in service.names]
-    taken = set(service.names)
-    for model in service.names:
-        for name in service.adapters.of(model):
-            data.append(
-                adapter_card(service, model, name, f"{model}:{name}" if name in taken else name)
-            )
-            taken.add(name)
-    return respond(200, {"object": "list", "data": data})
+    """List the models, followed by their adapters."""
+    found = await operations_of(request).models(caller_of(request))
+    return respond(200, ModelList(data=[card(entry) for entry in found]))
 
 
 async def model(request: Request) -> Response:
-    """GET /v1/models/{id}"""
-    service: Service = request.app.state.service
-    id = request.path_params["id"]
-    name, adapter = service.locate(id)
-    if adapter is None:
-        return respond(200, card(service, name))
-    if adapter not in service.adapters.of(name):
-        raise service.unknown(id)
-    return respond(200, adapter_card(service, name, adapter, id))
+    """Describe a model or an adapter."""
+    entry = operations_of(request).model(request.path_params["id"], caller_of(request))
+    return respond(200, card(entry))
 
 
-def card(service: Service, name: str) -> dict[str, Any]:
-    """The entry of a model. `max_model_len` is the context length, as in vLLM."""
-    info = service.engine.info
-    facts = None if info is None else info.models.get(name, info.first)
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.started,
-        "owned_by": "ostro",
-        "max_model_len": facts and facts.context,
-    }
+def card(entry: ModelEntry) -> Model:
+    return Model(
+        id=entry.id,
+        created=entry.created,
+        max_model_len=entry.context,
+        root=unless_none(entry.parent),
+        parent=unless_none(entry.parent),
+        adapter_generation=unless_none(entry.generation),
+    )
 
 
-def adapter_card(service: Service, model: str, name: str, id: str) -> dict[str, Any]:
-    """The entry of an adapter. `root` and `parent` are its model, as in vLLM."""
-    generation = service.adapters.of(model)[name].generation
-    extra = {"adapter_generation": generation} if generation else {}
-    return {**card(service, model), "id": id, "root": model, "parent": model, **extra}
-
-
-def heading(request: Request, prefix: str, kind: str, model: str) -> dict[str, Any]:
+def heading(request: Request, prefix: str, model: str) -> dict[str, Any]:
     """Return the first fields of every response and chunk."""
     id = f"{prefix}-{request.state.request_id}"
-    return {"id": id, "object": kind, "created": int(time.time()), "model": model}
-
-
-async def collect(answer: Answer) -> list[TextDelta]:
-    """Read an answer to its end. Return one delta per choice."""
-    builders = [
-        responses.ChoiceBuilder(last=TextDelta(index=index)) for index in range(answer.choices)
-    ]
-    try:
-        async for delta in answer:
-            builders[delta.index].add(delta)
-    finally:
-        await answer.aclose()
-    return [builder.build() for builder in builders]
+    return {"id": id, "created": int(time.time()), "model": model}
 
 
 async def chunks(
-    answer: Answer, body: TextRequest, head: dict[str, Any], to_choice: ToChoice
+    generation: Generation, body: TextRequest, new_chunk: NewChunk, to_choice: ToChoice
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an answer as server-sent events: one per delta, the usage if requested, and [DONE].
+    """Yield a generation as server-sent events: one per event, the usage if requested, and [DONE].
 
     The last event of each choice lists its adapters.
     """
     options = body.stream_options or StreamOptions()
     begun: set[int] = set()
     try:
-        async for delta in answer:
-            chunk = {**head, "choices": [to_choice(delta, delta.index not in begun)]}
-            begun.add(delta.index)
-            if delta.finish:
-                chunk |= responses.adapters(answer.generations)
+        async for each in generation:
+            chunk = new_chunk(choices=[to_choice(each, each.index not in begun)])
+            begun.add(each.index)
+            if isinstance(each, ChoiceEnd):
+                chunk.adapter_generations = unless_none(generation.generations)
             if options.include_usage:
                 continuous = options.continuous_usage_stats
-                chunk["usage"] = responses.usage(answer.usage) if continuous else None
+                chunk.usage = responses.usage(generation.usage) if continuous else None
             yield event(chunk)
     finally:
-        await answer.aclose()
+        await generation.aclose()
     if options.include_usage:
-        yield event({**head, "choices": [], "usage": responses.usage(answer.usage)})
+        yield event(new_chunk(choices=[], usage=responses.usage(generation.usage)))
     yield DONE
 
 
-ROUTES = [
-    Route("/v1/chat/completions", chat, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/models", models, methods=["GET"]),
-    Route("/v1/models/{id:path}", model, methods=["GET"]),
-]
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes; the text pipeline defines the requests."""
+    return [
+        Route(
+            name="POST /v1/chat/completions",
+            endpoint=chat,
+            request=operations.chat_request,
+            response=ChatCompletion,
+            events=ChatCompletionChunk,
+        ),
+        Route(
+            name="POST /v1/completions",
+            endpoint=completions,
+            request=operations.completion_request,
+            response=TextCompletion,
+            events=TextCompletionChunk,
+        ),
+        Route(name="GET /v1/models", endpoint=models, response=ModelList),
+        Route(name="GET /v1/models/{id:path}", endpoint=model, response=Model),
+    ]

@@ -1,13 +1,24 @@
-"""JSON of text responses as in OpenAI's API, with vLLM's stop_reason and prompt_logprobs."""
+"""OpenAI's JSON of text responses, with vLLM's stop_reason, prompt_logprobs and reasoning."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from ostro.core.engine.request import TokenLogprobs
-from ostro.core.pipeline import TextDelta, Usage
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ostro.core.engine.request import Finish, TokenLogprobs
+from ostro.core.pipeline import Usage
+from ostro.entrypoints.operations.text import (
+    Choice,
+    ChoiceEnd,
+    Event,
+    ReasoningPiece,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallStart,
+)
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
@@ -15,48 +26,209 @@ TokenText = Callable[[int], str]
 """Converts a token id to its text."""
 ADAPTERS_HEADER = "x-adapter-generations"
 """Header with the adapter generations of a response whose body is not JSON."""
+T = TypeVar("T")
 
 
-@dataclass
-class ChoiceBuilder:
-    """Joins the deltas of one choice."""
+class CachedTokens(msgspec.Struct, kw_only=True):
+    """Prompt tokens that came from the prefix cache."""
 
-    texts: list[str] = field(default_factory=list)
-    last: TextDelta = field(default_factory=TextDelta)
-
-    def add(self, delta: TextDelta) -> None:
-        """Append a delta."""
-        self.texts.append(delta.text)
-        last = self.last
-        if delta.logprobs is not None:
-            last.logprobs = [*(last.logprobs or []), *delta.logprobs]
-            last.tokens = last.tokens + delta.tokens
-            last.offsets = last.offsets + delta.offsets
-        last.prompt_logprobs = last.prompt_logprobs or delta.prompt_logprobs
-        last.finish, last.stopped_by = delta.finish, delta.stopped_by
-
-    def build(self) -> TextDelta:
-        """Return the choice as one delta."""
-        self.last.text = "".join(self.texts)
-        return self.last
+    cached_tokens: int
 
 
-def usage(used: Usage) -> dict[str, Any]:
-    """Return the field `usage`: token counts."""
-    return {
-        "prompt_tokens": used.prompt,
-        "completion_tokens": used.completion,
-        "total_tokens": used.prompt + used.completion,
-        "prompt_tokens_details": {"cached_tokens": used.cached},
-    }
+class TokenUsage(msgspec.Struct, kw_only=True):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
 
 
-def adapters(generations: Sequence[str] | None) -> dict[str, Any]:
-    """Return the field `adapter_generations`; no field if the request has no adapters.
+class TokenAlternative(msgspec.Struct, kw_only=True):
+    """A token that the model considered; `bytes` are those of its text in UTF-8."""
 
-    An activated LoRA whose invocation is absent from the prompt has no generation in the list.
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(TokenAlternative, kw_only=True):
+    """A sampled token and the most probable ones."""
+
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """The log probabilities of a chat's tokens."""
+
+    content: list[ChatToken]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """The log probabilities of a completion's tokens, in lists of equal lengths."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class RankedToken(msgspec.Struct, kw_only=True):
+    """A token of the prompt. The rank of a token outside the top ones is null."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, RankedToken] | None]
+"""By token id, for each token of the prompt; null for the first one."""
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """A call of a function; `arguments` are JSON."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    """A tool call of a message."""
+
+    id: str
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    """The next part of a call of a function."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """The next part of a tool call; the first one has its id, type and name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The assistant's message."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """A choice of a chat completion."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class ChatDelta(msgspec.Struct, kw_only=True):
+    """The next part of the assistant's message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """A choice of a chunk of a chat completion."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class TextChoice(msgspec.Struct, kw_only=True):
+    """A choice of a completion, or of one of its chunks."""
+
+    index: int
+    text: str = ""
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Finish | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Heading(msgspec.Struct, kw_only=True):
+    """The first fields of every text response; `created` is in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+
+
+class ChatCompletion(Heading, kw_only=True):
+    """A chat completion. The last two fields extend OpenAI's API."""
+
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    object: Literal["chat.completion"] = "chat.completion"
+    adapter_generations: list[str] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ChatCompletionChunk(Heading, kw_only=True):
+    """An event of a streamed chat completion."""
+
+    choices: list[ChatChunkChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: TokenUsage | UnsetType | None = UNSET
+    adapter_generations: list[str] | UnsetType = UNSET
+
+
+class TextCompletion(Heading, kw_only=True):
+    """A completion."""
+
+    choices: list[TextChoice]
+    usage: TokenUsage
+    object: Literal["text_completion"] = "text_completion"
+    adapter_generations: list[str] | UnsetType = UNSET
+
+
+class TextCompletionChunk(Heading, kw_only=True):
+    """An event of a streamed completion."""
+
+    choices: list[TextChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: TokenUsage | UnsetType | None = UNSET
+    adapter_generations: list[str] | UnsetType = UNSET
+
+
+def usage(used: Usage) -> TokenUsage:
+    """Return the field `usage`."""
+    return TokenUsage(
+        prompt_tokens=used.prompt,
+        completion_tokens=used.completion,
+        total_tokens=used.prompt + used.completion,
+        prompt_tokens_details=CachedTokens(cached_tokens=used.cached),
+    )
+
+
+def unless_none(value: T | None) -> T | UnsetType:
+    """Return a value, or UNSET for None: the field is left out.
+
+    Responses to requests without adapters have no `adapter_generations`. An activated LoRA whose
+    invocation is absent from the prompt has no generation in the list.
     """
-    return {} if generations is None else {"adapter_generations": generations}
+    return UNSET if value is None else value
 
 
 def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
@@ -64,85 +236,132 @@ def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
     return {} if generations is None else {ADAPTERS_HEADER: ",".join(generations)}
 
 
-def chat_choice(delta: TextDelta, token_text: TokenText) -> dict[str, Any]:
+def chat_choice(choice: Choice, token_text: TokenText) -> ChatChoice:
     """Return a choice of a chat completion."""
-    message = {"role": "assistant", "content": delta.text, "refusal": None}
-    logprobs = chat_logprobs(delta, token_text)
-    return {"index": delta.index, "message": message, **finish_fields(delta, logprobs)}
+    calls = [
+        MessageToolCall(id=x.id, function=Function(name=x.name, arguments=x.arguments))
+        for x in choice.tool_calls
+    ]
+    return ChatChoice(
+        index=choice.index,
+        message=ChatMessage(
+            content=None if calls and not choice.text else choice.text,
+            reasoning_content=choice.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        ),
+        logprobs=chat_logprobs(choice.logprobs, token_text),
+        finish_reason=choice.finish,
+        stop_reason=choice.stopped_by if choice.finish else UNSET,
+    )
 
 
-def chat_chunk_choice(delta: TextDelta, token_text: TokenText, first: bool) -> dict[str, Any]:
+def chat_chunk_choice(event: Event, token_text: TokenText, first: bool) -> ChatChunkChoice:
     """Return a choice of a chat chunk. The first one of a choice contains the role."""
-    message: dict[str, Any] = {"role": "assistant", "content": delta.text} if first else {}
-    if delta.text:
-        message["content"] = delta.text
-    logprobs = chat_logprobs(delta, token_text)
-    return {"index": delta.index, "delta": message, **finish_fields(delta, logprobs)}
-
-
-def completion_choice(delta: TextDelta, token_text: TokenText) -> dict[str, Any]:
-    """Return a choice of a completion or of one of its chunks."""
-    logprobs = completion_logprobs(delta, token_text)
-    choice = {"index": delta.index, "text": delta.text, **finish_fields(delta, logprobs)}
-    if delta.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = prompt_logprobs(delta.prompt_logprobs, token_text)
+    delta, choice = ChatDelta(), ChatChunkChoice(index=event.index, delta=ChatDelta())
+    match event:
+        case TextPiece():
+            delta.content = event.text or UNSET
+            choice.logprobs = chat_logprobs(event.logprobs, token_text)
+        case ReasoningPiece():
+            delta.reasoning_content = event.text
+        case ToolCallStart():
+            called = FunctionDelta(name=event.name)
+            start = ToolCallDelta(index=event.call, id=event.id, type="function", function=called)
+            delta.tool_calls = [start]
+        case ToolCallArguments():
+            part = FunctionDelta(arguments=event.text)
+            delta.tool_calls = [ToolCallDelta(index=event.call, function=part)]
+        case ChoiceEnd():
+            choice.finish_reason, choice.stop_reason = event.finish, event.stopped_by
+    if first:
+        delta.role = "assistant"
+        if delta.content is UNSET and not isinstance(event, ToolCallStart | ReasoningPiece):
+            delta.content = ""
+    choice.delta = delta
     return choice
 
 
-def finish_fields(delta: TextDelta, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the fields for logprobs and for the end of a choice."""
-    stop = {"stop_reason": delta.stopped_by} if delta.finish else {}
-    return {"logprobs": logprobs, "finish_reason": delta.finish, **stop}
+def completion_choice(choice: Choice, token_text: TokenText) -> TextChoice:
+    """Return a choice of a completion."""
+    return TextChoice(
+        index=choice.index,
+        text=choice.text,
+        logprobs=completion_logprobs(choice, token_text),
+        finish_reason=choice.finish,
+        stop_reason=choice.stopped_by if choice.finish else UNSET,
+        prompt_logprobs=prompt_logprobs(choice.prompt_logprobs, token_text),
+    )
 
 
-def chat_logprobs(delta: TextDelta, token_text: TokenText) -> dict[str, Any] | None:
-    """Return {"content": [{"token", "logprob", "bytes", "top_logprobs"}...]}."""
-    if delta.logprobs is None:
+def completion_chunk_choice(event: Event, token_text: TokenText) -> TextChoice:
+    """Return a choice of a chunk of a completion."""
+    choice = TextChoice(index=event.index)
+    match event:
+        case TextPiece():
+            choice.text = event.text
+            choice.logprobs = completion_logprobs(event, token_text)
+            choice.prompt_logprobs = prompt_logprobs(event.prompt_logprobs, token_text)
+        case ChoiceEnd():
+            choice.finish_reason, choice.stop_reason = event.finish, event.stopped_by
+    return choice
+
+
+def chat_logprobs(
+    entries: Sequence[TokenLogprobs | None] | None, token_text: TokenText
+) -> ChatLogprobs | None:
+    """Return the log probabilities of a chat, None without any."""
+    if entries is None:
         return None
 
-    def one(token: int, logprob: float) -> dict[str, Any]:
+    def fields(token: int, logprob: float) -> dict[str, Any]:
         text = token_text(token)
         return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
 
-    content = [
-        {**one(entry.token, entry.logprob), "top_logprobs": [one(*pair) for pair in entry.top]}
-        for entry in delta.logprobs
-        if entry is not None
-    ]
-    return {"content": content, "refusal": None}
+    return ChatLogprobs(
+        content=[
+            ChatToken(
+                **fields(entry.token, entry.logprob),
+                top_logprobs=[TokenAlternative(**fields(*pair)) for pair in entry.top],
+            )
+            for entry in entries
+            if entry is not None
+        ]
+    )
 
 
-def completion_logprobs(delta: TextDelta, token_text: TokenText) -> dict[str, Any] | None:
-    """Return {"tokens", "token_logprobs", "top_logprobs", "text_offset"}, of equal lengths."""
-    if delta.logprobs is None:
+def completion_logprobs(
+    found: Choice | TextPiece, token_text: TokenText
+) -> CompletionLogprobs | None:
+    """Return the log probabilities of a completion, None without any."""
+    if found.logprobs is None:
         return None
-    return {
-        "tokens": [token_text(token) for token in delta.tokens],
-        "token_logprobs": [entry and finite(entry.logprob) for entry in delta.logprobs],
-        "top_logprobs": [
+    return CompletionLogprobs(
+        tokens=[token_text(token) for token in found.tokens],
+        token_logprobs=[entry and finite(entry.logprob) for entry in found.logprobs],
+        top_logprobs=[
             entry and {token_text(token): finite(logprob) for token, logprob in alternatives(entry)}
-            for entry in delta.logprobs
+            for entry in found.logprobs
         ],
-        "text_offset": delta.offsets,
-    }
+        text_offset=found.offsets,
+    )
 
 
 def prompt_logprobs(
-    entries: Sequence[TokenLogprobs | None], token_text: TokenText
-) -> list[dict[str, Any] | None]:
-    """Return {id: {"logprob", "rank", "decoded_token"}} per prompt token, None for the first."""
+    entries: Sequence[TokenLogprobs | None] | None, token_text: TokenText
+) -> PromptLogprobs | UnsetType:
+    """Return the log probabilities of the prompt, UNSET without any."""
+    if entries is None:
+        return UNSET
     return [None if entry is None else ranked(entry, token_text) for entry in entries]
 
 
-def ranked(entry: TokenLogprobs, token_text: TokenText) -> dict[str, Any]:
-    """Return a token and its alternatives. The rank of a token outside the top ones is None."""
+def ranked(entry: TokenLogprobs, token_text: TokenText) -> dict[str, RankedToken]:
+    """Return a token and its alternatives by id."""
     ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
     return {
-        str(token): {
-            "logprob": finite(logprob),
-            "rank": ranks.get(token),
-            "decoded_token": token_text(token),
-        }
+        str(token): RankedToken(
+            logprob=finite(logprob), rank=ranks.get(token), decoded_token=token_text(token)
+        )
         for token, logprob in alternatives(entry)
     }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from ostro.core.errors import EngineDied, Overloaded, TemplateError, UsageError
 from ostro.core.ipc.client import PATIENCE
@@ -28,9 +28,9 @@ from ostro.core.records import Import, Settings
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import Protocol, listen, url_of
 from ostro.entrypoints.http.metrics import EngineMetrics
-from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
 from ostro.entrypoints.operations.admission import Admission
+from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class Web(uvicorn.Server):
     """uvicorn's server with limits; it handles no signals and configures no logging."""
 
     @classmethod
-    def of(cls, app: Starlette, *, access_log: bool = False) -> Web:
+    def of(cls, app: FastAPI, *, access_log: bool = False) -> Web:
         """Return a server of an application that is not running yet."""
         logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)
         if access_log:

@@ -5,136 +5,169 @@ from __future__ import annotations
 import base64
 from typing import Any, Literal
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from ostro.core.errors import RequestError
-from ostro.core.pipeline import ModelTarget, parse
-from ostro.entrypoints.http.body import read_json
+from ostro.core.records import Route
+from ostro.entrypoints.http.body import read_request
+from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.responses import adapters
-from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.http.responses import unless_none
 from ostro.entrypoints.http.stream import unless_disconnected
-
-MAX_INPUTS = 2048
-"""Limit on the inputs or documents of one request."""
-
-
-class EmbeddingRequest(ModelTarget, kw_only=True):
-    """Texts or token ids to embed. `prompt` names a prompt in the model's config."""
-
-    input: str | list[str | int | list[int]]
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
-    prompt: str | None = None
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.vectors import (
+    MAX_INPUTS,
+    ClassifyRequest,
+    EmbeddingRequest,
+    Pooled,
+    RerankRequest,
+)
 
 
-class RerankRequest(ModelTarget, kw_only=True):
-    """Documents to rank by relevance to a query."""
+class InputUsage(msgspec.Struct, kw_only=True):
+    """Token counts of a request that generates no tokens."""
 
-    query: str
-    documents: list[str | dict[str, str | None]]
-    top_n: int | None = None
-    return_documents: bool = False
+    prompt_tokens: int
+    total_tokens: int
 
 
-class ClassifyRequest(ModelTarget, kw_only=True):
-    """Texts to classify."""
+class PooledResponse(msgspec.Struct, kw_only=True):
+    """What the responses of pooling models have in common."""
 
-    input: str | list[str]
+    model: str
+    usage: InputUsage
+    adapter_generations: list[str] | UnsetType = UNSET
+
+
+class EmbeddingItem(msgspec.Struct, kw_only=True):
+    """A vector: numbers, or with encoding_format base64 their float32 bytes."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(PooledResponse, kw_only=True):
+    """One vector per input."""
+
+    data: list[EmbeddingItem]
+    object: Literal["list"] = "list"
+
+
+class Document(msgspec.Struct, kw_only=True):
+    """A document of a rerank request."""
+
+    text: str
+
+
+class RerankResult(msgspec.Struct, kw_only=True):
+    """A document's index in the request, and its score; higher is better."""
+
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class RerankResponse(PooledResponse, kw_only=True):
+    """The documents in descending order of relevance."""
+
+    id: str
+    results: list[RerankResult]
+
+
+class ClassifyItem(msgspec.Struct, kw_only=True):
+    """The best label of a text, and the probabilities of all labels."""
+
+    index: int
+    label: str
+    probs: list[float]
+    labels: list[str]
+
+
+class ClassifyResponse(PooledResponse, kw_only=True):
+    """The labels of each text."""
+
+    data: list[ClassifyItem]
+    object: Literal["list"] = "list"
 
 
 async def embeddings(request: Request) -> Response:
-    """POST /v1/embeddings"""
-    service: Service = request.app.state.service
-    body = parse(await read_json(request, service.max_body(MAX_INPUTS)), EmbeddingRequest)
-    admitted = service.admit(body, "embed")
-    work = admitted.pipeline.embed(
-        inputs_of(body.input),
-        prompt=body.prompt,
-        dimensions=body.dimensions,
-        adapters=admitted.adapters,
-    )
-    read = await unless_disconnected(request, work)
+    """Compute the vectors of texts or token ids."""
+    body = await read_request(request, EmbeddingRequest, MAX_INPUTS)
+    work = operations_of(request).embed(body, caller_of(request))
+    found = await unless_disconnected(request, work)
     data = []
-    for i, row in enumerate(read.answer):
+    for index, row in enumerate(found.vectors):
         packed = base64.b64encode(row.astype("<f4").tobytes()).decode()
         vector = packed if body.encoding_format == "base64" else row.tolist()
-        data.append({"object": "embedding", "index": i, "embedding": vector})
-    return respond(200, {"object": "list", "data": data, "model": admitted.name, **ending(read)})
+        data.append(EmbeddingItem(index=index, embedding=vector))
+    return respond(200, EmbeddingList(data=data, **ending(found)))
 
 
 async def rerank(request: Request) -> Response:
-    """POST /v1/rerank"""
-    service: Service = request.app.state.service
-    body = parse(await read_json(request, service.max_body(MAX_INPUTS)), RerankRequest)
-    admitted = service.admit(body, "rerank")
-    documents = [text_of(i, document) for i, document in enumerate(bounded(body.documents))]
-    if body.top_n is not None and body.top_n < 1:
-        raise RequestError(f"top_n={body.top_n} is not positive", param="top_n")
-    work = admitted.pipeline.rerank(body.query, documents, adapters=admitted.adapters)
-    read = await unless_disconnected(request, work)
-    results = []
-    for item in read.answer[: body.top_n]:
-        result: dict[str, Any] = {"index": item.index, "relevance_score": item.score}
-        if body.return_documents:
-            result["document"] = {"text": documents[item.index]}
-        results.append(result)
+    """Rank documents by relevance to a query."""
+    body = await read_request(request, RerankRequest, MAX_INPUTS)
+    work = operations_of(request).rerank(body, caller_of(request))
+    found = await unless_disconnected(request, work)
+    results = [
+        RerankResult(
+            index=each.index,
+            relevance_score=each.score,
+            document=Document(text=each.text) if body.return_documents else UNSET,
+        )
+        for each in found.documents
+    ]
     id = f"rerank-{request.state.request_id}"
-    return respond(200, {"id": id, "model": admitted.name, "results": results, **ending(read)})
+    return respond(200, RerankResponse(id=id, results=results, **ending(found)))
 
 
 async def classify(request: Request) -> Response:
-    """POST /v1/classify"""
-    service: Service = request.app.state.service
-    body = parse(await read_json(request, service.max_body(MAX_INPUTS)), ClassifyRequest)
-    admitted = service.admit(body, "classify")
-    texts = [body.input] if isinstance(body.input, str) else bounded(body.input)
-    work = admitted.pipeline.classify(texts, adapters=admitted.adapters)
-    read = await unless_disconnected(request, work)
-    data = []
-    for i, probs in enumerate(read.answer):
-        best = max(probs, key=lambda label: probs[label])
-        data.append(
-            {"index": i, "label": best, "probs": list(probs.values()), "labels": list(probs)}
+    """Compute the probabilities of a classifier's labels."""
+    body = await read_request(request, ClassifyRequest, MAX_INPUTS)
+    work = operations_of(request).classify(body, caller_of(request))
+    found = await unless_disconnected(request, work)
+    data = [
+        ClassifyItem(
+            index=index,
+            label=max(probs, key=lambda label: probs[label]),
+            probs=list(probs.values()),
+            labels=list(probs),
         )
-    return respond(200, {"object": "list", "data": data, "model": admitted.name, **ending(read)})
+        for index, probs in enumerate(found.probabilities)
+    ]
+    return respond(200, ClassifyResponse(data=data, **ending(found)))
 
 
-def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """Return the inputs as a list of texts or of token id lists. Raises RequestError if mixed."""
-    if isinstance(given, str):
-        return [given]
-    numbers = [x for x in bounded(given) if isinstance(x, int)]
-    if not numbers:
-        return [x for x in given if not isinstance(x, int)]
-    if len(numbers) < len(given):
-        raise RequestError("input mixes token ids with texts", param="input")
-    return [numbers]
+def ending(found: Pooled) -> dict[str, Any]:
+    """Return the fields of a `PooledResponse`."""
+    return {
+        "model": found.model,
+        "usage": InputUsage(prompt_tokens=found.tokens, total_tokens=found.tokens),
+        "adapter_generations": unless_none(found.generations),
+    }
 
 
-def bounded(given: list[Any]) -> list[Any]:
-    if len(given) > MAX_INPUTS and not isinstance(given[0], int):
-        raise RequestError(f"got {len(given)} inputs; the limit is {MAX_INPUTS}", param="input")
-    return given
-
-
-def text_of(index: int, document: str | dict[str, str | None]) -> str:
-    text = document if isinstance(document, str) else document.get("text")
-    if text is None:
-        raise RequestError(f"documents[{index}].text is missing", param="documents")
-    return text
-
-
-def ending(read: Any) -> dict[str, Any]:
-    """The fields for usage and adapters that all responses have."""
-    usage = {"prompt_tokens": read.tokens, "total_tokens": read.tokens}
-    return {"usage": usage, **adapters(read.generations)}
-
-
-ROUTES = [
-    Route("/v1/embeddings", embeddings, methods=["POST"]),
-    Route("/v1/rerank", rerank, methods=["POST"]),
-    Route("/v1/classify", classify, methods=["POST"]),
-]
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes."""
+    return [
+        Route(
+            name="POST /v1/embeddings",
+            endpoint=embeddings,
+            request=EmbeddingRequest,
+            response=EmbeddingList,
+        ),
+        Route(
+            name="POST /v1/rerank",
+            endpoint=rerank,
+            request=RerankRequest,
+            response=RerankResponse,
+        ),
+        Route(
+            name="POST /v1/classify",
+            endpoint=classify,
+            request=ClassifyRequest,
+            response=ClassifyResponse,
+        ),
+    ]

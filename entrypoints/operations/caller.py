@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
 from ostro.core.errors import OstroError
-
-Scope = Literal["open", "infer", "admin", "metrics"]
-"""The permission that a route requires; "open" routes require none."""
+from ostro.core.records import Scope
 
 
 class Forbidden(OstroError):

@@ -178,6 +178,13 @@ def test_inputs_of_architectures_import_no_torch() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_operations_import_no_web_framework() -> None:
+    names = [f"ostro.{file[:-3].replace('/', '.')}" for file in FILES if "/operations/" in file]
+    code = f"import {', '.join(names)}\nimport sys\n"
+    code += "web = {'fastapi', 'starlette', 'uvicorn', 'pydantic'} & {*sys.modules}"
+    without_torch(f"{code}\nassert not web, web")
+
+
 def test_every_public_name_is_there_and_typed() -> None:
     for name in ostro.__all__:
         assert getattr(ostro, name) is not None

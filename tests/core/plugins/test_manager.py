@@ -232,19 +232,19 @@ def test_configure_reaches_all_plugins_and_later_ones(site: Site) -> None:
     assert "late" in manager.broken and manager.get_plugin("late") is None
 
 
-def test_routes_are_declared_with_the_engine(site: Site) -> None:
+def test_routes_are_declared_with_the_server(site: Site) -> None:
     site.wheel(
         "web",
-        "@hookimpl\ndef ostro_routes(engine):\n"
-        "    yield Route(name='GET /hello', endpoint=engine.hello)\n",
+        "@hookimpl\ndef ostro_routes(server):\n"
+        "    yield Route(name='GET /hello', endpoint=server.hello)\n",
     )
 
-    class Engine:
+    class Server:
         async def hello(self) -> None: ...
 
     manager = site.load()
     assert site.info(manager, "web").hooks == ("ostro_routes",)
-    routes = manager.collect("routes", engine=Engine())
+    routes = manager.collect("routes", server=Server(), engine=None)
     assert isinstance(routes["GET /hello"], Route)
     assert site.info(manager, "web").offers == {"routes": ("GET /hello",)}
 

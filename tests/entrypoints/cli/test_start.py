@@ -62,13 +62,13 @@ def test_a_watched_module_that_is_imported_is_found() -> None:
 
 
 def test_the_help_of_all_commands_imports_no_library() -> None:
-    libraries = "torch numpy tokenizers jinja2 starlette uvicorn prometheus_client soundfile"
+    libraries = "torch numpy tokenizers jinja2 fastapi uvicorn prometheus_client soundfile"
     assert not imported(HELP, *libraries.split(), *UNUSED.split())
 
 
 def test_a_run_on_the_cpu_imports_what_it_uses(tmp_path: Path) -> None:
     model = str(make_gguf(tmp_path / "tiny.gguf"))
-    servers = ("starlette", "uvicorn", "prometheus_client", "soundfile")
+    servers = ("fastapi", "uvicorn", "prometheus_client", "soundfile")
     assert imported(RUN, "torch", *servers, *UNUSED.split(), model=model) == {"torch"}
 
 

@@ -25,8 +25,8 @@ from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.server import Web
-from ostro.entrypoints.http.service import Service
 from ostro.entrypoints.operations.admission import Admission
+from ostro.entrypoints.operations.service import Service
 
 
 @dataclass

@@ -10,15 +10,19 @@ from typing import Any
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 
+from ostro.core.deprecated import RemovedInOstro1
 from ostro.core.errors import UsageError
 from ostro.core.hooks import hookimpl
 from ostro.core.ipc import client
+from ostro.core.ipc.client import AsyncEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
-from ostro.entrypoints.http.app import plugin_routes
+from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
+from ostro.entrypoints.operations.operations import Operations
 
 PATHS = ["/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/"]
 
@@ -264,22 +268,46 @@ def test_bug_in_a_route(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Hello:
-    """A plugin with a route that works and two that must not."""
+    """A plugin with a route that works and three that must not."""
 
     @hookimpl
-    def ostro_routes(self, engine: Any) -> list[Route]:
+    def ostro_routes(self, server: Operations) -> list[Route]:
         async def hello(request: Any) -> PlainTextResponse:
-            return PlainTextResponse(f"ready: {engine.ready}")
+            return PlainTextResponse(f"ready: {server.service.ready}")
 
         names = ("GET /hello", "GET /health", "GET /v1/models/mine", "nonsense")
         return [Route(name=name, endpoint=hello) for name in names]
 
 
+class OldHello:
+    """A plugin that still asks for the engine."""
+
+    @hookimpl
+    def ostro_routes(self, engine: AsyncEngine) -> list[Route]:
+        async def hello(request: Any) -> PlainTextResponse:
+            return PlainTextResponse(f"ready: {engine.ready}")
+
+        return [Route(name="GET /old", endpoint=hello)]
+
+
 def test_plugin_routes(server: Any) -> None:
     plugins = PluginManager()
+    plugins.load()
     plugins.register(Hello(), "hello")
-    routes = plugin_routes(plugins, server.service, {"/health", "/ready"})
-    assert [route.path for route in routes] == ["/hello"]
+    app = make_app(server.service, plugins)
+    with TestClient(app) as client:
+        assert client.get("/hello").text == "ready: True"
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/v1/models/mine").status_code == 404
+
+
+def test_the_engine_as_an_argument_of_routes_is_deprecated(server: Any) -> None:
+    plugins = PluginManager()
+    plugins.load()
+    with pytest.warns(RemovedInOstro1, match=r"server\.service\.engine"):
+        plugins.register(OldHello(), "hello")
+    with TestClient(make_app(server.service, plugins)) as client:
+        assert client.get("/old").text == "ready: True"
 
 
 def test_outside_needs_a_key() -> None:

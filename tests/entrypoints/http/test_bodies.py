@@ -110,12 +110,12 @@ def test_body_too_large(server: Any) -> None:
 
 def test_limit_grows_with_the_context_and_the_prompts(server: Any) -> None:
     """A batch of full prompts is taken; a server for media takes fifty mebibytes."""
-    assert server.service.max_body() < server.service.max_body(16)
+    assert bodies.max_bytes(server.service) < bodies.max_bytes(server.service, 16)
     response = server.complete(["x" * 4096] * 1024, max_tokens=1)
     assert response.json()["error"]["code"] == "context_length_exceeded"
     server.service.takes_media = True
     try:
-        assert server.service.max_body() == 50 << 20
+        assert bodies.max_bytes(server.service) == 50 << 20
     finally:
         server.service.takes_media = False
 

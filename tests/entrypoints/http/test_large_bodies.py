@@ -24,7 +24,7 @@ from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.body import count_members, parse
 from ostro.entrypoints.http.errors import HANDLERS
-from ostro.entrypoints.http.service import Service
+from ostro.entrypoints.operations.service import Service
 from ostro.plugins.pipelines.text.schema import ChatRequest
 
 

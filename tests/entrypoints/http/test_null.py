@@ -11,11 +11,10 @@ import pytest
 from msgspec import inspect
 
 from ostro.core.pipeline import AdapterChoice, StreamOptions, parse
-from ostro.entrypoints import http
+from ostro.entrypoints import http, operations
 from ostro.entrypoints.http.admin import LoadRequest, UnloadRequest
-from ostro.entrypoints.http.images import ImageRequest
-from ostro.entrypoints.http.speech import SpeechRequest
-from ostro.entrypoints.http.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest
+from ostro.entrypoints.operations.media import ImageRequest, SpeechRequest, TranscriptionRequest
+from ostro.entrypoints.operations.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, ContentPart, Message
 
 REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
@@ -26,6 +25,7 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     ClassifyRequest: {"input": "hi"},
     ImageRequest: {"prompt": "hi"},
     SpeechRequest: {"input": "hi"},
+    TranscriptionRequest: {},
     LoadRequest: {"lora_name": "a", "lora_path": "b"},
     UnloadRequest: {"lora_name": "a"},
 }
@@ -38,18 +38,21 @@ NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
 
 
 def request_types() -> set[type[msgspec.Struct]]:
-    """The types that the modules of the routes and the text pipeline pass to `parse`."""
+    """The requests of the operations, of the modules of the routes and of the text pipeline."""
     from ostro.plugins.pipelines.text import schema
 
-    folder = Path(http.__path__[0])
-    names = [f"{http.__name__}.{file.stem}" for file in sorted(folder.glob("*.py"))]
+    names = [
+        f"{package.__name__}.{file.stem}"
+        for package in (http, operations)
+        for file in sorted(Path(package.__path__[0]).glob("*.py"))
+    ]
     modules = [schema, *(importlib.import_module(name) for name in names)]
     structs = {
         value
         for module in modules
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, msgspec.Struct)
-        if value.__module__ == module.__name__ and value not in NESTED
+        if value.__module__ == module.__name__ and value.__name__.endswith("Request")
     }
     return {kind for kind in structs if not kind.__subclasses__()}
 
@@ -153,6 +156,6 @@ def test_tool_calls_without_content_reach_a_template_that_reads_content(server: 
 
 
 def test_null_scale_of_an_adapter() -> None:
-    from ostro.entrypoints.http.adapters import adapter_ref
+    from ostro.entrypoints.operations.adapters import adapter_ref
 
     assert adapter_ref(AdapterChoice(name="sql", scale=None), "adapter").scale == 1.0

@@ -32,7 +32,7 @@ from ostro.core.records import Settings
 from ostro.entrypoints.http.server import serve
 settings, options = json.loads(sys.argv[1])
 def heavy():
-    return sorted({"torch", "transformers", "fastapi", "pydantic"} & set(sys.modules))
+    return sorted({"torch", "transformers"} & set(sys.modules))
 import atexit
 atexit.register(lambda: print("heavy", heavy(), flush=True))
 try:

@@ -12,8 +12,8 @@ from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import OstroError, RequestError
 from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.pipeline import ModelTarget
-from ostro.entrypoints.http.adapters import adapter_refs
-from ostro.entrypoints.http.audio import target_of
+from ostro.entrypoints.http.audio import transcription_of
+from ostro.entrypoints.operations.adapters import adapter_refs
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_engine_resolves_unknown_names(server: Any) -> None:
 
 def test_forms_name_adapters() -> None:
     def wanted(**fields: str) -> list[tuple[str, float]]:
-        return [(w.name, w.scale) for w in adapter_refs(target_of(FormData(fields)))]
+        return [(w.name, w.scale) for w in adapter_refs(transcription_of(FormData(fields)))]
 
     assert wanted() == []
     assert wanted(adapter="sql") == wanted(adapters="sql") == [("sql", 1)]

@@ -12,15 +12,8 @@ from ostro.core.engine.request import DEFAULT, AdapterRef
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, nearest
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.pipeline import ModelTarget
-from ostro.entrypoints.http.adapters import Adapters, adapter_refs
-from ostro.entrypoints.http.body import MAX_BYTES
-
-BODY_SLACK = 1 << 20
-"""Bytes of a JSON body for tools, options and other fields besides the prompt."""
-TOKEN_BYTES = 4
-"""Typical bytes of English text per token."""
-PROMPT_FACTOR = 8
-"""Factor between the largest and the typical text of a prompt: JSON escapes, white space."""
+from ostro.entrypoints.operations.adapters import Adapters, adapter_refs
+from ostro.entrypoints.operations.caller import ANYONE, Caller
 
 
 @dataclass(frozen=True)
@@ -56,18 +49,6 @@ class Service:
     def ready(self) -> bool:
         """Whether the server accepts requests."""
         return self.engine.ready and not self.behind and bool(self.models)
-
-    def max_body(self, prompts: int = 1) -> int:
-        """Return the limit on the bytes of a JSON body with this number of prompts.
-
-        The limit grows with the largest context. Chats with media may need all of `MAX_BYTES`.
-        """
-        info = self.engine.info
-        if self.takes_media or info is None:
-            return MAX_BYTES
-        context = max(facts.context for facts in info.models.values())
-        text = TOKEN_BYTES * context * max(prompts, PROMPT_FACTOR)
-        return min(MAX_BYTES, BODY_SLACK + text)
 
     async def refresh_adapters(self) -> None:
         """Update the list of adapters of all models from the engine."""
@@ -120,12 +101,13 @@ class Service:
             param="model",
         )
 
-    def admit(self, target: ModelTarget, task: str = "text") -> Admitted:
-        """Select the model, pipeline and adapters of a request.
+    def admit(self, target: ModelTarget, task: str = "text", caller: Caller = ANYONE) -> Admitted:
+        """Select the model, pipeline and adapters of a caller's request.
 
         A request without a model gets the first model that supports the task. Raises NotFound for
-        an unknown name, Unsupported if the model does not support the task, RequestError for
-        malformed adapters, Overloaded while the server is busy or loading, and EngineDied.
+        an unknown name, Forbidden if the caller may not use it, Unsupported if the model does not
+        support the task, RequestError for malformed adapters, Overloaded while the server is busy
+        or loading, and EngineDied.
         """
         model, adapter = self.locate(target.model)
         refs = adapter_refs(target, adapter)
@@ -135,6 +117,7 @@ class Service:
         able = [each for each in self.names if task in self.models[each]]
         if model not in able and able and target.model in (None, DEFAULT):
             model = able[0]
+        caller.check(model, (ref.name or ref.generation for ref in refs))
         if model in able:
             pipeline = self.models[model][task]
             name = model if adapter is None or target.model is None else target.model

@@ -1,0 +1,68 @@
+"""The list of models: those of the server, followed by their adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostro.entrypoints.operations.caller import ANYONE, Caller
+from ostro.entrypoints.operations.service import Service
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A model, or an adapter with the model `parent`.
+
+    created is in seconds since 1970, context in tokens, None while the model is loading. generation
+    is that of an adapter's weights.
+    """
+
+    id: str
+    created: int
+    context: int | None
+    parent: str | None = None
+    generation: str | None = None
+
+
+async def list_models(service: Service, caller: Caller = ANYONE) -> list[ModelEntry]:
+    """Return the models and adapters that a caller may use."""
+    if service.resolves and service.ready:  # requests may have registered adapters
+        await service.refresh_adapters()
+    names = [name for name in service.names if caller.models is None or name in caller.models]
+    entries, taken = [model_entry(service, name) for name in names], set(service.names)
+    for model in names:
+        for name in service.adapters.of(model):
+            if caller.adapters is None or name in caller.adapters:
+                id = f"{model}:{name}" if name in taken else name
+                entries.append(adapter_entry(service, model, name, id))
+                taken.add(name)
+    return entries
+
+
+def find_model(service: Service, id: str, caller: Caller = ANYONE) -> ModelEntry:
+    """Return the model or the adapter of an id. Raises NotFound if the caller cannot use it."""
+    model, adapter = service.locate(id)
+    hidden = caller.models is not None and model not in caller.models
+    if adapter is None and not hidden:
+        return model_entry(service, model)
+    if hidden or adapter is None or adapter not in service.adapters.of(model):
+        raise service.unknown(id)
+    if caller.adapters is not None and adapter not in caller.adapters:
+        raise service.unknown(id)
+    return adapter_entry(service, model, adapter, id)
+
+
+def model_entry(service: Service, name: str) -> ModelEntry:
+    info = service.engine.info
+    facts = None if info is None else info.models.get(name, info.first)
+    return ModelEntry(id=name, created=service.started, context=facts and facts.context)
+
+
+def adapter_entry(service: Service, model: str, name: str, id: str) -> ModelEntry:
+    entry = model_entry(service, model)
+    return ModelEntry(
+        id=id,
+        created=entry.created,
+        context=entry.context,
+        parent=model,
+        generation=service.adapters.of(model)[name].generation or None,
+    )

@@ -1,0 +1,128 @@
+"""The events of a generation, the completion they add up to, and their form in OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from ostro.core.engine.request import TokenLogprobs
+from ostro.core.pipeline import TextDelta, Usage
+from ostro.entrypoints.http import responses
+from ostro.entrypoints.operations.text import (
+    ChoiceBuilder,
+    ChoiceEnd,
+    Event,
+    Generation,
+    ReasoningPiece,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallStart,
+)
+
+EVENTS: list[Event] = [
+    ReasoningPiece(text="The user "),
+    ReasoningPiece(text="wants Paris."),
+    TextPiece(text="Let me see."),
+    ToolCallStart(call=0, id="call_1", name="weather"),
+    ToolCallArguments(call=0, text='{"city": '),
+    ToolCallStart(call=1, id="call_2", name="time"),
+    ToolCallArguments(call=0, text='"Paris"}'),
+    ToolCallArguments(call=1, text="{}"),
+    ChoiceEnd(finish="stop"),
+]
+
+
+class Deltas:
+    """An answer of given deltas."""
+
+    def __init__(self, deltas: Sequence[TextDelta], choices: int = 1) -> None:
+        self.deltas, self.choices, self.closed = deltas, choices, 0
+        self.usage, self.generations = Usage(prompt=3, completion=2), None
+
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
+        for delta in self.deltas:
+            yield delta
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class Pipeline:
+    def token_text(self, token: int) -> str:
+        return f"<{token}>"
+
+
+def generation(*deltas: TextDelta, choices: int = 1) -> tuple[Generation, Deltas]:
+    answer = Deltas(deltas, choices)
+    return Generation(answer, "m", Pipeline()), answer  # type: ignore[arg-type]
+
+
+def test_a_delta_becomes_text_and_an_end() -> None:
+    found, answer = generation(TextDelta(text="a"), TextDelta(text="b", finish="stop"))
+
+    async def read() -> list[Event]:
+        return [event async for event in found]
+
+    ends = ChoiceEnd(finish="stop")
+    assert asyncio.run(read()) == [TextPiece(text="a"), TextPiece(text="b"), ends]
+    assert answer.closed
+
+
+def test_the_choices_of_a_completion_are_the_sums_of_their_events() -> None:
+    entry = TokenLogprobs(token=5, logprob=-1.0)
+    found, answer = generation(
+        TextDelta(index=1, text="x"),
+        TextDelta(text="a", tokens=[5], logprobs=[entry], offsets=[0]),
+        TextDelta(text="b", tokens=[6], logprobs=[entry], offsets=[1], finish="length"),
+        TextDelta(index=1, finish="stop", stopped_by="\n"),
+        choices=2,
+    )
+    done = asyncio.run(found.collect())
+    first, second = done.choices
+    assert (first.text, first.tokens, first.offsets) == ("ab", [5, 6], [0, 1])
+    assert first.logprobs == [entry, entry] and first.finish == "length"
+    assert (second.text, second.finish, second.stopped_by) == ("x", "stop", "\n")
+    assert done.usage.prompt == 3 and done.model == "m" and answer.closed
+
+
+def test_reasoning_and_tool_calls_are_parts_of_a_message() -> None:
+    builder = ChoiceBuilder()
+    for event in EVENTS:
+        builder.add(event)
+    found = msgspec.to_builtins(responses.chat_choice(builder.build(), str))
+    message = found["message"]
+    assert message["content"] == "Let me see."
+    assert message["reasoning_content"] == "The user wants Paris."
+    assert [(x["id"], x["function"]) for x in message["tool_calls"]] == [
+        ("call_1", {"name": "weather", "arguments": '{"city": "Paris"}'}),
+        ("call_2", {"name": "time", "arguments": "{}"}),
+    ]
+
+
+def test_the_chunks_of_a_stream_add_up_to_the_message() -> None:
+    chunks = [
+        msgspec.to_builtins(responses.chat_chunk_choice(event, str, first=i == 0))
+        for i, event in enumerate(EVENTS)
+    ]
+    deltas = [chunk["delta"] for chunk in chunks]
+    assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(EVENTS) - 1)]
+    assert "".join(x.get("reasoning_content", "") for x in deltas) == "The user wants Paris."
+    assert "".join(x.get("content", "") for x in deltas) == "Let me see."
+    calls: dict[int, dict[str, Any]] = {}
+    for call in [call for delta in deltas for call in delta.get("tool_calls", [])]:
+        if "id" in call:
+            calls[call["index"]] = {"id": call["id"], "name": call["function"]["name"], "text": ""}
+        calls[call["index"]]["text"] += call["function"]["arguments"]
+    assert calls[0] == {"id": "call_1", "name": "weather", "text": '{"city": "Paris"}'}
+    assert calls[1] == {"id": "call_2", "name": "time", "text": "{}"}
+    assert [chunk["finish_reason"] for chunk in chunks] == [*[None] * (len(EVENTS) - 1), "stop"]
+
+
+@pytest.mark.parametrize("event", [TextPiece(text="hi"), ChoiceEnd(finish="stop")])
+def test_the_first_chunk_has_a_role_and_content(event: Event) -> None:
+    delta = msgspec.to_builtins(responses.chat_chunk_choice(event, str, first=True))["delta"]
+    assert delta == {"role": "assistant", "content": getattr(event, "text", "")}
