@@ -176,8 +176,6 @@ class TextRequest(ModelTarget, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_logprobs: int | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
 
 
 R = TypeVar("R", bound=msgspec.Struct)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Mount, WebSocketRoute
 from starlette.routing import Route as HttpRoute
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 from starlette.websockets import WebSocket
 
 from ostro.core.plugins.manager import PluginManager
@@ -67,29 +68,31 @@ def make_app(
         allowed = Middleware(CORSMiddleware, allow_origins=list(origins), **allow)
         middleware.append(allowed)
     middleware.append(Middleware(AccessMiddleware, keys=keys, hosts=hosts))
+    routes = built_in_routes(operations)
+    routes += plugin_routes(plugins, operations, routes)
     app = FastAPI(
         openapi_url=None,
+        routes=[starlette_route(route) for route in routes],
         middleware=middleware,
         exception_handlers=dict(HANDLERS),
         redirect_slashes=False,
     )
-    for each in built_in_routers(operations):
-        app.include_router(each)
-    builtin = tuple(app.routes)
-    app.include_router(router_of(plugin_routes(plugins, operations, builtin)))
     app.state.operations, app.state.admin = operations, guard
     app.state.metrics = EngineMetrics(service, requests)
     return app
 
 
-def built_in_routers(operations: Operations) -> list[APIRouter]:
-    """Return one router per built-in API family."""
-    return [router_of(family.routes(operations)) for family in FAMILIES]
+def built_in_routes(operations: Operations) -> list[Route]:
+    """Return the routes of all built-in API families."""
+    return [route for family in FAMILIES for route in family.routes(operations)]
 
 
-def router_of(routes: Iterable[Route]) -> APIRouter:
-    """Return a router with the routes of an API family."""
-    return APIRouter(routes=[starlette_route(route) for route in routes])
+class RecordedRoute(HttpRoute):
+    """A route that is recorded in the scope, as FastAPI's own routes are."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
 
 
 def starlette_route(route: Route) -> BaseRoute:
@@ -100,7 +103,7 @@ def starlette_route(route: Route) -> BaseRoute:
     assert callable(route.endpoint)
     if method == "WEBSOCKET":
         return WebSocketRoute(path, guarded(route, route.endpoint), name=route.name)
-    return HttpRoute(path, guarded(route, route.endpoint), methods=[method], name=route.name)
+    return RecordedRoute(path, guarded(route, route.endpoint), methods=[method], name=route.name)
 
 
 def guarded(route: Route, endpoint: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
@@ -122,16 +125,16 @@ def guarded(route: Route, endpoint: Callable[..., Awaitable[Any]]) -> Callable[.
 
 
 def plugin_routes(
-    plugins: PluginManager, operations: Operations, builtin: Sequence[BaseRoute]
+    plugins: PluginManager, operations: Operations, builtin: Sequence[Route]
 ) -> list[Route]:
     """Return the routes of plugins. A plugin cannot replace a built-in route."""
     routes = []
-    engine = operations.service.engine
+    engine, taken = operations.service.engine, [starlette_route(route) for route in builtin]
     for name, record in plugins.collect("routes", server=operations, engine=engine).items():
         method, _, path = name.partition(" ")
         if not (method.isupper() and path.startswith("/")):
             log.warning("plugin route %r ignored: name it 'METHOD /path'", name)
-        elif any(route.path_regex.match(path) for route in builtin if isinstance(route, HttpRoute)):
+        elif any(route.path_regex.match(path) for route in taken if isinstance(route, HttpRoute)):
             log.warning("plugin route %r ignored: its path is a built-in route", name)
         else:
             routes.append(record)

@@ -22,7 +22,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ostro.core.errors import UsageError, nearest
-from ostro.entrypoints.operations.caller import Caller, Scope
+from ostro.core.records import Scope
+from ostro.entrypoints.operations.caller import Caller
 
 log = logging.getLogger(__name__)
 MAX_BYTES = 16 << 20

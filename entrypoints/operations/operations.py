@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
-
 from ostro.core.errors import Unsupported
 from ostro.core.pipeline import TextPipeline, TextRequest
 from ostro.entrypoints.operations.caller import ANYONE, Caller
@@ -63,16 +61,14 @@ class Operations:
         admitted = self.service.admit(request, "text", caller)
         template = await self.service.template(admitted)
         answer = await admitted.pipeline.chat(
-            bound(request, caller), adapters=admitted.adapters, template=template
+            request, adapters=admitted.adapters, template=template
         )
         return Generation(answer, admitted.name, admitted.pipeline)
 
     async def complete(self, request: TextRequest, caller: Caller = ANYONE) -> Generation:
         """Continue prompts. The request is a `completion_request`."""
         admitted = self.service.admit(request, "text", caller)
-        answer = await admitted.pipeline.complete(
-            bound(request, caller), adapters=admitted.adapters
-        )
+        answer = await admitted.pipeline.complete(request, adapters=admitted.adapters)
         return Generation(answer, admitted.name, admitted.pipeline)
 
     async def models(self, caller: Caller = ANYONE) -> list[ModelEntry]:
@@ -209,14 +205,3 @@ class Operations:
                     )
 
         return events()
-
-
-def bound(request: TextRequest, caller: Caller) -> TextRequest:
-    """Return a text request with the caller's cache salt, within the caller's priority."""
-    if not caller.salt and caller.priority is None:
-        return request
-    return msgspec.structs.replace(
-        request,
-        cache_salt=caller.salted(request.cache_salt),
-        priority=caller.bounded_priority(request.priority),
-    )

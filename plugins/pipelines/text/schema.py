@@ -88,6 +88,8 @@ class GenerationRequest(TextRequest, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
     response_format: dict[str, Any] | None = None
 
 
