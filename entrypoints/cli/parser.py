@@ -15,7 +15,7 @@ ADVANCED = frozenset(
     --drain-timeout --dtype --dummy-weights --exact --explain --follow --generation-config
     --hang-timeout --importance --kv-dtype --logprobs --max-adapter-rank --max-adapters --memory
     --min-p --no-prefix-cache --placement --plugin --repetition-penalty --replay --restart
-    --revision --shared-prefix --task --threads --token-source --tokenizer --topology
+    --retention --revision --shared-prefix --task --threads --token-source --tokenizer --topology
     --with-adapters --with-rank
     """.split()
 )

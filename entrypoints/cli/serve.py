@@ -110,6 +110,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read the admin key from FILE (default: none)",
     )
     add(
+        "--store",
+        default="memory",
+        metavar="FOLDER",
+        help="keep files and batches in FOLDER, in memory, or not at all: none (default: memory)",
+    )
+    add(
+        "--retention",
+        default="30d",
+        metavar="AGE",
+        help="delete stored documents after 30d, 12h, 5m or never: forever (default: 30d)",
+    )
+    add(
         "--access-log",
         action="store_true",
         help="log client, method, path and status of each request",
@@ -118,6 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives."""
+    from ostro.entrypoints.cli.store import parse_duration
     from ostro.entrypoints.http.server import serve
 
     if not args.hang_timeout > 0:
@@ -137,6 +150,8 @@ def run(args: argparse.Namespace) -> int:
         restart=args.restart,
         also=[*further, *args.also],
         admin_key=admin_key(args),
+        store=args.store,
+        retention=parse_duration(args.retention),
         access_log=args.access_log,
         plugin_paths=args.plugin,
     )

@@ -20,7 +20,18 @@ from starlette.websockets import WebSocket
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route, resolve
-from ostro.entrypoints.http import admin, audio, health, images, metrics, openai, speech, vectors
+from ostro.entrypoints.http import (
+    admin,
+    audio,
+    batches,
+    files,
+    health,
+    images,
+    metrics,
+    openai,
+    speech,
+    vectors,
+)
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import caller_of
@@ -29,11 +40,13 @@ from ostro.entrypoints.http.measurement import MeasureMiddleware, RequestMetrics
 from ostro.entrypoints.http.metrics import EngineMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
 from ostro.entrypoints.http.responses import ADAPTERS_HEADER
+from ostro.entrypoints.operations.documents import Documents
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
-FAMILIES = (health, openai, vectors, audio, images, speech, admin, metrics)
+FAMILIES = (health, openai, vectors, audio, images, speech, files, batches, admin, metrics)
 """The modules of the built-in routes, one API family each."""
 
 
@@ -46,12 +59,14 @@ def make_app(
     origins: Sequence[str] = (),
     adapter_root: str | Path | None = None,
     admin_key: str | None = None,
+    state: State | None = None,
 ) -> FastAPI:
     """Return the application.
 
     keys: API keys that all routes but those of the scope "open" require. hosts: names to accept in
     the Host header, None for any. origins: web origins that CORS allows. adapter_root: folder that
     clients may load adapters from. admin_key: key for the adapter routes, valid as an API key too.
+    state: the store of files and batches, None for a server without one.
     Raises UsageError if the root is not a folder.
     """
     guard = Admin.of(adapter_root, admin_key, bool(keys))
@@ -79,6 +94,7 @@ def make_app(
     )
     app.state.operations, app.state.admin = operations, guard
     app.state.metrics = EngineMetrics(service, requests)
+    app.state.documents = Documents(state or State(), batches.make_executor(app))
     return app
 
 

@@ -12,7 +12,8 @@ MAX_HELD = 1 << 30
 """Limit in bytes: twice the largest body, a form."""
 SMALL = 64 << 10
 """Bytes that every body may have even above the limit: large bodies cannot block small ones."""
-_KEY = "ostro.body"
+BODY_KEY = "ostro.body"
+"""The key of a request's `HeldBody` in its scope."""
 
 
 class BodyBudget:
@@ -27,7 +28,7 @@ class BodyBudget:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and release the bytes of its body."""
-        held = scope[_KEY] = HeldBody(self)
+        held = scope[BODY_KEY] = HeldBody(self)
         try:
             await self.app(scope, receive, send)
         finally:
@@ -43,7 +44,7 @@ class HeldBody:
     @classmethod
     def of(cls, request: Request) -> HeldBody:
         """Return the counter that `BodyBudget` attached to a request."""
-        held: HeldBody = request.scope[_KEY]
+        held: HeldBody = request.scope[BODY_KEY]
         return held
 
     def add(self, size: int) -> None:

@@ -1,10 +1,11 @@
-"""What a request knows of its server: the operations and the caller."""
+"""What a request knows of its server: the operations, the documents and the caller."""
 
 from __future__ import annotations
 
 from starlette.requests import HTTPConnection
 
 from ostro.entrypoints.operations.caller import ANYONE, Caller
+from ostro.entrypoints.operations.documents import Documents
 from ostro.entrypoints.operations.operations import Operations
 
 
@@ -12,6 +13,12 @@ def operations_of(connection: HTTPConnection) -> Operations:
     """Return the operations of the server."""
     operations: Operations = connection.app.state.operations
     return operations
+
+
+def documents_of(connection: HTTPConnection) -> Documents:
+    """Return the stored documents of the server."""
+    documents: Documents = connection.app.state.documents
+    return documents
 
 
 def caller_of(connection: HTTPConnection) -> Caller:

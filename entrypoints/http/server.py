@@ -30,7 +30,9 @@ from ostro.entrypoints.http.listener import Protocol, listen, url_of
 from ostro.entrypoints.http.metrics import EngineMetrics
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
 from ostro.entrypoints.operations.admission import Admission
+from ostro.entrypoints.operations.documents import Documents
 from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.state import RETENTION, open_state
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
 
 if TYPE_CHECKING:
@@ -60,8 +62,9 @@ class Options:
     """Options of a server.
 
     also: references of further models, "NAME=REF" or "REF". ready: callback that receives the URL
-    once the server accepts requests. admin_key: key for loading adapters over HTTP. Timeouts are in
-    seconds.
+    once the server accepts requests. admin_key: key for loading adapters over HTTP. store: where
+    files and batches are kept, "none" for a server without state. retention: seconds after which
+    they are deleted, None for no limit. Timeouts are in seconds.
     """
 
     host: str = "127.0.0.1"
@@ -74,6 +77,8 @@ class Options:
     restart: bool = True
     access_log: bool = False
     admin_key: str | None = None
+    store: str = "memory"
+    retention: float | None = RETENTION
     plugin_paths: Sequence[str] = ()
     engine: Import = ENGINE
     also: Sequence[str] = ()
@@ -133,7 +138,10 @@ class Server:
             origins=self.options.cors_origins,
             adapter_root=self.settings.adapter_root,
             admin_key=self.options.admin_key,
+            state=open_state(self.options.store, self.options.retention, self.plugins),
         )
+        self.documents: Documents = app.state.documents
+        await self.documents.start()
         self.metrics: EngineMetrics = app.state.metrics
         self.web = Web.of(app, access_log=self.options.access_log)
         web = asyncio.ensure_future(self.web.serve(sockets=[self.listener]))
@@ -142,6 +150,7 @@ class Server:
         finally:
             for model in self.models:
                 model.close()
+            await self.documents.close()
             self.web.should_exit = True
             if self.forced is None:
                 await web
@@ -210,6 +219,7 @@ class Server:
         url, seconds = url_of(self.listener), time.perf_counter() - self.start
         names = ", ".join(self.service.names)
         print(f"ostro: {names} at {url}/v1, ready in {seconds:.1f} s", file=sys.stderr)
+        self.documents.run_batches()
         if self.options.ready is not None:
             self.options.ready(url)
 
@@ -271,6 +281,7 @@ class Server:
 
     async def finish(self) -> int:
         """Wait for unfinished requests until the drain timeout, then stop the engine."""
+        await self.documents.stop_batches()
         if not await self.engine.drain(self.options.drain_timeout) and self.forced is None:
             log.warning("%d requests did not finish in time", self.engine.requests)
         self.engine.abort_all(Overloaded(INCOMPLETE))

@@ -110,13 +110,17 @@ class State:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
-    async def call(self, function: Callable[[DocumentStore], T]) -> T:
-        """Run a function of the store in the store's thread."""
+    def require(self) -> None:
+        """Raise Unsupported if the server has no store."""
         if self._open is None:
             raise Unsupported(
                 "the request needs stored documents, and this server has no store; "
                 "start it with --store memory or --store FOLDER"
             )
+
+    async def call(self, function: Callable[[DocumentStore], T]) -> T:
+        """Run a function of the store in the store's thread."""
+        self.require()
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, function)
 
     def lifetime(self, seconds: float | None) -> float | None:

@@ -123,7 +123,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             engine = ThreadEngine(build)
             engine.admission = Admission(limit)
             service = Service(engine, "echo")
-            web = Web.of(make_app(service, plugins, **options))
+            app = make_app(service, plugins, **options)
+            await app.state.documents.start()
+            web = Web.of(app)
             serving = asyncio.ensure_future(web.serve(sockets=[listener]))
             starting = asyncio.ensure_future(engine.start())
             if not loading:
@@ -132,6 +134,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 model = served_echo(tokenizer).ready(info.first)
                 text = resolve(plugins.get("pipelines", "text").pipeline)
                 service.models["echo"] = {"text": text(model, engine)}
+                app.state.documents.run_batches()
             while not web.started:
                 await asyncio.sleep(0.01)
             servers.append(Running(url_of(listener), echo, service, plugins))
@@ -144,6 +147,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             stop["now"] = lambda: loop.call_soon_threadsafe(end)
             up.set()
             await serving
+            await app.state.documents.close()
             await starting
             await engine.close()
             listener.close()

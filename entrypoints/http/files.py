@@ -1,0 +1,275 @@
+"""OpenAI's routes for files, and for uploads of files in parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ostro.core.errors import RequestError, nearest
+from ostro.core.pipeline import parse
+from ostro.core.records import Route
+from ostro.entrypoints.http.body import check_values, read_form, read_json
+from ostro.entrypoints.http.context import caller_of, documents_of
+from ostro.entrypoints.http.errors import respond
+from ostro.entrypoints.operations.files import File, FileListRequest, FileRequest
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.state import CHUNK
+from ostro.entrypoints.operations.uploads import (
+    CompleteUploadRequest,
+    Upload,
+    UploadPart,
+    UploadRequest,
+)
+
+MAX_JSON = 1 << 20
+"""Limit on the bytes of a JSON body."""
+CONTENT_TYPE = "application/octet-stream"
+"""Media type of the content of files: browsers save it."""
+EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
+"""Fields of a form that make the field `expires_after`."""
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    """A stored file; times are in seconds since 1970."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | UnsetType = UNSET
+    status: Literal["processed"] = "processed"
+    object: Literal["file"] = "file"
+
+
+class FileList(msgspec.Struct, kw_only=True):
+    """A page of files. `last_id` is the cursor of the next page."""
+
+    data: list[FileObject]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class FileDeleted(msgspec.Struct, kw_only=True):
+    """A file was deleted."""
+
+    id: str
+    deleted: Literal[True] = True
+    object: Literal["file"] = "file"
+
+
+class UploadObject(msgspec.Struct, kw_only=True):
+    """An upload of a file in parts; `bytes` is the size of the file."""
+
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["pending", "completed", "cancelled"]
+    file: FileObject | None
+    object: Literal["upload"] = "upload"
+
+
+class UploadPartObject(msgspec.Struct, kw_only=True):
+    """A part of an upload."""
+
+    id: str
+    created_at: int
+    upload_id: str
+    object: Literal["upload.part"] = "upload.part"
+
+
+async def create_file(request: Request) -> Response:
+    """Upload a file."""
+    async with read_file(request, "file", {"purpose", *EXPIRY}) as (file, form):
+        given: dict[str, Any] = {"purpose": form.get("purpose"), "filename": file.filename}
+        anchor, seconds = (form.get(name) for name in EXPIRY)
+        if anchor is not None or seconds is not None:
+            given["expires_after"] = {"anchor": anchor, "seconds": number(seconds)}
+        check_values(given)
+        made = await documents_of(request).files.create(
+            parse(given, FileRequest), chunks_of(file), caller_of(request)
+        )
+    return respond(200, file_object(made))
+
+
+async def list_files(request: Request) -> Response:
+    """List files, newest first."""
+    wanted = parse_query(request, FileListRequest)
+    page = await documents_of(request).files.list(wanted, caller_of(request))
+    data = [file_object(file) for file in page.files]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return respond(200, FileList(data=data, has_more=page.has_more, first_id=first, last_id=last))
+
+
+async def get_file(request: Request) -> Response:
+    """Describe a file."""
+    file = await documents_of(request).files.get(request.path_params["id"], caller_of(request))
+    return respond(200, file_object(file))
+
+
+async def delete_file(request: Request) -> Response:
+    """Delete a file with its content."""
+    id = request.path_params["id"]
+    await documents_of(request).files.delete(id, caller_of(request))
+    return respond(200, FileDeleted(id=id))
+
+
+async def get_content(request: Request) -> Response:
+    """Return the content of a file."""
+    id = request.path_params["id"]
+    file, chunks = await documents_of(request).files.content(id, caller_of(request))
+    headers = {
+        "content-length": str(file.nbytes),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(chunks, 200, headers, CONTENT_TYPE)
+
+
+async def create_upload(request: Request) -> Response:
+    """Begin an upload of a file in parts."""
+    wanted = parse(await read_json(request, MAX_JSON), UploadRequest)
+    made = await documents_of(request).uploads.create(wanted, caller_of(request))
+    return respond(200, upload_object(made))
+
+
+async def add_part(request: Request) -> Response:
+    """Upload a part of a file."""
+    id = request.path_params["id"]
+    async with read_file(request, "data") as (file, _):
+        part = await documents_of(request).uploads.add(id, chunks_of(file), caller_of(request))
+    return respond(200, part_object(part))
+
+
+async def complete_upload(request: Request) -> Response:
+    """Join the parts of an upload to a file."""
+    wanted = parse(await read_json(request, MAX_JSON), CompleteUploadRequest)
+    uploads = documents_of(request).uploads
+    done = await uploads.complete(request.path_params["id"], wanted, caller_of(request))
+    return respond(200, upload_object(done))
+
+
+async def cancel_upload(request: Request) -> Response:
+    """Cancel an upload."""
+    uploads = documents_of(request).uploads
+    return respond(
+        200, upload_object(await uploads.cancel(request.path_params["id"], caller_of(request)))
+    )
+
+
+@asynccontextmanager
+async def read_file(
+    request: Request, field: str, others: set[str] | frozenset[str] = frozenset()
+) -> AsyncIterator[tuple[UploadFile, FormData]]:
+    """Yield the file in a field of a form, and the form with the other fields, all texts.
+
+    Raises RequestError for unknown, repeated and missing fields, and as `read_form`. Without a
+    store the body is not read.
+    """
+    documents_of(request).state.require()
+    async with read_form(request) as form:
+        for name, value in form.multi_items():
+            if name != field and name not in others:
+                near = nearest(name, (field, *others))
+                raise RequestError(f"unknown field {name!r:.80}{near}", param=name[:80])
+            if len(form.getlist(name)) > 1:
+                raise RequestError(f"duplicate field {name}", param=name)
+            if isinstance(value, UploadFile) is not (name == field):
+                raise RequestError(f"{name}: expected {'a file' if name == field else 'text'}")
+        file = form.get(field)
+        if not isinstance(file, UploadFile):
+            raise RequestError(f"the field {field} is missing; send it as a file", param=field)
+        yield file, form
+
+
+async def chunks_of(file: UploadFile) -> AsyncIterator[bytes]:
+    """Yield the content of a file in a form."""
+    while data := await asyncio.to_thread(file.file.read, CHUNK):
+        yield data
+
+
+def parse_query(request: Request, kind: type[R]) -> R:
+    """Return the request in a query string. Raises RequestError for repeated and invalid fields."""
+    given: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
+        if name in given:
+            raise RequestError(f"duplicate parameter {name[:80]}", param=name[:80])
+        given[name] = number(text) if name == "limit" else text
+    check_values(given)
+    return parse(given, kind)
+
+
+def number(text: Any) -> Any:
+    """Return the integer in a text; another text is returned for the error of `parse`."""
+    is_integer = isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 16
+    return int(text) if is_integer else text
+
+
+def file_object(file: File) -> FileObject:
+    return FileObject(
+        id=file.id,
+        bytes=file.nbytes,
+        created_at=file.created,
+        filename=file.filename,
+        purpose=file.purpose,
+        expires_at=UNSET if file.expires is None else file.expires,
+    )
+
+
+def upload_object(upload: Upload) -> UploadObject:
+    return UploadObject(
+        id=upload.id,
+        bytes=upload.request.bytes,
+        created_at=upload.created,
+        expires_at=upload.expires,
+        filename=upload.request.filename,
+        purpose=upload.request.purpose,
+        status=upload.status,
+        file=None if upload.file is None else file_object(upload.file),
+    )
+
+
+def part_object(part: UploadPart) -> UploadPartObject:
+    return UploadPartObject(id=part.id, created_at=part.created, upload_id=part.upload)
+
+
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes."""
+    return [
+        Route(
+            name="POST /v1/files", endpoint=create_file, request=FileRequest, response=FileObject
+        ),
+        Route(name="GET /v1/files", endpoint=list_files, response=FileList),
+        Route(name="GET /v1/files/{id}", endpoint=get_file, response=FileObject),
+        Route(name="DELETE /v1/files/{id}", endpoint=delete_file, response=FileDeleted),
+        Route(name="GET /v1/files/{id}/content", endpoint=get_content, response=(CONTENT_TYPE,)),
+        Route(
+            name="POST /v1/uploads",
+            endpoint=create_upload,
+            request=UploadRequest,
+            response=UploadObject,
+        ),
+        Route(name="POST /v1/uploads/{id}/parts", endpoint=add_part, response=UploadPartObject),
+        Route(
+            name="POST /v1/uploads/{id}/complete",
+            endpoint=complete_upload,
+            request=CompleteUploadRequest,
+            response=UploadObject,
+        ),
+        Route(name="POST /v1/uploads/{id}/cancel", endpoint=cancel_upload, response=UploadObject),
+    ]
