@@ -108,13 +108,13 @@ class BatchObject(msgspec.Struct, kw_only=True):
     output_file_id: str | None
     error_file_id: str | None
     model: str | UnsetType = UNSET
-    in_progress_at: int | None = None
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
     completion_window: Literal["24h"] = "24h"
     object: Literal["batch"] = "batch"
 
@@ -189,7 +189,13 @@ def batch_object(batch: Batch) -> BatchObject:
         output_file_id=batch.output_file,
         error_file_id=batch.error_file,
         model=UNSET if batch.model is None else batch.model,
-        **{f"{status}_at": at for status, at in batch.times.items()},
+        in_progress_at=batch.times.get("in_progress"),
+        finalizing_at=batch.times.get("finalizing"),
+        completed_at=batch.times.get("completed"),
+        failed_at=batch.times.get("failed"),
+        expired_at=batch.times.get("expired"),
+        cancelling_at=batch.times.get("cancelling"),
+        cancelled_at=batch.times.get("cancelled"),
     )
 
 

@@ -48,7 +48,7 @@ from ostro.entrypoints.operations.batches import (
 )
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.files import KIND as FILE_KIND
-from ostro.entrypoints.operations.files import File, Files
+from ostro.entrypoints.operations.files import File, Files, seconds_of
 from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class BatchRunner:
                 self.running[id] = task
                 task.add_done_callback(partial(self.release, id))
 
-    def release(self, id: str, _task: asyncio.Task[None]) -> None:
+    def release(self, id: str, _: asyncio.Task[None]) -> None:
         """Forget a task that has ended."""
         del self.running[id]
         self.changed.set()
@@ -361,13 +361,12 @@ class BatchRun:
 
     async def write(self, name: str, ok: bool) -> str:
         """Write a file of results and return its id, which is the same after a restart."""
-        lifetime = self.batch.request.output_expires_after
         file = await self.runner.files.write(
             f"{self.id}_{name}.jsonl",
             "batch_output",
             encode_results(self.state, self.owner, self.batch, ok),
             self.caller,
-            lifetime=lifetime.seconds if lifetime else None,
+            lifetime=seconds_of(self.batch.request.output_expires_after),
             limit=MAX_OUTPUT,
             id=f"file-{self.id[-32:-1]}{0 if ok else 1}",
         )

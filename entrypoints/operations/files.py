@@ -68,6 +68,11 @@ class FilePage:
     has_more: bool
 
 
+def seconds_of(expiry: ExpiresAfter | None) -> int | None:
+    """Return the lifetime of a file in seconds, None without one."""
+    return None if expiry is None else expiry.seconds
+
+
 class Files:
     """The files of callers. Methods raise as `State`; a caller finds its own files only."""
 
@@ -83,7 +88,7 @@ class Files:
         limit: int = MAX_FILE,
     ) -> File:
         """Store a file of at most `limit` bytes. Raises RequestError for a longer one."""
-        seconds = None if request.expires_after is None else request.expires_after.seconds
+        seconds = seconds_of(request.expires_after)
         return await self.write(
             request.filename, request.purpose, chunks, caller, lifetime=seconds, limit=limit
         )

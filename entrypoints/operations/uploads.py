@@ -12,7 +12,14 @@ import msgspec
 from ostro.core.errors import DocumentNotFound, RequestError
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.caller import ANYONE, Caller
-from ostro.entrypoints.operations.files import MAX_FILENAME, ExpiresAfter, File, Files, Purpose
+from ostro.entrypoints.operations.files import (
+    MAX_FILENAME,
+    ExpiresAfter,
+    File,
+    Files,
+    Purpose,
+    seconds_of,
+)
 from ostro.entrypoints.operations.state import State, read_chunks
 
 KIND, PREFIX, PART_PREFIX = "upload", "upload_", "part_"
@@ -124,7 +131,7 @@ class Uploads:
             wanted.purpose,
             self.join(id, request.part_ids, digest, caller),
             caller,
-            lifetime=wanted.expires_after.seconds if wanted.expires_after else None,
+            lifetime=seconds_of(wanted.expires_after),
             limit=wanted.bytes,
         )
 
