@@ -279,6 +279,7 @@ class BatchRun:
                 await asyncio.gather(feeding, return_exceptions=True)
         if not feeding.cancelled():
             await feeding
+        await self.read_results()  # a cancelled request may have stored its result
         if self.is_late():
             await self.feed(LineError(code="batch_expired", message="the batch has expired"))
         await self.report()
