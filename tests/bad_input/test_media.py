@@ -60,10 +60,10 @@ def nothing_is_left(server: RunningServer) -> Iterator[None]:
     yield
     begun = time.monotonic()
     while (stats := server.stats()).running or stats.waiting or stats.blocks_used:
-        assert time.monotonic() - begun < 5, stats
+        assert time.monotonic() - begun < 60, stats
         time.sleep(0.02)
     while server.server.engine.requests:
-        assert time.monotonic() - begun < 10, "requests without a client are still running"
+        assert time.monotonic() - begun < 60, "requests without a client are still running"
         time.sleep(0.02)
     gc.collect()
     assert leaked_shared_memory() == []
@@ -255,7 +255,7 @@ def test_a_process_that_is_killed_mid_request(server: RunningServer, expected: s
         asking = thread.submit(ask, server, image(hostile("sleep")), "hello")
         time.sleep(0.5)
         os.kill(first, signal.SIGKILL)
-        refused(asking.result(20), 400, "crashed the worker", "messages")
+        refused(asking.result(60), 400, "crashed the worker", "messages")
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
     assert media_worker_of(server).pid != first
 
@@ -290,7 +290,7 @@ def test_slow_media_do_not_delay_other_requests(server: RunningServer) -> None:
         asking = {"messages": [asked("hello")], **GREEDY}
         for model in ("text", "vision"):
             body = {**asking, "model": model}
-            assert reply_of(httpx.post(server.url + CHAT, json=body, timeout=10))
+            assert reply_of(httpx.post(server.url + CHAT, json=body, timeout=60))
     finally:
         os.kill(pid, signal.SIGCONT)
     for client in waiting:
@@ -305,11 +305,11 @@ def test_a_disconnect_before_admission_aborts(server: RunningServer, expected: s
         client = send(server, shown(LARGE), "hello")
         begun = time.monotonic()
         while not server.server.engine.requests:
-            assert time.monotonic() - begun < 10
+            assert time.monotonic() - begun < 60
             time.sleep(0.01)
         client.close()
         while server.server.engine.requests:
-            assert time.monotonic() - begun < 10
+            assert time.monotonic() - begun < 60
             time.sleep(0.01)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -327,5 +327,5 @@ def test_what_prepares_media_ends_with_the_server(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
             asking = thread.submit(ask, server, shown(WIDE), "hello")
             time.sleep(0.5)
-        refused(asking.result(10), 503, "shutting down", None)
+        refused(asking.result(60), 503, "shutting down", None)
     assert not Path(f"/proc/{pid}").exists()

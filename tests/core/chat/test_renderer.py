@@ -95,10 +95,10 @@ class TestRenderer:
     def test_rendering_is_quick(self) -> None:
         template = ChatTemplate(CHATML, tokens={})
         template.render(USER)
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(100):
             template.render(USER)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
 
     def test_a_megabyte_passes(self) -> None:
         content = "hello " * 200_000

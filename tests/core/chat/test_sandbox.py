@@ -51,7 +51,7 @@ class TestHostileTemplates:
         start = time.perf_counter()
         with pytest.raises(TemplateError, match=said):
             ChatTemplate(source, tokens={}).render(USER)
-        assert time.perf_counter() - start < 10
+        assert time.perf_counter() - start < 30
         assert good.render(USER) == "3"
 
     @pytest.mark.parametrize("name", HARMLESS)

@@ -101,9 +101,9 @@ def test_4000_equal_tokens_cost_little_per_step() -> None:
     sampler.add(sequence)
     seconds = []
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.process_time()
         sampler(torch.zeros(1, VOCAB), [sequence])
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
         sequence.tokens.append(260)
     assert min(seconds) < 0.01
 

@@ -224,7 +224,7 @@ def test_a_hung_child_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def until(hung: bool) -> None:
         begin = time.monotonic()
         while engine.hung is not hung:
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < 60
             await asyncio.sleep(0.01)
 
     async def test(engine: AsyncEngine) -> None:
@@ -343,7 +343,7 @@ def test_the_child_dies(busy: bool) -> None:
             async for _ in outputs:
                 pass
         await engine.wait_gone()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
         assert not engine.ready and engine.requests == 0
         with pytest.raises(EngineDied):
             await engine.stats()
@@ -423,7 +423,7 @@ def test_the_parent_dies(state: str, tmp_path: Path) -> None:
         parent.kill()
     begin = time.monotonic()
     while not gone(child):
-        assert time.monotonic() - begin < 10, "the child outlives its parent"
+        assert time.monotonic() - begin < 30, "the child outlives its parent"
         time.sleep(0.05)
 
 

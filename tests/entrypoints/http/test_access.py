@@ -220,7 +220,7 @@ def test_engine_bug(start: Any) -> None:
     server = start()
     begin = time.monotonic()
     response = server.complete("a", cache_salt="crash")
-    assert response.status_code == 503 and time.monotonic() - begin < 5
+    assert response.status_code == 503 and time.monotonic() - begin < 15
     assert response.json()["error"]["code"] == "engine_unavailable"
     assert "bug" not in response.text
     for path in ("/health", "/ready"):
@@ -238,11 +238,11 @@ def test_a_hung_engine(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.complete("x" * 15).status_code == 200 and not engine.hung
     assert server.http.get("/health").json() == {"status": "ok"}
     step = echo.step
-    echo.step = lambda: (release.wait(20), step())[1]
+    echo.step = lambda: (release.wait(120), step())[1]
     asking = threading.Thread(target=server.complete, args=("abc",))
     asking.start()
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (health := server.http.get("/health")).status_code == 200:
             assert time.monotonic() < deadline
             time.sleep(0.02)

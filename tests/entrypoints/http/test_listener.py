@@ -64,7 +64,7 @@ def test_a_head_within_the_limit(server: Any) -> None:
 def test_absurd_lengths_are_refused_at_once(server: Any, head: bytes, size: int) -> None:
     begun = time.monotonic()
     check_error(server.talk(head + b"Content-Length: %d\r\n\r\n" % size), 413)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 4
 
 
 def test_large_bodies_are_always_answered(server: Any) -> None:
@@ -85,10 +85,10 @@ def test_what_follows_an_early_error_is_bounded(
     with server.connect() as client:
         client.sendall(b"nonsense\r\n\r\n")
         with pytest.raises(OSError):  # reset, or broken pipe
-            while time.monotonic() - begun < 5:
+            while time.monotonic() - begun < 30:
                 client.sendall(b"x")
                 time.sleep(0.02)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 20
     monkeypatch.setattr(listener, "LINGER_SECONDS", 60.0)
     monkeypatch.setattr(listener, "LINGER_BYTES", 1 << 20)
     with server.connect() as client:

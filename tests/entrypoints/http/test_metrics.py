@@ -43,7 +43,7 @@ def reader(families: Any) -> Samples:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -214,7 +214,7 @@ def test_an_engine_that_does_not_answer_does_not_delay_the_scrape(
     assert server.complete("hello").status_code == 200
     wait_for(lambda: scrape(server)("ostro_steps_total", model_name="echo") is not None)
     step = server.echo.step
-    server.echo.step = lambda: (release.wait(20), step())[1]
+    server.echo.step = lambda: (release.wait(60), step())[1]
     asking = threading.Thread(target=server.complete, args=("abc",))
     asking.start()
     try:
@@ -222,7 +222,7 @@ def test_an_engine_that_does_not_answer_does_not_delay_the_scrape(
         begun = time.monotonic()
         for _ in range(3):
             value = scrape(server)
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 10
         assert value("vllm:prompt_tokens_total", **COMPLETIONS) == 5
         assert value("vllm:num_requests_running", model_name="echo") is not None
         assert value("ostro_engine_silence_seconds") > 0.3  # type: ignore[operator]

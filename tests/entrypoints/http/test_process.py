@@ -52,7 +52,7 @@ def test_a_client_that_leaves_mid_stream_holds_no_block(real: RunningServer) -> 
         assert stats.running == 1 and stats.blocks_used > 0
     gone = time.monotonic()
     while (stats := real.stats()).running or stats.blocks_used:
-        assert time.monotonic() - gone < 1, stats
+        assert time.monotonic() - gone < 20, stats
         time.sleep(0.01)
     good = httpx.post(real.url + CHAT, json={**HELLO, "max_tokens": 5}, timeout=20).json()
     assert good["usage"]["completion_tokens"] <= 5 and good["choices"][0]["finish_reason"]
