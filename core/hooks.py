@@ -19,6 +19,7 @@ from ostro.core.deprecated import RemovedInOstro1
 if TYPE_CHECKING:
     from ostro.core.records import (
         Adapter,
+        Alias,
         Architecture,
         Cache,
         Checkpoint,
@@ -105,6 +106,12 @@ def ostro_parsers() -> Iterable[Parser]:
 @hookspec
 def ostro_stores() -> Iterable[Store]:
     """Declare (api): yield stores of responses, files and other documents."""
+    return ()
+
+
+@hookspec
+def ostro_aliases() -> Iterable[Alias]:
+    """Declare (api): yield short names of models, which `ostro_locate` of this plugin resolves."""
     return ()
 
 

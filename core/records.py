@@ -6,6 +6,7 @@ plugins can be listed and validated without importing torch. `resolve` imports s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -17,6 +18,10 @@ API = (0, 2)
 
 STARTER = "starter"
 """The reference of the model included in ostro, used by default."""
+
+HUB_REFERENCE = re.compile(
+    r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^:@]+))?(:(?P<selector>.+))?", re.ASCII
+)
 
 Import = str
 """An import string, "package.module:attribute"."""
@@ -332,6 +337,35 @@ class Route(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubReference:
+    """A hub id with a revision (branch, tag or commit) and a selector (file or format)."""
+
+    id: str
+    revision: str | None = None
+    selector: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> HubReference | None:
+        """Parse org/name[@revision][:selector]; None for other text."""
+        match = HUB_REFERENCE.fullmatch(text)
+        return cls(**match.groupdict()) if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alias(Record):
+    """A short name of a model, which the plugin's `ostro_locate` resolves.
+
+    `reference` is a hub reference. `sha256` is the hash of its file, "" if it names none or it is
+    unknown. `about` is a line for lists.
+    """
+
+    reference: str
+    licence: str
+    about: str
+    sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Command(Record):
     """A subcommand: `parser(argparse_parser)` adds options, `run(args)` returns the exit code."""
 
@@ -393,6 +427,7 @@ KINDS: Mapping[str, type[Record]] = {
     "logits_processors": LogitsProcessor,
     "parsers": Parser,
     "stores": Store,
+    "aliases": Alias,
     "routes": Route,
     "commands": Command,
 }

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import ModelNotFound, UsageError, nearest
+from ostro.core.records import Alias, HubReference
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
@@ -23,24 +23,24 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @cache
-def aliases() -> Mapping[str, Mapping[str, str]]:
-    """The aliases by name, from the data beside the plugin of the hub."""
-    text = (files("ostro.plugins.sources.hub") / "aliases.json").read_text("utf-8")
-    found: dict[str, Mapping[str, str]] = json.loads(text)
-    return found
+def aliases() -> Mapping[str, Alias]:
+    """The aliases of all plugins by name."""
+    from ostro.core.plugins.manager import PluginManager
+
+    plugins = PluginManager()
+    plugins.load()
+    return plugins.collect("aliases")
 
 
-def split(reference: str) -> tuple[str, str, str]:
-    """The hub id, revision and selector of a reference or an alias, "" for absent parts."""
-    full = aliases()[reference]["reference"] if reference in aliases() else reference
-    head, _, selector = full.partition(":")
-    id, _, revision = head.partition("@")
-    return id, revision, selector
+def parse(reference: str) -> HubReference:
+    """The hub reference of a text or an alias; other text is an id that no model has."""
+    full = aliases()[reference].reference if reference in aliases() else reference
+    return HubReference.parse(full) or HubReference(id=full)
 
 
 def names_of(id: str) -> list[str]:
     """The aliases of a hub id."""
-    return [name for name in aliases() if split(name)[0] == id]
+    return [name for name in aliases() if parse(name).id == id]
 
 
 def scan() -> HFCacheInfo:
@@ -65,7 +65,8 @@ def find(info: HFCacheInfo, reference: str) -> tuple[CachedRepoInfo, list[Cached
 
     Raises ModelNotFound for a model or revision that is not in the cache.
     """
-    id, revision, _ = split(reference)
+    wanted = parse(reference)
+    id, revision = wanted.id, wanted.revision
     cached = {repo.repo_id: repo for repo in models(info)}
     repo = cached.get(id)
     if repo is None:
@@ -139,7 +140,7 @@ def size(nbytes: float) -> str:
 
 def refuse_selector(reference: str) -> None:
     """Raise UsageError for a file in a reference: the cache is deleted by revisions."""
-    if reference not in aliases() and split(reference)[2]:
+    if reference not in aliases() and parse(reference).selector:
         raise UsageError(
             f"{reference}: the cache deletes whole revisions; give {reference.partition(':')[0]}"
         )

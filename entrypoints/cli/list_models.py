@@ -6,6 +6,9 @@ import argparse
 import json
 import sys
 
+ALIAS = ("reference", "licence", "about", "sha256")
+"""Fields of an alias in JSON."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
@@ -49,7 +52,8 @@ def show_aliases(as_json: bool) -> None:
 
     found = hub_cache.aliases()
     if as_json:
-        print(json.dumps(found, indent=2))
+        rows = {name: {key: getattr(row, key) for key in ALIAS} for name, row in found.items()}
+        print(json.dumps(rows, indent=2))
         return
     from rich.table import Table
 
@@ -57,6 +61,6 @@ def show_aliases(as_json: bool) -> None:
 
     table = Table("alias", "model", "about", "licence", "file pinned")
     for name, row in found.items():
-        pinned = "yes" if row.get("sha256") else "no"
-        table.add_row(name, row["reference"], row["about"], row["licence"], pinned)
+        pinned = "yes" if row.sha256 else "no"
+        table.add_row(name, row.reference, row.about, row.licence, pinned)
     console().print(table)

@@ -51,9 +51,9 @@ def describe(reference: str, plugins: list[str]) -> dict[str, Any]:
         header = inspect.describe(reference, offline=True, plugins=plugins)
     except ModelNotFound as error:
         raise ModelNotFound(f"{error}; `ostro list` lists the models at hand") from None
-    alias = hub_cache.aliases().get(reference, {})
+    alias = hub_cache.aliases().get(reference)
     found = {
-        "model": alias.get("reference", reference),
+        "model": alias.reference if alias else reference,
         "architecture": header["architecture"] or "no plugin supports it",
         "parameters": sum(prod(tensor["shape"]) for tensor in header["tensors"]),
         "context": context(header),
@@ -61,8 +61,8 @@ def describe(reference: str, plugins: list[str]) -> dict[str, Any]:
         "bytes": header["bytes"],
     }
     if alias:
-        found["licence"] = alias["licence"]
-    if not Path(reference).expanduser().exists() and "/" in hub_cache.split(reference)[0]:
+        found["licence"] = alias.licence
+    if not Path(reference).expanduser().exists() and "/" in hub_cache.parse(reference).id:
         repo, revisions = hub_cache.find(hub_cache.scan(), reference)
         found["revisions"] = sorted(each.commit_hash for each in revisions)
         found["last_used"] = repo.last_accessed_str

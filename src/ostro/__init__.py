@@ -62,12 +62,14 @@ if TYPE_CHECKING:
     )
     from ostro.core.records import (
         Adapter,
+        Alias,
         Architecture,
         Cache,
         Checkpoint,
         Command,
         Files,
         Format,
+        HubReference,
         LogitsProcessor,
         Mutant,
         Parser,
@@ -105,9 +107,9 @@ _NAMES = {
     "CommandRunner ConfigClass ConfigReader ConfigWriter Endpoint FormatPlanner "
     "LogitsProcessorClass NamesFunction PipelineClass QuantizingStorageClass StorageClass "
     "StoreOpener TokenizerLoader TokenizerWriter",
-    "ostro.core.records": "Adapter Architecture Cache Checkpoint Command Files Format "
-    "LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings Store "
-    "TensorInfo TokenizerFormat TokenizerSource resolve",
+    "ostro.core.records": "Adapter Alias Architecture Cache Checkpoint Command Files Format "
+    "HubReference LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings "
+    "Store TensorInfo TokenizerFormat TokenizerSource resolve",
     "ostro.core.step": "Features Medium Step",
     "ostro.core.store": "BlobWriter Document DocumentStore StoreUsage new_id",
     "ostro.entrypoints.local_model": "LocalModel",
@@ -131,6 +133,7 @@ __all__ = [
     "AdapterSource",
     "AdapterWeights",
     "Add",
+    "Alias",
     "Architecture",
     "Array",
     "BlobWriter",
@@ -157,6 +160,7 @@ __all__ = [
     "FormatPlanner",
     "Fused",
     "HeadRows",
+    "HubReference",
     "Inputs",
     "Item",
     "JobRequest",

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import logging
-import re
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
-from ostro import Settings, errors, hookimpl
+from ostro import Alias, HubReference, Settings, errors, hookimpl
 
 log = logging.getLogger(__name__)
 
-_REFERENCE = re.compile(
-    r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^:@]+))?(:(?P<selector>.+))?", re.ASCII
-)
 
+@hookimpl
+def ostro_aliases() -> Iterable[Alias]:
+    from ostro.plugins.sources.hub.aliases import aliases
 
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """A hub id with a revision (branch, tag or commit) and a selector (file or format)."""
-
-    id: str
-    revision: str | None = None
-    selector: str | None = None
+    return aliases().values()
 
 
 @hookimpl(trylast=True)
@@ -33,7 +26,7 @@ def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
     """
     if kind == "model" and "/" not in reference:
         return locate_alias(reference, settings)
-    parsed = parse(reference)
+    parsed = HubReference.parse(reference)
     if parsed is None:
         return None
     from ostro.plugins.sources.hub.download import fetch
@@ -56,7 +49,7 @@ def locate_alias(name: str, settings: Settings) -> Path | None:
                 f"model {name!r} not found{near}; expected a path, ORG/NAME or an alias"
             )
         return None
-    parsed = parse(alias.reference)
+    parsed = HubReference.parse(alias.reference)
     if parsed is None:
         raise ValueError(f"aliases.json: {name}: {alias.reference!r} is no hub reference")
     from ostro.plugins.sources.hub.download import cached_file, fetch
@@ -68,9 +61,3 @@ def locate_alias(name: str, settings: Settings) -> Path | None:
     if alias.sha256 and path.resolve() != before:
         verify(path, name, alias)
     return path
-
-
-def parse(text: str) -> Reference | None:
-    """Parse a hub reference, or return None for other text."""
-    match = _REFERENCE.fullmatch(text)
-    return Reference(**match.groupdict()) if match else None

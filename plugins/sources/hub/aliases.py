@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from ostro import Alias
 from ostro.errors import ModelNotFound
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alias:
-    """A hub reference; `sha256` is the hash of its file, "" if it names none or it is unknown."""
-
-    reference: str
-    licence: str
-    about: str
-    sha256: str = ""
 
 
 @cache
 def aliases() -> dict[str, Alias]:
     """All aliases by name."""
     listed = json.loads((files(__package__) / "aliases.json").read_text("utf-8"))
-    return {name: Alias(**fields) for name, fields in listed.items()}
+    return {name: Alias(name=name, **fields) for name, fields in listed.items()}
 
 
 def verify(path: Path, name: str, alias: Alias) -> None:

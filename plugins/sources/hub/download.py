@@ -19,21 +19,20 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ostro import Settings
+from ostro import HubReference, Settings
 from ostro.errors import ModelNotFound, OstroError, UsageError
 from ostro.plugins.sources.files import Selection, listed, missing, select
-from ostro.plugins.sources.hub import Reference
 
 log = logging.getLogger(__name__)
 
 
-def fetch(reference: Reference, kind: str, settings: Settings) -> Path:
+def fetch(reference: HubReference, kind: str, settings: Settings) -> Path:
     """The folder or file of a hub model, downloaded unless it is cached.
 
     Raises ModelNotFound with the next step: gated, private, missing, no connection, not cached.
     """
     if settings.revision and not reference.revision:
-        reference = Reference(
+        reference = HubReference(
             id=reference.id, revision=settings.revision, selector=reference.selector
         )
     token = token_from(settings.token_source)
@@ -84,7 +83,7 @@ def token_from(source: str | None) -> str | bool | None:
     return found.strip()
 
 
-def listing(reference: Reference, token: str | bool | None) -> list[str]:
+def listing(reference: HubReference, token: str | bool | None) -> list[str]:
     """The names of all files of a hub model. Raises ModelNotFound for unsafe names."""
     info = HfApi(endpoint=constants.ENDPOINT, token=token).model_info(
         reference.id, revision=reference.revision
@@ -97,7 +96,7 @@ def listing(reference: Reference, token: str | bool | None) -> list[str]:
     return names
 
 
-def download(reference: Reference, selection: Selection, token: str | bool | None) -> Path:
+def download(reference: HubReference, selection: Selection, token: str | bool | None) -> Path:
     """Fetch the selected files, weights last: complete weights imply a complete model."""
     folder = Path()
     for names in filter(None, (selection.small, selection.weights)):
@@ -118,7 +117,7 @@ def download(reference: Reference, selection: Selection, token: str | bool | Non
     return folder / selection.target
 
 
-def cached(reference: Reference, kind: str, reason: str) -> Path:
+def cached(reference: HubReference, kind: str, reason: str) -> Path:
     """The cached path of a hub model. Raises ModelNotFound, with `reason`, if it is incomplete."""
     try:
         folder = Path(
@@ -140,7 +139,7 @@ def cached(reference: Reference, kind: str, reason: str) -> Path:
     return folder / selection.target
 
 
-def cached_file(reference: Reference, settings: Settings) -> Path | None:
+def cached_file(reference: HubReference, settings: Settings) -> Path | None:
     """The cached blob of the file that a reference names, or of its config.json.
 
     None if the file is not cached.
@@ -154,7 +153,7 @@ def cached_file(reference: Reference, settings: Settings) -> Path | None:
     return Path(found).resolve() if isinstance(found, str) else None
 
 
-def explained(reference: Reference, error: Exception) -> ModelNotFound:
+def explained(reference: HubReference, error: Exception) -> ModelNotFound:
     """The error for a failed request to the hub, with the next step."""
     page = f"{_host()}/{reference.id}"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
@@ -181,7 +180,7 @@ def _token_hint(error: Exception) -> str:
     return ", or give a token with --token-source env:HF_TOKEN" if needs_token else ""
 
 
-def _local_hint(reference: Reference) -> str:
+def _local_hint(reference: HubReference) -> str:
     meant = Path(reference.id).parent.is_dir()
     return f"; there is no local folder {reference.id} either" if meant else ""
 

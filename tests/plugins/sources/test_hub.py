@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from huggingface_hub import constants
 
+from ostro import Alias, HubReference
 from ostro.core.errors import ModelNotFound, PickleRefused, UsageError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.plugins.sources.hub import Reference, parse
-from ostro.plugins.sources.hub.aliases import Alias, aliases
+from ostro.plugins.sources.hub.aliases import aliases
 from ostro.plugins.sources.hub.download import token_from
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def names(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
-        ("org/name", Reference(id="org/name")),
-        ("org/name@v1", Reference(id="org/name", revision="v1")),
+        ("org/name", HubReference(id="org/name")),
+        ("org/name@v1", HubReference(id="org/name", revision="v1")),
         (
             "org/name@refs/pr/1:Q4_K_M",
-            Reference(id="org/name", revision="refs/pr/1", selector="Q4_K_M"),
+            HubReference(id="org/name", revision="refs/pr/1", selector="Q4_K_M"),
         ),
-        ("o.r-g/na.me:dir/x.gguf", Reference(id="o.r-g/na.me", selector="dir/x.gguf")),
+        ("o.r-g/na.me:dir/x.gguf", HubReference(id="o.r-g/na.me", selector="dir/x.gguf")),
         ("name", None),
         ("org/name/more", None),
         ("../name", None),
@@ -94,8 +94,8 @@ def names(folder: Path) -> set[str]:
         ("", None),
     ],
 )
-def test_references_are_parsed(text: str, parsed: Reference | None) -> None:
-    assert parse(text) == parsed
+def test_references_are_parsed(text: str, parsed: HubReference | None) -> None:
+    assert HubReference.parse(text) == parsed
 
 
 def test_only_what_is_needed_is_fetched_and_only_once(hub: Hub, manager: PluginManager) -> None:
@@ -340,6 +340,7 @@ def pinned(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[byte
 
     def pin(content: bytes) -> None:
         alias = Alias(
+            name="llama",
             reference="org/llama-GGUF:llama-Q8_0.gguf",
             licence="mit",
             about="",
@@ -409,7 +410,7 @@ def test_the_nearest_alias_is_named(hub: Hub, manager: PluginManager) -> None:
 
 def test_every_alias_is_a_hub_reference_with_a_licence() -> None:
     for name, alias in aliases().items():
-        parsed = parse(alias.reference)
+        parsed = HubReference.parse(alias.reference)
         assert parsed is not None and alias.licence and alias.about
         assert name == name.lower() and "/" not in name and ":" not in name
         assert re.fullmatch("[0-9a-f]{64}", alias.sha256) if parsed.selector else not alias.sha256

@@ -165,7 +165,7 @@ def test_a_cache_that_does_not_exist_is_empty(
 def test_aliases_are_listed_with_licences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--aliases"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out and row["licence"] in out for name, row in hub_cache.aliases().items())
+    assert all(name in out and row.licence in out for name, row in hub_cache.aliases().items())
 
 
 @pytest.mark.parametrize(
