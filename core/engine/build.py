@@ -12,7 +12,6 @@ from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.engine.adapters import build_adapter_pool, build_registry, reserve
 from ostro.core.engine.blocks import BlockManager, BlockPool, CacheGroup
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.failure import Failures
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.memory import BLOCK, budget, largest_context, plan_blocks
 from ostro.core.engine.pooling import PoolingEngine
@@ -21,6 +20,7 @@ from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Scheduler
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
+from ostro.core.failure import Failures
 from ostro.core.load.describe import DTYPES
 from ostro.core.load.model import LoadedModel, describe
 from ostro.core.nn import CachedLayer, TokenModel

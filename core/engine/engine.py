@@ -18,7 +18,6 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.blocks import BlockManager, next_key, seed_key
-from ostro.core.engine.failure import PLAIN, Failures
 from ostro.core.engine.request import (
     Finish,
     Sampling,
@@ -32,6 +31,7 @@ from ostro.core.engine.sampler import SamplerOutput
 from ostro.core.engine.scheduler import Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
+from ostro.core.failure import PLAIN, Failures, is_out_of_memory
 from ostro.core.media import Item, Prompt
 
 
@@ -261,7 +261,8 @@ class Engine:
         """Run one pass of the loop: launch the next step, read the oldest one if it is due.
 
         An error of a model, encoder, processor or adapter, or of memory, ends requests: those that
-        caused it if known, else all of the step. An error of the scheduler, the blocks or the
+        caused it if known, else all of the step. Out of memory, the requests first run again in
+        smaller steps. An error of the scheduler, the blocks or the
         registry is raised and ends the engine, since it is unknown then which blocks and rows are
         free. The error of a device that no longer computes is raised as well.
         """
@@ -280,11 +281,16 @@ class Engine:
         try:
             launched = self.runner.run(plan)
         except Exception as error:
-            # The rows do not count as computed, so none of their blocks is published. A step in
-            # flight drops its tokens for the sequences that end here.
+            # The rows do not count as computed, so none of their blocks is published.
             planned = [chunk.sequence for chunk in plan.chunks]
-            plan.failed.append((planned, error))
-            for sequence in [s for s in plan.started if s not in planned]:
+            started = [s for s in plan.started if s not in planned]
+            if is_out_of_memory(error) and self.scheduler.shrink_steps(plan):
+                # Recurrent states may be half advanced: compute all sequences again.
+                started += planned
+            else:
+                # A step in flight drops its tokens for the sequences that end here.
+                plan.failed.append((planned, error))
+            for sequence in started:
                 # The sampler may lack its parameters: a new start writes them.
                 self.scheduler.preempt(sequence, plan)
             return False

@@ -17,9 +17,9 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import AdapterPool, MixtureLease
 from ostro.core.adapters.registry import Registry
-from ostro.core.engine.failure import PLAIN, Failures
 from ostro.core.engine.request import JobOutput, JobRequest, Stats
 from ostro.core.errors import OstroError, Overloaded
+from ostro.core.failure import PLAIN, Failures
 from ostro.core.media import Array
 from ostro.core.nn import JobModel
 from ostro.core.step import ROWS

@@ -15,10 +15,10 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.adapters.registry import Registry
-from ostro.core.engine.failure import PLAIN, Failures
 from ostro.core.engine.request import Finish, JobOutput, PoolingRequest, Stats
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import ContextLengthExceeded, OstroError, RequestError
+from ostro.core.failure import PLAIN, Failures
 from ostro.core.media import Array
 
 Pool = Callable[[Tensor, Sequence[int]], Tensor]

@@ -3,11 +3,12 @@
 Every step mixes decode rows with chunks of prompts within one budget of rows. Decodes come first,
 then running prompts, then waiting ones. If blocks run out, the last sequence in the order of
 priority is preempted: it releases its blocks and is computed again later. The scheduler handles
-integers only, never a tensor.
+numbers only, never a tensor.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import insort
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,12 @@ from ostro.core.engine.blocks import BlockManager, EncoderBlocks
 from ostro.core.engine.sequence import Failure, Sequence
 from ostro.core.media import Item
 
+log = logging.getLogger(__name__)
+
+MIN_ROWS = 32
+"""Rows of a step whose sequences fail if it runs out of memory: smaller ones would need as much."""
+RECOVERY = 1 / 64
+"""Rows by which steps may grow again with each step after one has run out of memory."""
 LOGPROB_ROWS = 64
 """The most rows of a chunk with prompt logprobs: each needs its logits [V] in memory."""
 
@@ -102,6 +109,7 @@ class Scheduler:
         """
         self.blocks, self.features, self.adapter_pool = blocks, features, adapter_pool
         self.max_rows, self.max_seqs = max_rows, max_seqs
+        self.step_rows = float(max_rows)  # less after a step has run out of memory
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.rows = list(range(max_seqs - 1, -1, -1))  # free rows of the sampler; the end is next
@@ -136,7 +144,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Return the next step; it has no chunks if nothing can run."""
-        plan, budget = StepPlan(), self.max_rows
+        plan, budget = StepPlan(), int(self.step_rows)
         # Priorities first: a preempted sequence must not have rows in this plan.
         self.preempt_for_priority(plan)
         # Decodes before prompts: one row each keeps every stream going, and a long prompt gets the
@@ -370,12 +378,22 @@ class Scheduler:
         self.add(victim)
         self.preemptions += 1
 
+    def shrink_steps(self, plan: StepPlan) -> bool:
+        """Halve the rows of steps after a plan that ran out of memory; False if it has too few."""
+        rows = min(plan.rows, int(self.step_rows))
+        if rows <= MIN_ROWS:
+            return False
+        self.step_rows = rows / 2
+        log.warning("a step of %d rows ran out of memory; the next ones are smaller", rows)
+        return True
+
     def mark_launched(self, plan: StepPlan) -> None:
         """Count the rows of a launched step as computed and its draws as pending.
 
         The device may not have run it yet. Later steps run after it in stream order, so they may
         already reuse the blocks that it writes.
         """
+        self.step_rows = min(self.max_rows, self.step_rows + RECOVERY)
         for encoder_blocks in plan.encoder_blocks:
             self.blocks.publish_encoder(encoder_blocks)
         for chunk in plan.chunks:

@@ -17,12 +17,12 @@ from ostro.core.engine.build import (
 )
 from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.failure import Failures
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import PluginError
+from ostro.core.failure import Failures
 from ostro.core.ipc.messages import ModelSpec, Requantize
 from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+from contextlib import suppress
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +16,8 @@ MAX_HELD = 1 << 30
 """Limit in bytes: twice the largest body, a form."""
 SMALL = 64 << 10
 """Bytes that every body may have even above the limit: large bodies cannot block small ones."""
+TRIM_SECONDS = 1.0
+"""Seconds from the end of a request with a large body until freed memory is returned."""
 BODY_KEY = "ostro.body"
 """The key of a request's `HeldBody` in its scope."""
 
@@ -25,6 +31,7 @@ class BodyBudget:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self.used = 0
+        self.trim: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and release the bytes of its body."""
@@ -32,7 +39,14 @@ class BodyBudget:
         try:
             await self.app(scope, receive, send)
         finally:
+            if held.size > SMALL and self.trim is None:
+                self.trim = asyncio.get_running_loop().call_later(TRIM_SECONDS, self.start_trim)
             held.release()
+
+    def start_trim(self) -> None:
+        """Return freed memory in a thread: this takes milliseconds."""
+        self.trim = None
+        asyncio.get_running_loop().run_in_executor(None, trim_memory)
 
 
 class HeldBody:
@@ -64,3 +78,13 @@ class HeldBody:
         """Subtract the bytes of this body from the count."""
         self.budget.used -= self.size
         self.size = 0
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system; without effect on systems without glibc.
+
+    glibc keeps what other threads than the first have freed. Tokenizing a large prompt needs a
+    hundred times its bytes.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

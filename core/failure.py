@@ -13,8 +13,6 @@ from ostro.core.plugins.isolation import reason
 
 log = logging.getLogger(__name__)
 
-MEMORY = (MemoryError, torch.OutOfMemoryError)
-
 
 @dataclass(frozen=True)
 class Failures:
@@ -40,11 +38,18 @@ class Failures:
             torch.cuda.synchronize(self.device)
         text = self.explain(error)
         log.error("requests end with an error: %s", text, exc_info=error)
-        if isinstance(error, MEMORY):
+        if is_out_of_memory(error):
             return OstroError(
                 f"the step ran out of memory ({text}); start with a smaller --memory or --max-seqs"
             )
         return OstroError(f"the engine could not compute this request: {text}")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an exception tells that memory ran out."""
+    # torch's allocator for the CPU raises a RuntimeError.
+    types = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, types) or "DefaultCPUAllocator" in str(error)
 
 
 PLAIN = Failures()

@@ -1,0 +1,64 @@
+"""Memory of the HTTP server after requests with large bodies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from ostro.entrypoints.http import budget
+
+PROGRAM = """
+import ctypes, resource, sys, threading
+from pathlib import Path
+from ostro.entrypoints.http.budget import trim_memory
+
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+def rss():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+
+def work():
+    blocks = [libc.malloc(64 << 10) for _ in range(3000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 64 << 10)
+    for block in blocks[:-1]:
+        libc.free(block)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+before = rss()
+trim_memory()
+print(before, rss())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_freed_memory_is_returned() -> None:
+    out = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    before, after = map(int, out.stdout.split())
+    assert before - after > 100, (before, after)
+
+
+def test_memory_is_trimmed_after_large_bodies(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = threading.Event()
+    monkeypatch.setattr(budget, "TRIM_SECONDS", 0.01)
+    monkeypatch.setattr(budget, "trim_memory", trimmed.set)
+    server = start()
+    assert server.complete("hello").status_code == 200
+    assert not trimmed.wait(0.2)
+    for _ in range(2):
+        body = json.dumps({"prompt": "word " * 40_000}).encode()
+        headers = {"content-type": "application/json"}
+        answer = server.http.post("/v1/completions", content=body, headers=headers)
+        assert answer.status_code == 400
+        assert trimmed.wait(10)
+        trimmed.clear()
