@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ostro.core.errors import OstroError
+from ostro.core.errors import OstroError, Overloaded
 from ostro.core.plugins.isolation import reason
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Failures:
         text = self.explain(error)
         log.error("requests end with an error: %s", text, exc_info=error)
         if is_out_of_memory(error):
-            return OstroError(
+            return Overloaded(
                 f"the step ran out of memory ({text}); start with a smaller --memory or --max-seqs"
             )
         return OstroError(f"the engine could not compute this request: {text}")
@@ -50,6 +51,13 @@ def is_out_of_memory(error: Exception) -> bool:
     # torch's allocator for the CPU raises a RuntimeError.
     types = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, types) or "DefaultCPUAllocator" in str(error)
+
+
+def described(error: OstroError | None) -> dict[str, Any]:
+    """The fields of an output for the error that ends its request; none without an error."""
+    if error is None:
+        return {}
+    return {"error": str(error), "kind": type(error).__name__, "param": error.param}
 
 
 PLAIN = Failures()

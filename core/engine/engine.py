@@ -31,7 +31,7 @@ from ostro.core.engine.sampler import SamplerOutput
 from ostro.core.engine.scheduler import Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
-from ostro.core.failure import PLAIN, Failures, is_out_of_memory
+from ostro.core.failure import PLAIN, Failures, described, is_out_of_memory
 from ostro.core.media import Item, Prompt
 
 
@@ -230,12 +230,12 @@ class Engine:
 
     def fail(self, sequences: Iterable[Sequence], error: Exception) -> list[TokenOutput]:
         """End the requests of sequences with an error; return the last output of each choice."""
-        text = str(self.failures.of(error))
+        cause = self.failures.of(error)
         ids = dict.fromkeys(sequence.request.id for sequence in sequences)
-        return [output for id in ids for output in self.finish_request(id, "error", text)]
+        return [output for id in ids for output in self.finish_request(id, "error", cause)]
 
     def finish_request(
-        self, id: str, finish: Finish, error: str | None = None, index: int | None = None
+        self, id: str, finish: Finish, error: OstroError | None = None, index: int | None = None
     ) -> list[TokenOutput]:
         """Finish a request, or one choice of it, before its own end, and release its resources.
 
@@ -247,7 +247,8 @@ class Engine:
             sequence.finish = finish
             self.scheduler.remove(sequence)
         self.remove_if_finished(id)
-        return [TokenOutput(id=id, index=s.index, finish=finish, error=error) for s in finished]
+        why = described(error)
+        return [TokenOutput(id=id, index=s.index, finish=finish, **why) for s in finished]
 
     def remove_if_finished(self, id: str) -> None:
         """Remove a request and release its adapters, once all its choices have finished."""

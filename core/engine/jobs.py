@@ -19,7 +19,7 @@ from ostro.core.adapters.pool import AdapterPool, MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.request import JobOutput, JobRequest, Stats
 from ostro.core.errors import OstroError, Overloaded
-from ostro.core.failure import PLAIN, Failures
+from ostro.core.failure import PLAIN, Failures, described
 from ostro.core.media import Array
 from ostro.core.nn import JobModel
 from ostro.core.step import ROWS
@@ -111,7 +111,7 @@ class JobEngine:
         except Exception as error:
             self.release(id)
             cause = self.failures.of(error)
-            return [JobOutput(id=id, finish="error", error=str(cause), param=cause.param)]
+            return [JobOutput(id=id, finish="error", **described(cause))]
         last = done.done >= done.total
         mixture = self.leases[id][0] if id in self.leases else EMPTY
         if last:

@@ -18,7 +18,7 @@ from ostro.core.adapters.registry import Registry
 from ostro.core.engine.request import Finish, JobOutput, PoolingRequest, Stats
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import ContextLengthExceeded, OstroError, RequestError
-from ostro.core.failure import PLAIN, Failures
+from ostro.core.failure import PLAIN, Failures, described
 from ostro.core.media import Array
 
 Pool = Callable[[Tensor, Sequence[int]], Tensor]
@@ -111,9 +111,7 @@ class PoolingEngine:
         if self.registry is not None:
             self.registry.release(task.mixture)
         self.queue = deque(entry for entry in self.queue if entry[0] != id)
-        if error is None:
-            return [JobOutput(id=id, finish=finish)]
-        return [JobOutput(id=id, finish=finish, error=str(error), param=error.param)]
+        return [JobOutput(id=id, finish=finish, **described(error))]
 
     def step(self) -> list[JobOutput]:
         """Compute the next batch of inputs. An error ends the requests of the batch."""

@@ -216,8 +216,10 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     """New tokens of one choice of a request; the last output of a choice has `finish`.
 
     `index` is the choice (0..n-1). `stopped_by` is the stop id or end-of-text id that ended it and
-    is not among `tokens`. The first output has `prompt_tokens`, of which the prefix cache had
-    `cached`, and `queued`, the seconds before the first step.
+    is not among `tokens`. `error`, `kind` and `param` describe the error of finish "error": its
+    message, the name of its class, and the field of the request. The first output has
+    `prompt_tokens`, of which the prefix cache had `cached`, and `queued`, the seconds before the
+    first step.
     """
 
     id: str
@@ -228,6 +230,8 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     finish: Finish | None = None
     stopped_by: int | None = None
     error: str | None = None
+    kind: str = ""
+    param: str | None = None
     prompt_tokens: int = 0
     cached: int = 0
     queued: float = 0.0
@@ -238,7 +242,8 @@ class JobOutput(msgspec.Struct, kw_only=True, tag=True):
     """The progress of a pooling request or a job, `done` of `total`; the last output has `finish`.
 
     `arrays` are a preview, or with finish "stop" the result: "rows" [n, d] float32 of a pooling
-    request. `generations`, with the result, are those of its adapters.
+    request. `generations`, with the result, are those of its adapters. `error`, `kind` and `param`
+    describe the error of finish "error".
     """
 
     id: str
@@ -247,6 +252,7 @@ class JobOutput(msgspec.Struct, kw_only=True, tag=True):
     arrays: dict[str, Array] = {}
     finish: Finish | None = None
     error: str | None = None
+    kind: str = ""
     param: str | None = None
     generations: tuple[str, ...] = ()
 

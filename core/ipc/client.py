@@ -370,5 +370,4 @@ def check_output(output: TokenOutput | JobOutput) -> None:
     """Raise the error if the engine ended a request with one."""
     if output.finish == "error":
         message = output.error or "the engine failed on this request"
-        param = output.param if isinstance(output, JobOutput) else None
-        raise RequestError(message, param=param) if param else OstroError(message)
+        raise Failed(kind=output.kind, message=message, param=output.param, id=output.id).error()

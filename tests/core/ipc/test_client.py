@@ -220,7 +220,12 @@ def test_a_request_that_the_engine_refuses_raises_its_error_alone() -> None:
         (tokens("a", finish="error", error="it broke"), OstroError, "it broke"),
         (tokens("a", finish="error"), OstroError, "the engine failed on this request"),
         (JobOutput(id="a", finish="error", error="too wide"), OstroError, "too wide"),
-        (JobOutput(id="a", finish="error", error="w", param="width"), RequestError, "w"),
+        (
+            JobOutput(id="a", finish="error", error="w", kind="RequestError", param="width"),
+            RequestError,
+            "w",
+        ),
+        (tokens("a", finish="error", error="full", kind="Overloaded"), Overloaded, "full"),
     ],
 )
 def test_an_output_with_an_error_ends_its_request(

@@ -43,7 +43,9 @@ print(before, rss())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_freed_memory_is_returned() -> None:
-    out = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     before, after = map(int, out.stdout.split())
     assert before - after > 100, (before, after)
 
