@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from ostro.core.engine.request import JobRequest, Request, TokenRequest
-from ostro.core.errors import EngineDied, OstroError
+from ostro.core.errors import EngineDied, InsufficientMemory, OstroError
 from ostro.core.ipc import loop
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.messages import (
@@ -193,7 +193,7 @@ class EngineConnection:
 
     def send(self, message: FromEngine) -> None:
         """Write a message; blocks while the socket's buffer is full."""
-        self._socket.sendall(frame(map_arrays(message, Array.share)))
+        self._socket.sendall(frame(map_arrays(message, share_if_possible)))
 
     def wake(self) -> None:
         """End the wait of `receive`, or that of its next call. May be called in any thread."""
@@ -241,6 +241,16 @@ class EngineConnection:
         # The loop sees the closed socket, too: it has this time to end in order.
         time.sleep(PATIENCE / 5)
         os._exit(1)
+
+
+def share_if_possible(array: Array) -> Array:
+    """The array in shared memory, or as it is if that is full: the result of one request must not
+    end the engine.
+    """
+    try:
+        return array.share()
+    except InsufficientMemory:
+        return array
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,12 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from echo.engine import EchoEngine
 from echo.thread import ThreadEngine
 
 from ostro.core import errors
-from ostro.core.engine.request import AdapterRef, Sampling, TokenOutput, TokenRequest
+from ostro.core.engine.request import (
+    AdapterRef,
+    JobOutput,
+    Sampling,
+    TokenOutput,
+    TokenRequest,
+)
 from ostro.core.errors import (
     EngineDied,
     OstroError,
@@ -36,9 +44,11 @@ from ostro.core.ipc.messages import (
     Outputs,
     StartEngine,
     frame,
+    from_engine,
     to_engine,
 )
-from ostro.core.ipc.process import ProcessEngine
+from ostro.core.ipc.process import EngineConnection, ProcessEngine
+from ostro.core.media import Array, items
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
@@ -482,3 +492,25 @@ def test_outputs_without_a_request_are_dropped() -> None:
     engine._deliver(Outputs([TokenOutput(id="gone", tokens=[1])]))
     engine._deliver(Failed(kind="RequestError", message="m", id="gone"))
     assert engine.fault is None
+
+
+def test_full_shared_memory_does_not_end_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that shared memory cannot store is sent through the socket."""
+    monkeypatch.setattr(items, "SHARED", tmp_path / "full")
+    rows = np.arange(60_000, dtype=np.float32).reshape(3, -1)
+    output = JobOutput(id="a", arrays={"rows": Array.of(rows)}, finish="stop")
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    with ours, theirs:
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        EngineConnection(theirs).send(Outputs([output]))
+        frames, bodies = Frames(), list[bytes]()
+        while not bodies:
+            bodies += frames.feed(ours.recv(1 << 20))
+    received = from_engine.decode(bodies[0])
+    assert isinstance(received, Outputs)
+    assert isinstance(received.outputs[0], JobOutput)
+    assert np.array_equal(received.outputs[0].arrays["rows"].numpy(), rows)
