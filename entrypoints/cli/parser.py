@@ -13,10 +13,11 @@ ADVANCED = frozenset(
     --access-log --adapter-memory --adapter-resolvers --adapter-slots --admin-key --admin-key-file
     --allow-config --allow-host --api-key-file --arch --chat-template --cors-origin --deterministic
     --drain-timeout --dtype --dummy-weights --exact --explain --follow --generation-config
-    --hang-timeout --importance --kv-dtype --logprobs --max-adapter-rank --max-adapters --memory
-    --min-p --no-prefix-cache --placement --plugin --repetition-penalty --replay --restart
-    --retention --revision --shared-prefix --task --threads --token-source --tokenizer --topology
-    --with-adapters --with-rank
+    --hang-timeout --importance --kv-dtype --logprobs --max-adapter-rank --max-adapters --max-queue
+    --max-queue-tokens --max-wait --memory --min-p --no-prefix-cache --open-metrics --placement
+    --plugin --repetition-penalty --replay --restart --retention --revision --share-prefixes
+    --shared-prefix --task --threads --token-source --tokenizer --topology --with-adapters
+    --with-rank
     """.split()
 )
 """Options that --help omits and --help-all lists, in every command."""

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--host",
         default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1); others than loopback require --api-key",
+        help="address to listen on (default: 127.0.0.1); others than loopback require a key",
     )
     add(
         "-p",
@@ -50,6 +50,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="require an API key of FILE, one a line (default: none)",
+    )
+    add(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="require a key of FILE, which has names, scopes and limits (docs/keys.md); SIGHUP "
+        "reads it again (default: none)",
+    )
+    add(
+        "--share-prefixes",
+        action="store_true",
+        help="let all keys share the prefix cache; cached_tokens then shows what others have sent",
+    )
+    add("--open-metrics", action="store_true", help="let /metrics answer without a key")
+    add(
+        "--max-queue",
+        type=int,
+        metavar="N",
+        help="sequences that may run and wait together (default: 32 times --max-seqs)",
+    )
+    add(
+        "--max-queue-tokens",
+        type=int,
+        metavar="N",
+        help="tokens of the prompts of these sequences (default: an eighth of the context each)",
+    )
+    add(
+        "--max-wait",
+        type=float,
+        metavar="S",
+        help="answer 503 if a request has no first token after this many seconds (default: never)",
     )
     add(
         "--allow-host",
@@ -101,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     admin(
         "--admin-key",
         metavar="KEY",
-        help="key that may load and unload adapters (default: none)",
+        help="key with the scope admin, which may load and unload adapters (default: none)",
     )
     admin(
         "--admin-key-file",
@@ -124,7 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--access-log",
         action="store_true",
-        help="log client, method, path and status of each request",
+        help="log client, key name, method, path, status and id of each request",
     )
 
 
@@ -135,6 +166,10 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.hang_timeout > 0:
         raise UsageError(f"--hang-timeout {args.hang_timeout}: expected a positive number")
+    for name in ("max_queue", "max_queue_tokens", "max_wait"):
+        if (value := getattr(args, name)) is not None and not value > 0:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} {value}: expected a positive number")
     further = take_model(args, args.models)
     if args.model is not None:
         split_name(args)
@@ -152,6 +187,12 @@ def run(args: argparse.Namespace) -> int:
         admin_key=admin_key(args),
         store=args.store,
         retention=parse_duration(args.retention),
+        keys=args.keys,
+        share_prefixes=args.share_prefixes,
+        open_metrics=args.open_metrics,
+        max_queue=args.max_queue,
+        max_queue_tokens=args.max_queue_tokens,
+        max_wait=args.max_wait,
         access_log=args.access_log,
         plugin_paths=args.plugin,
     )

@@ -1,6 +1,6 @@
 """Routes that load, unload and list adapters, named as in vLLM.
 
-They require --adapter-root, and the admin key if the server has API keys or an admin key.
+They require the scope "admin" if the server has keys. Loading requires --adapter-root.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ostro.core.paths import resolve_path
 from ostro.core.records import Route
 from ostro.entrypoints.http.body import read_request
 from ostro.entrypoints.http.context import operations_of
-from ostro.entrypoints.http.errors import error_content, respond
-from ostro.entrypoints.http.middleware import digest, has_key
+from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.operations.adapters import adapter_ref
+from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
 
 MAX_PATH = 4096
@@ -40,57 +40,44 @@ MAX_FILES = 10_000
 """Limit on the files in an adapter's folder."""
 
 
+class LoadingDisabled(AdapterError):
+    """The server has no folder to load adapters from."""
+
+    status, code = 404, "lora_loading_disabled"
+
+
 @dataclass(frozen=True)
 class Admin:
     """Access control of the routes.
 
-    root: resolved folder that adapters are loaded from, None to disable loading. key: digest of the
-    admin key, None without one. locked: the server requires API keys.
+    root: resolved folder that adapters are loaded from, None to disable loading. open: the server
+    has no keys at all.
     """
 
     root: Path | None = None
-    key: bytes | None = None
-    locked: bool = False
+    open: bool = True
 
     @classmethod
-    def of(cls, root: str | Path | None, key: str | None, locked: bool) -> Admin:
-        """Raises UsageError if the root is not a folder, and for a key without a root."""
-        if root is None and key is not None:
-            raise UsageError(
-                "--admin-key requires --adapter-root, the folder to load adapters from"
-            )
-        if key is not None and not key.strip():
-            raise UsageError("--admin-key is empty")
+    def of(cls, root: str | Path | None, ring: KeyRing) -> Admin:
+        """Raises UsageError if the root is not a folder."""
         found = None if root is None else Path(root).expanduser().resolve()
         if found is not None and not found.is_dir():
             raise UsageError(f"--adapter-root {root}: not a folder")
-        return cls(found, None if key is None else digest(key.encode()), locked)
+        return cls(found, not ring.locked and not ring.has_admin)
 
-    def refusal(self, request: Request) -> Response | None:
-        """The response to a request without permission, None for one with permission."""
-        if self.root is None:
-            message = "loading adapters is disabled; start the server with --adapter-root"
-            return respond(404, error_content(404, message, "lora_loading_disabled"))
-        if self.key is None and not self.locked:
-            return None
-        if self.key is None:
-            message = "this route requires an admin key; start the server with --admin-key"
-            return respond(403, error_content(403, message, "admin_key_required"))
-        if has_key(request.headers, [self.key]):
-            return None
-        message = "the admin key is missing or invalid; send it as Authorization: Bearer KEY"
-        if self.locked:
-            return respond(403, error_content(403, message, "admin_key_required"))
-        headers = {"www-authenticate": "Bearer"}
-        return respond(401, error_content(401, message, "invalid_admin_key"), headers)
+    def check(self) -> None:
+        """Raise LoadingDisabled if the routes are disabled: without keys, they require a root."""
+        if self.root is None and self.open:
+            raise LoadingDisabled("these routes require --adapter-root or --admin-key")
 
     def find(self, given: str) -> Path:
         """The path of an adapter.
 
-        Raises AdapterNotFound if it does not exist, and AdapterForbidden if the path, or a link in
-        the folder, leads out of the root.
+        Raises LoadingDisabled without a root, AdapterNotFound if it does not exist, and
+        AdapterForbidden if the path, or a link in the folder, leads out of the root.
         """
-        assert self.root is not None, "refusal() rejects requests without a root"
+        if self.root is None:
+            raise LoadingDisabled("start the server with --adapter-root, to load adapters from it")
         if len(given) > MAX_PATH or (found := self.inside(self.root / given)) is None:
             raise self.outside(given)
         if not os.path.exists(found):
@@ -179,8 +166,7 @@ async def load(request: Request) -> Response:
     """Load an adapter."""
     service = operations_of(request).service
     admin: Admin = request.app.state.admin
-    if refusal := admin.refusal(request):
-        return refusal
+    admin.check()
     body = await read_request(request, LoadRequest)
     name, model = adapter_ref(body.lora_name, "lora_name").name, service.model(body.model)
     if name in (*service.names, DEFAULT):
@@ -206,8 +192,7 @@ async def unload(request: Request) -> Response:
     """Unload an adapter."""
     service = operations_of(request).service
     admin: Admin = request.app.state.admin
-    if refusal := admin.refusal(request):
-        return refusal
+    admin.check()
     body = await read_request(request, UnloadRequest)
     name, model = adapter_ref(body.lora_name, "lora_name").name, service.model(body.model)
     reported = await service.engine.adapt(
@@ -221,8 +206,7 @@ async def adapters(request: Request) -> Response:
     """List the adapters."""
     service = operations_of(request).service
     admin: Admin = request.app.state.admin
-    if refusal := admin.refusal(request):
-        return refusal
+    admin.check()
     for model in service.names:
         await service.adapters.refresh(model)
     data = [

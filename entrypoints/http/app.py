@@ -10,14 +10,15 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, WebSocketRoute
 from starlette.routing import Route as HttpRoute
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from ostro.core.errors import OstroError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route, resolve
 from ostro.entrypoints.http import (
@@ -37,11 +38,18 @@ from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import caller_of
 from ostro.entrypoints.http.errors import HANDLERS
 from ostro.entrypoints.http.measurement import MeasureMiddleware, RequestMetrics
-from ostro.entrypoints.http.metrics import EngineMetrics
-from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
+from ostro.entrypoints.http.metrics import CallerMetrics, EngineMetrics
+from ostro.entrypoints.http.middleware import (
+    POLICY_VIOLATION,
+    AccessLog,
+    AccessMiddleware,
+    RequestId,
+)
 from ostro.entrypoints.http.responses import ADAPTERS_HEADER
 from ostro.entrypoints.operations.documents import Documents
+from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.quotas import Quotas
 from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.operations.state import State
 
@@ -54,37 +62,41 @@ def make_app(
     service: Service,
     plugins: PluginManager,
     *,
-    keys: Sequence[str] = (),
+    ring: KeyRing | None = None,
     hosts: Sequence[str] | None = None,
     origins: Sequence[str] = (),
     adapter_root: str | Path | None = None,
-    admin_key: str | None = None,
+    open_metrics: bool = False,
+    access_log: bool = False,
     state: State | None = None,
 ) -> FastAPI:
     """Return the application.
 
-    keys: API keys that all routes but those of the scope "open" require. hosts: names to accept in
-    the Host header, None for any. origins: web origins that CORS allows. adapter_root: folder that
-    clients may load adapters from. admin_key: key for the adapter routes, valid as an API key too.
-    state: the store of files and batches, None for a server without one.
-    Raises UsageError if the root is not a folder.
+    ring: the API keys, None for a server without keys. hosts: names to accept in the Host header,
+    None for any. origins: web origins that CORS allows. adapter_root: folder that clients may load
+    adapters from. open_metrics: let /metrics answer without a key. state: the store of files and
+    batches, None for a server without one. Raises UsageError if the root is not a folder.
     """
-    guard = Admin.of(adapter_root, admin_key, bool(keys))
-    if keys and admin_key is not None:
-        keys = [*keys, admin_key]
+    ring, quotas = ring or KeyRing(), Quotas()
+    guard = Admin.of(adapter_root, ring)
     operations = Operations(service, resolve(plugins.get("pipelines", "text").pipeline))
+    routes = built_in_routes(operations)
+    routes += plugin_routes(plugins, operations, routes)
     requests = RequestMetrics(service.name)
+    requests.registry.register(CallerMetrics(quotas))
     service.engine.observer = requests
     middleware = [Middleware(MeasureMiddleware, metrics=requests)]
     middleware += [Middleware(BodyBudget), Middleware(RequestId)]
+    if access_log:
+        middleware.append(Middleware(AccessLog))
     if origins:
         allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
         allow["expose_headers"] = [ADAPTERS_HEADER]
         allowed = Middleware(CORSMiddleware, allow_origins=list(origins), **allow)
         middleware.append(allowed)
-    middleware.append(Middleware(AccessMiddleware, keys=keys, hosts=hosts))
-    routes = built_in_routes(operations)
-    routes += plugin_routes(plugins, operations, routes)
+    paths = open_paths(routes) | ({"/metrics"} if open_metrics else set())
+    access = Middleware(AccessMiddleware, ring=ring, quotas=quotas, hosts=hosts, open_paths=paths)
+    middleware.append(access)
     app = FastAPI(
         openapi_url=None,
         routes=[starlette_route(route) for route in routes],
@@ -103,6 +115,21 @@ def built_in_routes(operations: Operations) -> list[Route]:
     return [route for family in FAMILIES for route in family.routes(operations)]
 
 
+def open_paths(routes: Sequence[Route]) -> set[str]:
+    """Return the paths of the scope "open".
+
+    A folder of files adds its path with a slash, for all paths below it, unless it is the root.
+    """
+    found = set()
+    for route in routes:
+        method, _, path = route.name.partition(" ")
+        if route.scope == "open":
+            found.add(path)
+            if method == "FILES" and path.strip("/"):
+                found.add(f"{path.rstrip('/')}/")
+    return found
+
+
 class RecordedRoute(HttpRoute):
     """A route that is recorded in the scope, as FastAPI's own routes are."""
 
@@ -115,7 +142,8 @@ def starlette_route(route: Route) -> BaseRoute:
     """Return a route that requires the record's scope of its callers."""
     method, _, path = route.name.partition(" ")
     if method == "FILES":
-        return Mount(path, StaticFiles(directory=str(route.endpoint), html=True), name=route.name)
+        files = StaticFiles(directory=str(route.endpoint), html=True)
+        return Mount(path, guarded_files(route, files), name=route.name)
     assert callable(route.endpoint)
     if method == "WEBSOCKET":
         return WebSocketRoute(path, guarded(route, route.endpoint), name=route.name)
@@ -127,7 +155,10 @@ def guarded(route: Route, endpoint: Callable[..., Awaitable[Any]]) -> Callable[.
     if route.name.startswith("WEBSOCKET "):
 
         async def on_socket(socket: WebSocket) -> None:
-            caller_of(socket).require(route.scope)
+            try:
+                caller_of(socket).require(route.scope)
+            except OstroError:
+                return await socket.close(POLICY_VIOLATION)
             await endpoint(socket)
 
         return on_socket
@@ -138,6 +169,16 @@ def guarded(route: Route, endpoint: Callable[..., Awaitable[Any]]) -> Callable[.
         return response
 
     return on_request
+
+
+def guarded_files(route: Route, files: ASGIApp) -> ASGIApp:
+    """Return an application that raises Forbidden for callers without the route's scope."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        caller_of(HTTPConnection(scope)).require(route.scope)
+        await files(scope, receive, send)
+
+    return serve
 
 
 def plugin_routes(

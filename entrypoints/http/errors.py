@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -65,16 +66,20 @@ def error_content_of(error: OstroError) -> ErrorBody:
 
 
 def respond(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response of a struct or plain data, with Retry-After if the status is 429 or 503."""
+    """A JSON response of a struct or plain data, with the headers that its status needs."""
     extra = dict(headers or {})
     if status in (429, 503):
-        extra["retry-after"] = RETRY_SECONDS
+        extra.setdefault("retry-after", RETRY_SECONDS)
+    if status == 401:
+        extra.setdefault("www-authenticate", "Bearer")
     return Response(msgspec.json.encode(content), status, extra, "application/json")
 
 
 def respond_to(error: OstroError) -> Response:
-    """The response to an OstroError."""
-    return respond(error.status, error_content_of(error))
+    """The response to an OstroError. `retry_after` of the error, in seconds, becomes a header."""
+    seconds = getattr(error, "retry_after", None)
+    headers = {} if seconds is None else {"retry-after": str(max(1, ceil(seconds)))}
+    return respond(error.status, error_content_of(error), headers)
 
 
 async def on_ostro(request: Request, error: Exception) -> Response:

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import socket
 import sys
-from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any, cast
 
@@ -29,21 +28,21 @@ LINGER_BYTES = 256 << 20
 """Limits on what is read and discarded after an error response to an unfinished request."""
 
 
-def listen(host: str, port: int, keys: Sequence[str]) -> socket.socket:
+def listen(host: str, port: int, has_keys: bool) -> socket.socket:
     """Open a listening socket. Port 0 selects a free port.
 
     Raises UsageError if the address is unknown or in use, and if other machines can reach it
-    although `keys` is empty.
+    although the server has no keys.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError):
         raise UsageError(f"--host {host}: unknown address", param="host") from None
     family, kind, protocol, _, address = found[0]
-    if not keys and not ip_address(str(address[0]).partition("%")[0]).is_loopback:
+    if not has_keys and not ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise UsageError(
-            f"--host {host} is reachable from other machines: set --api-key or --api-key-file, "
-            "or listen on 127.0.0.1",
+            f"--host {host} is reachable from other machines: set --keys, --api-key or "
+            "--api-key-file, or listen on 127.0.0.1",
             param="host",
         )
     listener = socket.socket(family, kind, protocol)

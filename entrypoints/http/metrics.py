@@ -1,4 +1,4 @@
-"""`GET /metrics` for Prometheus: requests, engine and adapters by model.
+"""`GET /metrics` for Prometheus: requests, engine and adapters by model, requests by API key.
 
 The route answers at once: the figures of requests are counted in this process, those of the engine
 are of its last heartbeat.
@@ -24,6 +24,7 @@ from ostro.core.records import Route
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.operations.adapters import Adapters
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.quotas import Quotas
 from ostro.entrypoints.operations.service import Service
 
 SECONDS = 0.2
@@ -77,6 +78,29 @@ class EngineMetrics(Collector):
         if engine.info is not None and engine.fault is None:
             yield from of_engine(self.requests.stats)
             yield from of_adapters(self.service.adapters)
+
+
+class CallerMetrics(Collector):
+    """The requests of every API key; the key "" is that of requests without one."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self.quotas = quotas
+
+    def collect(self) -> Iterable[Metric]:
+        families = (
+            CounterMetricFamily("ostro_key_requests", "Accepted HTTP requests.", labels=("key",)),
+            CounterMetricFamily(
+                "ostro_key_refused", "Requests refused by a limit of the key.", labels=("key",)
+            ),
+            GaugeMetricFamily("ostro_key_running", "Running HTTP requests.", labels=("key",)),
+        )
+        for name, quota in self.quotas.known.items():
+            usage = quota.usage
+            for family, value in zip(
+                families, (usage.requests, usage.refused, usage.running), strict=True
+            ):
+                family.add_metric((name,), value)
+        return families
 
 
 async def metrics(request: Request) -> Response:

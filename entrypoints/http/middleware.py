@@ -1,22 +1,25 @@
-"""Checks that run before routing: the request id, the Host header, and the API key."""
+"""Checks that run before routing: the request id, the Host header, the API key and its limits."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 from secrets import token_hex
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostro.entrypoints.http.errors import error_content, respond
+from ostro.entrypoints.http.errors import error_content, respond, respond_to
+from ostro.entrypoints.operations.admission import claim
+from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.keys import Key, KeyRing
+from ostro.entrypoints.operations.quotas import Quota, Quotas, RateLimited
 
-OPEN = ("/health", "/ready")
-"""Paths that need no API key, because probes rarely send one."""
+log = logging.getLogger("ostro.access")
 KEY_HEADERS = ("x-api-key", "api-key")
 """Headers that carry an API key besides Authorization; Anthropic and Azure clients send them."""
 DENIAL = "websocket.http.response"
@@ -54,41 +57,93 @@ class RequestId:
         await self.app(scope, receive, send_with_id)
 
 
-class AccessMiddleware:
-    """Rejects requests with an unknown Host header or without a valid API key.
+class AccessLog:
+    """Logs each request: client, caller, method, path without query, status and request id."""
 
-    Every scope but the server's lifespan is checked, WebSockets included.
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        log.setLevel(logging.INFO)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        status = 0
+
+        async def send_noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] in STARTS:
+                status = message.get("status", 101)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_noting)
+        finally:
+            state = scope.get("state", {})
+            caller: Caller | None = state.get("caller")
+            host, port = scope.get("client") or ("-", 0)
+            name = caller.name.replace(" ", "-") if caller and caller.name else "-"
+            method, version = scope.get("method", "WEBSOCKET"), scope.get("http_version", "1.1")
+            what = f"{method} {quote(scope['path'])} HTTP/{version}"
+            id = state.get("request_id", "-")
+            log.info('%s:%d %s "%s" %d %s', host, port, name, what, status, id)
+
+
+class AccessMiddleware:
+    """Rejects requests with an unknown Host header, without a valid API key, or beyond its limits.
+
+    Every scope but the server's lifespan is checked, WebSockets included. The caller is in
+    `scope["state"]["caller"]`, and its claim in the context of the request.
 
     The Host check protects servers without a key from DNS rebinding: a web page could otherwise
     reach a loopback server through a domain name that its owner points at 127.0.0.1.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str] | None) -> None:
-        """`keys` empty disables the key check. `hosts` are the names to accept besides localhost
-        and IP addresses; None accepts every name.
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        ring: KeyRing,
+        quotas: Quotas,
+        hosts: Sequence[str] | None,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        """`hosts` are the names to accept besides localhost and IP addresses; None accepts every
+        name. `open_paths` need no key and count towards no limit; one that ends with a slash stands
+        for all paths below it.
         """
-        self.app = app
-        self.keys = [digest(key.encode()) for key in keys]
+        self.app, self.ring, self.quotas, self.open_paths = app, ring, quotas, frozenset(open_paths)
+        folders = [path for path in open_paths if path.endswith("/") and path != "/"]
+        self.open_folders = tuple(folders)
         self.hosts = None if hosts is None else {"localhost", *(host.lower() for host in hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or (refusal := self.refusal(scope)) is None:
+        if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        if scope["type"] == "websocket" and DENIAL not in scope.get("extensions", {}):
-            return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
-        await refusal(scope, receive, send)
-
-    def refusal(self, scope: Scope) -> Response | None:
-        """The response to a request that is rejected, None for a request that is accepted."""
         headers = Headers(scope=scope)
         if not self.accepts_host(headers.get("host", "")):
             message = "the Host header is not a name of this server; add it with --allow-host"
-            return respond(403, error_content(403, message, "forbidden"))
-        if self.keys and scope["path"] not in OPEN and not has_key(headers, self.keys):
+            return await refuse(403, message, "forbidden", scope, receive, send)
+        state = scope.setdefault("state", {})
+        if scope["path"] in self.open_paths or scope["path"].startswith(self.open_folders):
+            state["caller"] = self.ring.anonymous()
+            return await self.app(scope, receive, send)
+        key = find_key(headers, self.ring)
+        if key is None and self.ring.locked:
             message = "the API key is missing or invalid; send one key as Authorization: Bearer KEY"
-            content = error_content(401, message, "invalid_api_key")
-            return respond(401, content, {"www-authenticate": "Bearer"})
-        return None
+            return await refuse(401, message, "invalid_api_key", scope, receive, send)
+        if key is not None and self.ring.expired(key):
+            message = f"the API key {key.name!r} has expired"
+            return await refuse(401, message, "invalid_api_key", scope, receive, send)
+        caller = self.ring.anonymous() if key is None else self.ring.caller(key)
+        state["caller"] = caller
+        quota = self.quotas.of(caller.name, key)
+        send = with_limits(send, quota)
+        try:
+            with claim(caller, quota):
+                await self.app(scope, receive, send)
+        except RateLimited as error:
+            await close(respond_to(error), scope, receive, send)
 
     def accepts_host(self, host: str) -> bool:
         """Whether a Host header is absent, an IP address, or an accepted name."""
@@ -102,15 +157,39 @@ class AccessMiddleware:
         return True
 
 
-def has_key(headers: Headers, keys: Sequence[bytes]) -> bool:
-    """Whether a request contains one of the keys, and no second, different key.
+async def refuse(
+    status: int, message: str, code: str, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a request or a WebSocket handshake with an error."""
+    response = respond(status, error_content(status, message, code))
+    await close(response, scope, receive, send)
 
-    `keys` are digests. The comparison takes constant time.
-    """
+
+async def close(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send a response, or close the WebSocket of a server that cannot answer its handshake."""
+    if scope["type"] == "websocket" and DENIAL not in scope.get("extensions", {}):
+        return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+    await response(scope, receive, send)
+
+
+def with_limits(send: Send, quota: Quota) -> Send:
+    """A `send` that adds the headers x-ratelimit-* to the response."""
+
+    async def send_with_limits(message: Message) -> None:
+        if message["type"] in STARTS and (limits := quota.headers()):
+            message.setdefault("headers", [])
+            MutableHeaders(scope=message).update(limits)
+        await send(message)
+
+    return send_with_limits
+
+
+def find_key(headers: Headers, ring: KeyRing) -> Key | None:
+    """The key of a request; None without one, for an unknown one, and for two different ones."""
     given = given_keys(headers)
-    found = digest(given[0] if given else b"")
-    matches = [hmac.compare_digest(found, key) for key in keys]
-    return bool(given) and given.count(given[0]) == len(given) and any(matches)
+    if not given or given.count(given[0]) < len(given):
+        return None
+    return ring.find(given[0])
 
 
 def given_keys(headers: Headers) -> list[bytes]:
@@ -121,7 +200,3 @@ def given_keys(headers: Headers) -> list[bytes]:
         if scheme.lower() == "bearer":
             found.append(key)
     return [key.strip().encode("latin-1") for key in found]
-
-
-def digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

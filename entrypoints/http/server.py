@@ -31,6 +31,7 @@ from ostro.entrypoints.http.metrics import EngineMetrics
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
 from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.operations.documents import Documents
+from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.operations.state import RETENTION, open_state
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
@@ -43,6 +44,8 @@ QUEUE = 32
 """Limit on unfinished sequences, per sequence that the engine runs at once."""
 FLUSH_SECONDS = 5
 """Time limit for clients to read finished responses at shutdown."""
+PROMPT_SHARE = 8
+"""Share of the context that prompts take on average when the queue is full of tokens."""
 KEEP_ALIVE_SECONDS = 30
 FAILURE_NOTICE_SECONDS = 1.0
 """Seconds for which the server still responds after its engine has died."""
@@ -62,9 +65,10 @@ class Options:
     """Options of a server.
 
     also: references of further models, "NAME=REF" or "REF". ready: callback that receives the URL
-    once the server accepts requests. admin_key: key for loading adapters over HTTP. store: where
-    files and batches are kept, "none" for a server without state. retention: seconds after which
-    they are deleted, None for no limit. Timeouts are in seconds.
+    once the server accepts requests. admin_key: key for loading adapters over HTTP. keys: a keys
+    file. max_queue and max_queue_tokens: limits on unfinished sequences and their prompt tokens.
+    store: where files and batches are kept, "none" for a server without state. retention: time
+    after which they are deleted, None for no limit. Times are in seconds.
     """
 
     host: str = "127.0.0.1"
@@ -79,6 +83,12 @@ class Options:
     admin_key: str | None = None
     store: str = "memory"
     retention: float | None = RETENTION
+    keys: str | Path | None = None
+    share_prefixes: bool = False
+    open_metrics: bool = False
+    max_queue: int | None = None
+    max_queue_tokens: int | None = None
+    max_wait: float | None = None
     plugin_paths: Sequence[str] = ()
     engine: Import = ENGINE
     also: Sequence[str] = ()
@@ -92,7 +102,8 @@ def serve(settings: Settings, **options: Any) -> int:
     """
     start = time.perf_counter()
     parsed = Options(**options)
-    listener = listen(parsed.host, parsed.port, parsed.api_keys)
+    has_keys = bool(parsed.api_keys) or parsed.keys is not None
+    listener = listen(parsed.host, parsed.port, has_keys)
     with contextlib.closing(listener):
         return asyncio.run(Server(settings, parsed, listener, start).run())
 
@@ -106,6 +117,12 @@ class Server:
         """start: `time.perf_counter()` when start-up began."""
         self.settings, self.options, self.listener = settings, options, listener
         self.start = start
+        self.ring = KeyRing.of(
+            options.api_keys,
+            options.admin_key,
+            file=None if options.keys is None else Path(options.keys),
+            share_prefixes=options.share_prefixes,
+        )
         self.plugins = PluginManager()
         self.engine = ProcessEngine(
             settings, plugin_paths=options.plugin_paths, engine=options.engine
@@ -127,23 +144,27 @@ class Server:
     async def work(self) -> int:
         self.plugins.load(self.settings, self.options.plugin_paths)
         self.engine.registry = self.plugins.registry()
-        self.engine.admission = Admission(rows=QUEUE * self.settings.max_seqs)
+        rows = self.options.max_queue or QUEUE * self.settings.max_seqs
+        self.admission = Admission(rows, self.options.max_queue_tokens)
+        self.engine.admission = self.admission
+        self.engine.max_wait = self.options.max_wait
         self.engine.patience = self.options.hang_timeout
         self.service = Service(self.engine, *self.names(), resolves=self.settings.adapter_resolvers)
         app = make_app(
             self.service,
             self.plugins,
-            keys=self.options.api_keys,
-            hosts=None if self.options.api_keys else self.options.allow_hosts,
+            ring=self.ring,
+            hosts=None if self.ring.locked else self.options.allow_hosts,
             origins=self.options.cors_origins,
             adapter_root=self.settings.adapter_root,
-            admin_key=self.options.admin_key,
+            open_metrics=self.options.open_metrics,
+            access_log=self.options.access_log,
             state=open_state(self.options.store, self.options.retention, self.plugins),
         )
         self.documents: Documents = app.state.documents
         await self.documents.start()
         self.metrics: EngineMetrics = app.state.metrics
-        self.web = Web.of(app, access_log=self.options.access_log)
+        self.web = Web.of(app)
         web = asyncio.ensure_future(self.web.serve(sockets=[self.listener]))
         try:
             return await self.watch()
@@ -206,6 +227,9 @@ class Server:
         self.service.takes_media = any(
             "text" in model.tasks and model.architecture.inputs is not None for model in found
         )
+        if self.admission.max_tokens is None:
+            context = max(facts.context for facts in info.models.values())
+            self.admission.max_tokens = self.admission.max_rows * context // PROMPT_SHARE
         await self.service.refresh_adapters()
         self.models = [model.ready(info.models[model.name]) for model in found]
         for model in self.models:
@@ -259,11 +283,23 @@ class Server:
         numbers = (signal.SIGTERM, signal.SIGINT) if in_main else ()
         for number in numbers:
             loop.add_signal_handler(number, self.on_signal, number)
+        if in_main and self.ring.file is not None:
+            loop.add_signal_handler(signal.SIGHUP, lambda: in_thread(self.reload_keys))
+            numbers = (*numbers, signal.SIGHUP)
         try:
             yield
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
+
+    def reload_keys(self) -> None:
+        """Read the keys file again. The keys stay if it is malformed."""
+        try:
+            self.ring.reload()
+        except UsageError as error:
+            log.error("%s; the keys are unchanged", error)
+        else:
+            log.warning("--keys %s: %d keys", self.ring.file, len(self.ring.keys))
 
     def on_signal(self, number: int) -> None:
         """Drain on the first signal, exit at once on the second.
@@ -303,14 +339,9 @@ class Web(uvicorn.Server):
     """uvicorn's server with limits; it handles no signals and configures no logging."""
 
     @classmethod
-    def of(cls, app: FastAPI, *, access_log: bool = False) -> Web:
+    def of(cls, app: FastAPI) -> Web:
         """Return a server of an application that is not running yet."""
         logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)
-        if access_log:
-            logging.basicConfig(format="%(asctime)s %(message)s")
-            logger = logging.getLogger("uvicorn.access")
-            logger.setLevel(logging.INFO)
-            logger.addFilter(drop_query)
         return cls(
             uvicorn.Config(
                 app,
@@ -318,7 +349,7 @@ class Web(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                access_log=access_log,
+                access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
@@ -334,14 +365,6 @@ class Web(uvicorn.Server):
 def is_no_cancellation(record: logging.LogRecord) -> bool:
     """Return whether a record is not about a request that the server cancelled at its exit."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-def drop_query(record: logging.LogRecord) -> bool:
-    """Remove the query string, which may contain a secret, from a record of the access log."""
-    assert isinstance(record.args, tuple)
-    client, method, target, *rest = record.args
-    record.args = (client, method, str(target).partition("?")[0], *rest)
-    return True
 
 
 def additional_settings(settings: Settings, reference: str) -> Settings:

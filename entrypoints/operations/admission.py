@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from msgspec.structs import replace
 
@@ -114,9 +115,6 @@ class Admitted:
         """End the request: release its place, and return the tokens that it did not use."""
         self.add(-1)
         self.reservation.settle(self.tokens + self.generated)
-        usage = self.claim.quota.usage
-        usage.prompt_tokens += self.tokens
-        usage.generated_tokens += self.generated
 
     def add(self, sign: int) -> None:
         for total in (self.admission, self.claim):
@@ -135,11 +133,22 @@ def reserve(quota: Quota, request: Request, rows: int, tokens: int) -> Reservati
 
 
 def bind(request: Request, caller: Caller) -> Request:
-    """The request with the caller's cache salt, and a priority that the caller may claim."""
+    """The request with the caller's cache salt, and a priority that the caller may claim.
+
+    The salt applies to the cache of media too: its hits show in the time to the first token.
+    """
     if not isinstance(request, TokenRequest):
         return request
-    priority = caller.bounded_priority(request.priority)
-    return replace(request, salt=caller.salted(request.salt), priority=priority)
+    items = request.items
+    if caller.salt:
+        items = [replace(item, key=salted_key(caller.salt, item.key)) for item in items]
+    salt, priority = caller.salted(request.salt), caller.bounded_priority(request.priority)
+    return replace(request, salt=salt, priority=priority, items=items)
+
+
+def salted_key(salt: str, key: bytes) -> bytes:
+    """The key of a medium in the caches, for one caller."""
+    return blake2b(salt.encode() + key, digest_size=16).digest()
 
 
 def rows_of(request: Request) -> int:

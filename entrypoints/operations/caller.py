@@ -18,6 +18,19 @@ class Forbidden(OstroError):
     code = "forbidden"
 
 
+class AdminKeyRequired(Forbidden):
+    """The caller's key lacks the scope "admin"."""
+
+    code = "admin_key_required"
+
+
+class AdminKeyInvalid(OstroError):
+    """A caller without a key uses a route that requires the scope "admin"."""
+
+    status = 401
+    code = "invalid_admin_key"
+
+
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """An API key and its permissions. The default is the caller of a server without keys.
 
@@ -37,9 +50,16 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
 
     def require(self, scope: Scope) -> None:
-        """Raise Forbidden unless the caller may use routes of a scope."""
-        if scope != "open" and scope not in self.scopes:
+        """Raise Forbidden or AdminKeyInvalid unless the caller may use routes of a scope."""
+        if scope == "open" or scope in self.scopes:
+            return
+        if scope != "admin":
             raise Forbidden(f"this API key lacks the scope {scope!r}")
+        if self.name:
+            raise AdminKeyRequired("this API key lacks the scope 'admin'; use that of --admin-key")
+        raise AdminKeyInvalid(
+            "the admin key is missing or invalid; send it as Authorization: Bearer KEY"
+        )
 
     def check(self, model: str, adapters: Iterable[str] = ()) -> None:
         """Raise Forbidden unless the caller may use a model, and adapters by name or generation."""

@@ -90,8 +90,7 @@ class KeyRing:
         self.fixed, self.file, self.share_prefixes = tuple(fixed), file, share_prefixes
         self.clock, self.latest = clock, 0.0
         self.secret = token_hex(16)  # a client cannot state the salt of another caller
-        self.keys: tuple[Key, ...] = ()
-        self.digests: list[bytes] = []
+        self.keys: dict[bytes, Key] = {}  # by digest; replaced as a whole, maybe in a thread
         self.reload()
 
     @classmethod
@@ -116,21 +115,21 @@ class KeyRing:
     @property
     def has_admin(self) -> bool:
         """Whether a key has the admin scope."""
-        return any("admin" in key.scopes for key in self.keys)
+        return any("admin" in key.scopes for key in self.keys.values())
 
     def reload(self) -> None:
         """Read the file again. Raises UsageError if it is malformed; the keys then stay."""
         found = () if self.file is None else read_keys(self.file)
-        self.keys = (*self.fixed, *found)
-        self.digests = [key.digest for key in self.keys]
+        self.keys = {key.digest: key for key in (*found, *self.fixed)}
         self.latest = 0.0
 
     def find(self, secret: bytes) -> Key | None:
         """The key with this text, None if there is none. Compares all keys in constant time."""
         digest = hashlib.sha256(secret).digest()
-        # Not `in` and not a dict: their time depends on how much of a digest agrees.
-        matches = [hmac.compare_digest(digest, each) for each in self.digests]
-        return self.keys[matches.index(True)] if any(matches) else None
+        keys = self.keys
+        # Not `in`: its time depends on how many bytes of a digest agree.
+        matches = [each for each in keys if hmac.compare_digest(digest, each)]
+        return keys[matches[0]] if matches else None
 
     def expired(self, key: Key) -> bool:
         """Whether a key has expired."""

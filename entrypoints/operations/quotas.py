@@ -106,8 +106,6 @@ class Usage:
 
     requests: int = 0
     refused: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
     running: int = 0
 
 

@@ -44,7 +44,7 @@ class RunningServer:
 def serving(settings: Settings, **options: Any) -> Iterator[RunningServer]:
     """Run a server in a thread of this process until the block ends."""
     up: SimpleQueue[RunningServer | None] = SimpleQueue()
-    with closing(listen("127.0.0.1", 0, ())) as listener:
+    with closing(listen("127.0.0.1", 0, False)) as listener:
 
         def ready(url: str) -> None:
             up.put(RunningServer(url, server, asyncio.get_running_loop()))

@@ -186,5 +186,3 @@ def test_the_options_of_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_root_that_is_none(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
     assert main(["serve", "-m", tiny, "-p", "0", "--adapter-root", "/nowhere/at/all"]) == 2
     assert "--adapter-root" in capsys.readouterr().err
-    assert main(["serve", "-m", tiny, "-p", "0", "--admin-key", "boss"]) == 2
-    assert "--adapter-root" in capsys.readouterr().err

@@ -103,6 +103,19 @@ def test_one_admin_key(
     assert not started
 
 
-def test_positive_times(started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--hang-timeout", "0"]) == 2
-    assert "--hang-timeout 0" in capsys.readouterr().err and not started
+@pytest.mark.parametrize("words", ["--hang-timeout 0", "--max-queue 0", "--max-wait -1"])
+def test_positive_numbers(
+    started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    assert main(["serve", *words.split()]) == 2
+    assert words in capsys.readouterr().err and not started
+
+
+def test_keys_and_limits(started: list[dict[str, Any]]) -> None:
+    main(["serve", "--keys", "keys.toml", "--max-queue", "9", "--max-wait", "1.5"])
+    main(["serve", "--share-prefixes", "--open-metrics", "--max-queue-tokens", "100"])
+    names = "keys max_queue max_wait share_prefixes open_metrics max_queue_tokens".split()
+    assert [[ran[name] for name in names] for ran in started] == [
+        [Path("keys.toml"), 9, 1.5, False, False, None],
+        [None, None, None, True, True, 100],
+    ]

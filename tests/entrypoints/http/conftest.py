@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.server import Web
 from ostro.entrypoints.operations.admission import Admission
+from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.service import Service
 
 
@@ -95,19 +96,26 @@ Start = Callable[..., Running]
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Start servers.
 
-    `options` are those of `make_app`, `limit` that of sequences; `send_buffer` is in bytes.
+    `options` are those of `make_app`, `limit` that of sequences; `send_buffer` is in bytes. `keys`
+    and `admin_key` are in plain text.
     """
     folder = make_model(tmp_path_factory.mktemp("models") / "echo")
     ends: list[Callable[[], None]] = []
 
     def begin(
-        *, limit: int = 64, loading: bool = False, send_buffer: int = 0, **options: Any
+        *,
+        limit: int = 64,
+        loading: bool = False,
+        send_buffer: int = 0,
+        keys: Sequence[str] = (),
+        admin_key: str | None = None,
+        **options: Any,
     ) -> Running:
         up, servers, failed = threading.Event(), [], []
         stop: dict[str, Callable[[], None]] = {}
 
         async def main() -> None:
-            listener = listen("127.0.0.1", 0, ())
+            listener = listen("127.0.0.1", 0, False)
             if send_buffer:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
             echo, plugins = EchoEngine([END_ID]), PluginManager()
@@ -123,7 +131,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             engine = ThreadEngine(build)
             engine.admission = Admission(limit)
             service = Service(engine, "echo")
-            app = make_app(service, plugins, **options)
+            ring = options.pop("ring", None) or KeyRing.of(keys, admin_key)
+            app = make_app(service, plugins, ring=ring, **options)
             await app.state.documents.start()
             web = Web.of(app)
             serving = asyncio.ensure_future(web.serve(sockets=[listener]))

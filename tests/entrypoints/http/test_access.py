@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,9 +24,15 @@ from ostro.core.records import Route
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
+from ostro.entrypoints.operations.keys import Key, KeyRing, sha256_of
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.quotas import Quotas
 
 PATHS = ["/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/"]
+
+
+def make_access(app: Any, *keys: str, hosts: Sequence[str] = ()) -> AccessMiddleware:
+    return AccessMiddleware(app, ring=KeyRing.of(keys), quotas=Quotas(), hosts=hosts)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +127,7 @@ def test_websockets_need_a_key(headers: Any, reached: bool, extension: bool) -> 
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
     if extension:
         scope["extensions"] = {"websocket.http.response": {}}
-    middleware = RequestId(AccessMiddleware(app, keys=["secret"], hosts=["box.lan"]))
+    middleware = RequestId(make_access(app, "secret", hosts=["box.lan"]))
     asyncio.run(middleware(scope, None, send))  # type: ignore[arg-type]
     assert bool(calls) == reached
     if not reached and extension:
@@ -136,7 +144,7 @@ def test_the_lifespan_needs_no_key() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         calls.append(scope["type"])
 
-    middleware = RequestId(AccessMiddleware(app, keys=["secret"], hosts=()))
+    middleware = RequestId(make_access(app, "secret"))
     asyncio.run(middleware({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
     assert calls == ["lifespan"]
 
@@ -301,6 +309,49 @@ def test_plugin_routes(server: Any) -> None:
         assert client.get("/v1/models/mine").status_code == 404
 
 
+class Pages:
+    """A plugin with files and routes of several scopes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @hookimpl
+    def ostro_routes(self, server: Operations) -> list[Route]:
+        async def hello(request: Any) -> PlainTextResponse:
+            return PlainTextResponse("hello")
+
+        return [
+            Route(name="FILES /pages", endpoint=self.folder, scope="open"),
+            Route(name="FILES /inner", endpoint=self.folder, scope="admin"),
+            Route(name="GET /open", endpoint=hello, scope="open"),
+            Route(name="GET /mine", endpoint=hello),
+        ]
+
+
+def test_scopes_of_routes_and_files(server: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    plugins = PluginManager()
+    plugins.load()
+    plugins.register(Pages(tmp_path), "pages")
+    scopes = {"user": ["infer"], "watch": ["metrics"], "boss": ["admin"]}
+    ring = KeyRing(
+        [Key(name=n, sha256=sha256_of(n), scopes=frozenset(s)) for n, s in scopes.items()]
+    )
+    open_paths = ("/pages/a.txt", "/open", "/health")
+    needed = {"/inner/a.txt": "boss", "/mine": "user", "/v1/models": "user", "/metrics": "watch"}
+    needed["/v1/lora_adapters"] = "boss"
+    with TestClient(make_app(server.service, plugins, ring=ring)) as client:
+        for path in open_paths:
+            assert client.get(path).status_code == 200, path
+        for path in ("/pagesa.txt", "/pages/../mine", "/openly", *needed):
+            assert client.get(path).status_code == 401, path
+        for path, owner in needed.items():
+            if path != "/v1/lora_adapters":  # it needs the engine's event loop
+                assert client.get(path, headers={"x-api-key": owner}).status_code == 200, path
+            for other in scopes.keys() - {owner}:
+                assert client.get(path, headers={"x-api-key": other}).status_code == 403, path
+
+
 def test_the_engine_as_an_argument_of_routes_is_deprecated(server: Any) -> None:
     plugins = PluginManager()
     plugins.load()
@@ -313,26 +364,26 @@ def test_the_engine_as_an_argument_of_routes_is_deprecated(server: Any) -> None:
 def test_outside_needs_a_key() -> None:
     for host in ("0.0.0.0", "::"):
         with pytest.raises(UsageError, match="--api-key"):
-            listen(host, 0, ()).close()
-    listen("0.0.0.0", 0, ("key",)).close()
-    listen("localhost", 0, ()).close()
+            listen(host, 0, False).close()
+    listen("0.0.0.0", 0, True).close()
+    listen("localhost", 0, False).close()
 
 
 def test_port_in_use() -> None:
-    first = listen("127.0.0.1", 0, ())
+    first = listen("127.0.0.1", 0, False)
     try:
         port = first.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} .* in use.*--port"):
-            listen("127.0.0.1", port, ())
+            listen("127.0.0.1", port, False)
         assert url_of(first) == f"http://127.0.0.1:{port}"
     finally:
         first.close()
     with pytest.raises(UsageError, match="unknown address"):
-        listen("no.such.host.invalid", 0, ())
+        listen("no.such.host.invalid", 0, False)
 
 
 def test_host_names() -> None:
-    access = AccessMiddleware(lambda *_: None, keys=(), hosts=())  # type: ignore[arg-type]
+    access = make_access(None)
     assert (
         access.accepts_host("")
         and access.accepts_host("10.0.0.7:1234")

@@ -61,7 +61,7 @@ def test_a_client_that_leaves_mid_stream_holds_no_block(real: RunningServer) -> 
 def test_a_model_that_computes_no_numbers_is_not_served(tmp_path: Path) -> None:
     damaged = make_model(tmp_path / "damaged")
     change_weights(damaged, model__norm__weight=torch.full((32,), float("nan")))
-    with closing(listen("127.0.0.1", 0, ())) as listener:
+    with closing(listen("127.0.0.1", 0, False)) as listener:
         server = Server(Settings(reference=str(damaged)), Options(), listener, 0.0)
         with pytest.raises(CheckpointError, match=r"damaged: .* NaN or Inf; .* download its files"):
             asyncio.run(server.run())

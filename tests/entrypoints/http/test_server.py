@@ -24,6 +24,7 @@ from ostro.core.errors import UsageError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.open import name_of
+from ostro.entrypoints.operations.keys import sha256_of
 
 SCRIPT = """
 import sys, json
@@ -187,6 +188,52 @@ def test_access_log_has_no_query_strings(launch: Launch) -> None:
     _, _, err = server.end()
     assert '"GET /v1/models HTTP/1.1" 200' in err and '"GET /a%0Ab HTTP/1.1" 404' in err
     assert "hidden" not in err
+
+
+def test_keys_are_read_again_on_sighup(launch: Launch, tmp_path: Path) -> None:
+    """A malformed file changes nothing, and the log says why."""
+    file = tmp_path / "keys.toml"
+    file.touch(mode=0o600)
+
+    def write(*names: str, rest: str = "") -> None:
+        entries = [f'[[keys]]\nname = "{n}"\nsha256 = "{sha256_of(n)}"\n' for n in names]
+        file.write_text("".join(entries) + rest)
+
+    def status(name: str) -> int:
+        headers = {"x-api-key": name}
+        return httpx.get(f"{server.url}/v1/models", headers=headers).status_code
+
+    def reload() -> None:
+        before = len(lines)
+        server.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 10
+        while not any("--keys" in line for line in lines[before:]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    write("alice", "bob")
+    server = launch(keys=str(file), access_log=True)
+    lines = list[str]()
+    assert server.process.stderr is not None
+    reader = threading.Thread(target=lines.extend, args=(server.process.stderr,))
+    reader.start()
+    assert (status("alice"), status("carol")) == (200, 401)
+    write("alice", "carol")
+    assert (status("bob"), status("carol")) == (200, 401)
+    reload()
+    assert [status(name) for name in ("alice", "bob", "carol")] == [200, 401, 200]
+    for rest in ("priority = [", "priorty = 1"):
+        write("dave", rest=rest)
+        reload()
+        assert [status(name) for name in ("alice", "carol", "dave")] == [200, 200, 401]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0
+    reader.join(10)
+    log = "".join(lines)
+    assert "invalid TOML" in log and "unknown field 'priorty'; nearest: priority" in log
+    assert log.count("the keys are unchanged") == 2
+    assert re.search(r'127\.0\.0\.1:\d+ alice "GET /v1/models HTTP/1\.1" 200 \w+', log)
+    assert re.search(r'127\.0\.0\.1:\d+ - "GET /v1/models HTTP/1\.1" 401 \w+', log)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

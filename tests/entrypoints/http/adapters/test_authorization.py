@@ -12,6 +12,7 @@ from tiny.adapter_routes import LIST, LOAD, UNLOAD, refused
 from ostro.core.errors import OstroError, UsageError
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.operations.keys import KeyRing
 
 
 def every(server: Any, headers: Any = None) -> list[Any]:
@@ -60,20 +61,27 @@ def test_the_admin_key_alone(start: Any, root: Path) -> None:
     assert server.http.get("/v1/models").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("place", "key", "message"),
-    [(None, "boss", "--adapter-root"), ("/nowhere", None, "not a folder"), (".", " ", "empty")],
-)
-def test_invalid_admin_options_are_rejected(
-    server: Any, place: Any, key: Any, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        make_app(server.service, server.plugins, adapter_root=place, admin_key=key)
+def test_the_admin_scope_needs_no_root(start: Any) -> None:
+    for keys in ([], ["user"]):
+        server = start(keys=keys, admin_key="boss")
+        loading, unloading, listing = every(server, bearer("boss"))
+        assert "--adapter-root" in refused(loading, 404, "lora_loading_disabled")
+        refused(unloading, 404, "adapter_not_found")
+        assert listing.json() == {"object": "list", "data": []}
+        for answer in every(server, bearer("user")):
+            assert answer.status_code == (403 if keys else 401)
+
+
+def test_invalid_admin_options_are_rejected(server: Any) -> None:
+    with pytest.raises(UsageError, match="not a folder"):
+        make_app(server.service, server.plugins, adapter_root="/nowhere")
+    with pytest.raises(UsageError, match="empty"):
+        KeyRing.of((), " ")
 
 
 def test_a_folder_of_too_many_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostro.entrypoints.http.admin.MAX_FILES", 1)
-    admin = Admin.of(root, None, False)
+    admin = Admin.of(root, KeyRing())
     assert admin.find("sql") == root / "sql"
     with pytest.raises(OstroError, match="more than 1 files"):
         admin.find("pirate")
