@@ -22,6 +22,7 @@ from ostro.core.errors import CheckpointError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.listener import listen
 from ostro.entrypoints.http.server import Options, Server
+from ostro.entrypoints.operations.keys import sha256_of
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
@@ -78,3 +79,27 @@ def test_what_was_fetched_is_loaded_as_a_folder(folder: Path, tmp_path: Path) ->
     asked = Settings(reference="org/tiny", revision="main", token_source="literal:x", max_seqs=2)
     with serving(asked, plugin_paths=[str(source)]) as real:
         assert httpx.get(f"{real.url}/ready").json() == {"status": "ready", "model": "org/tiny"}
+
+
+def test_keys_do_not_see_the_cached_tokens_of_others(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.touch(mode=0o600)
+    names = ("alice", "bob")
+    file.write_text("".join(f"[[keys]]\nname='{n}'\nsha256='{sha256_of(n)}'\n" for n in names))
+    prompt = "one prompt of many tokens " * 20
+
+    def cached(real: RunningServer, key: str, **body: Any) -> int:
+        asked = {"prompt": prompt, "max_tokens": 1, "temperature": 0, **body}
+        headers = {"x-api-key": key}
+        response = httpx.post(f"{real.url}/v1/completions", json=asked, headers=headers, timeout=60)
+        found: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    settings = Settings(reference=str(folder), max_seqs=2)
+    with serving(settings, keys=file) as real:
+        assert cached(real, "alice") == 0 and cached(real, "alice") > 0
+        assert cached(real, "bob") == 0, "bob sees what alice has sent"
+        assert cached(real, "bob", cache_salt="x") == 0 and cached(real, "bob", cache_salt="x") > 0
+        assert cached(real, "alice", cache_salt="x") == 0
+    with serving(settings, keys=file, share_prefixes=True) as real:
+        assert cached(real, "alice") == 0 and cached(real, "bob") > 0
