@@ -1,4 +1,4 @@
-"""The whole grid: every architecture that has a wide config, and a body, in every format.
+"""The grid of architectures that have a wide config, and a body, in all formats.
 
 `--ostro-plugin PATH` adds an architecture, or a format, from outside.
 """
@@ -43,20 +43,30 @@ BODY = Architecture(
 """A class of transformers that no plugin claims: it is found by what its config says."""
 
 
+SHARE = 3
+"""The slow tests of a family on a trunk take one of this many formats: its linears are those of the
+trunk, which takes all."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     plugins = loaded_plugins(metafunc.config)
     records = plugins.collect("architectures").values()
-    names = [r.name for r in records if has_outputs(r) and r.wide is not None] + [BODY.name]
+    tested = [r for r in records if has_outputs(r) and r.wide is not None]
     quick = sample_formats(plugins, BODY.name)
     cells = [
-        pytest.param(name, format, marks=() if name == BODY.name and format in quick else SLOW)
-        for name in names
+        pytest.param(BODY.name, format, marks=() if format in quick else SLOW)
         for format in formats(plugins)
     ]
+    for record in tested:
+        first = sum(record.name.encode())
+        for i, format in enumerate(formats(plugins), first):
+            slow = record.trunk or i % SHARE == 0
+            cells.append(pytest.param(record.name, format, marks=SLOW if slow else GRID))
     metafunc.parametrize(("grid", "format"), cells, indirect=["grid"], scope="module")
 
 
 SLOW = pytest.mark.slow
+GRID = (pytest.mark.slow, pytest.mark.grid)
 
 
 @pytest.fixture(scope="module")
