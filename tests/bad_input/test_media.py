@@ -99,7 +99,7 @@ def bomb(width: int, height: int) -> bytes:
         return len(body).to_bytes(4, "big") + kind + body + check.to_bytes(4, "big")
 
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 0, 0, 0, 0])
-    rows = zlib.compress(bytes((width + 1) * min(height, 2000)), 9)
+    rows = zlib.compress(bytes((width + 1) * min(height, 2000)), 1)
     head = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
     return head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
