@@ -31,6 +31,12 @@ SPLIT_PENALTY = 1.05
 """Factor on the errors of a unit whose parts have different formats: it needs several matmuls, so
 the gain must be worth it."""
 
+UNREPEATED = (
+    "; --topology with these formats does not repeat the result, because the search also measured "
+    "importances: `ostro quantize --quant {budget}` writes a model with both"
+)
+"""The end of the line for --explain, if the search measured the importances."""
+
 
 def plan(request: PlanRequest) -> Planned:
     """Choose the formats for the budget in `--quant`.
@@ -98,6 +104,8 @@ class CostTable:
             for weight, name in zip(unit, option.formats, strict=True)
         }
         outcome = describe(budget, self.request, picked, self.measured)
+        if self.importance and not self.request.importance:
+            outcome += UNREPEATED.format(budget=budget.text)
         return Planned(formats, outcome, self.importance)
 
 

@@ -73,6 +73,8 @@ def test_a_budget_is_spent_without_excess(
     assert 4.5 <= bits <= 5.0
     [outcome] = [line for line in loaded.explain if line.startswith("budget 5bpw:")]
     assert basis in outcome
+    measured = probe is open_probe
+    assert ("--topology with these formats does not repeat" in outcome) == measured
 
 
 def test_every_stage_reports_its_progress(llama: Subject, plugins: PluginManager) -> None:
