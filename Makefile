@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help run test test-sample test-slow test-all fmt lint types resolve hooks wheel clean
+.PHONY: help run test test-sample test-slow test-all fmt lint types resolve hooks recordings wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ resolve: $(VENV)/dev  ## resolve the dependencies under constraints.txt, for all
 
 hooks: $(VENV)/dev  ## install the git hooks: lint, format and types before each commit
 	$(BIN)/pre-commit install
+
+recordings: $(VENV)/dev  ## record the images of docs/recordings with tmux
+	$(BIN)/python docs/recordings/record.py
 
 wheel: $(VENV)/dev  ## build the wheel into dist
 	$(PIP) wheel --quiet --no-deps -w dist .

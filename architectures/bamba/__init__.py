@@ -31,6 +31,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
+        gguf_metadata=f"{__name__}.names:gguf_metadata",
         tiny=TINY,
         wide=WIDE,
         reference="transformers:BambaForCausalLM",

@@ -48,6 +48,7 @@ GGUF = (
     Pair("blk.{i}.ffn_down", f"{LAYER}.mlp.fc2"),
     Pair("blk.{i}.layer_output_norm", f"{LAYER}.mlp_norm"),
 )
+CLASSIFIER = (Pair("cls.output", "classifier"), Pair("cls", "pooler"))
 UNUSED = ("embeddings.position_ids", "pooler.{any}", "cls.{any}")
 
 
@@ -61,7 +62,7 @@ def classifier_names(config: Config) -> Names:
     return replace(
         names(config),
         hub=(*PREFIXED, Pair("bert.pooler.dense", "pooler")),
-        gguf=(*GGUF, Pair("cls.output", "classifier"), Pair("cls", "pooler")),
+        gguf=(*GGUF, *CLASSIFIER),
     )
 
 

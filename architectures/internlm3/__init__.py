@@ -17,6 +17,8 @@ def ostro_architectures() -> Iterable[Architecture]:
         classes=("InternLM3ForCausalLM",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
+        names="ostro.architectures.llama.names:names",
+        gguf_metadata=f"{__name__}.model:gguf_metadata",
         tiny={**LLAMA, **BIASES},
         wide={**LLAMA_WIDE, **BIASES},
         reference=f"{__name__}.reference:InternLM3ForCausalLM",

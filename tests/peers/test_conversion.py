@@ -45,9 +45,6 @@ pytestmark = pytest.mark.peer
 OTHERS = ("add_mtp_layer", "guess")
 """Changes that add layers of multi-token prediction, which ostro does not write."""
 
-UNNAMED = ("bamba", "internlm3", "xlm_roberta", "xlm_roberta_classifier")
-"""Records without names in GGUF files of their own."""
-
 ALIKE = ("bytes", "fallback")
 """Tokenizers of which the converter reads the same file as ostro. It reads the others as another
 kind (a unigram model as BPE), or from other files."""
@@ -78,7 +75,7 @@ def comparable(case: Case) -> bool:
     """Whether both make a file of the same tensors."""
     fused = any("fuse" in option for option in case.options)
     added = case.change is not None and case.change.__name__ in OTHERS
-    return not (case.refused or fused or added or case.media is not None or case.name in UNNAMED)
+    return not (case.refused or fused or added or case.media is not None)
 
 
 EQUAL = {name: case for name, case in CASES.items() if comparable(case)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import isclose
 from typing import Any
 
@@ -23,15 +23,18 @@ LONG = 1 << 20
 """A context beyond that of training, for ropes with a rule for long contexts."""
 
 
-def differences(model: nn.Module, stated: nn.Module) -> list[str]:
+def differences(
+    model: nn.Module, stated: nn.Module, partial: Collection[nn.Module] = ()
+) -> list[str]:
     """The differences of a model's modules from those of another one that has only its text.
 
-    Modules that only `model` has belong to media.
+    Modules that only `model` has belong to media. Modules of `partial` are not compared: the
+    file has a part of their weights.
     """
     ours, theirs = dict(model.named_modules()), dict(stated.named_modules())
     found = [f"{path} is missing" for path in theirs.keys() - ours.keys()]
     for path, module in theirs.items():
-        if path in ours:
+        if path in ours and ours[path] not in partial:
             found += (f"{path}.{what}" for what in settings(ours[path], module))
     return sorted(found)
 

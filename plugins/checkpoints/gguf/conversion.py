@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from ostro import Storage
+from ostro import Storage, nn
 from ostro.checkpoints import DTYPES, Expert, Named, Saving, Transform, weight_slots
 from ostro.checkpoints import GGML_BY_NAME as BY_NAME
 from ostro.checkpoints import WeightSlot as Slot
@@ -90,6 +91,15 @@ class Conversion:
             return torch.empty(part.slot.shape, device="meta")
 
         return tuple(assemble(self.parts[name], empty).shape)
+
+    def partial(self) -> set[nn.Module]:
+        """The modules of whose weights the file holds a part."""
+        alone = {name: parts[0] for name, parts in self.parts.items() if len(parts) == 1}
+        return {
+            part.slot.module
+            for name, part in alone.items()
+            if not part.stacked and prod(self.shape(name)) < prod(part.slot.shape)
+        }
 
     def source_format(self, name: str) -> str:
         """The format of a tensor's weights in the checkpoint."""

@@ -175,7 +175,7 @@ class Converted:
             record = plugins.architecture_for(gguf=name)
         raw = resolve(record.gguf_config or "")(container)
         stated = resolve(record.model)(resolve(record.config).from_hf(raw)).eval()
-        if wrong := differences(found.model, stated):
+        if wrong := differences(found.model, stated, self.conversion.partial()):
             raise CheckpointError(
                 f"a GGUF file of {name} cannot state the config of {found.container.path.name}: "
                 f"{'; '.join(wrong[:5])}; use --to uqff"
