@@ -37,8 +37,3 @@ class Block(llama.Block):
 
 class Model(llama.Model):
     block = Block
-
-
-def gguf_metadata(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The architecture of GGUF files."""
-    return {"general.architecture": "llama"}

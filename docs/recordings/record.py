@@ -71,7 +71,8 @@ RECORDINGS: Mapping[str, Recording] = {
     "fit": Recording(
         "Formats that fit in memory",
         (("ostro fit", f"(?s)ostro fit\\n.*{SHELL}"),),
-        columns=110,
+        columns=96,
+        rows=64,
     ),
     "list": Recording(
         "Aliases of models of the hub",
