@@ -61,12 +61,20 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             "the admin key is missing or invalid; send it as Authorization: Bearer KEY"
         )
 
+    def may_use(self, model: str) -> bool:
+        """Whether the caller may use a model."""
+        return self.models is None or model in self.models
+
+    def may_apply(self, adapter: str) -> bool:
+        """Whether the caller may use an adapter, by its name or generation."""
+        return self.adapters is None or adapter in self.adapters
+
     def check(self, model: str, adapters: Iterable[str] = ()) -> None:
         """Raise Forbidden unless the caller may use a model, and adapters by name or generation."""
-        if self.models is not None and model not in self.models:
+        if not self.may_use(model):
             raise Forbidden(f"this API key may not use the model {model!r:.100}", param="model")
         for adapter in adapters:
-            if self.adapters is not None and adapter not in self.adapters:
+            if not self.may_apply(adapter):
                 raise Forbidden(
                     f"this API key may not use the adapter {adapter!r:.100}", param="adapters"
                 )

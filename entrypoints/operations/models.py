@@ -27,11 +27,11 @@ async def list_models(service: Service, caller: Caller = ANYONE) -> list[ModelEn
     """Return the models and adapters that a caller may use."""
     if service.resolves and service.ready:  # requests may have registered adapters
         await service.refresh_adapters()
-    names = [name for name in service.names if caller.models is None or name in caller.models]
+    names = [name for name in service.names if caller.may_use(name)]
     entries, taken = [model_entry(service, name) for name in names], set(service.names)
     for model in names:
         for name in service.adapters.of(model):
-            if caller.adapters is None or name in caller.adapters:
+            if caller.may_apply(name):
                 id = f"{model}:{name}" if name in taken else name
                 entries.append(adapter_entry(service, model, name, id))
                 taken.add(name)
@@ -40,14 +40,14 @@ async def list_models(service: Service, caller: Caller = ANYONE) -> list[ModelEn
 
 def find_model(service: Service, id: str, caller: Caller = ANYONE) -> ModelEntry:
     """Return the model or the adapter of an id. Raises NotFound if the caller cannot use it."""
-    model, adapter = service.locate(id)
-    hidden = caller.models is not None and model not in caller.models
+    model, adapter = service.locate(id, caller)
+    hidden = not caller.may_use(model)
     if adapter is None and not hidden:
         return model_entry(service, model)
     if hidden or adapter is None or adapter not in service.adapters.of(model):
-        raise service.unknown(id)
-    if caller.adapters is not None and adapter not in caller.adapters:
-        raise service.unknown(id)
+        raise service.unknown(id, caller)
+    if not caller.may_apply(adapter):
+        raise service.unknown(id, caller)
     return adapter_entry(service, model, adapter, id)
 
 

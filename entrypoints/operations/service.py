@@ -71,10 +71,10 @@ class Service:
             raise self.unknown(name or "")
         return model
 
-    def locate(self, name: str | None) -> tuple[str, str | None]:
+    def locate(self, name: str | None, caller: Caller = ANYONE) -> tuple[str, str | None]:
         """Return the model of a name, and the adapter if the name is "adapter" or "model:adapter".
 
-        Raises NotFound for an unknown name.
+        Raises NotFound for an unknown name; it lists what the caller may use.
         """
         if name is None or name == DEFAULT:
             return self.name, None
@@ -89,12 +89,13 @@ class Service:
                 return model, name
         if self.resolves:
             return self.name, name
-        raise self.unknown(name)
+        raise self.unknown(name, caller)
 
-    def unknown(self, name: str) -> NotFound:
-        known = ", ".join(repr(known) for known in self.names)
-        adapters = [each for model in self.names for each in self.adapters.of(model)]
-        near = nearest(name[:200], adapters)
+    def unknown(self, name: str, caller: Caller = ANYONE) -> NotFound:
+        models = [model for model in self.names if caller.may_use(model)]
+        known = ", ".join(repr(known) for known in models)
+        adapters = [each for model in models for each in self.adapters.of(model)]
+        near = nearest(name[:200], filter(caller.may_apply, adapters))
         return NotFound(
             f"model {name!r:.100} not found; available: {known} and {DEFAULT!r}"
             + near.replace("nearest", "nearest adapters"),
@@ -104,26 +105,28 @@ class Service:
     def admit(self, target: ModelTarget, task: str = "text", caller: Caller = ANYONE) -> Admitted:
         """Select the model, pipeline and adapters of a caller's request.
 
-        A request without a model gets the first model that supports the task. Raises NotFound for
+        A request without a model gets the first model that supports the task and that the caller
+        may use. Raises NotFound for
         an unknown name, Forbidden if the caller may not use it, Unsupported if the model does not
         support the task, RequestError for malformed adapters, Overloaded while the server is busy
         or loading, and EngineDied.
         """
-        model, adapter = self.locate(target.model)
+        model, adapter = self.locate(target.model, caller)
         refs = adapter_refs(target, adapter)
         self.engine.admit()
         if not self.models:
             raise Overloaded("the model is still loading; see /ready")
         able = [each for each in self.names if task in self.models[each]]
-        if model not in able and able and target.model in (None, DEFAULT):
-            model = able[0]
+        usable = [each for each in able if caller.may_use(each)]
+        if model not in usable and usable and target.model in (None, DEFAULT):
+            model = usable[0]
         caller.check(model, (ref.name or ref.generation for ref in refs))
         if model in able:
             pipeline = self.models[model][task]
             name = model if adapter is None or target.model is None else target.model
             return Admitted(model, pipeline, refs, name)
         tasks = ", ".join(self.models[model]) or "no task of this server"
-        hint = f"; use {', '.join(able)}" if able else ""
+        hint = f"; use {', '.join(usable)}" if usable else ""
         raise Unsupported(f"{model} supports {tasks}, not {task}{hint}", param="model")
 
     async def template(self, admitted: Admitted) -> str | None:

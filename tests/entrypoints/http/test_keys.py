@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,50 @@ def test_a_request_that_waits_too_long(start: Any, streamed: bool) -> None:
     assert refused.status_code == 503 and "waited 0.1 s" in refused.text
     server.service.engine.max_wait = None
     assert server.complete("a").status_code == 200
+
+
+def test_allowed_models_and_adapters(start: Any, write_ring: WriteRing, tmp_path: Path) -> None:
+    """The lists hold for names and generations, in `model`, `adapter` and `adapters` alike."""
+    for name in ("sql", "style"):
+        (tmp_path / name).mkdir()
+    sql, style = [sha256(str(tmp_path / name).encode()).hexdigest() for name in ("sql", "style")]
+    ring = write_ring(
+        boss={"scopes": ["infer", "admin"]},
+        alice={"models": ["echo"], "adapters": ["sql", sql]},
+        bob={"models": ["echo"], "adapters": ["sql"]},
+        carol={"models": []},
+    )
+    server = start(ring=ring, adapter_root=tmp_path)
+    for name in ("sql", "style"):
+        body = {"lora_name": name, "lora_path": name}
+        loaded = server.http.post("/v1/load_lora_adapter", json=body, headers=bearer("boss"))
+        assert loaded.status_code == 200, loaded.text
+
+    def selections(name: str) -> list[dict[str, Any]]:
+        given = [name, {"name": name}, {"name": name, "scale": 0.5}]
+        found: list[dict[str, Any]] = [{"model": f"{name}"}, {"model": f"echo:{name}"}]
+        found += [{"model": f"default:{name}"}, {"adapters": given[:1]}, {"adapters": given[2:]}]
+        return [*found, *({"adapter": each} for each in given)]
+
+    by_generation = [{"adapter": {"generation": sql}}, {"adapters": [{"generation": sql}]}]
+    for body in ({}, {"model": "echo"}, {"model": "default"}, *selections("sql"), *by_generation):
+        assert complete(server, "alice", **body).status_code == 200, body
+        assert complete(server, "carol", **body).status_code == 403, body
+    denied = [*selections("style"), {"adapter": {"generation": style}}]
+    denied += [{"adapters": ["sql", "style"]}, {"adapters": ["sql", {"generation": style}]}]
+    for body in denied:
+        assert complete(server, "alice", **body).status_code == 403, body
+    for body in by_generation:
+        assert complete(server, "bob", **body).status_code == 403, body
+    listed = {
+        name: [m["id"] for m in server.http.get("/v1/models", headers=bearer(name)).json()["data"]]
+        for name in ("boss", "alice", "carol")
+    }
+    assert listed == {"boss": ["echo", "sql", "style"], "alice": ["echo", "sql"], "carol": []}
+    unknown = complete(server, "alice", model="styles")
+    assert unknown.status_code == 404 and "'style'" not in unknown.text.replace("'styles'", "")
+    assert "nearest" not in unknown.text and "'echo'" in unknown.text
+    assert "'echo'" not in complete(server, "carol", model="styles").text
 
 
 def test_expired_keys(start: Any, write_ring: WriteRing) -> None:
