@@ -150,13 +150,15 @@ class ModelTarget(msgspec.Struct, kw_only=True):
     """The target of a request: a model, and adapters, each as a name or an `AdapterChoice`.
 
     `model` may also be the name of an adapter, or "model:adapter". Fields in `ignored` are accepted
-    without effect. Fields in `unsupported`, with a description each, are rejected.
+    without effect. Fields in `unsupported`, with a description each, are rejected. Fields in
+    `extensions` extend the API that the request is named after.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         ("metadata", "safety_identifier", "service_tier", "store", "user")
     )
     unsupported: ClassVar[Mapping[str, str]] = {}
+    extensions: ClassVar[frozenset[str]] = frozenset(("adapter", "adapters"))
 
     model: str | None = None
     adapters: list[str | AdapterChoice] | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ostro.core.errors import UsageError
@@ -153,6 +155,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="delete stored documents after 30d, 12h, 5m or never: forever (default: 30d)",
     )
     add(
+        "--print-openapi",
+        action="store_true",
+        help="print the OpenAPI document of the routes and exit",
+    )
+    add(
         "--access-log",
         action="store_true",
         help="log client, key name, method, path, status and id of each request",
@@ -164,6 +171,8 @@ def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.cli.store import parse_duration
     from ostro.entrypoints.http.server import serve
 
+    if args.print_openapi:
+        return print_openapi(args.plugin)
     if not args.hang_timeout > 0:
         raise UsageError(f"--hang-timeout {args.hang_timeout}: expected a positive number")
     for name in ("max_queue", "max_queue_tokens", "max_wait"):
@@ -209,6 +218,17 @@ def split_name(args: argparse.Namespace) -> None:
     if args.name not in (None, name):
         raise UsageError(f"expected one name, got --name {args.name} and {args.model}")
     args.name, args.model = name, reference
+
+
+def print_openapi(plugin_paths: Sequence[str]) -> int:
+    """Print the OpenAPI document of a server with the built-in and the given plugins."""
+    from ostro.core.plugins.manager import PluginManager
+    from ostro.entrypoints.http.app import describe
+
+    plugins = PluginManager()
+    plugins.load(None, plugin_paths)
+    print(json.dumps(describe(plugins), indent=1))
+    return 0
 
 
 def api_keys(args: argparse.Namespace) -> list[str]:

@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ostro.core.errors import OstroError
+from ostro.core.ipc.process import ProcessEngine
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Route, resolve
+from ostro.core.records import Route, Settings, resolve
 from ostro.entrypoints.http import (
     admin,
     audio,
@@ -30,6 +31,7 @@ from ostro.entrypoints.http import (
     images,
     metrics,
     openai,
+    openapi,
     speech,
     vectors,
 )
@@ -54,7 +56,7 @@ from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
-FAMILIES = (health, openai, vectors, audio, images, speech, files, batches, admin, metrics)
+FAMILIES = (health, openai, vectors, audio, images, speech, files, batches, admin, metrics, openapi)
 """The modules of the built-in routes, one API family each."""
 
 
@@ -104,10 +106,18 @@ def make_app(
         exception_handlers=dict(HANDLERS),
         redirect_slashes=False,
     )
-    app.state.operations, app.state.admin = operations, guard
+    app.state.operations, app.state.admin, app.state.routes = operations, guard, routes
     app.state.metrics = EngineMetrics(service, requests)
     app.state.documents = Documents(state or State(), batches.make_executor(app))
     return app
+
+
+def describe(plugins: PluginManager) -> dict[str, Any]:
+    """Return the OpenAPI document of a server with these plugins; no model is needed."""
+    service = Service(ProcessEngine(Settings()), "model")
+    operations = Operations(service, resolve(plugins.get("pipelines", "text").pipeline))
+    routes = built_in_routes(operations)
+    return openapi.openapi([*routes, *plugin_routes(plugins, operations, routes)])
 
 
 def built_in_routes(operations: Operations) -> list[Route]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,18 +33,24 @@ FIELDS = {"file", *TranscriptionRequest.__struct_fields__}
 LISTS = {"timestamp_granularities[]", "timestamp_granularities", "include[]"}
 
 
-class TranscriptDelta(msgspec.Struct, kw_only=True):
+class TranscriptionForm(TranscriptionRequest, kw_only=True):
+    """The form of a transcription."""
+
+    media_type: ClassVar[str] = "multipart/form-data"
+
+    file: bytes
+
+
+class TranscriptDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="transcript.text.delta"):
     """The next segment of a streamed transcript."""
 
     delta: str
-    type: Literal["transcript.text.delta"] = "transcript.text.delta"
 
 
-class TranscriptDone(msgspec.Struct, kw_only=True):
+class TranscriptDone(msgspec.Struct, kw_only=True, tag_field="type", tag="transcript.text.done"):
     """The end of a streamed transcript: all of its text."""
 
     text: str
-    type: Literal["transcript.text.done"] = "transcript.text.done"
     adapter_generations: list[str] | UnsetType = UNSET
 
 
@@ -178,7 +184,7 @@ def routes(operations: Operations) -> list[Route]:
         Route(
             name=f"POST /v1/audio/{name}",
             endpoint=endpoint,
-            request=TranscriptionRequest,
+            request=TranscriptionForm,
             response=Transcription,
             events=TranscriptDelta | TranscriptDone,
         )

@@ -254,7 +254,12 @@ def routes(operations: Operations) -> list[Route]:
             request=BatchRequest,
             response=BatchObject,
         ),
-        Route(name="GET /v1/batches", endpoint=list_batches, response=BatchList),
+        Route(
+            name="GET /v1/batches",
+            endpoint=list_batches,
+            request=BatchListRequest,
+            response=BatchList,
+        ),
         Route(name="GET /v1/batches/{id}", endpoint=get_batch, response=BatchObject),
         Route(name="POST /v1/batches/{id}/cancel", endpoint=cancel_batch, response=BatchObject),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -20,7 +20,13 @@ from ostro.core.records import Route
 from ostro.entrypoints.http.body import check_values, read_form, read_json
 from ostro.entrypoints.http.context import caller_of, documents_of
 from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.operations.files import File, FileListRequest, FileRequest
+from ostro.entrypoints.operations.files import (
+    ExpiresAfter,
+    File,
+    FileListRequest,
+    FileRequest,
+    Purpose,
+)
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.state import CHUNK
 from ostro.entrypoints.operations.uploads import (
@@ -50,6 +56,24 @@ class FileObject(msgspec.Struct, kw_only=True):
     expires_at: int | UnsetType = UNSET
     status: Literal["processed"] = "processed"
     object: Literal["file"] = "file"
+
+
+class FileForm(msgspec.Struct, kw_only=True):
+    """The form of a file to store."""
+
+    media_type: ClassVar[str] = "multipart/form-data"
+
+    file: bytes
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+
+class PartForm(msgspec.Struct, kw_only=True):
+    """The form of a part of an upload."""
+
+    media_type: ClassVar[str] = "multipart/form-data"
+
+    data: bytes
 
 
 class FileList(msgspec.Struct, kw_only=True):
@@ -251,10 +275,10 @@ def part_object(part: UploadPart) -> UploadPartObject:
 def routes(operations: Operations) -> list[Route]:
     """Return the routes."""
     return [
+        Route(name="POST /v1/files", endpoint=create_file, request=FileForm, response=FileObject),
         Route(
-            name="POST /v1/files", endpoint=create_file, request=FileRequest, response=FileObject
+            name="GET /v1/files", endpoint=list_files, request=FileListRequest, response=FileList
         ),
-        Route(name="GET /v1/files", endpoint=list_files, response=FileList),
         Route(name="GET /v1/files/{id}", endpoint=get_file, response=FileObject),
         Route(name="DELETE /v1/files/{id}", endpoint=delete_file, response=FileDeleted),
         Route(name="GET /v1/files/{id}/content", endpoint=get_content, response=(CONTENT_TYPE,)),
@@ -264,7 +288,12 @@ def routes(operations: Operations) -> list[Route]:
             request=UploadRequest,
             response=UploadObject,
         ),
-        Route(name="POST /v1/uploads/{id}/parts", endpoint=add_part, response=UploadPartObject),
+        Route(
+            name="POST /v1/uploads/{id}/parts",
+            endpoint=add_part,
+            request=PartForm,
+            response=UploadPartObject,
+        ),
         Route(
             name="POST /v1/uploads/{id}/complete",
             endpoint=complete_upload,

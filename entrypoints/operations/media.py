@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import ModelTarget
@@ -26,7 +26,11 @@ class TranscriptionRequest(ModelTarget, kw_only=True):
 
 
 class SpeechRequest(ModelTarget, kw_only=True):
-    """A text to speak. The fields from `seed` on extend OpenAI's API."""
+    """A text to speak."""
+
+    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(
+        ("seed", "temperature", "top_p", "guidance", "max_seconds")
+    )
 
     input: str
     voice: str | None = None
@@ -42,7 +46,11 @@ class SpeechRequest(ModelTarget, kw_only=True):
 
 
 class ImageRequest(ModelTarget, kw_only=True):
-    """A request for images. The fields steps, guidance and seed extend OpenAI's API."""
+    """A request for images."""
+
+    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(
+        ("steps", "guidance", "seed")
+    )
 
     prompt: str
     n: int | None = None

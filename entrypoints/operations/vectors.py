@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from ostro.core.errors import RequestError
 from ostro.core.pipeline import ModelTarget
@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 class EmbeddingRequest(ModelTarget, kw_only=True):
     """Texts or token ids to embed. `prompt` names a prompt in the model's config."""
+
+    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(("prompt",))
 
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] = "float"

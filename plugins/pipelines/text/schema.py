@@ -35,6 +35,15 @@ UNSUPPORTED: Mapping[str, str] = {
 """Fields that would change the output and are not implemented, with their features."""
 
 
+EXTENSIONS = ModelTarget.extensions | frozenset(
+    "top_k min_p typical_p repetition_penalty dry_multiplier dry_base dry_allowed_length "
+    "dry_penalty_last_n dry_sequence_breakers min_tokens ignore_eos stop_token_ids "
+    "include_stop_str_in_output cache_salt priority prompt_logprobs chat_template_kwargs "
+    "add_generation_prompt continue_final_message".split()
+)
+"""Fields that OpenAI's API lacks."""
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
     """A part of a message's content: text, or a medium with a URL or, for audio, data.
 
@@ -65,6 +74,7 @@ class GenerationRequest(TextRequest, kw_only=True):
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     unsupported: ClassVar[Mapping[str, str]] = UNSUPPORTED
+    extensions: ClassVar[frozenset[str]] = EXTENSIONS
 
     n: int | None = None
     max_tokens: int | None = None

@@ -13,7 +13,10 @@ from msgspec import inspect
 from ostro.core.pipeline import AdapterChoice, StreamOptions, parse
 from ostro.entrypoints import http, operations
 from ostro.entrypoints.http.admin import LoadRequest, UnloadRequest
+from ostro.entrypoints.operations.batches import BatchListRequest, BatchRequest
+from ostro.entrypoints.operations.files import ExpiresAfter, FileListRequest, FileRequest
 from ostro.entrypoints.operations.media import ImageRequest, SpeechRequest, TranscriptionRequest
+from ostro.entrypoints.operations.uploads import CompleteUploadRequest, UploadRequest
 from ostro.entrypoints.operations.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, ContentPart, Message
 
@@ -26,6 +29,21 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     ImageRequest: {"prompt": "hi"},
     SpeechRequest: {"input": "hi"},
     TranscriptionRequest: {},
+    FileRequest: {"filename": "a", "purpose": "batch"},
+    FileListRequest: {},
+    UploadRequest: {
+        "filename": "a",
+        "purpose": "batch",
+        "bytes": 1,
+        "mime_type": "application/jsonl",
+    },
+    CompleteUploadRequest: {"part_ids": ["a"]},
+    BatchRequest: {
+        "input_file_id": "a",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
+    BatchListRequest: {},
     LoadRequest: {"lora_name": "a", "lora_path": "b"},
     UnloadRequest: {"lora_name": "a"},
 }
@@ -34,6 +52,7 @@ NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     StreamOptions: {},
     ContentPart: {"type": "text"},
     Message: {"role": "user"},
+    ExpiresAfter: {"anchor": "created_at", "seconds": 3600},
 }
 
 
@@ -54,7 +73,11 @@ def request_types() -> set[type[msgspec.Struct]]:
         if isinstance(value, type) and issubclass(value, msgspec.Struct)
         if value.__module__ == module.__name__ and value.__name__.endswith("Request")
     }
-    return {kind for kind in structs if not kind.__subclasses__()}
+    return {
+        kind
+        for kind in structs
+        if not any(each.__name__.endswith("Request") for each in kind.__subclasses__())
+    }
 
 
 def test_every_type_of_a_route_is_listed_here() -> None:
