@@ -218,7 +218,7 @@ class BatchRun:
         """Change the status, unless a client has cancelled the batch meanwhile."""
 
         def enter(batch: Batch) -> Batch:
-            if batch.status == "cancelling" and status not in ENDED:
+            if batch.status in ENDED or (batch.status == "cancelling" and status not in ENDED):
                 return batch
             return batch.to(status, **fields)
 
@@ -261,7 +261,8 @@ class BatchRun:
     def add(self, id: str, result: LineResult) -> None:
         """Count a result."""
         self.done.add(id)
-        self.names.add(result.custom_id)
+        if result.error is None:
+            self.names.add(result.custom_id)
         self.counts = add_result(self.counts, result)
 
     async def run_all(self) -> None:
@@ -292,7 +293,13 @@ class BatchRun:
         """Store the progress."""
         now = self.counts
         fields = {"completed": now.completed, "failed": now.failed}
-        await self.change(lambda old: replace(old, usage=now.usage, model=now.model, **fields))
+
+        def report(batch: Batch) -> Batch:
+            if batch.status not in ("in_progress", "cancelling"):  # another server ends it
+                return batch
+            return replace(batch, usage=now.usage, model=now.model, **fields)
+
+        await self.change(report)
 
     async def feed(self, error: LineError | None = None) -> None:
         """Run the requests in order, as many at once as there are slots.

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ostro.core.errors import RequestError
+from ostro.core.errors import RequestError, StoreConflict
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.state import Page, State, not_found, read_chunks
@@ -106,7 +106,7 @@ class Files:
     ) -> File:
         """Store a file of any purpose. lifetime: seconds, at most the retention time.
 
-        id: replaces the file of this id, if there is one.
+        id: the id of the file; if a file has it already, that one is returned.
         """
         async with self.state.writing_blob() as blob:
             async for chunk in chunks:
@@ -125,8 +125,11 @@ class Files:
         )
         try:
             await self.state.put(
-                caller.name, KIND, file.id, file, lifetime=lifetime, blob=blob.name
+                caller.name, KIND, file.id, file, expected=0, lifetime=lifetime, blob=blob.name
             )
+        except StoreConflict:
+            await self.state.discard_blob(blob)
+            return await self.get(file.id, caller)
         except BaseException:
             await self.state.discard_blob(blob)
             raise

@@ -20,6 +20,7 @@ import pytest
 from ostro.core.errors import DocumentNotFound, RequestError, StoreError
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.operations import batch_lines, batch_runner
+from ostro.entrypoints.operations.batch_lines import LineError, LineResult, line_id, line_kind
 from ostro.entrypoints.operations.batch_runner import LOW_PRIORITY, BatchRunner
 from ostro.entrypoints.operations.batches import (
     ENDED,
@@ -405,6 +406,56 @@ def test_two_servers_share_batches_and_run_no_request_twice(
         await asyncio.sleep(0.1)
         await second.batches.cancel(cancelled.id, ANN)
         assert (await first.end_of(cancelled)).status == "cancelled"
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for server in servers:
+            await server.state.close()
+
+    asyncio.run(main())
+
+
+def test_a_duplicate_whose_error_is_stored_does_not_stop_the_first_line(
+    plugins: PluginManager,
+) -> None:
+    """The server ended after the second line had failed, while the first one was running."""
+
+    async def main() -> None:
+        server = Server(open_state("memory", None, plugins), succeed)
+        batch = await server.create(jsonl(line(0), line(0)))
+        error = LineError(code="duplicate_custom_id", message="used twice")
+        result = LineResult(id="batch_req_1", custom_id="c0", error=error)
+        await server.state.put("ann", line_kind(batch.id), line_id(2), result)
+        running = asyncio.create_task(server.runner.run())
+        done = await server.end_of(batch)
+        assert (done.completed, done.failed) == (1, 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_two_servers_that_run_one_batch_at_once_count_each_line_once(
+    plugins: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def claim(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(BatchRunner, "claim", claim)
+
+    async def main() -> None:
+        location = str(tmp_path / "state")
+        servers = [Server(open_state(location, None, plugins), succeed, 0.01) for _ in range(2)]
+        batch = await servers[0].create(jsonl(*(line(n) for n in range(30))))
+        running = [asyncio.create_task(server.runner.run()) for server in servers]
+        await servers[0].end_of(batch)
+        async with asyncio.timeout(30):
+            while any(server.runner.running for server in servers):
+                await asyncio.sleep(0.02)
+        done = await servers[0].batches.get(batch.id, ANN)
+        assert (done.completed, done.failed, done.usage.input) == (30, 0, 150)
+        assert len(await servers[0].results(done.output_file)) == 30
+        assert all(server.asked for server in servers)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
