@@ -108,7 +108,7 @@ def make_app(
     )
     app.state.operations, app.state.admin, app.state.routes = operations, guard, routes
     app.state.metrics = EngineMetrics(service, requests)
-    app.state.documents = Documents(state or State(), batches.make_executor(app))
+    app.state.documents = Documents(state or State(), batches.make_executor(app, ring, quotas))
     return app
 
 

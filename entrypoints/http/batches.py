@@ -23,7 +23,7 @@ from ostro.entrypoints.http import openai, vectors
 from ostro.entrypoints.http.body import read_json
 from ostro.entrypoints.http.budget import BODY_KEY, BodyBudget, HeldBody
 from ostro.entrypoints.http.context import caller_of, documents_of
-from ostro.entrypoints.http.errors import on_bug, on_http, respond, respond_to
+from ostro.entrypoints.http.errors import error_content, on_bug, on_http, respond, respond_to
 from ostro.entrypoints.http.files import MAX_JSON, parse_query
 from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.batch_runner import Execute
@@ -35,9 +35,13 @@ from ostro.entrypoints.operations.batches import (
     Status,
 )
 from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.quotas import Quotas
 
 log = logging.getLogger(__name__)
+LOW_PRIORITY = 1000
+"""Priority of a batch's requests: behind all others."""
 ENDPOINTS: Mapping[Endpoint, Callable[[Request], Awaitable[Response]]] = {
     "/v1/chat/completions": openai.chat,
     "/v1/completions": openai.completions,
@@ -199,15 +203,25 @@ def batch_object(batch: Batch) -> BatchObject:
     )
 
 
-def make_executor(app: Starlette) -> Execute:
-    """Return a function that handles the requests of batches as requests of HTTP clients."""
+def make_executor(app: Starlette, ring: KeyRing, quotas: Quotas) -> Execute:
+    """Return a function that handles the requests of batches as requests of HTTP clients.
+
+    They have the permissions and limits that the key has when they run, and a low priority.
+    """
     budget = BodyBudget(app)
 
-    async def execute(path: str, body: Mapping[str, Any], caller: Caller) -> tuple[int, bytes]:
+    async def execute(path: str, body: Mapping[str, Any], name: str) -> tuple[int, bytes]:
+        key = next((each for each in ring.keys.values() if each.name == name), None)
+        if ring.locked if key is None else ring.expired(key):
+            message = f"the API key {name!r} of the batch is no longer valid"
+            refusal = respond(401, error_content(401, message, "invalid_api_key"))
+            return refusal.status_code, bytes(refusal.body)
+        caller = low(ring.anonymous() if key is None else ring.caller(key))
         held = HeldBody(budget)
         request = make_request(app, path, msgspec.json.encode(body), caller, held)
         try:
-            with claim(caller):
+            caller.require("infer")
+            with claim(caller, quotas.of(name, key)):
                 response = await ENDPOINTS[cast(Endpoint, path)](request)
         except OstroError as error:
             response = respond_to(error)
@@ -221,6 +235,11 @@ def make_executor(app: Starlette) -> Execute:
         return response.status_code, bytes(response.body)
 
     return execute
+
+
+def low(caller: Caller) -> Caller:
+    """Return a caller whose requests run behind those of all others."""
+    return msgspec.structs.replace(caller, priority=max(LOW_PRIORITY, caller.priority or 0))
 
 
 def make_request(app: Starlette, path: str, data: bytes, caller: Caller, held: HeldBody) -> Request:

@@ -52,8 +52,6 @@ from ostro.entrypoints.operations.files import File, Files, seconds_of
 from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
-LOW_PRIORITY = 1000
-"""Priority of a batch's requests: behind all others."""
 SLOTS = 16
 """Requests of batches that run at once."""
 MAX_RUNNING = 8
@@ -66,8 +64,10 @@ RETRY_SECONDS = 0.5, 30.0
 """First and longest wait before a request is repeated for which the server had no capacity."""
 BUSY = (429, 503)
 """Statuses of such requests."""
-Execute = Callable[[str, Mapping[str, Any], Caller], Awaitable[tuple[int, bytes]]]
-"""Runs a request: its route, its body and the caller give the status and the JSON of a response."""
+Execute = Callable[[str, Mapping[str, Any], str], Awaitable[tuple[int, bytes]]]
+"""Runs a request: its route, its body and the caller's name give the status and the JSON of a
+response. The permissions are those that the caller has when the request runs.
+"""
 
 
 class BatchRunner:
@@ -120,7 +120,7 @@ class BatchRunner:
             if id in self.running or len(self.running) >= MAX_RUNNING:
                 continue
             if await self.claim(owner, id):
-                task = asyncio.create_task(self.work(owner, id, each.value.caller))
+                task = asyncio.create_task(self.work(owner, id))
                 self.running[id] = task
                 task.add_done_callback(partial(self.release, id))
 
@@ -145,9 +145,9 @@ class BatchRunner:
             return False
         return job.server == self.server
 
-    async def work(self, owner: str, id: str, caller: Caller) -> None:
+    async def work(self, owner: str, id: str) -> None:
         """Run a batch whose lease is held, and renew the lease meanwhile."""
-        work = asyncio.ensure_future(BatchRun(self, owner, id, low(caller)).run())
+        work = asyncio.ensure_future(BatchRun(self, owner, id).run())
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=self.lease / 3)
@@ -184,7 +184,6 @@ class BatchRun:
     runner: BatchRunner
     owner: str
     id: str
-    caller: Caller
     batch: Batch = field(init=False)
     counts: Batch = field(init=False)
     done: set[str] = field(default_factory=set)
@@ -335,7 +334,7 @@ class BatchRun:
         """Run a request and store its result. A request without capacity is repeated."""
         wait, longest = RETRY_SECONDS
         while True:
-            status, body = await self.runner.execute(line.url, line.body, self.caller)
+            status, body = await self.runner.execute(line.url, line.body, self.owner)
             if status not in BUSY:
                 break
             await asyncio.sleep(wait)
@@ -373,7 +372,7 @@ class BatchRun:
             f"{self.id}_{name}.jsonl",
             "batch_output",
             encode_results(self.state, self.owner, self.batch, ok),
-            self.caller,
+            Caller(name=self.owner),
             lifetime=seconds_of(self.batch.request.output_expires_after),
             limit=MAX_OUTPUT,
             id=f"file-{self.id[-32:-1]}{0 if ok else 1}",
@@ -383,8 +382,3 @@ class BatchRun:
 
 class InputLost(Exception):
     """The input file of a batch was deleted."""
-
-
-def low(caller: Caller) -> Caller:
-    """Return a caller whose requests run behind those of all others."""
-    return replace(caller, priority=max(LOW_PRIORITY, caller.priority or 0))

@@ -101,7 +101,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that has not ended. One server at a time works on it: `server`, until `until`."""
 
-    caller: Caller
     server: str = ""
     until: float = 0.0
 
@@ -131,7 +130,7 @@ class Batches:
             )
         batch = Batch(id=new_id(PREFIX), request=request, created=int(time.time()))
         await self.state.put(caller.name, KIND, batch.id, batch)
-        await self.state.put(caller.name, JOB_KIND, batch.id, Job(caller=caller))
+        await self.state.put(caller.name, JOB_KIND, batch.id, Job())
         self.notify()
         return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import time
@@ -11,8 +12,12 @@ from typing import Any
 
 import openai
 import pytest
+from fastapi import FastAPI
 
 from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.http.batches import LOW_PRIORITY, make_executor
+from ostro.entrypoints.operations.keys import KeyRing, sha256_of
+from ostro.entrypoints.operations.quotas import Quotas
 from ostro.entrypoints.operations.state import State, open_state
 
 from .conftest import Running, Start
@@ -272,3 +277,56 @@ def test_a_damaged_store_gives_503_and_chat_goes_on(start: Start, tmp_path: Path
     assert response.status_code == 503 and "retry-after" in response.headers
     assert response.json()["error"]["code"] == "store_unavailable"
     assert server.chat("hi").status_code == 200
+
+
+@pytest.fixture
+def keyed(start: Start, tmp_path: Path) -> tuple[Running, KeyRing]:
+    """A server with the keys ann, bob and eve; eve may use no model."""
+    file = tmp_path / "keys.toml"
+    file.touch(mode=0o600)
+    names = {"ann": "", "bob": "", "eve": 'models = ["other"]'}
+    lines = [
+        f'[[keys]]\nname = "{name}"\nsha256 = "{sha256_of(name)}"\n{more}'
+        for name, more in names.items()
+    ]
+    file.write_text("\n".join(lines))
+    ring = KeyRing(file=file)
+    return start(ring=ring, state=make_state(str(tmp_path / "state"))), ring
+
+
+def test_another_key_finds_no_file_and_no_batch(keyed: tuple[Running, KeyRing]) -> None:
+    server, ring = keyed
+    seen: list[Any] = []
+    submit = server.echo.submit
+    server.echo.submit = lambda request: (seen.append(request), submit(request))[1]  # type: ignore[method-assign,assignment,func-returns-value]
+    ann, bob, eve = (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key=name, max_retries=0)
+        for name in ("ann", "bob", "eve")
+    )
+    data = json.dumps(request_line("a", "hello")).encode()
+    own = ann.files.create(file=("a.jsonl", data), purpose="batch")
+    batch = ann.batches.create(input_file_id=own.id, endpoint=URL, completion_window="24h")
+    done = wait_for(ann, batch.id)
+    assert results(ann, done.output_file_id).keys() == {"a"}
+    assert [request.priority for request in seen] == [LOW_PRIORITY]
+    for refused in (
+        lambda: bob.files.retrieve(own.id),
+        lambda: bob.files.content(done.output_file_id or ""),
+        lambda: bob.files.delete(own.id),
+        lambda: bob.batches.retrieve(batch.id),
+        lambda: bob.batches.cancel(batch.id),
+        lambda: bob.batches.create(input_file_id=own.id, endpoint=URL, completion_window="24h"),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            refused()
+    assert not bob.files.list().data and not bob.batches.list().data
+    theirs = eve.files.create(file=("a.jsonl", data), purpose="batch")
+    made = eve.batches.create(input_file_id=theirs.id, endpoint=URL, completion_window="24h")
+    [error] = results(eve, wait_for(eve, made.id).error_file_id).values()
+    assert error["response"]["status_code"] in (403, 404), error
+    ring.keys = {digest: key for digest, key in ring.keys.items() if key.name != "bob"}
+    execute = make_executor(FastAPI(), ring, Quotas())
+    status, body = asyncio.run(execute(URL, {}, "bob"))
+    assert status == 401 and json.loads(body)["error"]["code"] == "invalid_api_key"
+    for client in (ann, bob, eve):
+        client.close()
