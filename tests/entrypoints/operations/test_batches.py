@@ -68,7 +68,7 @@ class Server:
     def __post_init__(self) -> None:
         self.files = Files(self.state)
         self.runner = BatchRunner(
-            self.state, self.files, self.execute, slots=4, poll=0.05, lease=0.3
+            self.state, self.files, self.execute, slots=4, poll=0.05, lease=5.0
         )
         self.batches = Batches(self.state, self.runner.notify)
 
