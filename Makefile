@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help run test test-sample test-slow test-all fmt lint types resolve hooks recordings wheel clean
+.PHONY: help run test test-slow test-all fmt lint types resolve hooks recordings wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' Makefile
@@ -22,9 +22,6 @@ run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter
 
 test: $(VENV)/test  ## run the quick tests (a quarter of an hour on two cores)
 	$(PYTEST) -m "not slow and not peer and not gpu"
-
-test-sample: $(VENV)/test  ## run the quick tests of the core and the entrypoints, for a second Python
-	$(PYTEST) -m "not slow and not peer and not gpu" tests/core tests/entrypoints
 
 test-slow: $(VENV)/test  ## run the slow tests of continuous integration
 	$(PYTEST) -m "slow and not grid and not peer and not gpu"
