@@ -51,7 +51,10 @@ FAILURE_NOTICE_SECONDS = 1.0
 """Seconds for which the server still responds after its engine has died."""
 RESTARTS, RESTART_SECONDS = 3, 300.0
 """Limit on the restarts of an engine within `RESTART_SECONDS`."""
-HANG_CHECK_SECONDS = 1.0
+HANG_CHECK_SECONDS, HANG_CHECKS = 1.0, 3
+"""A hung engine is killed after this number of checks. After a pause of the whole machine, the
+first one finds an engine that is about to answer.
+"""
 SAME_SIGNAL_SECONDS = 0.1
 """Signals within this time after the first one count as the same."""
 FORCED_SECONDS = 0.5
@@ -204,11 +207,12 @@ class Server:
     async def live(self, load: Callable[[], Any]) -> None:
         """Load the engine and return when it has ended. With `restart`, kill a hung engine."""
         await load()
-        ended = asyncio.ensure_future(self.engine.wait_gone())
+        ended, checks = asyncio.ensure_future(self.engine.wait_gone()), 0
         try:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=HANG_CHECK_SECONDS)
-                if self.options.restart and self.engine.hung:
+                checks = checks + 1 if self.engine.hung else 0
+                if self.options.restart and checks >= HANG_CHECKS:
                     seconds = f"{self.engine.silence:.0f} s"
                     self.engine.kill(f"the engine did not respond for {seconds}; killed")
         finally:

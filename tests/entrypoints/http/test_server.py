@@ -371,6 +371,24 @@ def test_engine_is_restarted(launch: Launch) -> None:
     assert server.end()[0] == 0
 
 
+def test_a_pause_of_all_processes_is_no_hang(launch: Launch) -> None:
+    server = launch(step=0.01, hang_timeout=1.5)
+    whole, streams = begin(server.url, prompt="abc", max_tokens=100, ignore_eos=True)
+    engine = server.engine()
+    os.kill(engine, signal.SIGSTOP)
+    time.sleep(1.2)  # a heartbeat is unanswered
+    server.process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    server.process.send_signal(signal.SIGCONT)
+    time.sleep(0.1)
+    os.kill(engine, signal.SIGCONT)
+    for request in (whole, *streams):
+        request.thread.join()
+        assert request.status == 200
+    assert streams[0].lines[-1] == "data: [DONE]" and len(streams[0].text()) == 100
+    assert server.engine() == engine
+
+
 def test_hung_engine_is_replaced(launch: Launch) -> None:
     server = launch(step=0.02, hang_timeout=0.5)
     whole, streams = begin(server.url, **LONG)
