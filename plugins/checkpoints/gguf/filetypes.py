@@ -55,12 +55,11 @@ def base_format(mixture: str) -> str | None:
     return base if name in FILE_TYPES and base in BY_NAME else None
 
 
-def file_type(most: str, mixture: str) -> int:
-    """The file type of a file whose most common format is `most`.
+def file_type(most: str, name: str) -> int:
+    """The file type of a file whose most common format is `most`; `name` is its quantization.
 
-    `mixture` is the name of the quantization, which counts if its format is the most common one.
+    A mixture has its own number, whatever its most common format, as in llama-quantize.
     """
-    name = mixture.upper()
-    if name in FILE_TYPES and name.startswith(most):
-        return FILE_TYPES[name]
+    if base_format(name) is not None:
+        return FILE_TYPES[name.upper()]
     return FILE_TYPES.get(most, FILE_TYPES.get(f"{most}_S", GUESSED))

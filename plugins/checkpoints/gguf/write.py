@@ -76,6 +76,8 @@ def write_gguf(saving: Saving, progress: SavingProgress) -> Path:
     saving.folder.mkdir(parents=True, exist_ok=True)
     write_outputs(outputs, source, progress)
     saving.report.extend(report([entry for output in outputs for entry in output.entries]))
+    if requested(saving, name) not in (None, most):
+        saving.report.append(f"most weights of the layers are {most}")
     saving.report.extend(f"wrote the projector {output.file}" for output in outputs[1:])
     if isinstance(source, Converted) and source.lacks_projector:
         saving.report.append(
@@ -119,10 +121,15 @@ def common(entries: Sequence[TensorEntry]) -> list[tuple[str, int]]:
     return layers or [(format, elements) for format, elements, _ in every]
 
 
+def requested(saving: Saving, name: str) -> str | None:
+    """The format that a file's name promises; None for floats and chosen formats."""
+    default = saving.plan.default
+    return base_format(name) if default is None else blocks(default)
+
+
 def refuse_untrue(saving: Saving, name: str, entries: Sequence[TensorEntry]) -> None:
     """Raise UsageError if no tensor has the format that the file's name would promise."""
-    default = saving.plan.default
-    wanted = base_format(name) if default is None else blocks(default)
+    wanted = requested(saving, name)
     if wanted is None or any(each.format == wanted for each in entries):
         return
     reasons = sorted({each.reason for each in entries if each.reason})

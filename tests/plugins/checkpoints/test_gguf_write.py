@@ -9,6 +9,7 @@ import pytest
 from gguf import GGUFWriter
 
 from ostro.plugins.checkpoints.gguf.copy import metadata
+from ostro.plugins.checkpoints.gguf.filetypes import file_type
 from ostro.plugins.checkpoints.gguf.reader import open_gguf
 
 
@@ -40,3 +41,17 @@ def test_a_split_models_metadata_is_its_first_files(named: str, tmp_path: Path) 
     keys = metadata(open_gguf(tmp_path / named))
     assert [key for key in keys if b"said" in key and key.endswith(b"text")]
     assert not any(b"split." in key for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("most", "name", "number"),
+    [
+        ("Q5_0", "Q4_K_M", 15),  # as llama-quantize numbers Gemma 3 270M
+        ("Q4_K", "Q4_K_M", 15),
+        ("Q4_1", "q4k", 3),
+        ("Q4_K", "q4k", 14),
+        ("BF16", "BF16", 32),
+    ],
+)
+def test_a_mixture_has_its_number_whatever_its_formats(most: str, name: str, number: int) -> None:
+    assert file_type(most, name) == number
