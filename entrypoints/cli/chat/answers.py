@@ -121,7 +121,9 @@ def generate(
                 answer.first = answer.first or answer.seconds
                 answer.tokens += piece.token is not None
                 answer.finish = piece.finish
-                control = "" if splitter.state == "answer" else controls.get(piece.token or 0, "")
+                control = ""
+                if piece.token is not None and splitter.state != "answer":
+                    control = controls.get(piece.token, "")
                 for part in splitter.add(piece.text + control):
                     yield record(answer, part)
                 if guard is not None and piece.token is not None and guard.add(piece.token):

@@ -79,7 +79,7 @@ class ReasoningSplitter:
         """The parts that a piece of text completes; text that may be a marker is delayed."""
         self.held += text
         parts: list[Part] = []
-        before = None
+        before: tuple[str, str] | None = None
         while before != (self.state, self.held):
             before = self.state, self.held
             if self.state == "start":
