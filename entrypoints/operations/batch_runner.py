@@ -151,7 +151,8 @@ class BatchRunner:
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=self.lease / 3)
-                if not work.done() and not await self.claim(owner, id):
+                held = work.done() or await self.claim(owner, id)
+                if not held and not work.done():  # the end of a batch deletes its job
                     log.warning("batch %s is continued by another server", id)
                     return
             await work

@@ -434,6 +434,18 @@ def test_a_duplicate_whose_error_is_stored_does_not_stop_the_first_line(
     asyncio.run(main())
 
 
+def test_the_end_of_a_batch_is_not_a_lost_lease(
+    plugins: PluginManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(server: Server) -> None:
+        server.runner.lease = 0.001
+        for batch in [await server.create(jsonl(line(0))) for _ in range(20)]:
+            assert (await server.end_of(batch)).status == "completed"
+
+    run(work, plugins, seconds=0.01)
+    assert "another server" not in caplog.text
+
+
 def test_two_servers_that_run_one_batch_at_once_count_each_line_once(
     plugins: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
