@@ -87,7 +87,7 @@ class CallerMetrics(Collector):
         self.quotas = quotas
 
     def collect(self) -> Iterable[Metric]:
-        families = (
+        families: tuple[CounterMetricFamily | GaugeMetricFamily, ...] = (
             CounterMetricFamily("ostro_key_requests", "Accepted HTTP requests.", labels=("key",)),
             CounterMetricFamily(
                 "ostro_key_refused", "Requests refused by a limit of the key.", labels=("key",)
