@@ -38,7 +38,7 @@ from ostro.entrypoints.http import (
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import caller_of
-from ostro.entrypoints.http.errors import HANDLERS
+from ostro.entrypoints.http.errors import HANDLERS, ErrorForm
 from ostro.entrypoints.http.measurement import MeasureMiddleware, RequestMetrics
 from ostro.entrypoints.http.metrics import CallerMetrics, EngineMetrics
 from ostro.entrypoints.http.middleware import (
@@ -141,7 +141,12 @@ def open_paths(routes: Sequence[Route]) -> set[str]:
 
 
 class RecordedRoute(HttpRoute):
-    """A route that is recorded in the scope, as FastAPI's own routes are."""
+    """A route that is recorded in the scope, as FastAPI's own routes are.
+
+    `errors` is the field of its record.
+    """
+
+    errors: ErrorForm | None = None
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -157,7 +162,10 @@ def starlette_route(route: Route) -> BaseRoute:
     assert callable(route.endpoint)
     if method == "WEBSOCKET":
         return WebSocketRoute(path, guarded(route, route.endpoint), name=route.name)
-    return RecordedRoute(path, guarded(route, route.endpoint), methods=[method], name=route.name)
+    endpoint = guarded(route, route.endpoint)
+    found = RecordedRoute(path, endpoint, methods=[method], name=route.name)
+    found.errors = route.errors
+    return found
 
 
 def guarded(route: Route, endpoint: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:

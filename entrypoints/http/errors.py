@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any
 
@@ -11,6 +11,8 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from ostro.core.errors import EngineDied, OstroError
 
@@ -29,6 +31,8 @@ CLOSE = {"connection": "close"}
 """Headers of a response to a request whose body is not read to its end."""
 RETRY_SECONDS = "1"
 DIED = "the engine process has ended; see the server's log"
+ErrorForm = Callable[[int, str, str | None, str | None], Any]
+"""Converts (status, message, code, param) to the JSON of an error."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+\b", re.IGNORECASE)
 """A heap address, as the default repr of an object has it."""
 
@@ -75,17 +79,43 @@ def respond(status: int, content: Any, headers: Mapping[str, str] | None = None)
     return Response(msgspec.json.encode(content), status, extra, "application/json")
 
 
-def respond_to(error: OstroError) -> Response:
-    """The response to an OstroError. `retry_after` of the error, in seconds, becomes a header."""
+def respond_to(error: OstroError, scope: Scope | None = None) -> Response:
+    """The response to an OstroError, in the form of the API family of a request's scope.
+
+    `retry_after` of the error, in seconds, becomes a header.
+    """
     seconds = getattr(error, "retry_after", None)
     headers = {} if seconds is None else {"retry-after": str(max(1, ceil(seconds)))}
-    return respond(error.status, error_content_of(error), headers)
+    return respond_error(error.status, error_content_of(error), scope, headers)
+
+
+def respond_error(
+    status: int,
+    content: ErrorBody,
+    scope: Scope | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """An error response, in the form of the API family of a request's scope."""
+    convert = None if scope is None else error_form(scope)
+    if convert is None:
+        return respond(status, content, headers)
+    detail = content.error
+    return respond(status, convert(status, detail.message, detail.code, detail.param), headers)
+
+
+def error_form(scope: Scope) -> ErrorForm | None:
+    """The form of the errors of a request's route, None for OpenAI's. See `Route.errors`."""
+    route = scope.get("route")
+    if route is None and "app" in scope:  # an error before routing
+        routes = scope["app"].routes
+        route = next((each for each in routes if each.matches(scope)[0] is not Match.NONE), None)
+    return getattr(route, "errors", None)
 
 
 async def on_ostro(request: Request, error: Exception) -> Response:
     """Respond to an OstroError."""
     assert isinstance(error, OstroError)
-    return respond_to(error)
+    return respond_to(error, request.scope)
 
 
 async def on_http(request: Request, error: Exception) -> Response:
@@ -97,14 +127,14 @@ async def on_http(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         message = f"{request.url.path:.200} does not accept {request.method}"
     content = error_content(error.status_code, message, CODES.get(error.status_code))
-    return respond(error.status_code, content, error.headers)
+    return respond_error(error.status_code, content, request.scope, error.headers)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """Respond to an unexpected exception; its traceback goes to the log only."""
     id = request.scope.get("state", {}).get("request_id", "")
     message = f"internal error; see the server's log for request {id}"
-    return respond(500, error_content(500, message, "internal"))
+    return respond_error(500, error_content(500, message, "internal"), request.scope)
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:

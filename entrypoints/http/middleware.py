@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostro.entrypoints.http.errors import error_content, respond, respond_to
+from ostro.entrypoints.http.errors import error_content, respond_error, respond_to
 from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.keys import Key, KeyRing
@@ -143,7 +143,7 @@ class AccessMiddleware:
             with claim(caller, quota):
                 await self.app(scope, receive, send)
         except RateLimited as error:
-            await close(respond_to(error), scope, receive, send)
+            await close(respond_to(error, scope), scope, receive, send)
 
     def accepts_host(self, host: str) -> bool:
         """Whether a Host header is absent, an IP address, or an accepted name."""
@@ -161,7 +161,7 @@ async def refuse(
     status: int, message: str, code: str, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Answer a request or a WebSocket handshake with an error."""
-    response = respond(status, error_content(status, message, code))
+    response = respond_error(status, error_content(status, message, code), scope)
     await close(response, scope, receive, send)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -31,14 +31,25 @@ def event(content: Any) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
+def error_event(error: OstroError) -> bytes:
+    """OpenAI's event of an error, and the end of the stream."""
+    return event(error_content_of(error)) + DONE
+
+
 class EventStream(Response):
     """Sends events as they are generated, and closes the generator when the client disconnects.
 
     An error before the first event sets the status of the response; a later one becomes an event.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        self.events = events
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_error: Callable[[OstroError], bytes] = error_event,
+        headers: Sequence[tuple[bytes, bytes]] = HEADERS,
+    ) -> None:
+        """on_error: the event of an error, OpenAI's by default. headers: those of the response."""
+        self.events, self.on_error, self.head = events, on_error, list(headers)
         self.background = None
         self.started = False
         self.last = 0.0
@@ -63,14 +74,14 @@ class EventStream(Response):
                 await self._write(send, data)
         except OstroError as error:
             if not self.started:
-                return await respond_to(error)(scope, receive, send)
-            await self._write(send, event(error_content_of(error)) + DONE)
+                return await respond_to(error, scope)(scope, receive, send)
+            await self._write(send, self.on_error(error))
         await send({"type": "http.response.body", "body": b""})
 
     async def _write(self, send: Send, data: bytes) -> None:
         if not self.started:
             self.started = True
-            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": list(self.head)})
         self.last = monotonic()
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
