@@ -190,7 +190,9 @@ def test_request_ids(server: Any) -> None:
     assert answer.json()["id"] == "cmpl-trace-2"
 
 
-@pytest.mark.parametrize("path", ["/", "/nowhere", "/v1", "/v1/chat/completions/", "/docs", "/%00"])
+@pytest.mark.parametrize(
+    "path", ["/", "/nowhere", "/v1", "/v1/chat/completions/", "/documents", "/%00"]
+)
 def test_unknown_routes(server: Any, path: str) -> None:
     response = server.http.get(path)
     assert response.status_code == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ostro.core.errors import ConfigError, EngineDied, RequestError
@@ -17,21 +18,21 @@ from ostro.entrypoints.http.errors import error_content, error_content_of
     ],
 )
 def test_heap_addresses_are_removed(message: str, shown: str) -> None:
-    assert error_content(400, message, None)["error"]["message"].endswith(shown)
-    assert error_content_of(RequestError(message))["error"]["message"].endswith(shown)
+    assert error_content(400, message, None).error.message.endswith(shown)
+    assert error_content_of(RequestError(message)).error.message.endswith(shown)
 
 
 def test_the_cause_of_an_engine_death_is_hidden() -> None:
-    error = error_content_of(EngineDied("killed by SIGKILL"))["error"]
+    error = msgspec.to_builtins(error_content_of(EngineDied("killed by SIGKILL")))["error"]
     assert "SIGKILL" not in error["message"] and error["type"] == "server_error"
 
 
 def test_types_follow_the_status() -> None:
-    assert error_content(401, "m", "c")["error"]["type"] == "authentication_error"
-    assert error_content(404, "m", "c", "p")["error"] == {
+    assert error_content(401, "m", "c").error.type == "authentication_error"
+    assert msgspec.to_builtins(error_content(404, "m", "c", "p").error) == {
         "message": "m",
         "type": "invalid_request_error",
         "param": "p",
         "code": "c",
     }
-    assert error_content_of(ConfigError("m", param="p"))["error"]["param"] == "p"
+    assert error_content_of(ConfigError("m", param="p")).error.param == "p"
