@@ -337,9 +337,13 @@ def completion_logprobs(
         return None
     return CompletionLogprobs(
         tokens=[token_text(token) for token in found.tokens],
-        token_logprobs=[entry and finite(entry.logprob) for entry in found.logprobs],
+        token_logprobs=[
+            None if entry is None else finite(entry.logprob) for entry in found.logprobs
+        ],
         top_logprobs=[
-            entry and {token_text(token): finite(logprob) for token, logprob in alternatives(entry)}
+            None
+            if entry is None
+            else {token_text(token): finite(logprob) for token, logprob in alternatives(entry)}
             for entry in found.logprobs
         ],
         text_offset=found.offsets,

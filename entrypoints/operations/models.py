@@ -54,7 +54,8 @@ def find_model(service: Service, id: str, caller: Caller = ANYONE) -> ModelEntry
 def model_entry(service: Service, name: str) -> ModelEntry:
     info = service.engine.info
     facts = None if info is None else info.models.get(name, info.first)
-    return ModelEntry(id=name, created=service.started, context=facts and facts.context)
+    context = None if facts is None else facts.context
+    return ModelEntry(id=name, created=service.started, context=context)
 
 
 def adapter_entry(service: Service, model: str, name: str, id: str) -> ModelEntry:
