@@ -132,7 +132,7 @@ class Terminal:
 
 def record(recording: Recording) -> str:
     """The screen after the last step, with escape sequences."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         terminal = Terminal(Path(folder), recording)
         try:
             for line, pattern in recording.steps:
