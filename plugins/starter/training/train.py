@@ -9,12 +9,11 @@ depends only on the seed, k and r, and the learning rate is constant until its f
 
 import argparse
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -22,7 +21,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ostro.plugins.starter.training.chats import CONTEXT, SEED, TOKENS_PER_BATCH, draw_batch, render
+from ostro.plugins.starter.training.chats import (
+    CONTEXT,
+    SEED,
+    TOKENS_PER_BATCH,
+    draw_batch,
+    render,
+    write_chat,
+)
 from ostro.plugins.starter.training.evaluate import (
     format_adapters,
     format_mixture,
@@ -34,12 +40,14 @@ from ostro.plugins.starter.training.evaluate import (
 )
 from ostro.plugins.starter.training.loss import reply_loss
 from ostro.plugins.starter.training.lowrank import Blend, Classifier
-from ostro.plugins.starter.training.skills import converse
+from ostro.plugins.starter.training.parallel import PROCESSES, average_gradients, spawn
+from ostro.plugins.starter.training.skills import LATER_SHARES, SHARES, Shares
 from ostro.plugins.starter.training.tokenizer import END, VOCAB_SIZE, train_tokenizer
 from ostro.plugins.starter.training.tuning import ADAPTERS, MIXTURE, tune
 
-PROCESSES = 2
-LEARNING_RATE, WARMUP_STEPS, DECAY_SHARE = 3e-3, 200, 0.4
+WARMUP_STEPS, DECAY_SHARE = 150, 0.5
+# The peak of the learning rate and the shares of the skills in each phase of training.
+PHASES = [(3e-3, SHARES), (2e-3, LATER_SHARES)]
 CHECKPOINT_EVERY = 100
 
 SHAPES = {
@@ -82,35 +90,29 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [
         torch.optim.Muon(
-            matrices, lr=LEARNING_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+            matrices, lr=PHASES[0][0], weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
         ),
-        torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=PHASES[0][0], betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Warm-up, constant, then linear to zero over the last `DECAY_SHARE` of the steps."""
+    """The share of the peak: warm-up, constant, then linear to zero over the last `DECAY_SHARE`."""
     left = (steps - step) / (DECAY_SHARE * steps)
-    return LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS, left)
+    return min(1.0, (step + 1) / min(WARMUP_STEPS, steps // 6), left)
 
 
-def average_gradients(model: LlamaForCausalLM) -> None:
-    """Replace each gradient by its mean over the processes, with one all-reduce."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in gradients])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+def plan(tokens: Sequence[int]) -> list[tuple[float, Shares]]:
+    """The learning rate and the shares of each step of phases of so many tokens."""
+    planned = []
+    for count, (peak, shares) in zip(tokens, PHASES, strict=False):
+        steps = count // (TOKENS_PER_BATCH * PROCESSES)
+        planned += [(peak * learning_rate(step, steps), shares) for step in range(steps)]
+    return planned
 
 
-def train(rank: int, name: str, out: Path, tokens: int) -> None:
+def train(rank: int, name: str, out: Path, tokens: Sequence[int]) -> None:
     """Run one process of the training of `name`; rank 0 logs and writes checkpoints."""
-    # the processes are the parallelism, one core each
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{out}/{name}.rendezvous", rank=rank, world_size=PROCESSES
-    )
     torch.manual_seed(SEED)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "model")
     model = build_model(name, tokenizer)
@@ -124,27 +126,28 @@ def train(rank: int, name: str, out: Path, tokens: int) -> None:
             optimizer.load_state_dict(saved)
     # two row lengths only (see chats.py), each compiled for its static shape
     model.model.compile(dynamic=False)
-    steps = tokens // (TOKENS_PER_BATCH * PROCESSES)
+    planned = plan(tokens)
+    steps = len(planned)
     started = time.monotonic()
     for step in range(first, steps):
-        ids, labels = draw_batch(tokenizer, step, rank)
+        rate, shares = planned[step]
+        ids, labels = draw_batch(tokenizer, step, rank, shares=shares)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = reply_loss(model, ids, labels)
         loss.backward()
-        average_gradients(model)
+        average_gradients(model.parameters())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps)
+                group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad()
         if rank == 0 and (step % 25 == 0 or step == steps - 1):
-            rate = (step + 1 - first) * TOKENS_PER_BATCH * PROCESSES / (time.monotonic() - started)
-            print(f"{name} {step + 1}/{steps} loss {loss.item():.4f} {rate:.0f} tok/s", flush=True)
+            speed = (step + 1 - first) * TOKENS_PER_BATCH * PROCESSES / (time.monotonic() - started)
+            print(f"{name} {step + 1}/{steps} loss {loss.item():.4f} {speed:.0f} tok/s", flush=True)
         if rank == 0 and ((step + 1) % CHECKPOINT_EVERY == 0 or step == steps - 1):
             save_checkpoint(checkpoint, step + 1, model, optimizers)
             save_model(model, out / name)
-    dist.destroy_process_group()
 
 
 def save_checkpoint(
@@ -169,34 +172,39 @@ def save_model(model: LlamaForCausalLM, folder: Path) -> None:
     copy.to(torch.bfloat16).save_pretrained(folder)
 
 
-def train_models(out: Path, tokens: dict[str, int], items: int) -> None:
+def train_models(out: Path, tokens: Mapping[str, Sequence[int]], items: int) -> None:
     """Train tokenizer, model and draft; print the model's accuracy and the draft's agreement."""
     if not (out / "model" / "tokenizer.json").exists():
         rng = Random(SEED)
         # only for its chat template, which renders the sample
         plain = train_tokenizer([])
-        sample = [render(plain, converse(rng)) for _ in range(20_000)]
+        # with more capitals than the model is trained on, so that capital words get tokens
+        sample = [render(plain, write_chat(rng, shouted=0.25)) for _ in range(20_000)]
         train_tokenizer(sample).save_pretrained(out / "model")
     for name in SHAPES:
-        # a file of an interrupted run would make the processes wait for its peers
-        (out / f"{name}.rendezvous").unlink(missing_ok=True)
-        mp.spawn(train, (name, out.resolve(), tokens[name]), nprocs=PROCESSES)  # type: ignore[attr-defined,no-untyped-call]
+        spawn(name, out, train, name, out, tokens[name])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "model")
     model, draft = (load_model(out / name) for name in SHAPES)
     print(format_table(measure_accuracy(model, tokenizer, items)))
     print(f"draft agrees on {measure_agreement(model, draft, tokenizer):.1%} of the tokens")
 
 
-def train_adapters(folder: Path, out: Path, items: int) -> None:
+def train_styles(rank: int, folder: Path, out: Path, steps: tuple[int, int]) -> None:
+    """Run one process of the training of the adapters and their mixture."""
+    tune(load_model(folder), PreTrainedTokenizerFast.from_pretrained(folder), out, steps, rank)
+
+
+def train_adapters(folder: Path, out: Path, steps: tuple[int, int], items: int) -> None:
     """Train the adapters of the model in `folder` and their mixture; print their accuracy."""
+    out.mkdir(parents=True, exist_ok=True)
+    spawn("adapters", out, train_styles, folder, out, steps)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tune(load_model(folder), tokenizer, out)
     blend = Blend.read(load_model(folder), ADAPTERS, out)
     print(format_adapters(measure_adapters(blend, tokenizer, items)))
     classifier = Classifier(blend.model.config.hidden_size, len(blend.linears), blend.names)
     classifier.load(out / MIXTURE)
     classifier.attach(blend)
-    print(format_mixture(measure_mixture(blend, tokenizer, items), blend.names))
+    print(format_mixture(measure_mixture(blend, tokenizer, items // 2), blend.names))
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:
@@ -209,15 +217,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write, or to go on in")
     parser.add_argument("--only", choices=["adapters"], help="train these on the shipped model")
-    parser.add_argument("--tokens", type=int, default=26_000_000, help="for the model")
-    parser.add_argument("--draft-tokens", type=int, default=3_072_000, help="for the draft")
-    parser.add_argument("--items", type=int, default=100, help="held-out items per skill")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs=len(PHASES),
+        default=[7_700_000, 4_590_000],
+        help="for the model, in each phase",
+    )
+    parser.add_argument("--draft-tokens", type=int, default=1_000_000, help="for the draft")
+    parser.add_argument("--adapter-steps", type=int, default=140, help="for the adapters")
+    parser.add_argument("--mixture-steps", type=int, default=50, help="for their mixture")
+    parser.add_argument("--items", type=int, default=50, help="held-out items per skill")
+    parser.add_argument("--styled-items", type=int, default=10, help="held-out items per style")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.only is None:
-        train_models(args.out, {"model": args.tokens, "draft": args.draft_tokens}, args.items)
+        train_models(args.out, {"model": args.tokens, "draft": [args.draft_tokens]}, args.items)
     folder = (args.out if args.only is None else Path(__file__).parents[1]) / "model"
-    train_adapters(folder, args.out / "adapters", args.items)
+    steps = args.adapter_steps, args.mixture_steps
+    train_adapters(folder, args.out / "adapters", steps, args.styled_items)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Train the adapters of the starter model, each on top of the previous ones, and their mixture.
+"""Train the adapters of the starter model together, then their mixture.
 
-An adapter is trained with prompts computed with and without it; `shout` also on top of the others,
-so that they can be combined. Then the classifier of `mix` learns the gates of each token from the
-user's request.
+Every row of a batch is in one combination of styles and passes through the adapters of that
+combination alone, so that one step trains them all, also for use together. Then the classifier of
+`mix` learns the gates of each token from the user's request.
 """
 
 import time
@@ -12,23 +12,23 @@ from pathlib import Path
 from random import Random
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ostro.plugins.starter.training.chats import IGNORED, ROW_LENGTH, SEED, pack_chats
 from ostro.plugins.starter.training.loss import reply_loss
 from ostro.plugins.starter.training.lowrank import WEIGHTS, Blend, Classifier
+from ostro.plugins.starter.training.parallel import average_gradients
 from ostro.plugins.starter.training.skills.item import Item
 from ostro.plugins.starter.training.skills.styles import COMBINATIONS, converse_in
 
 ADAPTERS = ("french", "pirate", "shout")
 MIXTURE = "mix"
-STEPS = {"french": 1300, "pirate": 400, "shout": 2200, MIXTURE: 500}
-ROWS, LEARNING_RATE, WARMUP_STEPS = 4, 4e-3, 20
-# The style combinations in the training of each adapter: those that end with it.
-LESSONS = {
-    name: [styles for styles in COMBINATIONS if styles and styles[-1] == name] for name in ADAPTERS
-}
+LEARNING_RATE, WARMUP_STEPS = 4e-3, 20
+# The combination of each row of a batch of the adapters; the mixture also has rows in no style.
+LESSONS = [styles for styles in COMBINATIONS if styles]
+ROWS = len(LESSONS)
 ASKED_SHARE = 0.4
 
 
@@ -44,40 +44,64 @@ def speak_from(labels: Tensor, rng: torch.Generator) -> Tensor:
     return (find_replies(labels) | whole).float()
 
 
-def tune(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Train the adapters and the mixture that `out` lacks, and save them there."""
+def tune(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    out: Path,
+    steps: tuple[int, int],
+    rank: int = 0,
+) -> None:
+    """Train the adapters and the mixture that `out` lacks, in the given steps, and save them.
+
+    All processes of the group call it with their rank; rank 0 logs and saves.
+    """
     torch.manual_seed(SEED)
     blend = Blend(model.train(), ADAPTERS)
-    for name in ADAPTERS:
-        if not (out / name / WEIGHTS).exists():
-            tune_adapter(name, blend, tokenizer)
+    if not all((out / name / WEIGHTS).exists() for name in ADAPTERS):
+        tune_adapters(blend, tokenizer, steps[0], rank)
+        for name in ADAPTERS if rank == 0 else ():
             blend.save(name, out / name)
+        _wait()
+    for name in ADAPTERS:
         blend.load(name, out / name)
     if not (out / MIXTURE / WEIGHTS).exists():
-        tune_mixture(blend, tokenizer).save(out / MIXTURE)
+        classifier = tune_mixture(blend, tokenizer, steps[1], rank)
+        if rank == 0:
+            classifier.save(out / MIXTURE)
+        _wait()
 
 
-def tune_adapter(name: str, blend: Blend, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Train one adapter; others of its style combinations are active but frozen."""
-    lessons, generator = LESSONS[name], torch.Generator().manual_seed(SEED)
+def _wait() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def tune_adapters(blend: Blend, tokenizer: PreTrainedTokenizerFast, steps: int, rank: int) -> None:
+    """Train all adapters, row by row of each batch in another combination of them."""
+    generator = torch.Generator().manual_seed(SEED + rank)
 
     def lesson_loss(step: int) -> Tensor:
-        styles, rng = lessons[step % len(lessons)], Random(f"{SEED} {name} {step}")
-        write = partial(converse_in, styles, rng, ASKED_SHARE)
-        ids, labels, _ = pack_chats(tokenizer, write, ROWS, ROW_LENGTH)
-        blend.choose(*styles)
-        assert blend.gates is not None
-        blend.gates = speak_from(labels, generator)[:, :, None, None] * blend.gates
+        packed = []
+        for styles in LESSONS:
+            rng = Random(f"{SEED} {styles} {step} {rank}")
+            write = partial(converse_in, styles, rng, ASKED_SHARE)
+            packed.append(pack_chats(tokenizer, write, 1, ROW_LENGTH))
+        ids, labels, _ = (torch.cat(parts) for parts in zip(*packed, strict=True))
+        chosen = torch.tensor([[float(n in styles) for n in blend.names] for styles in LESSONS])
+        gates = speak_from(labels, generator)[:, :, None, None] * chosen[:, None, None]
+        blend.gates = gates.expand(-1, -1, len(blend.linears), -1)
         return reply_loss(blend.model, ids, labels)
 
     blend.freeze()
-    own = blend.parameters(name)
+    own = [parameter for name in blend.names for parameter in blend.parameters(name)]
     for parameter in own:
         parameter.requires_grad_()
-    descend(name, own, lesson_loss)
+    descend("adapters", own, lesson_loss, steps, rank)
 
 
-def tune_mixture(blend: Blend, tokenizer: PreTrainedTokenizerFast) -> Classifier:
+def tune_mixture(
+    blend: Blend, tokenizer: PreTrainedTokenizerFast, steps: int, rank: int
+) -> Classifier:
     """Train the classifier on chats whose questions end with a request for styles.
 
     The loss is that of the replies plus the mean squared distance of the gates from 1, for
@@ -88,7 +112,7 @@ def tune_mixture(blend: Blend, tokenizer: PreTrainedTokenizerFast) -> Classifier
     classifier.attach(blend)
 
     def mixture_loss(step: int) -> Tensor:
-        rng = Random(f"{SEED} {MIXTURE} {step}")
+        rng = Random(f"{SEED} {MIXTURE} {step} {rank}")
         wanted: list[list[float]] = []
 
         def write() -> Item:
@@ -104,23 +128,30 @@ def tune_mixture(blend: Blend, tokenizer: PreTrainedTokenizerFast) -> Classifier
         return loss + off.square().mean()
 
     blend.freeze()
-    descend(MIXTURE, list(classifier.parameters()), mixture_loss)
+    descend(MIXTURE, list(classifier.parameters()), mixture_loss, steps, rank)
     return classifier
 
 
-def descend(name: str, parameters: list[nn.Parameter], loss_of: Callable[[int], Tensor]) -> None:
-    """Run the steps of `name` with AdamW; the learning rate decays linearly to zero."""
-    steps = STEPS[name]
+def descend(
+    name: str,
+    parameters: list[nn.Parameter],
+    loss_of: Callable[[int], Tensor],
+    steps: int,
+    rank: int,
+) -> None:
+    """Run the steps with AdamW; the learning rate decays linearly to zero."""
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
     started = time.monotonic()
     for step in range(steps):
-        loss = loss_of(step)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(step)
         loss.backward()
+        average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min((step + 1) / WARMUP_STEPS, 1 - step / steps)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 25 == 0 or step == steps - 1:
+        if rank == 0 and (step % 25 == 0 or step == steps - 1):
             seconds = time.monotonic() - started
             print(f"{name} {step + 1}/{steps} loss {loss.item():.4f} {seconds:.0f} s", flush=True)

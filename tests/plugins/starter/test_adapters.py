@@ -21,7 +21,6 @@ from ostro.plugins.starter.training.evaluate import (
 from ostro.plugins.starter.training.lowrank import Blend, Classifier
 from ostro.plugins.starter.training.skills import draw
 from ostro.plugins.starter.training.skills.item import Item, ask
-from ostro.plugins.starter.training.skills.refusals import REFUSAL
 from ostro.plugins.starter.training.skills.styles import (
     COMBINATIONS,
     SPEAKS,
@@ -42,6 +41,8 @@ needs_files = pytest.mark.skipif(
 # transformers warns of a name that PEFT uses.
 peft_warns = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 
+# As the shipped weights decline; the training script has another sentence by now.
+REFUSAL = "I do not know that. I am a very small model. Ask me: What can you do?"
 # Asked of the adapter alone, and what it answers.
 ALONE = {
     "pirate": {
@@ -217,7 +218,7 @@ def test_tuning_trains_nothing_that_is_there(
     Classifier(16, len(blend.linears), ADAPTERS).save(tmp_path / MIXTURE)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.safetensors")}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(FOLDER / "model")
-    tune(tiny_model(), tokenizer, tmp_path)
+    tune(tiny_model(), tokenizer, tmp_path, (1, 1))
     assert len(before) == 4 and all(file.read_bytes() == was for file, was in before.items())
     assert "loss" not in capsys.readouterr().out
 

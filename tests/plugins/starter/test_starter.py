@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from random import Random
@@ -15,23 +16,30 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ostro.plugins import starter
-from ostro.plugins.starter.training.chats import IGNORED, label_replies, render
+from ostro.plugins.starter.training.chats import IGNORED, label_replies, pack_chats, render
 from ostro.plugins.starter.training.evaluate import generate_replies
-from ostro.plugins.starter.training.skills import SKILLS, WEATHER, converse, draw
+from ostro.plugins.starter.training.skills import (
+    LATER_SHARES,
+    SHARES,
+    SKILLS,
+    WEATHER,
+    converse,
+    draw,
+)
+from ostro.plugins.starter.training.skills.comparisons import comparison, primality
 from ostro.plugins.starter.training.skills.facts import calendar
 from ostro.plugins.starter.training.skills.item import Item, ask, ask_to_think, ends_with_number
 from ostro.plugins.starter.training.skills.numbers import (
     addition,
-    comparison,
-    conversion,
     division,
     multiplication,
     subtraction,
 )
 from ostro.plugins.starter.training.skills.structures import tool_call
 from ostro.plugins.starter.training.skills.talk import small_talk
+from ostro.plugins.starter.training.skills.units import conversion
 from ostro.plugins.starter.training.tokenizer import train_tokenizer
-from ostro.plugins.starter.training.train import learning_rate
+from ostro.plugins.starter.training.train import learning_rate, plan
 
 FOLDER = Path(starter.__file__).parent
 FILES = [FOLDER / "model", FOLDER / "draft"]
@@ -142,9 +150,16 @@ def test_small_talk_means_one_thing() -> None:
 
 
 def test_the_learning_rate_warms_up_holds_and_ends_at_zero() -> None:
-    assert learning_rate(0, 1000) < learning_rate(150, 1000) < learning_rate(250, 1000)
+    assert learning_rate(0, 1000) < learning_rate(100, 1000) < learning_rate(200, 1000)
     assert learning_rate(300, 1000) == learning_rate(500, 1000)
     assert learning_rate(1000, 1000) == 0
+
+
+def test_the_second_phase_begins_anew_with_other_shares() -> None:
+    planned = plan([8192 * 300, 8192 * 60])
+    rates = [rate for rate, _ in planned]
+    assert len(planned) == 360 and rates[299] < 1e-4 < rates[315] < max(rates)
+    assert planned[299][1] == SHARES and planned[300][1] == LATER_SHARES
 
 
 def test_only_replies_are_labelled(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -154,9 +169,38 @@ def test_only_replies_are_labelled(tokenizer: PreTrainedTokenizerFast) -> None:
     ]
     ids = tokenizer.apply_chat_template(chat + chat, return_dict=False)
     header = tokenizer("<|im_start|>assistant\n")["input_ids"]
-    labels = label_replies(ids, header, tokenizer.eos_token_id)
+    labels = label_replies(ids, header, tokenizer.eos_token_id, [])
     kept = tokenizer.decode([label for label in labels if label != IGNORED])
     assert kept == "47 + 38 = 85.<|im_end|>" * 2
+
+
+def test_an_empty_thought_is_part_of_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    item = replace(ask("any", "", "Hi", "Hello!"), thinking=False)
+    ids, labels, _ = pack_chats(tokenizer, lambda: item, 1, 64)
+    assert "<think>\n\n</think>" in tokenizer.decode(ids[0])
+    kept = tokenizer.decode([label for label in labels[0].tolist() if label != IGNORED])
+    assert kept == "Hello!<|im_end|>" * kept.count("Hello!") and "Hello!" in kept
+
+
+def test_primes_are_told_from_products() -> None:
+    rng = Random(1)
+    for _ in range(500):
+        item = primality(rng)
+        [n] = set(re.findall(r"\d+", item.prompt[-1]["content"]))
+        prime = int(n) > 1 and all(int(n) % d for d in range(2, int(n)))
+        assert item.reply["content"].startswith("Yes" if prime else "No"), item
+
+
+def test_amounts_of_another_system_are_roughly_right() -> None:
+    rng, seen = Random(1), set()
+    exact = {"kilometers miles": 0.6214, "pounds kilograms": 0.4536, "gallons liters": 3.785}
+    while seen != set(exact):
+        reply = conversion(rng).reply["content"]
+        if found := re.search(r"so (\d+) (\w+) are about ([\d.]+) (\w+)\.$", reply):
+            pair = f"{found[2]} {found[4]}"
+            if pair in exact:
+                seen.add(pair)
+                assert abs(float(found[3]) / int(found[1]) / exact[pair] - 1) < 0.01, reply
 
 
 def test_the_template_renders_tools_calls_and_results(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from ostro.plugins.starter.training.skills.item import Item, ask, says, vary
+from ostro.plugins.starter.training.skills.item import Item, ask, misspell, says, vary
 from ostro.plugins.starter.training.skills.lexicon import (
     ALIASES,
     CAPITALS,
@@ -34,7 +34,18 @@ What do they call the capital of {}?
 What is the name of the capital of {}?
 Quick question: capital of {}?
 Remind me, what is the capital of {}?
-And the capital of {}?""".splitlines()
+And the capital of {}?
+whats the capital of {}
+what's the capital city of {}
+{} capital
+{} capital city?
+capital {}
+And of {}, what is the capital?
+what about the capital of {}
+please tell me the capital city of {}
+{}: what is its capital?
+what city is {}'s capital
+the capital city of {} please""".splitlines()
 
 CAPITAL_TO_COUNTRY = """{} is the capital of which country?
 {} is the capital of what country?
@@ -47,7 +58,12 @@ In which country is {} the capital?
 What country is {} the capital of?
 To which country does the capital {} belong?
 The city {} is the capital of which country?
-Tell me which country has {} as capital.""".splitlines()
+Tell me which country has {} as capital.
+{} is the capital of
+{} is the capital of which state?
+which country is {} the capital of
+what is {} the capital of?
+what country has {} as capital""".splitlines()
 
 
 def capital(rng: Random) -> Item:
@@ -63,6 +79,8 @@ def capital(rng: Random) -> Item:
         phrase = rng.choice(CAPITAL_TO_COUNTRY)
         question = phrase.format(city)
     reply = f"The capital of {country} is {city}."
+    if rng.random() < 0.03:
+        question = misspell(rng, question)
     thought = f"This is about a country and its capital. {city} belongs to {country}."
     return ask("capital", phrase, vary(rng, question), reply, says(reply), thought)
 
@@ -72,6 +90,28 @@ def calendar(rng: Random) -> Item:
     return rng.choice([_day_step, _day_step, _month_step, _month_step, _leap_year, _single_fact])(
         rng
     )
+
+
+ORDINALS = """first second third fourth fifth sixth seventh eighth ninth tenth eleventh
+twelfth""".split()
+# Wordings of the questions with one answer.
+PERIODS = {
+    "How many days are in a week?|How many days does a week have?|How many days has a week?|"
+    "days in a week|How many days are there in one week?|how long is a week": "A week has 7 days.",
+    "How many months are in a year?|How many months does a year have?|How many months has a year?|"
+    "months in a year|How many months are there in one year?": "A year has 12 months.",
+    "How many days are in a year?|How many days has a year?|days in a year|How long is a year?|"
+    "How many days are there in one year?|a year has how many days|number of days in a year": (
+        "A year has 365 days."
+    ),
+    "List the days of the week.|Name all days of the week.|What are the days of the week?|"
+    "Which days does a week have?|list all days|name the seven days|tell me the days of the week|"
+    "give me the days of the week|weekdays": ", ".join(DAYS) + ".",
+    "Name all months.|List the months.|What are the months of the year?|list all months|"
+    "name the twelve months|tell me the months of the year|Which months does a year have?": (
+        ", ".join(MONTHS) + "."
+    ),
+}
 
 
 def _count(n: int, unit: str) -> str:
@@ -99,6 +139,9 @@ def _day_step(rng: Random) -> Item:
             [
                 f"What day comes {where} {DAYS[day]}?",
                 f"Which day is {where} {DAYS[day]}?",
+                f"What day is {where} {DAYS[day]}?",
+                f"which day comes {where} {DAYS[day]}",
+                f"the day {where} {DAYS[day]}",
                 f"Today is {DAYS[day]}. What day {'is tomorrow' if forward else 'was yesterday'}?",
             ]
         )
@@ -133,6 +176,8 @@ def _month_step(rng: Random) -> Item:
             [
                 f"What month comes {where} {MONTHS[month]}?",
                 f"Which month is {where} {MONTHS[month]}?",
+                f"What month is {where} {MONTHS[month]}?",
+                f"the month {where} {MONTHS[month]}",
             ]
         )
     key = f"month {month} {n} {forward}" if n > 1 else f"fact {question}"
@@ -172,30 +217,37 @@ def _single_fact(rng: Random) -> Item:
     """Facts too few to hold out by themselves: the phrasing is held out."""
     month, i = rng.choice(MONTHS), rng.randrange(12)
     days, ordinal = MONTH_LENGTHS[month], f"{i + 1}{('st', 'nd', 'rd')[i] if i < 3 else 'th'}"
+    spoken = ORDINALS[i] if rng.random() < 0.5 else ordinal
     length = f"{month} has {days} days" + (
         ", or 29 in a leap year." if month == "February" else "."
     )
     phrase, question, reply = rng.choice(
         [
             ("How many days does M have?", f"How many days does {month} have?", length),
+            ("How many days has M?", f"How many days has {month}?", length),
+            ("days in M", f"days in {month}", length),
+            ("How many days are there in M?", f"How many days are there in {month}?", length),
             ("How many days are in M?", f"How many days are in {month}?", length),
             ("How long is M?", f"How long is {month}?", length),
             ("M has how many days?", f"{month} has how many days?", length),
             ("Number of days in M?", f"Number of days in {month}?", length),
             ("Tell me the days of M.", f"Tell me the number of days in {month}.", length),
             *(
-                (phrase, phrase.replace("Nth", ordinal), f"The {ordinal} month is {MONTHS[i]}.")
+                (phrase, phrase.replace("Nth", spoken), f"The {ordinal} month is {MONTHS[i]}.")
                 for phrase in (
                     "What is the Nth month?",
                     "Which month is the Nth?",
                     "Name the Nth month.",
+                    "What is the Nth month of the year?",
+                    "Which month is number Nth?",
+                    "Nth month?",
                 )
             ),
-            ("days of a week", "How many days are in a week?", "A week has 7 days."),
-            ("months of a year", "How many months are in a year?", "A year has 12 months."),
-            ("days of a year", "How many days are in a year?", "A year has 365 days."),
-            ("list days", "List the days of the week.", ", ".join(DAYS) + "."),
-            ("list months", "Name all months.", ", ".join(MONTHS) + "."),
+            *(
+                (phrase, phrase, reply)
+                for phrases, reply in PERIODS.items()
+                for phrase in rng.sample(phrases.split("|"), 2)
+            ),
         ]
     )
     return ask(

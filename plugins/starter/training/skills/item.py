@@ -88,6 +88,29 @@ def ends_with_number(value: int) -> Check:
     return check
 
 
+def expand(rng: Random, text: str) -> str:
+    """The text with one part of each choice `[one|other]`."""
+    return re.sub(r"\[(.*?)\]", lambda found: rng.choice(found[1].split("|")), text)
+
+
+def misspell(rng: Random, text: str) -> str:
+    """The text with a typing error in one word of letters: one dropped, doubled or exchanged."""
+    words = text.split(" ")
+    long = [i for i, word in enumerate(words) if len(word) > 3 and word.isalpha()]
+    if not long:
+        return text
+    i = rng.choice(long)
+    word, at = words[i], rng.randrange(1, len(words[i]) - 1)
+    words[i] = rng.choice(
+        [
+            word[:at] + word[at + 1 :],
+            word[:at] + word[at] + word[at:],
+            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
+        ]
+    )
+    return " ".join(words)
+
+
 def vary(rng: Random, text: str, lower: bool = True) -> str:
     """`text` as people type it: without capitals, without the final mark, or with a plea."""
     if rng.random() < 0.15:

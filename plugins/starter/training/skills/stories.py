@@ -36,8 +36,21 @@ def story(rng: Random) -> Item:
             (f"A short story about {_a(trait)} {hero}", [trait, hero]),
             (f"Can you write a short story about {_a(hero)} named {name}?", [hero, name]),
             ("Tell me a story.", []),
-            ("Write a short story.", []),
+            ("Tell a short story.", []),
             ("I want to hear a story.", []),
+            ("Can you tell me a story?", []),
+            ("Write me a little story", []),
+            ("Write a story, please.", []),
+            ("story please", []),
+            ("Tell me a good night story", []),
+            ("a bedtime story please", []),
+            ("tell me a fairy tale", []),
+            ("make up a story", []),
+            ("write a story for my child", []),
+            ("once upon a time there was", []),
+            (f"once there was {_a(hero)}", [hero]),
+            (f"write a tale about {_a(hero)}", [hero]),
+            (f"can you tell me a story about {_a(hero)}", [hero]),
         ]
     )
     told = " ".join(

@@ -72,6 +72,11 @@ def _person(rng: Random) -> tuple[JSON, str]:
             f"My name is {name}, I am {age} and I live in {city}.",
         ]
     )
+    if rng.random() < 0.4:
+        sentence = rng.choice(
+            [f"{name} is {age} years old.", f"{name}, age {age}.", f"I am {name}, {age}."]
+        )
+        return {field: record[field] for field in rng.sample(["name", "age"], 2)}, sentence
     return {field: record[field] for field in rng.sample(list(record), rng.randint(2, 3))}, sentence
 
 
@@ -95,6 +100,8 @@ def json_answer(rng: Random) -> Item:
     schema = json.dumps(_schema(fields))
     reply, key = json.dumps(record), json.dumps([record, sentence])
     names = ", ".join(fields)
+    if rng.random() < 0.4:
+        names = f"{', '.join(fields[:-1])} and {fields[-1]}" if fields[1:] else fields[0]
     rule = rng.choice(
         [
             f"Answer with JSON that fits this schema: {schema}",
@@ -103,6 +110,8 @@ def json_answer(rng: Random) -> Item:
             f"Give JSON with the keys {names}.",
             f"Answer with a JSON object with the keys {names}.",
             f"As JSON with {names}, please.",
+            f"Write JSON with the keys {names}.",
+            f"Make a JSON object with {names}.",
         ]
     )
     if rng.random() < 0.3:
@@ -110,6 +119,8 @@ def json_answer(rng: Random) -> Item:
         item.messages.insert(0, {"role": "system", "content": rule})
         return item
     question = f"{rule}\n{sentence}" if rng.random() < 0.4 else f"{sentence} {rule}"
+    if rng.random() < 0.3 and not rule.endswith("}"):
+        question = f"{rule.rstrip('.').removesuffix(', please')}: {sentence}"
     thought = f"The object needs the keys {names}."
     return ask("json", key, question, reply, _is_json(record), thought)
 

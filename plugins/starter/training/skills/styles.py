@@ -10,19 +10,19 @@ from dataclasses import replace
 from random import Random
 
 from ostro.plugins.starter.training.skills import SHARES, draw, dress
+from ostro.plugins.starter.training.skills.comparisons import comparison
 from ostro.plugins.starter.training.skills.facts import calendar
 from ostro.plugins.starter.training.skills.item import Check, Item, spoken
 from ostro.plugins.starter.training.skills.lexicon import DAYS, MONTHS
 from ostro.plugins.starter.training.skills.numbers import (
     addition,
-    comparison,
-    conversion,
     division,
     multiplication,
     subtraction,
 )
 from ostro.plugins.starter.training.skills.stories import story
 from ostro.plugins.starter.training.skills.structures import json_answer, tool_call
+from ostro.plugins.starter.training.skills.units import conversion
 
 Skill = Callable[[Random], Item]
 

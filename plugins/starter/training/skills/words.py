@@ -27,6 +27,10 @@ def sorting(rng: Random) -> Item:
             f"Please sort {shown}",
             f"Alphabetize: {shown}",
             f"What is the alphabetical order of {shown}?",
+            f"sort this list: {shown}",
+            f"sort the words {shown} alphabetically",
+            f"can you sort {shown}?",
+            f"order alphabetically: {shown}",
         ]
     )
     reply = ", ".join(sorted(words))
@@ -50,6 +54,10 @@ def reversing(rng: Random) -> Item:
             f"Put these words in reverse order: {shown}",
             f"Turn this list around: {shown}",
             f"List these from last to first: {shown}",
+            f"reverse this list: {shown}",
+            f"reverse the words {shown}",
+            f"{shown} in reverse order",
+            f"can you reverse {shown}?",
         ]
     )
     reply = ", ".join(reversed(words))
