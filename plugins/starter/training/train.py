@@ -104,7 +104,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 def plan(tokens: Sequence[int]) -> list[tuple[float, Shares]]:
     """The learning rate and the shares of each step of phases of so many tokens."""
-    planned = []
+    planned: list[tuple[float, Shares]] = []
     for count, (peak, shares) in zip(tokens, PHASES, strict=False):
         steps = count // (TOKENS_PER_BATCH * PROCESSES)
         planned += [(peak * learning_rate(step, steps), shares) for step in range(steps)]
