@@ -30,7 +30,7 @@ def make_private(folder: Path) -> None:
     contents that other users could have written. Raises StoreError if it cannot be created.
     """
     with reporting(folder):
-        if not os.path.lexists(folder):
+        with suppress(FileExistsError):  # another process may create it at the same time
             folder.mkdir(mode=0o700, parents=True)
         found = folder.lstat()
         if stat.S_ISLNK(found.st_mode):

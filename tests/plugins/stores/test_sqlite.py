@@ -71,7 +71,8 @@ def test_a_killed_process_loses_no_finished_write(folder: Path) -> None:
     for _ in range(50):
         last = process.stdout.readline()
     process.kill()
-    rest = process.communicate(timeout=60)[0].split("\n")
+    rest = process.stdout.read().split("\n")  # `communicate` would lose lines that were buffered
+    process.communicate(timeout=60)
     last = next((line for line in reversed(rest[:-1]) if line), last)
     store = SqliteStore(folder)
     count = len(store.list("ann", "note", limit=20_000))
