@@ -221,14 +221,14 @@ def main() -> None:
         "--tokens",
         type=int,
         nargs=len(PHASES),
-        default=[7_700_000, 4_590_000],
+        default=[11_000_000, 6_500_000],
         help="for the model, in each phase",
     )
-    parser.add_argument("--draft-tokens", type=int, default=1_000_000, help="for the draft")
-    parser.add_argument("--adapter-steps", type=int, default=140, help="for the adapters")
-    parser.add_argument("--mixture-steps", type=int, default=50, help="for their mixture")
-    parser.add_argument("--items", type=int, default=50, help="held-out items per skill")
-    parser.add_argument("--styled-items", type=int, default=10, help="held-out items per style")
+    parser.add_argument("--draft-tokens", type=int, default=2_000_000, help="for the draft")
+    parser.add_argument("--adapter-steps", type=int, default=500, help="for the adapters")
+    parser.add_argument("--mixture-steps", type=int, default=100, help="for their mixture")
+    parser.add_argument("--items", type=int, default=100, help="held-out items per skill")
+    parser.add_argument("--styled-items", type=int, default=20, help="held-out items per style")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.only is None:
