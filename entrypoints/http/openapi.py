@@ -80,6 +80,10 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
     types = [*dict.fromkeys(x for route in shown for x in types_of(route)), ErrorBody]
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     by_type = dict(zip(types, schemas, strict=True))
+    for schema in components.values():
+        # Before Python 3.13, docstrings keep the indentation of the source.
+        if text := schema.get("description"):
+            schema["description"] = inspect.cleandoc(text)
     for route in shown:
         complete(route.request, components)
     paths: dict[str, dict[str, Any]] = {}
