@@ -20,7 +20,7 @@ run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter
 	@echo "  $(BIN)/ostro serve                                serve it on http://127.0.0.1:1234/v1"
 	@echo "  make test                                         run the tests"
 
-test: $(VENV)/test  ## run the quick tests (eleven minutes on two cores)
+test: $(VENV)/test  ## run the quick tests (a quarter of an hour on two cores)
 	$(PYTEST) -m "not slow and not peer and not gpu"
 
 test-slow: $(VENV)/test  ## run the slow tests of continuous integration

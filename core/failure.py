@@ -47,7 +47,7 @@ class Failures:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an exception tells that memory ran out."""
+    """Whether an exception means that memory ran out."""
     # torch's allocator for the CPU raises a RuntimeError.
     types = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, types) or "DefaultCPUAllocator" in str(error)

@@ -4,9 +4,9 @@ Measured on two Zen 4 cores, bf16, 24 matmuls of a 1B decoder (0.8 GB), millisec
 beside oneDNN with its own blocked layout and with plain rows:
 
     rows          1      4      8     32     64    512
-    panels       24     27     29     71    124    938
-    blocked      31     31     34     74    130    947
-    F.linear     41     43     48     93    147    952
+    panels       30     29     33     73    135    960
+    blocked      43     34     34     79    138    937
+    F.linear     60     53     54     97    173    972
 """
 
 from __future__ import annotations
