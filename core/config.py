@@ -168,6 +168,13 @@ class TextConfig(ModelConfig):
         """The longest sequence in tokens."""
         return self.max_position_embeddings
 
+    def rope_rule(self, kind: str) -> Mapping[str, Any]:
+        """The rope rule of the layers of a type. Raises ConfigError without one."""
+        rule = self.rope_parameters.get(kind)
+        if not isinstance(rule, Mapping):
+            raise ConfigError(f"rope_parameters: {kind}={rule!r:.80} is not an object")
+        return rule
+
     def window(self, layer: int) -> int:
         """The sliding window of a layer in positions, including the current one; 0 = none."""
         return 0

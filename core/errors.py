@@ -183,6 +183,12 @@ class StoreConflict(StoreError):
     status, code = 409, "conflict"
 
 
+class StepFailed(OstroError):
+    """A step of the engine raised; only the requests of that step fail."""
+
+    status, code = 503, "step_failed"
+
+
 class EngineDied(OstroError):
     """The engine process has terminated; requests in flight fail."""
 

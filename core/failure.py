@@ -1,18 +1,23 @@
-"""Failures: turns an exception of a step into the error that ends its requests."""
+"""Failures: converts an exception of a step to the error that ends its requests."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ostro.core.errors import OstroError, Overloaded
+from ostro.core.errors import OstroError, Overloaded, StepFailed
 from ostro.core.plugins.isolation import reason
 
 log = logging.getLogger(__name__)
+
+
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Texts of the RuntimeErrors that torch's allocator for the CPU, CUDA and cuBLAS raise."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,28 @@ class Failures:
             return Overloaded(
                 f"the step ran out of memory ({text}); start with a smaller --memory or --max-seqs"
             )
-        return OstroError(f"the engine could not compute this request: {text}")
+        return StepFailed(f"the engine could not compute this request: {text}")
+
+
+@contextmanager
+def ordinary_errors() -> Iterator[None]:
+    """Convert an error that is no Exception to a RuntimeError. Also a decorator.
+
+    A plugin may call sys.exit, and a Rust library of a plugin may panic: neither may end the
+    engine.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(reason(error)) from error
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an exception means that memory ran out."""
-    # torch's allocator for the CPU raises a RuntimeError.
     types = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, types) or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, types) or any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 def described(error: OstroError | None) -> dict[str, Any]:

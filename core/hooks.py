@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Quantizer,
         Route,
         Settings,
+        Speculator,
         Store,
         TokenizerFormat,
     )
@@ -100,6 +101,12 @@ def ostro_logits_processors() -> Iterable[LogitsProcessor]:
 @hookspec
 def ostro_parsers() -> Iterable[Parser]:
     """Declare (both): yield parsers that find tool calls and reasoning in generated text."""
+    return ()
+
+
+@hookspec
+def ostro_speculators() -> Iterable[Speculator]:
+    """Declare (both): yield proposers of tokens for speculative decoding."""
     return ()
 
 

@@ -7,11 +7,11 @@ belong to the pipeline. This module does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
@@ -29,7 +29,8 @@ from ostro.core.ipc.messages import ModelInfo, ModelSpec
 from ostro.core.media import Prompt
 from ostro.core.media.parts import Medium
 from ostro.core.media.worker import MediaWorker
-from ostro.core.records import Architecture, Settings
+from ostro.core.output import OutputEvent, OutputParser
+from ostro.core.records import Architecture, Parser, Settings
 from ostro.core.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -68,6 +69,22 @@ class SamplingDefaults:
         return "; ".join(each) or "temperature 1, all tokens"
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSummary:
+    """What the headers of a model's files state.
+
+    format        the container: "safetensors", "gguf", ...
+    nbytes        the bytes of all tensors
+    quantization  that of most weights, at load or in the files: "Q4_K", "gptq", "BF16"
+    parameters    their number; None if it does not follow from the shapes of packed tensors
+    """
+
+    format: str
+    nbytes: int
+    quantization: str
+    parameters: int | None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedModel:
     """A model on this machine, for pipelines and entry points.
@@ -75,6 +92,9 @@ class ServedModel:
     name            the model name in requests
     raw_config      the parsed config.json; for a GGUF file, its header
     sampling        the values of sampling parameters that requests do not state
+    checkpoint      what the headers of its files state
+    parsers         the parsers of generated text, by name
+    processors      the names of the logits processors
     context, vocab  in tokens; the engine determines them, so they are 0 until `ready`
     """
 
@@ -86,6 +106,9 @@ class ServedModel:
     tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
     sampling: SamplingDefaults = SamplingDefaults()
+    checkpoint: CheckpointSummary | None = None
+    parsers: Mapping[str, Parser] = field(default_factory=dict)
+    processors: frozenset[str] = frozenset()
     context: int = 0
     vocab: int = 0
 
@@ -149,27 +172,36 @@ class AdapterChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ModelTarget(msgspec.Struct, kw_only=True):
     """The target of a request: a model, and adapters, each as a name or an `AdapterChoice`.
 
-    `model` may also be the name of an adapter, or "model:adapter". Fields in `ignored` are accepted
-    without effect. Fields in `unsupported`, with a description each, are rejected. Fields in
-    `extensions` extend the API that the request is named after.
+    `model` may also be the name of an adapter, or "model:adapter". Fields in `accepted` have no
+    effect; fields in `echoed` only appear in the response. Both map names to the reason. Names in
+    `unsupported`, with a description each, are rejected. Fields in `extensions` extend the API that
+    the request is named after.
     """
 
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        ("metadata", "safety_identifier", "service_tier", "store", "user")
-    )
+    accepted: ClassVar[Mapping[str, str]] = {"user": "no abuse detection that needs it"}
+    echoed: ClassVar[Mapping[str, str]] = {}
     unsupported: ClassVar[Mapping[str, str]] = {}
     extensions: ClassVar[frozenset[str]] = frozenset(("adapter", "adapters"))
 
     model: str | None = None
     adapters: list[str | AdapterChoice] | None = None
     adapter: str | AdapterChoice | None = None
+    user: str | None = None
 
 
-class StreamOptions(msgspec.Struct, kw_only=True):
-    """Additional contents of a stream."""
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Additional contents of a stream. Obfuscation, random padding of events, is not supported."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+"""Up to 16 values of up to 512 characters, by names of up to 64, as in OpenAI's API."""
 
 
 class TextRequest(ModelTarget, kw_only=True):
@@ -178,49 +210,78 @@ class TextRequest(ModelTarget, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_logprobs: int | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: str | None = None
 
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def parse(body: Mapping[str, Any], kind: type[R]) -> R:
+def parse(body: Mapping[str, Any], kind: type[R], *, strict: bool = True) -> R:
     """Convert parsed JSON to a request. A field that is null counts as absent.
 
-    `kind` may have `ignored` and `unsupported`, like `ModelTarget`. Raises RequestError for an
-    unknown or mistyped field, so that a misspelled field is not ignored silently, and Unsupported
-    for a field in `unsupported`.
+    Unless `strict`, a text is accepted for a number or a boolean, as in a form. Raises
+    RequestError for an unknown or mistyped field, and Unsupported as `check_fields`.
     """
-    known = kind.__struct_fields__
-    ignored: frozenset[str] = getattr(kind, "ignored", frozenset())
-    unsupported: Mapping[str, str] = getattr(kind, "unsupported", {})
-    for name, value in body.items():
-        if name in known or name in ignored or value is None:
-            continue
-        if name in unsupported:
-            raise Unsupported(f"{name}: {unsupported[name]} is not supported", param=name)
-        near = nearest(name, known, n=1)
-        raise RequestError(f"unknown field {name[:80]!r}{near}", param=name[:80])
+    given = {name: value for name, value in body.items() if value is not None}
+    check_fields(given, kind)
     try:
-        given = {name: body[name] for name in known if body.get(name) is not None}
-        return msgspec.convert(given, kind)
+        return msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        field = where.strip("`").lstrip(".")
-        if not field and (missing := what.partition("required field `")[2]):
-            field = missing.strip("`")
-        raise RequestError(f"{field}: {what}" if field else what, param=field or None) from None
+        raise mistyped(error) from None
+
+
+def check_fields(names: Iterable[str], kind: type[msgspec.Struct]) -> None:
+    """Raise RequestError for names of unknown fields, so that misspelled ones are not ignored.
+
+    `kind` may have `unsupported`, like `ModelTarget`: a description, and a hint after "; ". Raises
+    Unsupported for these fields.
+    """
+    known = kind.__struct_encode_fields__
+    unsupported: Mapping[str, str] = getattr(kind, "unsupported", {})
+    for name in names:
+        if name in unsupported:
+            what, semicolon, hint = unsupported[name].partition(";")
+            message = f"{name}: {what} is not supported{semicolon}{hint}"
+            raise Unsupported(message, param=name)
+        if name not in known:
+            near = nearest(name, known, n=1)
+            raise RequestError(f"unknown field {name[:80]!r}{near}", param=name[:80])
+
+
+def mistyped(error: msgspec.ValidationError, parent: str = "") -> RequestError:
+    """The error for a field that is missing or has a wrong type; it names the field.
+
+    parent: the name of the field that was converted, if not a whole body.
+    """
+    what, _, where = str(error).partition(" - at `")
+    field = (parent + where.removeprefix("key` in `").strip("`$")).lstrip(".")
+    if missing := what.partition("missing required field `")[2]:
+        field = f"{field}.{missing.strip('`')}".lstrip(".")
+    return RequestError(f"{field}: {what}" if field else what, param=field or None)
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """Token counts of a request; `cached` prompt tokens came from the prefix cache."""
+    """Token counts of a request.
+
+    `cached` prompt tokens came from the prefix cache; `image` prompt tokens are those of images and
+    videos, `audio` those of sound; `reasoning` tokens are part of the completion.
+    """
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    image: int = 0
+    audio: int = 0
+    reasoning: int = 0
 
 
 class TextDelta(msgspec.Struct, kw_only=True):
     """The next piece of text of one choice.
+
+    If it has more than text, `events` are its text, reasoning and tool calls in order, and `text`
+    is only the text.
 
     If logprobs were requested, `tokens` are the tokens whose text starts in this piece, `logprobs`
     their log probabilities (None for the first token of a prompt), and `offsets` the positions of
@@ -229,6 +290,7 @@ class TextDelta(msgspec.Struct, kw_only=True):
 
     index: int = 0
     text: str = ""
+    events: list[OutputEvent] = []
     tokens: list[int] = []
     logprobs: list[TokenLogprobs | None] | None = None
     offsets: list[int] = []
@@ -269,6 +331,10 @@ class Answer(Protocol):
     async def aclose(self) -> None: ...
 
 
+ReadFile = Callable[[str, int], Awaitable[tuple[str, bytes]]]
+"""Returns the name and the content of an uploaded file by its id; the limit is in bytes."""
+
+
 class TextPipeline(Protocol):
     """The pipeline of the task "text".
 
@@ -279,6 +345,7 @@ class TextPipeline(Protocol):
 
     chat_request: ClassVar[type[TextRequest]]
     completion_request: ClassVar[type[TextRequest]]
+    model: ServedModel
     name: str
     context: int
 
@@ -288,7 +355,27 @@ class TextPipeline(Protocol):
         self, request: Any, *, adapters: Sequence[AdapterRef] = (), template: str | None = None
     ) -> Answer: ...
 
-    async def complete(self, request: Any, *, adapters: Sequence[AdapterRef] = ()) -> Answer: ...
+    async def complete(
+        self,
+        request: Any,
+        *,
+        adapters: Sequence[AdapterRef] = (),
+        default_max_tokens: int | None = None,
+    ) -> Answer: ...
+
+    async def attach_files(self, request: Any, read: ReadFile) -> Any:
+        """A `chat_request` with the contents of its files in their places."""
+        ...
+
+    async def tokenize(
+        self, request: Any, *, template: str | None = None, limit: int | None = None
+    ) -> list[int]:
+        """Token ids of the prompt of a `chat_request`, its media included; at most `limit`."""
+        ...
+
+    async def render(self, request: Any, *, template: str | None = None) -> str:
+        """The prompt of a `chat_request` as text, with a placeholder for each medium."""
+        ...
 
     def encode_chat(
         self,
@@ -310,10 +397,28 @@ class TextPipeline(Protocol):
         """Sampling from fields of `Sampling`; other fields have the model's defaults."""
         ...
 
+    def new_parser(
+        self,
+        prompt: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+    ) -> Callable[[], OutputParser] | None:
+        """The function that makes the parsers of a chat's choices; None if nothing is parsed."""
+        ...
+
     def prepare(
-        self, prompt: Prompt, sampling: Sampling, *, adapters: Sequence[AdapterRef] = ()
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        adapters: Sequence[AdapterRef] = (),
+        parser: Callable[[], OutputParser] | None = None,
     ) -> Continuation:
-        """The continuation of one prompt; `max_tokens` is limited by the context length."""
+        """The continuation of one prompt; `max_tokens` is limited by the context length.
+
+        `parser` makes the parsers of its outputs; without it they are text.
+        """
         ...
 
     def token_text(self, token: int) -> str:

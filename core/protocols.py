@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 
     from ostro.core.adapters.weights import AdapterSource, AdapterWeights
     from ostro.core.config import ModelConfig
-    from ostro.core.engine.processors import Processor
+    from ostro.core.engine.processors import MaskProcessor, Processor
     from ostro.core.ipc.client import AsyncEngine
     from ostro.core.load.container import Container
     from ostro.core.load.names import Names
     from ostro.core.load.planning import Planned, PlanRequest
     from ostro.core.load.saving import Saving
     from ostro.core.nn.storage import Storage, Stored
+    from ostro.core.output import OutputParser, Tool, ToolChoice
     from ostro.core.pipeline import ServedModel
     from ostro.core.records import TokenizerSource
     from ostro.core.store import DocumentStore
     from ostro.core.tokenizer import Tokenizer
+    from ostro.core.tokenizer.vocabulary import Vocabulary
 
 
 class ConfigClass(Protocol):
@@ -142,10 +144,32 @@ class PipelineClass(Protocol):
 class LogitsProcessorClass(Protocol):
     """`LogitsProcessor.processor`: a class of processors, one for each engine."""
 
-    def __call__(self, rows: int, vocab: int, device: torch.device, /) -> Processor: ...
+    def __call__(
+        self, rows: int, vocabulary: Vocabulary, device: torch.device, /
+    ) -> Processor | MaskProcessor: ...
 
     def check(self, value: Any, vocab: int, /) -> None:
         """Raise RequestError if a request may not have this value for the parameter."""
+
+
+class OutputParserClass(Protocol):
+    """`Parser.parser`: a class of parsers, one for each choice. See `OutputParser`."""
+
+    reasoning: tuple[str, str] | None
+
+    def __call__(
+        self, prompt_end: str, tools: Sequence[Tool], controls: Collection[str] = (), /
+    ) -> OutputParser: ...
+
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        controls: Mapping[str, int] | None = None,
+        /,
+    ) -> str:
+        """The grammar of an output, in llguidance's Lark."""
 
 
 class StoreOpener(Protocol):

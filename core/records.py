@@ -279,19 +279,32 @@ class Adapter(Record):
 class LogitsProcessor(Record):
     """A step between logits and sampling, applied to the whole batch, lowest `order` first.
 
-    `name` is the request parameter that enables it. `processor` is a class with
+    `name` is its key in the request field `logits_processors`. `processor` is a class with
     `update(added, removed, moved)` and `apply(logits, rows, last_ids)`. With `host_ids` it gets the
-    sampled ids on the host, so that its rows are scheduled every other step only.
+    sampled ids as a list. With `mask` it has `fill(requests, masks)` in place of `apply`: it
+    excludes tokens by bits, on the host, while the device computes the logits.
     """
 
     processor: Import
     order: int = 0
     host_ids: bool = False
+    mask: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculator(Record):
+    """A source of proposed tokens for `--speculate NAME`; `proposer` is a class with `propose`."""
+
+    proposer: Import
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parser(Record):
-    """Parses tool calls or reasoning in generated text, for templates that `matches` accepts."""
+    """Parses reasoning and tool calls in the output of a chat.
+
+    `matches(source)` gets the source of the chat template that renders the request; it must be
+    fast. `parser` is a class of `OutputParser`.
+    """
 
     matches: Callable[[str], bool]
     parser: Import
@@ -324,8 +337,16 @@ class Route(Record):
     scope     the permission that it requires
     request   the msgspec type of the request's JSON, for the OpenAPI document
     response  the msgspec type of the response's JSON, or the media types of another response
-    events    the msgspec type of the events of a streamed response
-    errors    converts (status, message, code, param) to the JSON of an error; None: OpenAI's form
+    events    the msgspec type of the events of a streamed response; `media_type` of this type is
+              that of the stream, server-sent events by default
+    errors    converts (status, message, code, param) to the JSON of an error, whose type is its
+              annotation; None: OpenAI's form
+    example   an example of the request, for the OpenAPI document
+    statuses  statuses of errors that differ from OpenAI's, by OpenAI's status: {503: 529}
+    error_statuses  OpenAI's statuses of its errors, for the OpenAPI document, besides those that
+              all routes have (401, 403, 429, 500) and those of bodies (408, 413, 415)
+    header    a header, in lower case: the route answers requests that carry it only, and takes
+              precedence over routes of the same path
     """
 
     endpoint: Endpoint
@@ -334,6 +355,10 @@ class Route(Record):
     response: object | None = None
     events: object | None = None
     errors: Callable[[int, str, str | None, str | None], Any] | None = None
+    example: Mapping[str, Any] | None = None
+    statuses: Mapping[int, int] = field(default_factory=dict)
+    error_statuses: tuple[int, ...] = (400, 404, 503)
+    header: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,6 +408,8 @@ class Settings:
     task: str | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     generation_config: Literal["auto", "none"] = "auto"
     dtype: str = "auto"
     device: str = "auto"
@@ -409,6 +436,7 @@ class Settings:
     max_adapter_rank: int = 256
     deterministic: bool = False
     exact: bool = False
+    speculate: str | None = None
     replay: bool = False
     allow_config: Sequence[str] = ()
     dummy_weights: str | None = None
@@ -426,6 +454,7 @@ KINDS: Mapping[str, type[Record]] = {
     "adapters": Adapter,
     "logits_processors": LogitsProcessor,
     "parsers": Parser,
+    "speculators": Speculator,
     "stores": Store,
     "aliases": Alias,
     "routes": Route,

@@ -14,10 +14,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning would slow down 
 import pytest
 import torch
 
-from ostro.plugins.conformance.kernels import interpret  # reads the environment
+from ostro.plugins.conformance.kernels import DEVICE, interpret  # reads the environment
 
 interpret()
 THREADS = torch.get_num_threads()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options of the suite."""
+    parser.addoption(
+        "--soak-minutes", type=float, default=60.0, help="duration of the soak in tests/load"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +38,13 @@ def pytest_collection_finish() -> None:
     """Exclude modules and tests from garbage collections, which take half a second with them."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On a GPU, skip the tests of native kernels among those that make tensors on `DEVICE`."""
+    if DEVICE.type == "cpu":
+        return
+    skip = pytest.mark.skip(reason="a native kernel takes tensors of the CPU, not of the GPU")
+    for item in items:
+        if hasattr(getattr(item, "module", None), "DEVICE") and "native" in item.name:
+            item.add_marker(skip)

@@ -88,6 +88,10 @@ class Config(RoutedConfig, llama.Config):
                 f"qk_head_dim={self.qk_head_dim} is not qk_nope_head_dim={self.qk_nope_head_dim} + "
                 f"qk_rope_head_dim={self.qk_rope_head_dim}"
             )
+        rule = self.rope_parameters
+        for name, value in (("factor", rule.get("factor", 1)), ("mscale_all_dim", self.mscale)):
+            if not isinstance(value, int | float) or not 0 <= value <= 1e12:
+                raise ConfigError(f"rope_parameters: {name}={value!r:.80} is not within 0..1e12")
         self.check_router()
 
     def check_router(self) -> None:
@@ -102,9 +106,13 @@ class Config(RoutedConfig, llama.Config):
     def scale(self) -> float:
         """The scale of the scores, with YaRN's factor mscale_all_dim."""
         rule, scale = self.rope_parameters, (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
-        if rule.get("rope_type", "default") != "default" and rule.get("mscale_all_dim"):
-            scale *= (0.1 * rule["mscale_all_dim"] * math.log(max(rule["factor"], 1)) + 1) ** 2
+        if rule.get("rope_type", "default") != "default":
+            scale *= (0.1 * self.mscale * math.log(max(rule.get("factor", 1), 1)) + 1) ** 2
         return scale
+
+    @property
+    def mscale(self) -> Any:
+        return self.rope_parameters.get("mscale_all_dim") or 0
 
 
 def rule(config: RoutedConfig) -> RoutingRule:

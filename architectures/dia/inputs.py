@@ -20,6 +20,8 @@ USUAL: Mapping[str, Any] = {"temperature": 1.8, "top_p": 0.9, "top_k": 45, "guid
 
 
 class Inputs(Base):
+    voices = tuple(SPEAKERS)
+
     def speech(self, text: str, voice: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of `Speech` for a text, from `options` or the model's defaults.
 

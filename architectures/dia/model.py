@@ -43,7 +43,8 @@ class Model(nn.JobModel):
     def work(self, request: JobRequest, step: Step) -> Iterator[Slice]:
         """Generate speech in slices; the request's values are the fields of `Speech`.
 
-        The last has "samples" [n] float32 within -1..1 and "rate" [1] int64, samples per second.
+        The last has "samples" [n] float32 within -1..1, "rate" [1] int64, samples per second, and
+        "frames" [1] int64, the number of generated frames.
         The first row of `step` has the adapters of the request.
         """
         speech = Speech(**request.values)
@@ -63,7 +64,9 @@ class Model(nn.JobModel):
             if done < total:
                 yield Slice(done=done, total=total)
         rate = torch.tensor([self.config.codec.sampling_rate])
-        yield Slice(done=total, total=total, arrays={"samples": torch.cat(parts), "rate": rate})
+        arrays = {"samples": torch.cat(parts), "rate": rate}
+        arrays["frames"] = torch.tensor([codes.shape[1]])
+        yield Slice(done=total, total=total, arrays=arrays)
 
     def write(self, speech: Speech, track: Delayed, step: Step) -> Iterator[None]:
         """Fill a track in slices of bounded work: the text, then `STRIDE` frames each."""

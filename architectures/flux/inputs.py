@@ -12,6 +12,8 @@ from ostro.pipelines import Tokenizer, load_tokenizer
 CLIP_LENGTH = 77
 DEV, SCHNELL = 512, 256
 """The lengths of T5 inputs of the two models."""
+VAE_WIDTHS = (128, 256, 512, 512)
+"""The default of `block_out_channels`; all but the last level halve the image."""
 
 
 class Inputs(Base):
@@ -25,6 +27,8 @@ class Inputs(Base):
         self.clip_length = int(encoder.get("max_position_embeddings", CLIP_LENGTH))
         self.guided = bool((raw.get("transformer") or {}).get("guidance_embeds", False))
         self.t5_length = DEV if self.guided else SCHNELL
+        widths = (raw.get("vae") or {}).get("block_out_channels", VAE_WIDTHS)
+        self.cell = 2 ** len(widths)
 
     def texts(self, prompt: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """Ids of CLIP and of T5 for a prompt; `second` replaces the prompt for T5, if given.
@@ -42,6 +46,13 @@ class Inputs(Base):
         clip, t5 = self.texts(prompt, second)
         usual = {"width": 1024, "height": 1024, "steps": 28 if self.guided else 4, "guidance": 3.5}
         return {**usual, **options, "clip_tokens": [clip], "t5_tokens": [t5]}
+
+    def count_tokens(
+        self, prompt: str, second: str | None, width: int, height: int
+    ) -> tuple[int, int]:
+        """T5's tokens of a prompt, without padding, and the patches of an image."""
+        text = len(self.t5.encode(second or prompt))
+        return min(text, self.t5_length), width * height // self.cell**2
 
     def cut(self, prompt: str) -> bool:
         """Whether a prompt is truncated for T5."""

@@ -72,7 +72,7 @@ def launch(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["each"])
 def adaptive_kernel(
     x,
     y,

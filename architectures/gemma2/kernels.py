@@ -38,7 +38,7 @@ def norm_add_norm(
     return y, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def norm_add_norm_kernel(
     x,
     residual,

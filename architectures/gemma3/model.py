@@ -49,8 +49,8 @@ class Decoder(gemma2.Decoder):
 
     def ropes(self, config: Config) -> Sequence[nn.Rope]:
         shape = config.head_dim, config.max_position_embeddings
-        rules = config.rope_parameters
-        local, far = (nn.Rope(rules[f"{kind}_attention"], *shape) for kind in ("sliding", "full"))
+        rules = (config.rope_rule(f"{kind}_attention") for kind in ("sliding", "full"))
+        local, far = (nn.Rope(rule, *shape) for rule in rules)
         return [local if config.window(i) else far for i in range(config.num_hidden_layers)]
 
 

@@ -55,7 +55,7 @@ class Block(llama.Block):
     def ropes(cls, config: Config) -> Sequence[nn.Rope]:
         """The rope of each layer: one for layers with a window, one for the others."""
         shape = config.head_dim, config.max_position_embeddings
-        full, local = (nn.Rope(config.rope_parameters[kind], *shape) for kind in (FULL, SLIDING))
+        full, local = (nn.Rope(config.rope_rule(kind), *shape) for kind in (FULL, SLIDING))
         return [local if config.window(i) else full for i in range(config.num_hidden_layers)]
 
     def attention(self, config: Config, layer: int, rope: nn.Rope, **more: Any) -> nn.Module:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
-from ostro import Medium, Names, Pair, Step, nn
+from ostro import JobRequest, Medium, Names, Pair, Slice, Step, nn
+from ostro.architectures.whisper.alignment import Transcript, attend, attend_across, combine
 from ostro.architectures.whisper.encoder import (
     EPS,
     STRIDE,
@@ -19,11 +21,9 @@ from ostro.architectures.whisper.encoder import (
 )
 from ostro.config import TextConfig
 from ostro.config import check_type as typed
-from ostro.errors import RequestError
+from ostro.errors import ConfigError, RequestError
 
-GENERATION = (
-    "decoder_layerdrop suppress_tokens begin_suppress_tokens forced_decoder_ids median_filter_width"
-).split()
+GENERATION = ("decoder_layerdrop suppress_tokens begin_suppress_tokens forced_decoder_ids").split()
 """Keys on training and generation."""
 
 RENAMED = {
@@ -38,6 +38,8 @@ RENAMED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(EncoderConfig, TextConfig):
+    """`median_filter_width`: encoder rows of the filter that smooths alignments."""
+
     d_model: int
     num_mel_bins: int = 80
     encoder_layers: int
@@ -45,6 +47,7 @@ class Config(EncoderConfig, TextConfig):
     encoder_ffn_dim: int
     max_position_embeddings: int = 448
     tie_word_embeddings: bool = True
+    median_filter_width: int = 7
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
@@ -53,6 +56,12 @@ class Config(EncoderConfig, TextConfig):
         ours = {name: raw[theirs] for name, theirs in RENAMED.items() if theirs in raw}
         kept = {key: value for key, value in raw.items() if key not in ("head_dim", *RENAMED)}
         return super().from_hf({**kept, **ours}, allow=(*allow, *GENERATION, *RENAMED.values()))
+
+    def check(self) -> None:
+        super().check()
+        width = self.median_filter_width
+        if width < 1 or width % 2 == 0:
+            raise ConfigError(f"median_filter_width={width} is not an odd number above 0")
 
 
 class Attention(nn.Attention):
@@ -81,6 +90,17 @@ class DecoderLayer(nn.Module):
         y, x = self.final_layer_norm(self.encoder_attn(y, step), x)
         return x + self.mlp(y, step)
 
+    def align(self, x: Tensor, states: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """The forward pass of one whole sequence without caches.
+
+        x [T, d], encoder states [S, d] -> [T, d], weights of the cross attention [heads, T, S].
+        """
+        y = self.self_attn_layer_norm(x)[0]
+        y, x = self.encoder_attn_layer_norm(attend(self.self_attn, y, step), x)
+        y, weights = attend_across(self.encoder_attn, y, states, step)
+        y, x = self.final_layer_norm(y, x)
+        return x + self.mlp(y, step), weights
+
 
 class Decoder(nn.Module):
     def __init__(self, config: Config) -> None:
@@ -102,13 +122,28 @@ class Decoder(nn.Module):
             x = layer(x, step)
         return self.layer_norm(x)[0]
 
+    def align(
+        self, tokens: Sequence[int], states: Tensor, heads: Sequence[Sequence[int]], step: Step
+    ) -> Tensor:
+        """The cross-attention weights of heads, (layer, head) each: [heads, T, S] float32."""
+        ids = torch.tensor(tokens, device=states.device)
+        places = torch.arange(len(tokens), device=states.device)
+        x = self.embed(replace(step, tokens=ids, positions=places[None]))
+        found = list[Tensor]()
+        for layer in self.layers[: 1 + max(layer for layer, _ in heads)]:
+            x, weights = layer.align(x, states, step)
+            found.append(weights)
+        return torch.stack([found[layer][head] for layer, head in heads])
 
-class Model(nn.TokenModel):
+
+class Model(nn.TokenModel, nn.JobModel):
+    """Generates tokens; a job aligns them with their audio."""
+
     layers = ("model.encoder.layers", "model.decoder.layers")
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.frames = STRIDE * config.max_source_positions
+        self.config, self.frames = config, STRIDE * config.max_source_positions
         self.model = nn.Module()
         self.model.encoder = Encoder(config)
         self.model.decoder = Decoder(config)
@@ -137,6 +172,25 @@ class Model(nn.TokenModel):
 
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
         return self.proj_out(hidden, step)
+
+    def work(self, request: JobRequest, step: Step) -> Iterator[Slice]:
+        """Align a transcript with its audio.
+
+        The request's values are the fields of `Transcript`, its array "spectrum" is that of
+        `encode`. The result "alignment" [tokens, rows] float32 is high where a token is spoken.
+        """
+        transcript = Transcript(**request.values)
+        transcript.check(self.config)
+        encoder: Any = self.model.encoder
+        decoder: Any = self.model.decoder
+        device, dtype = encoder.conv1.weight.device, decoder.embed_tokens.active_storages[0].dtype
+        spectrum = torch.from_numpy(request.arrays["spectrum"].numpy().copy()).to(device, dtype)
+        [(states,)] = self.encode([Medium("audio", {"spectrum": spectrum})], step)
+        yield Slice(done=1, total=2)
+        weights = decoder.align(transcript.all_tokens, states, transcript.heads, step)
+        weights = weights[:, len(transcript.context) :, : transcript.rows]
+        matrix = combine(weights, self.config.median_filter_width)
+        yield Slice(done=2, total=2, arrays={"alignment": matrix})
 
 
 def names(config: Config) -> Names:

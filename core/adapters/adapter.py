@@ -18,7 +18,8 @@ class LoadedAdapter:
 
     `packed` are its pages by delta, `pages` of them in each. `factors` and `biases` are those of
     modules with DoRA or biases, from which the engine's thread computes `gains`: this needs
-    products with the base's weights. `whole` are weights that replace the base's. An X-LoRA adapter
+    products with the base's weights. `whole` are weights that replace the base's, `unplaced` those
+    that `AdapterLoader.place` has not moved to the device. An X-LoRA adapter
     has `members`, a `mixer`, and `routes`: the layer of the scalings for each part of a delta; each
     part of its members has its own one of `sets` sets of pages. `effect` is how much the adapter
     changes the model's outputs, None if unknown; `encodes` is true if it also changes encoders of
@@ -35,6 +36,7 @@ class LoadedAdapter:
     biases: dict[AdapterDelta, Mapping[str, Tensor]] = field(default_factory=dict)
     gains: dict[AdapterDelta, Tensor] = field(default_factory=dict)
     whole: dict[AdapterDelta, Storage] = field(default_factory=dict)
+    unplaced: dict[AdapterDelta, Tensor] = field(default_factory=dict)
     invocation: tuple[int, ...] = ()
     template: str | None = None
     members: Sequence[LoadedAdapter] = ()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ostro.core.adapters.mixture_table import MixtureTable
+from ostro.core.adapters.mixture_table import MixtureTable, MixtureTables
 from ostro.core.adapters.targets import WeightPart
 from ostro.core.adapters.weights import LowRank
 from ostro.core.cache import zeros
@@ -42,10 +42,10 @@ class AdapterDelta:
     """The delta of one module; implements `nn.Delta`.
 
     a [pages * experts, parts, 16, k], b [pages * experts, 16, n]; an embedding's b has a column for
-    each token. Of adapters with DoRA or biases, `gains` [slots, 5, n] float32 are the magnitude,
-    the two norms of `compute_gains`, the bias of B, and the difference to the base's bias;
-    `base_norms_sq` [n] are the squared norms of the base's rows. `whole` are storages by slot.
-    `applied` is set by every call that has a mixture.
+    each token. Both are empty before `allocate`. Of adapters with DoRA or biases, `gains`
+    [slots, 5, n] float32 are the magnitude, the two norms of `compute_gains`, the bias of B, and
+    the difference to the base's bias; `base_norms_sq` [n] are the squared norms of the base's rows.
+    `whole` are storages by slot. `applied` is set by every call that has a mixture.
     """
 
     def __init__(
@@ -54,19 +54,18 @@ class AdapterDelta:
         index: int,
         pages: int,
         slots: int,
-        table: MixtureTable,
+        mixtures: MixtureTables,
         target: Target,
     ) -> None:
-        """`index` numbers the deltas of a model; `target` has the device and dtype of the module,
-        `table` is the mixture table on that device.
+        """`index` numbers the deltas of a model; `target` has the device and dtype of the module.
+        Uses no device: the reader thread makes deltas.
         """
-        self.module, self.index, self.table, self.slots = module, index, table, slots
+        self.module, self.index, self.pages, self.slots = module, index, pages, slots
+        self.mixtures = mixtures
         self.parts, self.experts, self.n, self.k = shape_of(module)
         self.widths = tuple(self.parts.values())
         self.device, self.dtype = target.device, target.dtype
-        count = pages * self.experts
-        self.a = zeros(count, len(self.parts), PAGE, self.k, dtype=self.dtype, device=self.device)
-        self.b = zeros(count, PAGE, self.n, dtype=self.dtype, device=self.device)
+        self.a, self.b = torch.empty(0), torch.empty(0)
         self.gains: Tensor | None = None
         self.base_norms_sq: Tensor | None = None
         self.whole: dict[int, Storage] = {}
@@ -74,6 +73,21 @@ class AdapterDelta:
         self.applied = False
         self.op = Op(lora.KERNELS)
         self.op.select(target)
+
+    @property
+    def table(self) -> MixtureTable:
+        """The mixture table on the module's device."""
+        return self.mixtures.table(self.device)
+
+    def allocate(self) -> None:
+        """Allocate the pages, if they are not allocated yet."""
+        if not self.a.numel():
+            count, dtype, device = self.pages * self.experts, self.dtype, self.device
+            # One assignment: if memory runs out, the delta still has neither.
+            self.a, self.b = (
+                zeros(count, len(self.parts), PAGE, self.k, dtype=dtype, device=device),
+                zeros(count, PAGE, self.n, dtype=dtype, device=device),
+            )
 
     # nn.Delta: what the module calls
 
@@ -233,8 +247,13 @@ class AdapterDelta:
                 down, up = each.a[start : start + PAGE], each.b[:, start : start + PAGE]
                 a[i, expert, number, : len(down)] = down
                 b[i, expert, : len(down), columns] = (each.scale * up.float()).t()
-        # Pinned: from pageable memory `write` would block the host until the device is idle.
-        return (a.pin_memory(), b.pin_memory()) if self.device.type == "cuda" else (a, b)
+        return a, b
+
+    def pin(self, packed: PackedFactors) -> PackedFactors:
+        """Packed factors in pinned memory if the device is a GPU."""
+        # From pageable memory `write` would block the host until the device is idle.
+        a, b = packed
+        return (a.pin_memory(), b.pin_memory()) if self.device.type == "cuda" else packed
 
     def write(self, pages: Sequence[int], packed: PackedFactors | None) -> None:
         """Copy an adapter's pages to the device, or zero them if it does not change this module."""
@@ -242,7 +261,8 @@ class AdapterDelta:
             # The last adapter with these page numbers may have left its factors.
             for page in self.written.intersection(pages):
                 rows = slice(page * self.experts, (page + 1) * self.experts)
-                self.a[rows], self.b[rows] = 0, 0
+                for tensor in (self.a, self.b):
+                    tensor[rows].zero_()  # an assignment of a number waits for a GPU
             self.written.difference_update(pages)
             return
         # Before the copies: if one of them fails, the pages are zeroed for their next adapter.

@@ -18,6 +18,7 @@ from ostro.core.adapters.mixture_table import SPECIAL, WIDTH
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.adapters.targets import AdapterTargets, TargetResolver, describe_unmatched
 from ostro.core.adapters.weights import AdapterSource, AdapterWeights, LowRank, no_member
+from ostro.core.device import HOST
 from ostro.core.errors import (
     AdapterError,
     AdapterForbidden,
@@ -56,8 +57,28 @@ class AdapterLoader:
     settings: Settings
 
     def read(self, reference: str) -> LoadedAdapter:
-        """Load an adapter by its reference. Raises AdapterError."""
-        return self.load(read_weights(locate(reference, self.settings, self.plugins), self.plugins))
+        """Load an adapter by its reference, in the reader thread. Raises AdapterError."""
+        weights = read_weights(locate(reference, self.settings, self.plugins), self.plugins)
+        adapter = self.load(weights)
+        if self.adapter_pool.target.device == HOST:
+            # Here, and not in the engine's thread, where it would delay steps.
+            self.place(adapter)
+        return adapter
+
+    def place(self, adapter: LoadedAdapter) -> None:
+        """Allocate the memory of an adapter on the devices of its modules, once.
+
+        GPUs are used by the engine's thread alone: a call of another one may spoil a capture.
+        """
+        for delta, tensor in adapter.unplaced.items():
+            if not is_base(delta.module, tensor):
+                adapter.whole[delta] = self.storage(delta.module, tensor)
+        adapter.unplaced = {}
+        for delta in adapter.deltas:
+            delta.allocate()
+        adapter.packed = {delta: delta.pin(packed) for delta, packed in adapter.packed.items()}
+        for member in adapter.members:
+            self.place(member)
 
     def load(self, weights: AdapterWeights, *, is_member: bool = False) -> LoadedAdapter:
         """Check an adapter and pack it in pages. Raises AdapterError.
@@ -85,18 +106,14 @@ class AdapterLoader:
             pages=count * sets,
             sets=sets,
             base=weights.base,
-            # Packed in the reader's thread: only copies are left for that of the engine.
+            # On the host: only copies are left for the engine's thread.
             packed={
                 deltas[module]: deltas[module].pack(factors, count * sets, sets)
                 for module, factors in targets.factors.items()
             },
             factors={deltas[m]: each for m, each in targets.factors.items() if has_gain(each)},
             biases={deltas[module]: biases for module, biases in targets.biases.items()},
-            whole={
-                deltas[module]: self.storage(module, tensor)
-                for module, tensor in targets.whole.items()
-                if not is_base(module, tensor)
-            },
+            unplaced={deltas[module]: tensor for module, tensor in targets.whole.items()},
             invocation=weights.invocation,
             template=weights.template,
             members=members,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 
 import torch
 from torch.nn import Module
@@ -98,6 +99,7 @@ class AdapterPool:
         self.placement = placement
         self.mixtures = MixtureTables(rows + 1, target.device)
         self.deltas: dict[Module, AdapterDelta] = {}
+        self.making = Lock()
         self.free_pages = list(range(pages - 1, -1, -1))
         self.free_slots = list(range(SLOTS - 1, -1, -1))
         self.adapters: OrderedDict[str, PooledAdapter] = OrderedDict()
@@ -107,16 +109,21 @@ class AdapterPool:
         self.swaps = 0
 
     def delta(self, module: Module) -> AdapterDelta:
-        """The delta of a module, made for the first adapter that changes the module."""
-        if module not in self.deltas:
-            assert isinstance(module, Linear | Embedding | ExpertLinear), (
-                f"{module} takes no adapters"
-            )
-            device, dtype = self.placement.device(module), module.active_storages[0].dtype
-            target = replace(self.target, device=device, dtype=dtype)
-            table, number = self.mixtures.table(device), len(self.deltas)
-            self.deltas[module] = AdapterDelta(module, number, self.size, SLOTS, table, target)
-        return self.deltas[module]
+        """The delta of a module, made for the first adapter that changes the module.
+
+        Called in the reader thread and in the engine's, which iterates over `deltas`.
+        """
+        with self.making:
+            if module not in self.deltas:
+                assert isinstance(module, Linear | Embedding | ExpertLinear), (
+                    f"{module} takes no adapters"
+                )
+                device, dtype = self.placement.device(module), module.active_storages[0].dtype
+                target = replace(self.target, device=device, dtype=dtype)
+                number, mixtures = len(self.deltas), self.mixtures
+                made = AdapterDelta(module, number, self.size, SLOTS, mixtures, target)
+                self.deltas = {**self.deltas, module: made}
+            return self.deltas[module]
 
     # Attaching: which modules call their deltas
 
@@ -190,7 +197,9 @@ class AdapterPool:
             if share.adapter.mixer is not None:
                 self.add_scalings()
                 members = lease.rows[0][1].adapters
-                lease.scaling = Scaling(share, members, len(self.deltas), self.target.device)
+                # Not `len(self.deltas)`: another adapter that is being read may have added some.
+                count = len(self.mixtures.main.scales)
+                lease.scaling = Scaling(share, members, count, self.target.device)
         except Exception:
             # The error may have come after a tensor was replaced: captured steps are outdated.
             self.changes += 1
@@ -309,7 +318,7 @@ class AdapterPool:
             return
         for delta in self.deltas.values():
             if delta.gains is not None:
-                delta.gains[slot] = 0
+                delta.gains[slot].zero_()
         for delta in dict.fromkeys([*adapter.factors, *adapter.biases]):
             if delta not in adapter.gains:
                 factors, biases = adapter.factors.get(delta, {}), adapter.biases.get(delta, {})

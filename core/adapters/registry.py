@@ -254,6 +254,8 @@ class Registry:
 
     def add_to_store(self, alias: Alias, adapter: LoadedAdapter) -> None:
         """Store an adapter that was read for an alias. Raises AdapterError for a damaged one."""
+        if adapter.generation not in self.store.adapters:
+            self.loader.place(adapter)
         self.store.add(alias.name, adapter)
         alias.generation = adapter.generation
         if alias.pinned:

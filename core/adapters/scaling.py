@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ostro.core.adapters.adapter import WeightedAdapter
 from ostro.core.adapters.mixture_table import MixtureTables
+from ostro.core.device import send, to_device
 
 if TYPE_CHECKING:
     from ostro.core.adapters.pool import PooledAdapter
@@ -50,9 +51,10 @@ class Scaling:
             for j, part_of_page in enumerate(sets):
                 if part_of_page == part:
                     layers[delta.index, j], factors[delta.index, j] = layer, share.scale
-        self.pages = torch.tensor(pages, dtype=torch.int32, device=device)
-        self.members = torch.tensor(members, device=device)
-        self.layers, self.factors = layers.to(device), factors.to(device)
+        self.pages = to_device(pages, torch.int32, device)
+        self.members = to_device(members, torch.int64, device)
+        self.layers = send(layers, torch.int64, device)
+        self.factors = send(factors, torch.float32, device)
 
     def write(self, mixtures: MixtureTables, rows: range, hidden: Tensor) -> None:
         """Write the scalings of t rows to `rows` of the table; hidden [t, d] are the last hidden
@@ -64,7 +66,7 @@ class Scaling:
         here, count = slice(rows.start, rows.stop), len(self.pages)
         for table in mixtures.tables.values():
             # The rows were used by other adapters in the step before.
-            table.pages[here] = -1
+            table.pages[here].fill_(-1)
             table.pages[here, :count] = self.pages.to(table.device)
             table.scales[: len(self.layers), here, :count] = scales.transpose(0, 1).to(table.device)
 

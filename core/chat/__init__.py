@@ -17,7 +17,7 @@ from ostro.core.errors import RequestError, TemplateError, nearest
 from ostro.core.tokenizer import Tokenizer
 from ostro.core.tokenizer.limit import too_long
 
-__all__ = ["ChatTemplate", "Renderer", "load_template", "prompt_tokens"]
+__all__ = ["ChatTemplate", "Renderer", "load_template", "missing_template", "prompt_tokens"]
 
 SOURCE_LIMIT = 256 << 10
 """Limit on the length of a template, in characters; the longest in use have about 20 000."""
@@ -70,15 +70,16 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        until: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """Render the prompt of a conversation.
+        """Render the prompt of a conversation, if given until the last occurrence of a text.
 
         `kwargs` are options of the template. Raises TemplateError if the template fails or rejects
         the conversation, RequestError for malformed messages and unknown options.
         """
         context = self.context(messages, tools, kwargs)
-        return self.fill(context, add_generation_prompt)
+        return self.fill(context, add_generation_prompt, until)
 
     def context(
         self,
@@ -97,11 +98,22 @@ class ChatTemplate:
         except (RecursionError, TypeError, ValueError) as error:
             raise RequestError(f"the messages cannot be written as JSON: {error}") from error
 
-    def fill(self, context: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
+    def fill(
+        self,
+        context: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+        until: str | None = None,
+    ) -> str:
         """Render with the variables that `context` returned."""
         size = len(msgspec.json.encode(context))
         own = {**self.tokens, "add_generation_prompt": add_generation_prompt}
-        return self._renderer.render(self.source, {**context, **own}, OUTPUT_LIMIT + 4 * size)
+        text = self._renderer.render(self.source, {**context, **own}, OUTPUT_LIMIT + 4 * size)
+        if until is None:
+            return text
+        found, mark, _ = text.rpartition(until)
+        if not mark:
+            raise TemplateError("the chat template leaves out the message to continue")
+        return found
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         ours = RESERVED | self.tokens.keys() | ENVIRONMENT.globals.keys()
@@ -125,7 +137,7 @@ def load_template(
     if isinstance(source, dict):
         source = source.get(name, source.get("default"))
     if not source:
-        raise _no_template(tokenizer)
+        raise missing_template(tokenizer)
     return ChatTemplate(source, tokens=tokenizer.special_tokens)
 
 
@@ -136,7 +148,8 @@ def _read(file: Path) -> str:
         raise TemplateError(f"the chat template {file} cannot be read: {error}") from error
 
 
-def _no_template(tokenizer: Tokenizer) -> TemplateError:
+def missing_template(tokenizer: Tokenizer) -> TemplateError:
+    """The error for a model without a chat template."""
     return TemplateError(
         f"{tokenizer.source}: this base model has no chat template; set --chat-template FILE, or "
         "continue plain text: `ostro run --raw`, a str in Python, /v1/completions over HTTP"
@@ -151,18 +164,20 @@ def prompt_tokens(
     add_generation_prompt: bool = True,
     kwargs: Mapping[str, Any] | None = None,
     limit: int | None = None,
+    until: str | None = None,
 ) -> list[int]:
     """Convert a conversation to token ids. Only the template can produce control tokens.
 
     Control tokens in messages, tools and options are encoded as plain text. Without any, the ids
-    are exactly those of the rendered text. `limit` is the context of the model in tokens. Raises
+    are exactly those of the rendered text, if given until the last occurrence of a text in it.
+    `limit` is the context of the model in tokens. Raises
     what `ChatTemplate.render` and `Tokenizer.encode` raise, and TemplateError without a template.
     """
     if template is None:
-        raise _no_template(tokenizer)
+        raise missing_template(tokenizer)
     context = template.context(messages, tools, kwargs or {})
     escaper = ControlTokenEscaper(tokenizer.controls, template.features.constants, context)
-    text = template.fill(escaper.escape(context), add_generation_prompt)
+    text = template.fill(escaper.escape(context), add_generation_prompt, until)
     shown = escaper.restore(text)
     if shown == text:
         return tokenizer.encode(text, special=False, parse_special=True, limit=limit)

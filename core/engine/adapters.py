@@ -55,7 +55,7 @@ def reserve(adapter_pool: AdapterPool, loaded: LoadedModel, settings: Settings) 
         return
     for module in loaded.model.modules():
         if isinstance(module, Linear) and not isinstance(module, Head):
-            adapter_pool.delta(module)
+            adapter_pool.delta(module).allocate()
 
 
 def build_registry(

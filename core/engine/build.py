@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
+import msgspec
 import torch
 
+from ostro.core.adapters.pool import AdapterPool
 from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.engine.adapters import build_adapter_pool, build_registry, reserve
 from ostro.core.engine.blocks import BlockManager, BlockPool, CacheGroup
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
-from ostro.core.engine.memory import BLOCK, budget, largest_context, plan_blocks
+from ostro.core.engine.memory import BLOCK, budget, largest_context, most_bytes, plan_blocks
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Scheduler
-from ostro.core.errors import CheckpointError, Unsupported, UsageError
+from ostro.core.engine.speculation import ROWS as ROWS_WITH_DRAFTS
+from ostro.core.engine.speculation import Speculation
+from ostro.core.engine.vocabulary import read_vocabulary
+from ostro.core.errors import CheckpointError, Unsupported, UsageError, nearest
 from ostro.core.failure import Failures
 from ostro.core.load.describe import DTYPES
 from ostro.core.load.model import LoadedModel, describe
@@ -49,27 +56,30 @@ def build_engine(
     block: int | None = None,
     blocks: int | None = None,
     prefix_cache: bool = True,
-    share: float = 1.0,
+    adapter_pool: AdapterPool | None = None,
+    sizes: Mapping[torch.device, int] | None = None,
 ) -> Engine:
     """Build the engine of one model.
 
     `rows` per step, tokens per `block` and `blocks` per group have defaults that depend on the
-    device. `share` is the model's share of the memory for caches. Raises UsageError for invalid
-    settings, InsufficientMemory if the cache does not fit.
+    device. `adapter_pool` is that of `reserve_adapters` for the same rows, `sizes` are the bytes
+    for caches by device; by default they are made here. Raises UsageError for invalid settings,
+    InsufficientMemory if the cache does not fit.
     """
     device = loaded.device
     block = block or BLOCK[device.type]
     kinds = cache_kinds(loaded, settings, plugins, block)
+    if settings.kv_dtype in QUANTIZED_KV:
+        explain_quantized_kv(loaded, settings.kv_dtype, [kind for kind, _ in kinds])
     seqs = settings.max_seqs
     if seqs < 1:
         raise UsageError(f"--max-seqs {seqs}: at least one sequence must run")
     rows = rows or ROWS[device.type]
-    adapter_pool = build_adapter_pool(loaded, settings, rows)
     # Before the cache, which takes all the remaining memory.
-    reserve(adapter_pool, loaded, settings)
+    adapter_pool = adapter_pool or reserve_adapters(loaded, settings, rows)
     counts = [blocks] * len(kinds) if blocks else []
     if not blocks:
-        counts = count_blocks([kind for kind, _ in kinds], loaded, settings, rows, block, share)
+        counts = count_blocks([kind for kind, _ in kinds], loaded, settings, rows, block, sizes)
     groups = []
     for (kind, layers), count in zip(kinds, counts, strict=True):
         kind.allocate(count)
@@ -78,7 +88,9 @@ def build_engine(
     eos = frozenset(eos_ids)
     vocab = int(loaded.config.vocab_size)
     processors = plugins.collect("logits_processors").values()
-    sampler = Sampler(seqs, vocab, target, eos, processors)
+    # Read with the first request that has processors: most servers never need it.
+    reader = partial(read_vocabulary, loaded, settings, plugins, eos)
+    sampler = Sampler(seqs, vocab, target, eos, processors, reader)
     loaded.explain += [describe(choice) for choice in sampler.choices]
     asynchronous = device.type == "cuda" or settings.replay
     segments = loaded.placement.segments(settings.replay) if asynchronous else None
@@ -86,6 +98,9 @@ def build_engine(
     graph_rows = min(seqs, MAX_CPU_GRAPH_ROWS) if loaded.placement.transfers is None else 0
     captured = seqs if asynchronous else graph_rows
     block_manager = BlockManager(groups, block)
+    speculation = build_speculation(settings, plugins, block_manager, seqs, vocab)
+    if speculation is not None and captured:
+        captured = max(captured, min(2 * captured, ROWS_WITH_DRAFTS))
     context = block_manager.max_length(loaded.context, rows)
     runner = ModelRunner(
         cast(TokenModel, loaded.model),  # of an encoder the runner calls `hidden` only
@@ -99,7 +114,12 @@ def build_engine(
         adapter_pool=adapter_pool,
     )
     scheduler = Scheduler(
-        block_manager, runner.features, max_rows=rows, max_seqs=seqs, adapter_pool=adapter_pool
+        block_manager,
+        runner.features,
+        max_rows=rows,
+        max_seqs=seqs,
+        adapter_pool=adapter_pool,
+        speculation=speculation,
     )
     return Engine(
         runner,
@@ -116,20 +136,53 @@ def build_engine(
     )
 
 
+def build_speculation(
+    settings: Settings, plugins: PluginManager, blocks: BlockManager, rows: int, vocab: int
+) -> Speculation | None:
+    """The proposer of --speculate; None without it.
+
+    Raises UsageError for an unknown name and for a model with recurrent states.
+    """
+    if settings.speculate is None:
+        return None
+    records = plugins.collect("speculators")
+    if settings.speculate not in records:
+        raise UsageError(
+            f"--speculate {settings.speculate!r:.60}: no such speculator"
+            f"{nearest(settings.speculate, records)}; installed: {', '.join(records)}"
+        )
+    if blocks.aligned:
+        raise UsageError(
+            f"--speculate {settings.speculate}: layers of this model keep recurrent states, which "
+            "cannot return to an earlier token; leave the option out"
+        )
+    return Speculation(resolve(records[settings.speculate].proposer)(rows, vocab), rows)
+
+
+def reserve_adapters(
+    loaded: LoadedModel, settings: Settings, rows: int | None = None
+) -> AdapterPool:
+    """The adapter pool of a model, for steps of `rows`, with the memory that it reserves."""
+    adapter_pool = build_adapter_pool(loaded, settings, rows or ROWS[loaded.device.type])
+    reserve(adapter_pool, loaded, settings)
+    return adapter_pool
+
+
 def count_blocks(
     kinds: Sequence[CacheKind],
     loaded: LoadedModel,
     settings: Settings,
     rows: int,
     block: int,
-    share: float,
+    sizes: Mapping[torch.device, int] | None,
 ) -> list[int]:
-    """Blocks per group, within a share of the memory for caches of the group's device.
+    """Blocks per group, within the bytes for caches of the group's device.
 
     Without --context, shortens the model's context to what fits.
     """
     by_device = {kind.device: [k for k in kinds if k.device == kind.device] for kind in kinds}
-    sizes = {device: int(share * budget(settings, device)) for device in by_device}
+    if sizes is None:
+        sizes = {device: budget(settings, device) for device in by_device}
     # All devices first: the shortest context holds for the layers of every device.
     if settings.context is None:
         for device, here in by_device.items():
@@ -167,23 +220,34 @@ def cache_kinds(
             dtype = loaded.dtype
         instance = kind(spec, len(layers), block=block, dtype=dtype, device=device)
         kinds.append((instance, tuple(layers)))
-    if kv_dtype in QUANTIZED_KV:
-        explain_quantized_kv(loaded, kv_dtype, [kind for kind, _ in kinds])
-    return kinds
-
-
-def explain_quantized_kv(loaded: LoadedModel, kv_dtype: str, kinds: Sequence[CacheKind]) -> None:
-    """Explain which groups are quantized. Raises Unsupported if none is."""
-    quantized = [kind.dtype in QUANTIZED_KV.values() for kind in kinds]
-    if kinds and not any(quantized):
-        names = sorted({kind.spec.kind for kind in kinds})
+    quantized = [kind.dtype in QUANTIZED_KV.values() for kind, _ in kinds]
+    if kv_dtype in QUANTIZED_KV and kinds and not any(quantized):
+        names = sorted({kind.spec.kind for kind, _ in kinds})
         raise Unsupported(
             f"--kv-dtype {kv_dtype} is not supported by {loaded.path.name} "
             f"({loaded.architecture.name}): its cache ({', '.join(names)}) stores floats only; "
             "leave the option out"
         )
-    for kind, is_quantized in zip(kinds, quantized, strict=True):
+    return kinds
+
+
+def cache_needs(
+    loaded: LoadedModel, settings: Settings, plugins: PluginManager
+) -> dict[torch.device, int]:
+    """The most bytes that the caches of a model can use, by device. Raises as `cache_kinds`."""
+    device, needs = loaded.device, Counter[torch.device]()
+    for kind, _ in cache_kinds(loaded, settings, plugins, BLOCK[device.type]):
+        needs[kind.device] += most_bytes(
+            [kind], loaded.context, ROWS[device.type], settings.max_seqs
+        )
+    return needs
+
+
+def explain_quantized_kv(loaded: LoadedModel, kv_dtype: str, kinds: Sequence[CacheKind]) -> None:
+    """Explain which groups are quantized."""
+    for kind in kinds:
         size = kind.bytes(1) // kind.block
+        is_quantized = kind.dtype in QUANTIZED_KV.values()
         how = f"{kv_dtype}, {size} bytes per token" if is_quantized else "floats, not quantized"
         loaded.explain.append(f"{kind.layers} x cache {kind.spec.kind}: {how}")
 
@@ -215,11 +279,11 @@ def make_ready(engine: Engine, loaded: LoadedModel, *, lazily: bool = False) -> 
     check_finite(engine.runner.logits([probe_token(engine)]), loaded)
     with torch.inference_mode():
         engine.runner.capture(lazily=lazily and engine.lag == 0)
-    if engine.runner.segments is not None:
-        loaded.explain += engine.runner.segments.describe()
-    elif engine.runner.sizes and not engine.runner.buckets and not engine.runner.uncaptured:
-        reason = engine.runner.graphs.refused
-        loaded.explain.append(f"decode steps: not captured: {reason}")
+    runner = engine.runner
+    if runner.segments is not None:
+        loaded.explain += runner.segments.describe()
+    if runner.graphs.refused and not runner.buckets and not runner.uncaptured:
+        loaded.explain.append(f"decode steps: not captured: {runner.graphs.refused}")
 
 
 def check_finite(values: torch.Tensor, loaded: LoadedModel) -> None:
@@ -233,15 +297,14 @@ def check_finite(values: torch.Tensor, loaded: LoadedModel) -> None:
 
 
 def make_pooling_ready(engine: PoolingEngine, loaded: LoadedModel, *, warm: bool) -> None:
-    """Compute the vector of a short input; with `warm`, also of a longer one.
+    """Compute the vector of a short input; with `warm`, also of those that compile all kernels.
 
-    The two lengths compile the kernels of both shapes. Raises CheckpointError if a vector contains
-    NaN or Inf.
+    Raises CheckpointError if a vector contains NaN or Inf.
     """
-    for length in (2, 17) if warm else (2,):
-        if length <= engine.context:
-            tokens = [engine.vocab // 2] * length
-            check_finite(engine.read([tokens], None, "vectors"), loaded)
+    most = min(engine.max_rows, engine.context) if warm else 2
+    for length, _ in warm_up_cases(most, loaded.device.type):
+        tokens = [engine.vocab // 2] * length
+        check_finite(engine.read([tokens], None, "vectors"), loaded)
 
 
 @contextmanager
@@ -259,17 +322,35 @@ def ready_engine(
 
 
 def warm_up(engine: Engine) -> None:
-    """Compile all kernels: draw two tokens from a prompt of each shape."""
-    # 2 tokens: one prefill and one decode. 2 and 17: kernels differ for few and for many rows.
-    rules = Sampling(temperature=0, max_tokens=2, ignore_eos=True)
-    for length in (2, 17):
-        if length < engine.context:
-            prompt = [probe_token(engine)] * length
-            engine.submit(
-                TokenRequest(id=f"warm-up {length}", tokens=prompt, sampling=rules, cache=False)
-            )
-            engine.drain()
+    """Compile all kernels: draw two tokens from each case of `warm_up_cases`."""
+    sampler, most = engine.runner.sampler, min(engine.scheduler.max_rows, engine.context - 2)
+    for length, rules in warm_up_cases(most, engine.runner.device.type):
+        prompt = [probe_token(engine)] * length
+        engine.submit(TokenRequest(id="warm-up", tokens=prompt, sampling=rules, cache=False))
+        engine.drain()
+    sampler.counts = sampler.seen = None  # large, and only for requests with penalties
     engine.counters = type(engine.counters)()  # the metrics count requests of users only
+
+
+def warm_up_cases(most: int, device: str) -> list[tuple[int, Sampling]]:
+    """Lengths of prompts up to `most`, and the parameters of their draws.
+
+    Kernels for the CPU have variants for few and for many rows. Those for CUDA have variants for
+    powers of two of the rows, and for rules of sampling; each is compiled when it first runs.
+    """
+    greedy = Sampling(temperature=0, max_tokens=2, ignore_eos=True)
+    if device == "cpu":
+        return [(length, greedy) for length in (2, 17) if length <= most]
+    changes: list[dict[str, Any]] = [
+        {"temperature": 1},
+        {"temperature": 1, "top_p": 0.9},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": {0: 1.0}},
+    ]
+    rules = [msgspec.structs.replace(greedy, **change) for change in changes]
+    powers = [2**i for i in range(1, most.bit_length())]
+    lengths = [length for power in powers for length in (power, power + 1) if length <= most]
+    return [*((length, greedy) for length in lengths), *((2, rule) for rule in rules if lengths)]
 
 
 def probe_token(engine: Engine) -> int:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +38,16 @@ from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings
 
-TOKENS = 1024
+TOKENS = 768
 """The least tokens of texts; importances are measured on all of them."""
 
-TEXTS, LENGTH, BATCHES = 32, 64, 8
+TEXTS, LENGTH, BATCHES = 16, 64, 16
 """Texts generated in one batch, the most tokens of each, and the most batches: some models end most
 texts at once."""
 
-MAX_OPERATIONS = 2**36
-"""The most multiplications of one forward pass: for a divergence, a model of 10^9 weights reads
-some 70 tokens."""
-
-DIVERGENCE_TOKENS = 64, 128
-"""The least and the most tokens on which a divergence is measured. The divergences of weights are
-compared on the same tokens, so that few suffice."""
+DIVERGENCE_TOKENS = 64
+"""The least tokens on which a divergence is measured. The divergences of weights are compared on
+the same tokens, so that few suffice."""
 
 SLICE = 128
 """Positions whose logits are computed at a time."""
@@ -69,11 +65,8 @@ class Calibration:
         self.reader = loaded.reader(plugins)
         self.tensors = loaded.arrange()[0]
         self.texts = generate(loaded, engine)
-        count = sum(prod(slot.shape) for slot in slots(loaded.model))
-        least, most = DIVERGENCE_TOKENS
-        tokens = max(least, min(most, MAX_OPERATIONS // count))
         read = list(accumulate(map(len, self.texts)))
-        self.divergence_texts = self.texts[: bisect_left(read, tokens) + 1]
+        self.divergence_texts = self.texts[: bisect_left(read, DIVERGENCE_TOKENS) + 1]
         self.reference = [(each, each.softmax(-1)) for each in self.logits(self.divergence_texts)]
 
     def read(self, texts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Any]]:

@@ -84,9 +84,7 @@ class DecodeBucket:
         The writes are queued on the device behind the replay that still reads the old inputs.
         """
         n = len(chunks)
-        known = [
-            c.sequence.tokens[c.start] if c.start < len(c.sequence.tokens) else -1 for c in chunks
-        ]
+        known = [(c.known or [-1])[0] for c in chunks]
         # A token drawn by the step in flight is not on the host yet: -1 selects the device's copy.
         rows = self.runner.int64([c.sequence.row for c in chunks])
         host = self.runner.int64(known)

@@ -8,8 +8,10 @@ step n. A sequence that ended in step n has then drawn one token too many, which
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -17,6 +19,7 @@ from msgspec.structs import replace
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING
 from ostro.core.adapters.registry import Registry
+from ostro.core.device import DeviceToHostCopy
 from ostro.core.engine.blocks import BlockManager, next_key, seed_key
 from ostro.core.engine.request import (
     Finish,
@@ -27,12 +30,14 @@ from ostro.core.engine.request import (
     TokenRequest,
 )
 from ostro.core.engine.runner import LaunchedStep, ModelRunner
-from ostro.core.engine.sampler import SamplerOutput
-from ostro.core.engine.scheduler import Scheduler, StepPlan
+from ostro.core.engine.sampler import SamplerOutput, has_dry
+from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
 from ostro.core.failure import PLAIN, Failures, described, is_out_of_memory
 from ostro.core.media import Item, Prompt
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -75,19 +80,21 @@ class Engine:
         """Whether a request is unfinished or a step is unread."""
         return bool(self.live or self.in_flight)
 
-    def submit(self, request: TokenRequest, mixture: Mixture = EMPTY) -> None:
+    def submit(
+        self,
+        request: TokenRequest,
+        mixture: Mixture = EMPTY,
+        prepared: Mapping[str, Any] | None = None,
+    ) -> None:
         """Add a request; `mixture` are its adapters, from `Registry.mixture`.
 
-        Raises RequestError if the request can never run, and OstroError if a logits processor fails
-        to check it.
+        `prepared` is the result of `prepare`, which is called here without it. Raises RequestError
+        if the request can never run, and OstroError if a logits processor fails to check it.
         """
         rules, processors = request.sampling.checked(self.vocab), self.runner.sampler.processors
-        try:
-            processors.check(rules)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise self.failures.of(error) from error
+        self.check_processors(rules)
+        if prepared is None:
+            prepared = self.prepare(rules)
         if request.id in self.live:
             raise RequestError(f"a request with id {request.id!r} is running", param="id")
         self.check(request)
@@ -115,7 +122,9 @@ class Engine:
                 tokens=list(request.tokens),
                 prompt=len(request.tokens),
                 leader=leader,
-                needs_host_tokens=processors.need_host_tokens(rules),
+                reads_tokens=processors.need_host_tokens(rules) or has_dry(rules),
+                masks_only=processors.are_masks(rules),
+                prepared=prepared,
                 mixture=mixture,
             )
             leader = leader or sequence
@@ -130,6 +139,29 @@ class Engine:
             self.scheduler.add(sequence)
         self.arrivals += 1
         self.counters.prompt_tokens += len(request.tokens)
+
+    def check_processors(self, rules: Sampling) -> None:
+        """Raise RequestError for an invalid logits processor, OstroError if the check fails."""
+        try:
+            self.runner.sampler.processors.check(rules)
+        except OstroError:
+            raise
+        except Exception as error:
+            raise self.failures.of(error) from error
+
+    def prepare(self, rules: Sampling) -> dict[str, Any]:
+        """Prepare a request for its logits processors; any thread may call it.
+
+        Raises RequestError if one refuses the request, OstroError if one fails.
+        """
+        if not rules.processors:
+            return {}
+        try:
+            return self.runner.sampler.processors.prepare(rules)
+        except OstroError:
+            raise
+        except Exception as error:
+            raise self.failures.of(error) from error
 
     def check(self, request: TokenRequest) -> None:
         """Raise RequestError if the prompt, the media or the limits of a request are invalid."""
@@ -262,30 +294,66 @@ class Engine:
         """Run one pass of the loop: launch the next step, read the oldest one if it is due.
 
         An error of a model, encoder, processor or adapter, or of memory, ends requests: those that
-        caused it if known, else all of the step. Out of memory, the requests first run again in
-        smaller steps. An error of the scheduler, the blocks or the
-        registry is raised and ends the engine, since it is unknown then which blocks and rows are
-        free. The error of a device that no longer computes is raised as well.
+        caused it if known, else all of the step. Out of memory, caches are freed and the requests
+        first run again, in smaller steps. An error of the scheduler or of a cache kind ends all
+        requests, since it is unknown then which blocks and rows are free. The error of a device
+        that no longer computes is raised.
         """
-        plan = self.scheduler.plan()
-        launched = self.launch(plan) if plan.chunks or plan.started else False
-        outputs = [output for failed in plan.failed for output in self.fail(*failed)]
-        # The plan lives as long as its step is in flight, and tracebacks hold tensors.
-        plan.failed = []
-        # Without a launch there is no work to overlap with: read the step now.
-        if self.in_flight and (len(self.in_flight) > self.lag or not launched):
-            outputs += self.read(self.in_flight.popleft())
+        outputs = list[TokenOutput]()
+        try:
+            if self.scheduler.speculation is not None:
+                # Proposals depend on the tokens of the step in flight.
+                self.read_all(outputs)
+            plan = self.scheduler.plan()
+            launched = self.launch(plan, outputs) if plan.chunks or plan.started else False
+            for failed in plan.failed:
+                outputs += self.fail(*failed)
+            # The plan lives as long as its step is in flight, and tracebacks hold tensors.
+            plan.failed = []
+            # Without a launch there is no work to overlap with: read the step now.
+            if self.in_flight and (len(self.in_flight) > self.lag or not launched):
+                self.read(self.in_flight.popleft(), outputs)
+        except Exception as error:
+            self.in_flight.clear()
+            self.scheduler.reset()
+            outputs += self.fail((s for choices in self.live.values() for s in choices), error)
         return outputs
 
-    def launch(self, plan: StepPlan) -> bool:
-        """Launch a planned step; False if it has no rows or failed."""
+    def launch(self, plan: StepPlan, outputs: list[TokenOutput]) -> bool:
+        """Launch a planned step; False if it has no rows or failed.
+
+        If sampling needs tokens on the host, for masks or DRY, the steps in flight are read while
+        the device computes the logits of this one. Their outputs are added.
+        """
+        launched = self.attempt(plan, partial(self.runner.forward, plan))
+        if launched is None:
+            return False
+        # After `forward`, which may have dropped sequences from the plan.
+        self.scheduler.mark_launched(plan)
+        if not plan.chunks:
+            return False
+        if any(chunk.sequence.reads_tokens for chunk in launched.drawing):
+            self.read_all(outputs)
+        self.attempt(plan, partial(self.runner.sample, launched))
+        if launched.drawn is None and launched.drawing:
+            return False
+        for chunk in launched.drawing:
+            chunk.sequence.pending += chunk.draft is None
+        self.in_flight.append(launched)
+        self.counters.steps += 1
+        return True
+
+    def attempt(self, plan: StepPlan, work: Callable[[], T]) -> T | None:
+        """Run a part of a planned step; if it fails, end or preempt its sequences."""
+        result, retry = None, False
         try:
-            launched = self.runner.run(plan)
+            result = work()
         except Exception as error:
-            # The rows do not count as computed, so none of their blocks is published.
-            planned = [chunk.sequence for chunk in plan.chunks]
+            # Without those that finished when the steps in flight were read.
+            unfinished = [c.sequence for c in plan.chunks if c.sequence.finish is None]
+            planned = list(dict.fromkeys(unfinished))  # one with drafts has several chunks
             started = [s for s in plan.started if s not in planned]
-            if is_out_of_memory(error) and self.scheduler.shrink_steps(plan):
+            if retry := is_out_of_memory(error) and self.scheduler.may_retry(plan):
                 # Recurrent states may be half advanced: compute all sequences again.
                 started += planned
             else:
@@ -294,14 +362,10 @@ class Engine:
             for sequence in started:
                 # The sampler may lack its parameters: a new start writes them.
                 self.scheduler.preempt(sequence, plan)
-            return False
-        # After `run`, which may have dropped sequences from the plan.
-        self.scheduler.mark_launched(plan)
-        if not plan.chunks:
-            return False
-        self.in_flight.append(launched)
-        self.counters.steps += 1
-        return True
+        if retry:
+            # Not above: the error holds the tensors of the step.
+            self.runner.free_memory()
+        return result
 
     def drain(self) -> list[TokenOutput]:
         """Run until the engine is idle; return all outputs.
@@ -317,32 +381,45 @@ class Engine:
             outputs += new
         return outputs
 
-    def read(self, launched: LaunchedStep) -> list[TokenOutput]:
-        """Wait for the tokens of a step and append them to their sequences.
+    def read_all(self, outputs: list[TokenOutput]) -> None:
+        """Read all steps in flight."""
+        while self.in_flight:
+            self.read(self.in_flight.popleft(), outputs)
+
+    def read(self, launched: LaunchedStep, outputs: list[TokenOutput]) -> None:
+        """Wait for the tokens of a step, append them to their sequences, and add the outputs.
 
         This is the only place where the loop waits for the device.
         """
-        outputs = list[TokenOutput]()
-        for chunk, logits in launched.prompt_logits:
+        for chunk, copy in launched.prompt_logprobs:
             try:
-                self.add_prompt_logprobs(chunk.sequence, chunk.start, logits)
+                self.add_prompt_logprobs(chunk, copy)
             except Exception as error:
                 outputs += self.fail([chunk.sequence], error)
-        drawing = [chunk.sequence for chunk in launched.plan.chunks if chunk.draws]
+        drawing = [chunk.sequence for chunk in launched.drawing]
         if launched.drawn is None:
-            return outputs
+            return
         try:
             drawn = SamplerOutput(*launched.drawn.wait())
             logprobs = read_logprobs(drawn, drawing)
         except Exception as error:
-            return outputs + self.fail(drawing, error)
-        for i, (sequence, token) in enumerate(zip(drawing, drawn.tokens, strict=True)):
-            # Before the check: a preempted sequence waits until no token is pending.
-            sequence.pending = max(0, sequence.pending - 1)
+            outputs += self.fail(drawing, error)
+            return
+        accepted = Counter[Sequence]()
+        for i, (chunk, token) in enumerate(zip(launched.drawing, drawn.tokens, strict=True)):
+            sequence = chunk.sequence
+            if chunk.draft is None:
+                # Before the check: a preempted sequence waits until no token is pending.
+                sequence.pending = max(0, sequence.pending - 1)
             # A sequence may have finished after this step was launched.
-            if sequence.finish is None:
-                outputs.append(self.append_token(sequence, token, logprobs[i]))
-        return outputs
+            if sequence.finish is not None or not accept(chunk):
+                continue
+            accepted[sequence] += chunk.draft is not None
+            outputs.append(self.append_token(sequence, token, logprobs[i]))
+        if self.scheduler.speculation is not None:
+            for sequence in [sequence for sequence in accepted if sequence.drafts]:
+                drafted, sequence.drafts = len(sequence.drafts), []
+                self.scheduler.speculation.update(sequence, drafted, accepted[sequence])
 
     def append_token(
         self, sequence: Sequence, token: int, logprob: TokenLogprobs | None
@@ -377,32 +454,26 @@ class Engine:
 
     def finish(self, sequence: Sequence, output: TokenOutput, finish: Finish) -> TokenOutput:
         """Finish a sequence and release its resources; return its last output."""
-        sequence.finish = output.finish = finish
         # Publish before the blocks are released: a block without a key becomes free, not idle.
         self.scheduler.publish(sequence)
         self.scheduler.remove(sequence)
+        # Last: if one of these raises, the sequence is unfinished, and `step` ends it.
+        sequence.finish = output.finish = finish
         self.remove_if_finished(sequence.request.id)
         return output
 
-    def add_prompt_logprobs(self, sequence: Sequence, start: int, logits: torch.Tensor) -> None:
-        """Add the logprobs of the prompt tokens after the rows start.. of a chunk.
-
-        `logits` [n, V] are those of the chunk's rows.
-        """
+    def add_prompt_logprobs(self, chunk: Chunk, copy: DeviceToHostCopy) -> None:
+        """Add the logprobs of the prompt tokens after the rows of a chunk; see `send_logprobs`."""
+        sequence, (logprobs, *top) = chunk.sequence, copy.wait()
         if sequence.prompt_logprobs is None or sequence.finish is not None:
             return
         # A preempted sequence computes its prompt again: start anew.
-        if start == 0:
+        if chunk.start == 0:
             sequence.prompt_logprobs = [None]
-        wide = sequence.request.sampling.prompt_logprobs or 0
-        for i, row in enumerate(logits.float().log_softmax(-1)):
-            if start + i + 1 < sequence.prompt:
-                token = sequence.tokens[start + i + 1]
-                top = row.topk(wide)
-                pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-                sequence.prompt_logprobs.append(
-                    TokenLogprobs(token, float(row[token]), tuple(pairs))
-                )
+        tokens = sequence.tokens[chunk.start + 1 :]
+        for token, logprob, ids, values in zip(tokens, logprobs, *top, strict=False):
+            pairs = tuple(zip(ids, values, strict=True))
+            sequence.prompt_logprobs.append(TokenLogprobs(token, logprob, pairs))
 
     def stats(self) -> Stats:
         """The current counters."""
@@ -410,6 +481,9 @@ class Engine:
         self.counters.running = len(self.scheduler.running)
         self.counters.waiting = len(self.scheduler.waiting)
         self.counters.preemptions = self.scheduler.preemptions
+        if (speculation := self.scheduler.speculation) is not None:
+            self.counters.drafted_tokens = speculation.drafted
+            self.counters.accepted_tokens = speculation.accepted
         self.counters.blocks_total = sum(pool.size for pool in pools)
         self.counters.blocks_used = sum(pool.used for pool in pools)
         self.counters.cache_bytes = self.blocks.used_bytes
@@ -421,8 +495,23 @@ class Engine:
         for id in list(self.live):
             self.abort(id)
         self.in_flight.clear()
+        self.runner.close()
         if self.registry is not None:
             self.registry.close()
+
+
+def accept(chunk: Chunk) -> bool:
+    """Whether the token drawn after a chunk counts; marks the row of an accepted draft as computed.
+
+    A draft is accepted if it is the token that was drawn for its place.
+    """
+    if chunk.draft is None:
+        return True
+    tokens = chunk.sequence.tokens
+    if len(tokens) != chunk.start + 1 or tokens[-1] != chunk.draft:
+        return False
+    chunk.sequence.computed = chunk.start + 1
+    return True
 
 
 def rekey_media(items: list[Item], mixture: Mixture) -> list[Item]:

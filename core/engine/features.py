@@ -37,6 +37,11 @@ class FeatureStore:
         self.nbytes += size_of(encoded) - size_of(self.entries.pop(key, ()))
         self.entries[key] = encoded
 
+    def clear(self) -> None:
+        """Remove all features; those that later rows need are computed again."""
+        self.entries.clear()
+        self.nbytes = 0
+
     def evict(self) -> None:
         """Evict the least recently used features beyond the limit."""
         while self.nbytes > self.limit and self.entries:

@@ -17,8 +17,9 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import AdapterPool, MixtureLease
 from ostro.core.adapters.registry import Registry
+from ostro.core.device import HOST, current_device, to_device
 from ostro.core.engine.request import JobOutput, JobRequest, Stats
-from ostro.core.errors import OstroError, Overloaded
+from ostro.core.errors import OstroError, Overloaded, Unsupported
 from ostro.core.failure import PLAIN, Failures, described
 from ostro.core.media import Array
 from ostro.core.nn import JobModel
@@ -46,12 +47,14 @@ class JobEngine:
         registry: Registry | None = None,
         adapter_pool: AdapterPool | None = None,
         failures: Failures = PLAIN,
+        device: torch.device = HOST,
     ) -> None:
         """`registry` counts the users of adapters, `adapter_pool` loads them to the device; a model
-        without adapters has neither. `failures` converts exceptions to errors of jobs.
+        without adapters has neither. `failures` converts exceptions to errors of jobs. `device` is
+        the model's.
         """
         self.model, self.registry, self.failures = model, registry, failures
-        self.adapter_pool = adapter_pool
+        self.adapter_pool, self.device = adapter_pool, device
         self.turns: deque[tuple[str, Iterator[Slice]]] = deque()
         self.leases: dict[str, tuple[Mixture, MixtureLease]] = {}
 
@@ -63,10 +66,16 @@ class JobEngine:
     def submit(self, request: JobRequest, mixture: Mixture = EMPTY) -> None:
         """Add a job; `mixture` are its adapters.
 
-        Raises Overloaded if the adapters do not fit on the device, OstroError if the model refuses
-        the job.
+        Raises Unsupported for an X-LoRA adapter, Overloaded if the adapters do not fit on the
+        device, OstroError if the model refuses the job.
         """
         step = ROWS
+        if mixture.mixer is not None:
+            raise Unsupported(
+                "jobs do not support X-LoRA adapters, which scale the tokens of a text; use "
+                "another adapter",
+                param="adapters",
+            )
         if mixture.shares and self.registry is not None and self.adapter_pool is not None:
             # Held for the whole job: all its slices must see the same adapters.
             lease = self.adapter_pool.acquire(mixture)
@@ -74,10 +83,11 @@ class JobEngine:
                 raise Overloaded("there is no room on the device for these adapters; try again")
             self.registry.retain(mixture)
             self.leases[request.id] = mixture, lease
-            row = torch.tensor([lease.row_index(0)], dtype=torch.int32)
-            step = replace(ROWS, mixture=row.to(self.adapter_pool.target.device))
+            row = to_device([lease.row_index(0)], torch.int32, self.adapter_pool.target.device)
+            step = replace(ROWS, mixture=row)
         try:
-            slices = self.model.work(request, step)
+            with current_device(self.device):
+                slices = self.model.work(request, step)
         except Exception as error:
             self.release(request.id)
             raise self.failures.of(error) from error
@@ -103,7 +113,8 @@ class JobEngine:
         """Run one slice of the next job. An error ends the job."""
         id, slices = self.turns.popleft()
         try:
-            done = next(slices, None)
+            with current_device(self.device):
+                done = next(slices, None)
             if done is None:
                 raise OstroError("the job ended without a result")
             # Copying the arrays waits for the device, so a failed slice raises here.

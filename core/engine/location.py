@@ -1,4 +1,4 @@
-"""Add the module path and the plugin to errors that are raised within a model."""
+"""Calls of a model: on its device, and with the module path and the plugin added to errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import torch
 from torch.nn import Module
 
+from ostro.core.device import current_device
 from ostro.core.errors import InvalidTensor, OstroError
 from ostro.core.nn.model import Model
 
@@ -18,7 +20,10 @@ T = TypeVar("T")
 
 
 class RunsModel(Protocol):
-    """An object that runs a model."""
+    """An object that runs a model on a device."""
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def model(self) -> Model: ...
@@ -27,10 +32,11 @@ class RunsModel(Protocol):
 R = TypeVar("R", bound=RunsModel)
 
 
-def names_modules(
+def runs_model(
     method: Callable[Concatenate[R, P], T],
 ) -> Callable[Concatenate[R, P], T]:
-    """Decorate a method: add the module path and the plugin to errors raised by `self.model`.
+    """Decorate a method that runs `self.model`: `self.device` is the current device meanwhile, and
+    errors of the model get the module path and the plugin.
 
     Modules do not store their paths. The path is computed from the traceback, so that a pass
     without errors has no overhead. An InvalidTensor is raised again, other errors get a note.
@@ -39,7 +45,8 @@ def names_modules(
     @wraps(method)
     def call(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return method(self, *args, **kwargs)
+            with current_device(self.device):
+                return method(self, *args, **kwargs)
         except InvalidTensor as error:
             path = module_path(self.model, error.__traceback__) or "the model"
             raise InvalidTensor(f"{error.fault} ({self.model.origin})", path) from error

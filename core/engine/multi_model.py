@@ -2,106 +2,101 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.adapters.registry import ReadResult, Registry
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.pooling import PoolingEngine
+from ostro.core.engine.model_entry import ModelEntry, SubEngine
+from ostro.core.engine.model_loader import BetweenSteps, Build, ModelLoader
+from ostro.core.engine.preparation import Prepared, RequestPreparer
 from ostro.core.engine.request import (
     DEFAULT,
     AdapterRef,
-    JobRequest,
     Output,
-    PoolingRequest,
     Request,
     Stats,
     TokenOutput,
     TokenRequest,
 )
-from ostro.core.errors import AdapterNotFound, NotFound, Unsupported
+from ostro.core.errors import AdapterError, AdapterNotFound, NotFound, OstroError, Unsupported
 from ostro.core.ipc.messages import (
     AdapterCommand,
     AdapterResult,
     Failed,
     FromEngine,
+    ModelCommand,
     ModelInfo,
-    Requantize,
+    ModelResult,
+    ModelSpec,
 )
-from ostro.core.load.model import LoadedModel
 from ostro.core.records import ProgressCallback
 
-SubEngine = Engine | PoolingEngine | JobEngine
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ModelEntry:
-    """One loaded model and its engines by kind of work; None for work that it does not support."""
-
-    tokens: Engine | None = None
-    reader: PoolingEngine | None = None
-    jobs: JobEngine | None = None
-    requantize: Callable[[Requantize, ProgressCallback], list[str]] | None = None
-    registry: Registry | None = None
-    loaded: LoadedModel | None = None
-
-    @property
-    def info(self) -> ModelInfo:
-        """The description of the model for clients."""
-        if self.tokens is not None:
-            ids = sorted(self.tokens.eos_ids)
-            return ModelInfo(context=self.tokens.context, vocab=self.tokens.vocab, eos_ids=ids)
-        if self.reader is not None:
-            return ModelInfo(context=self.reader.context, vocab=self.reader.vocab)
-        return ModelInfo()
-
-    @property
-    def engines(self) -> dict[type[Request], SubEngine | None]:
-        """The engines of the model by the requests that they serve."""
-        return {TokenRequest: self.tokens, PoolingRequest: self.reader, JobRequest: self.jobs}
-
-    @property
-    def parts(self) -> list[SubEngine]:
-        """The engines of the model."""
-        return [engine for engine in self.engines.values() if engine is not None]
-
-
-@dataclass(frozen=True)
+@dataclass
 class WaitingRequest:
-    """A request whose adapters are being read, its model, and the choices aborted meanwhile."""
+    """A request that is prepared, or whose adapters are being read.
+
+    `prepared` is the result of its preparation, `aborted` are the choices aborted meanwhile.
+    """
 
     request: Request
     entry: ModelEntry
-    registry: Registry
+    prepared: Prepared | None = None
     aborted: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class RetiringModel:
+    """A model that gets no more requests; it is freed once its requests have ended.
+
+    `id` is the unload command that waits for that, None for a model that was replaced.
+    """
+
+    entry: ModelEntry
+    id: str | None = None
 
 
 class MultiModelEngine:
     """Routes requests to models, and steps each engine (`parts`) that has work in every pass.
 
-    `waiting` are the requests whose adapters are being read; `unsent` are messages for `events`.
+    `waiting` are the requests that are prepared, or whose adapters are being read; `unsent` are
+    messages for `events`.
     """
 
-    def __init__(self, entries: Mapping[str, ModelEntry]) -> None:
-        """The first entry is also the model `DEFAULT`."""
+    def __init__(self, entries: Mapping[str, ModelEntry], build: Build | None = None) -> None:
+        """The first entry is also the model `DEFAULT`. `build` loads further models."""
         self.entries = dict(entries)
-        self.parts: list[SubEngine] = [part for t in entries.values() for part in t.parts]
-        self.registries = [t.registry for t in entries.values() if t.registry is not None]
+        self.loader = ModelLoader(build or cannot_load, self.send)
+        self.loader.wake = self.wake
+        self.retiring: list[RetiringModel] = []
         self.waiting: dict[str, WaitingRequest] = {}
+        self.preparer = RequestPreparer(self.wake)
         self.unsent: list[FromEngine] = []
         self.read_ended = threading.Event()
         self.notify: Callable[[], None] = lambda: None
+        self.collect_parts()
+
+    def collect_parts(self) -> None:
+        """Update `parts` and `registries` after a change of the models."""
+        models = [*self.entries.values(), *(each.entry for each in self.retiring)]
+        self.parts: list[SubEngine] = [part for model in models for part in model.parts]
+        self.registries = [model.registry for model in models if model.registry is not None]
         for registry in self.registries:
             registry.wake = self.wake
 
     @property
     def first(self) -> ModelEntry:
         """The default model."""
-        return next(iter(self.entries.values()))
+        return self.entry(DEFAULT)
 
     @property
     def infos(self) -> dict[str, ModelInfo]:
@@ -110,51 +105,136 @@ class MultiModelEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether a request or command is under way, reads of adapters included."""
-        return any(each.busy for each in (*self.parts, *self.registries))
+        """Whether a request or command is under way, reads of adapters and models included."""
+        parts = (*self.parts, *self.registries, self.loader, self.preparer)
+        return bool(self.retiring) or any(each.busy for each in parts)
 
     @property
     def runnable(self) -> bool:
         """Whether `step` has something to do now, rather than to wait for the end of a read."""
-        return any(part.busy for part in self.parts) or any(r.has_finished for r in self.registries)
+        if any(part.busy for part in self.parts) or self.loader.has_finished:
+            return True
+        if self.preparer.has_finished or self.idle:
+            return True
+        return any(registry.has_finished for registry in self.registries)
 
     def set_wake(self, notify: Callable[[], None]) -> None:
-        """Have `notify` called, in another thread, whenever the read of an adapter ends."""
+        """Have `notify` called, in another thread, when the read of an adapter or model ends."""
         self.notify = notify
 
     def wake(self) -> None:
-        """Called in a reader thread when the read of an adapter ends."""
+        """Called in the thread that ends a preparation, or the read of an adapter or a model."""
         self.read_ended.set()
         self.notify()
 
     def entry(self, model: str) -> ModelEntry:
         """The model of that name. Raises NotFound."""
-        entry = self.first if model == DEFAULT else self.entries.get(model)
-        if entry is None:
-            known = ", ".join(self.entries)
-            raise NotFound(f"there is no model {model!r:.100}; loaded are {known}")
-        return entry
+        return self.entries[self.name_of(model)]
 
-    def requantize(self, message: Requantize, report: ProgressCallback) -> list[str]:
-        """Convert a model's weights to other formats while no request runs; see `Requantize`.
+    def name_of(self, model: str) -> str:
+        """The name of a model in `entries`; `DEFAULT` is the first one. Raises NotFound."""
+        name = next(iter(self.entries), None) if model == DEFAULT else model
+        if name is None or name not in self.entries:
+            known = ", ".join(self.entries) or "none"
+            raise NotFound(f"there is no model {model!r:.100}; loaded are {known}", param="model")
+        return name
 
-        Returns the lines of `--explain`. Raises NotFound or UsageError before a weight has changed.
+    # Models
+
+    def change_models(self, message: ModelCommand) -> None:
+        """Execute a command; its result is among the events, now or later. Raises NotFound."""
+        if message.do == "unload":
+            entry = self.entries.pop(self.name_of(message.model))
+            self.retiring.append(RetiringModel(entry, message.id))
+            self.collect_parts()
+            return
+        name, spec = message.model, message.spec
+        if spec is None:
+            name = self.name_of(message.model)
+            spec = self.entries[name].spec
+            assert spec is not None, f"{name} was not loaded from a spec"
+        if message.do == "requantize":
+            quantized = replace(spec.settings, quant=message.quant, topology=message.topology)
+            spec = ModelSpec(quantized, spec.eos_ids)
+        self.loader.load(name, spec, partial(self.finish_load, message.id, name))
+
+    def finish_load(self, id: str, name: str, loaded: ModelEntry | OstroError) -> None:
+        """Let a loaded model serve the requests of a name from now on, or report the error.
+
+        A model of this name keeps its requests until they end. Its adapters are registered with the
+        new one.
         """
-        entry = self.entry(message.model)
-        assert entry.requantize is not None, f"{message.model = } was not loaded here"
-        return entry.requantize(message, report)
+        if isinstance(loaded, OstroError):
+            self.unsent.append(Failed.of(loaded, id))
+            return
+        if (before := self.entries.get(name)) is not None:
+            copy_adapters(before, loaded)
+            self.retiring.append(RetiringModel(before))
+        self.entries[name] = loaded
+        self.collect_parts()
+        self.unsent.append(ModelResult(id, self.infos, loaded.explain))
+
+    @property
+    def idle(self) -> list[RetiringModel]:
+        """The models that get no more requests and have none."""
+        if not self.retiring:
+            return []
+        awaited = [id(waiting.entry) for waiting in self.waiting.values()]
+        return [r for r in self.retiring if not r.entry.busy and id(r.entry) not in awaited]
+
+    def free_idle(self) -> None:
+        """Free the models that get no more requests and have none."""
+        if not (idle := self.idle):
+            return
+        self.retiring = [each for each in self.retiring if each not in idle]
+        self.collect_parts()
+        entries, ids = [each.entry for each in idle], [each.id for each in idle if each.id]
+        idle.clear()  # the list `entries` must have the last references
+        self.loader.free(entries, partial(self.finish_unload, ids))
+
+    def finish_unload(self, ids: Sequence[str]) -> None:
+        """Answer the unload commands of models that have been freed."""
+        self.unsent += [ModelResult(id, self.infos) for id in ids]
+
+    # Requests
 
     def submit(self, request: Request) -> None:
-        """Add a request, now or once its adapters have been read. Raises an OstroError if its model
-        cannot do it.
+        """Add a request: now, or once it is prepared and its adapters have been read.
+
+        Raises an OstroError if its model cannot do it.
         """
         entry = self.entry(request.model)
         if request.adapters and entry.registry is None:
             raise AdapterNotFound(f"{request.model} supports no adapters", param="adapters")
-        if entry.registry is None or entry.registry.ensure_read(request.id, request.adapters):
-            self.dispatch(entry, request)
+        waiting = WaitingRequest(request, entry)
+        if not isinstance(request, TokenRequest) or not request.sampling.processors:
+            self.read_adapters(waiting)
+        elif entry.tokens is not None:
+            entry.tokens.check_processors(request.sampling)
+            self.waiting[request.id] = waiting
+            self.preparer.start(request.id, partial(entry.tokens.prepare, request.sampling))
         else:
-            self.waiting[request.id] = WaitingRequest(request, entry, entry.registry)
+            raise cannot_serve(request)
+
+    def finish_preparation(self, id: str, prepared: Future[Prepared]) -> None:
+        """Go on with the request that was prepared; an error fails it alone."""
+        waiting = self.waiting.pop(id)
+        try:
+            waiting.prepared = prepared.result()
+            self.read_adapters(waiting)
+        except Exception as error:
+            self.unsent.append(Failed.of(error, id))
+            return
+        if id not in self.waiting:
+            self.abort_choices(waiting)
+
+    def read_adapters(self, waiting: WaitingRequest) -> None:
+        """Submit a request to its engine, now or once its adapters have been read."""
+        request, registry = waiting.request, waiting.entry.registry
+        if registry is None or registry.ensure_read(request.id, request.adapters):
+            self.dispatch(waiting)
+        else:
+            self.waiting[request.id] = waiting
 
     def finish_read(self, registry: Registry, result: ReadResult) -> None:
         """Go on with the request or command that waited for a read; an error fails it alone."""
@@ -166,13 +246,17 @@ class MultiModelEngine:
         try:
             if result.error is not None:
                 raise result.error
-            self.dispatch(waiting.entry, waiting.request)
+            self.dispatch(waiting)
         except Exception as error:
             self.unsent.append(Failed.of(error, result.id))
             return
+        self.abort_choices(waiting)
+
+    def abort_choices(self, waiting: WaitingRequest) -> None:
+        """Abort the choices of a submitted request that were aborted while it waited."""
         for index in waiting.aborted:
             # The last output of the choice was sent when it was aborted.
-            self.abort(result.id, index)
+            self.abort(waiting.request.id, index)
 
     def answer(self, registry: Registry, result: ReadResult) -> None:
         """Answer an adapter command with all adapters of its model, or with its error."""
@@ -181,8 +265,9 @@ class MultiModelEngine:
         else:
             self.unsent.append(Failed.of(result.error, result.id))
 
-    def dispatch(self, entry: ModelEntry, request: Request) -> None:
+    def dispatch(self, waiting: WaitingRequest) -> None:
         """Submit a request, whose adapters have been read, to the engine of its kind."""
+        entry, request = waiting.entry, waiting.request
         # Here, not at submission: the adapter may have been replaced while the request waited.
         mixture = EMPTY
         if entry.registry is not None and request.adapters:
@@ -190,8 +275,11 @@ class MultiModelEngine:
             mixture = entry.registry.mixture(request.adapters, tokens)
         engine: Any = entry.engines[type(request)]
         if engine is None:
-            raise Unsupported(f"{request.model} does not support {type(request).__name__}")
-        engine.submit(request, mixture)
+            raise cannot_serve(request)
+        if waiting.prepared is None:
+            engine.submit(request, mixture)
+        else:
+            engine.submit(request, mixture, waiting.prepared)
 
     def adapt(self, message: AdapterCommand) -> None:
         """Execute a command; its result is among the events, now or later. Raises AdapterError."""
@@ -223,6 +311,10 @@ class MultiModelEngine:
             )
         self.answer(registry, ReadResult(message.id))
 
+    def send(self, message: FromEngine) -> None:
+        """Add a message to the events."""
+        self.unsent.append(message)
+
     def events(self) -> list[FromEngine]:
         """Return and clear the pending messages: results of commands, and failures."""
         events, self.unsent = self.unsent, []
@@ -231,8 +323,8 @@ class MultiModelEngine:
     def abort(self, id: str, index: int | None = None) -> list[Output]:
         """Drop a request, or one choice of it; unknown ones are ignored.
 
-        Returns the last output of each choice that was dropped, except for a whole request whose
-        adapters are being read.
+        Returns the last output of each choice that was dropped, except for a whole request that
+        has not been submitted yet.
         """
         if id in self.waiting:
             return self.abort_waiting(self.waiting[id], index)
@@ -242,7 +334,7 @@ class MultiModelEngine:
         return found
 
     def abort_waiting(self, waiting: WaitingRequest, index: int | None) -> list[Output]:
-        """Drop a request whose adapters are being read, or note that a choice of it is aborted."""
+        """Drop a request that is not submitted yet, or note that a choice of it is aborted."""
         id = waiting.request.id
         outputs = list[Output]()
         if index is not None and isinstance(waiting.request, TokenRequest):
@@ -255,13 +347,15 @@ class MultiModelEngine:
             if len(waiting.aborted) < len(choices):
                 return outputs
         del self.waiting[id]
-        waiting.registry.cancel(id)
+        self.preparer.cancel(id)
+        if waiting.entry.registry is not None:
+            waiting.entry.registry.cancel(id)
         return outputs
 
     def step(self) -> list[Output]:
         """One pass: handle ended reads, then run a step of every engine that has work.
 
-        If all that is under way waits for adapters, block until a read ends.
+        If all that is under way waits for threads, block until one ends.
         """
         if self.busy and not self.runnable:
             self.read_ended.wait()
@@ -270,17 +364,48 @@ class MultiModelEngine:
         for registry in self.registries:
             for result in registry.poll():
                 self.finish_read(registry, result)
+        for id, prepared in self.preparer.poll():
+            self.finish_preparation(id, prepared)
+        self.loader.poll()
+        self.free_idle()
         return [output for part in self.parts if part.busy for output in part.step()]
 
     def stats(self) -> Stats:
         """The sums of the counters of all models, and those of each model."""
-        parts = {name: entry.parts[0] for name, entry in self.entries.items() if entry.parts}
-        total = Stats(models={name: part.stats() for name, part in parts.items()})
+        found = {name: entry.stats() for name, entry in self.entries.items()}
+        total = Stats(models={name: stats for name, stats in found.items() if stats is not None})
         for name in Stats.__struct_fields__[:-1]:
             setattr(total, name, sum(getattr(each, name) for each in total.models.values()))
         return total
 
     def close(self) -> None:
-        """Abort all requests, and stop reading adapters."""
-        for part in (*self.parts, *self.registries):
-            part.close()
+        """Abort all requests, and stop reading adapters and models."""
+        self.preparer.close()
+        self.loader.close()
+        for entry in (*self.entries.values(), *(each.entry for each in self.retiring)):
+            entry.close()
+
+
+def copy_adapters(before: ModelEntry, after: ModelEntry) -> None:
+    """Register the adapters of a model with the one that replaces it."""
+    if before.registry is None or after.registry is None:
+        return
+    for alias in before.registry.aliases.values():
+        if alias.name not in after.registry.aliases:
+            generation, pinned = alias.generation, alias.pinned
+            try:
+                after.registry.register(
+                    alias.name, alias.reference, generation=generation, pinned=pinned
+                )
+            except AdapterError as error:  # a smaller --max-adapters
+                log.warning("%s", error)
+
+
+def cannot_serve(request: Request) -> Unsupported:
+    """The error of a request for work that its model does not support."""
+    return Unsupported(f"{request.model} does not support {type(request).__name__}")
+
+
+def cannot_load(spec: ModelSpec, report: ProgressCallback, between: BetweenSteps) -> ModelEntry:
+    """The builder of an engine whose models never change."""
+    raise Unsupported("this engine loads no further models")

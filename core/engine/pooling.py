@@ -15,6 +15,7 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.adapters.registry import Registry
+from ostro.core.device import current_device
 from ostro.core.engine.request import Finish, JobOutput, PoolingRequest, Stats
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import ContextLengthExceeded, OstroError, RequestError
@@ -190,10 +191,11 @@ class PoolingEngine:
         `kinds` are the token types of each input, `output` is "vectors" or "scores".
         """
         hidden, step = self.runner.hidden(inputs, kinds, leases)
-        if output == "scores":
-            scores: Tensor = self.runner.model.scores(hidden, step)
-            return scores.float().cpu()
-        return self.pool(hidden, step.bounds).float().cpu()
+        with current_device(self.runner.device):
+            if output == "scores":
+                scores: Tensor = self.runner.model.scores(hidden, step)
+                return scores.float().cpu()
+            return self.pool(hidden, step.bounds).float().cpu()
 
     def acquire(self, mixture: Mixture) -> MixtureLease | None:
         """Load the adapters of a mixture to the device; None if they do not fit now."""

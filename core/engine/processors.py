@@ -1,4 +1,4 @@
-"""Logits processors of plugins: their protocol, and their calls in each step.
+"""Logits processors of plugins: their protocols, and their calls in each step.
 
 A processor is created with the first request that names it. It keeps its state of a sequence under
 the sequence's sampler row, which does not change while the sequence runs. After a preemption the
@@ -8,7 +8,9 @@ sequence is added again, with all tokens that it has generated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,13 +18,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ostro.core.device import to_device
+from ostro.core.device import send, to_device
 from ostro.core.engine.request import Sampling
 from ostro.core.engine.sequence import Failure, Sequence
-from ostro.core.errors import RequestError, nearest
+from ostro.core.errors import PluginError, RequestError, nearest
+from ostro.core.failure import is_out_of_memory, ordinary_errors
+from ostro.core.ops import Op, Target, mask
 from ostro.core.records import LogitsProcessor, resolve
+from ostro.core.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
+
+FAILURES = 2
+"""A processor that raised so many times gets no further requests."""
 
 
 @dataclass(frozen=True)
@@ -30,27 +38,53 @@ class AddedRequest:
     """A sequence that got `row`: its parameter for the processor, its prompt, and its output.
 
     `prompt` and `output` are token ids. `output` is empty unless the sequence was preempted.
+    `prepared` is the result of the processor's `prepare`, None without that method.
     """
 
     row: int
     parameter: Any
     prompt: Rows[int]
     output: Rows[int]
+    prepared: Any = None
 
 
-class Processor(Protocol):
-    """The protocol of the class that a record's `processor` names."""
+@dataclass(frozen=True)
+class MaskRequest:
+    """A sequence in `row` that needs masks: `tokens` are those drawn since its last masks.
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None: ...
+    `drafts` are proposed tokens: a mask is needed before each of them and after the last.
+    """
+
+    row: int
+    tokens: Rows[int]
+    drafts: Rows[int] = ()
+
+
+class AnyProcessor(Protocol):
+    """The methods that all processors have.
+
+    A class may also have `prepare(parameter, vocabulary)`, a static method. It runs in a thread
+    while the request waits and other requests go on; it may take long, and may raise RequestError.
+    Its result is `AddedRequest.prepared`.
+    """
+
+    def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None: ...
 
     @staticmethod
     def check(parameter: Any, vocab: int) -> None:
-        """Raise RequestError if a request's parameter for the processor is invalid."""
+        """Raise RequestError if a request's parameter for the processor is invalid.
+
+        Called in the engine's loop: it must be fast.
+        """
 
     def update(
         self, added: Rows[AddedRequest], removed: Rows[int], moved: Rows[tuple[int, int]]
     ) -> None:
         """Take note of added and removed rows; `moved` are pairs of rows, from and to."""
+
+
+class Processor(AnyProcessor, Protocol):
+    """The protocol of the class that a record's `processor` names."""
 
     def apply(self, logits: Tensor, rows: Tensor, last_ids: Any) -> Tensor:
         """Logits [n, V] float32 of the sequences in `rows` [n] int64 -> the logits to draw from.
@@ -60,20 +94,57 @@ class Processor(Protocol):
         """
 
 
+class MaskProcessor(AnyProcessor, Protocol):
+    """The protocol of the class of a record with `mask=True`: it excludes tokens, on the host."""
+
+    def fill(self, requests: Rows[MaskRequest], masks: Tensor) -> Mapping[int, Exception]:
+        """Clear the bits of the tokens that may not be drawn.
+
+        masks [n, ceil(V / 32)] int32, all bits set: request k owns 1 + len(drafts) of them, in the
+        order of `requests`; bit i % 32 of word i // 32 is token i. Returns the errors of single
+        requests by their index: these end, the others go on.
+        """
+
+
 class Processors:
     """The processors of one engine, in the `order` of their records."""
 
     def __init__(
-        self, records: Iterable[LogitsProcessor], rows: int, vocab: int, device: torch.device
+        self,
+        records: Iterable[LogitsProcessor],
+        rows: int,
+        vocab: int,
+        device: torch.device,
+        read_vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
-        self.records = {record.name: record for record in sorted(records, key=lambda r: r.order)}
-        self.sizes, self.vocab, self.device = (rows, vocab, device), vocab, device
-        self.created: dict[str, Processor] = {}
-        self.users: dict[str, dict[int, Sequence]] = {name: {} for name in self.records}
-        self.failed: list[Failure] = []
+        """`read_vocabulary` reads the model's vocabulary, with the first request that needs it.
 
+        Without it, a vocabulary has no tokens but their number.
+        """
+        self.records = {record.name: record for record in sorted(records, key=lambda r: r.order)}
+        self.rows, self.vocab, self.device = rows, vocab, device
+        self.created: dict[str, Processor | MaskProcessor] = {}
+        self.users: dict[str, dict[int, Sequence]] = {name: {} for name in self.records}
+        self.seen: dict[str, dict[int, int]] = {name: {} for name in self.records}
+        self.failed: list[Failure] = []
+        self.failures = Counter[str]()
+        self._read_vocabulary = read_vocabulary or (lambda: Vocabulary(vocab))
+        self._vocabulary: Vocabulary | None = None
+        self._lock = threading.Lock()
+        self._mask: Op | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the model, read once; that may take half a second. Thread-safe."""
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._read_vocabulary()
+            return self._vocabulary
+
+    @ordinary_errors()
     def check(self, rules: Sampling) -> None:
-        """Raise RequestError for an unknown processor or an invalid parameter.
+        """Raise RequestError for an unknown processor or an invalid parameter, PluginError for a
+        processor that has failed before.
 
         Any other error of a processor is raised with a note that names it.
         """
@@ -81,6 +152,11 @@ class Processors:
             if name not in self.records:
                 near = nearest(name, self.records)
                 raise RequestError(f"no logits processor {name!r:.40}{near}", param=name[:40])
+            if self.failures[name] >= FAILURES:
+                raise PluginError(
+                    f"the logits processor {name!r} raised errors and is turned off until the "
+                    "server restarts; its plugin is in the log"
+                )
             try:
                 resolve(self.records[name].processor).check(parameter, self.vocab)
             except RequestError:
@@ -89,9 +165,36 @@ class Processors:
                 error.add_note(f"check of the logits processor {name!r}")
                 raise
 
+    @ordinary_errors()
+    def prepare(self, rules: Sampling) -> dict[str, Any]:
+        """The results of `prepare` of the processors of a request, by name. Thread-safe.
+
+        Also reads the vocabulary, so that no processor waits for it. Raises RequestError if a
+        parameter is invalid; any other error of a processor has a note that names it.
+        """
+        prepared = dict[str, Any]()
+        vocabulary = self.vocabulary
+        for name, parameter in rules.processors.items():
+            work = getattr(resolve(self.records[name].processor), "prepare", None)
+            if work is None:
+                continue
+            try:
+                prepared[name] = work(parameter, vocabulary)
+            except RequestError:
+                raise
+            except Exception as error:
+                error.add_note(f"prepare of the logits processor {name!r}")
+                raise
+        return prepared
+
     def need_host_tokens(self, rules: Sampling) -> bool:
-        """Whether a processor of these rules reads the last token on the host."""
-        return any(self.records[name].host_ids for name in rules.processors)
+        """Whether a processor of these rules reads tokens on the host."""
+        records = [self.records[name] for name in rules.processors]
+        return any(record.host_ids or record.mask for record in records)
+
+    def are_masks(self, rules: Sampling) -> bool:
+        """Whether all processors of these rules only exclude tokens."""
+        return all(self.records[name].mask for name in rules.processors)
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence to its processors, and remove the previous sequence of its row.
@@ -110,25 +213,30 @@ class Processors:
             except Exception as error:
                 # The state of this row alone is in doubt. No sequence uses the row until the next
                 # call for it, so the processor's other sequences go on.
-                error.add_note(f"update of the logits processor {name!r}")
+                self.note(name, error, "update")
                 if name in parameters:
                     self.failed.append(([sequence], error))
                 else:
                     log.warning("a logits processor raised", exc_info=error)
 
+    @ordinary_errors()
     def update(self, name: str, sequence: Sequence, removed: Rows[int]) -> None:
         """Remove rows from a processor, and add a sequence if it uses the processor."""
-        parameters = sequence.request.sampling.processors
+        parameters, row = sequence.request.sampling.processors, sequence.row
         tokens, prompt, added = sequence.tokens, sequence.prompt, list[AddedRequest]()
         if name not in self.created:
-            self.created[name] = resolve(self.records[name].processor)(*self.sizes)
+            kind = resolve(self.records[name].processor)
+            self.created[name] = kind(self.rows, self.vocabulary, self.device)
         if name in parameters:
-            row, parameter = sequence.row, parameters[name]
-            added.append(AddedRequest(row, parameter, tokens[:prompt], tokens[prompt:]))
+            prepared = sequence.prepared.get(name)
+            added.append(
+                AddedRequest(row, parameters[name], tokens[:prompt], tokens[prompt:], prepared)
+            )
         self.created[name].update(added, removed, ())
         # Only after the processor accepted it: `apply` runs for users alone.
         if added:
-            self.users[name][sequence.row] = sequence
+            self.users[name][row] = sequence
+            self.seen[name][row] = len(tokens)
 
     def __call__(self, logits: Tensor, sequences: Rows[Sequence], last: Tensor) -> Tensor:
         """Apply the processors of these sequences to logits [W, V].
@@ -140,13 +248,18 @@ class Processors:
             at = [i for i, sequence in enumerate(sequences) if sequence.row in users]
             if not at:
                 continue
+            using = [sequences[i] for i in at]
             try:
-                logits = self.apply(name, logits, [sequences[i] for i in at], at, last)
+                if self.records[name].mask:
+                    logits = self.exclude(name, logits, using, at)
+                else:
+                    logits = self.apply(name, logits, using, at, last)
             except Exception as error:
-                error.add_note(f"apply of the logits processor {name!r}")
+                self.note(name, error, "fill" if self.records[name].mask else "apply")
                 self.discard(name, error)
         return logits
 
+    @ordinary_errors()
     def apply(
         self, name: str, logits: Tensor, users: Rows[Sequence], at: Rows[int], last: Tensor
     ) -> Tensor:
@@ -155,12 +268,53 @@ class Processors:
         rows = to_device([sequence.row for sequence in users], torch.int64, self.device)
         host = self.records[name].host_ids
         ids = [sequence.tokens[-1] for sequence in users] if host else last[rows]
-        changed = self.created[name].apply(logits[index], rows, ids)
-        # Not in place: the logits may be the output of a graph, and stay valid if this raises.
+        changed = self.created[name].apply(logits[index], rows, ids)  # type: ignore[union-attr]
+        # Not in place: the logits stay valid if this raises.
         return logits.index_copy(0, index, changed)
 
+    @ordinary_errors()
+    def exclude(self, name: str, logits: Tensor, users: Rows[Sequence], at: Rows[int]) -> Tensor:
+        """Logits after one mask processor excluded tokens from the rows `at`, in place."""
+        seen, requests = self.seen[name], list[MaskRequest]()
+        rows = dict[Sequence, list[int]]()  # one more for each draft of a sequence
+        for index, sequence in zip(at, users, strict=True):
+            rows.setdefault(sequence, []).append(index)
+        for sequence, each in rows.items():
+            tokens = sequence.tokens[seen[sequence.row] :]
+            requests.append(MaskRequest(sequence.row, tokens, sequence.drafts[: len(each) - 1]))
+        bits = torch.full((len(at), -(-self.vocab // 32)), -1, dtype=torch.int32)
+        errors = self.created[name].fill(requests, bits)  # type: ignore[union-attr]
+        for sequence in rows:
+            seen[sequence.row] = len(sequence.tokens)
+        for index, error in errors.items():
+            self.failed.append(([list(rows)[index]], error))
+        if self._mask is None:
+            self._mask = Op(mask.KERNELS)
+            self._mask.select(Target(device=self.device, dtype=torch.float32, deterministic=False))
+        masked: Tensor = self._mask(
+            logits,
+            to_device([i for each in rows.values() for i in each], torch.int64, self.device),
+            send(bits, torch.int32, self.device),
+        )
+        return masked
+
+    def note(self, name: str, error: Exception, method: str) -> None:
+        """Add the method to an error of a processor, and count it unless memory ran out."""
+        error.add_note(f"{method} of the logits processor {name!r}")
+        if is_out_of_memory(error):
+            return
+        self.failures[name] += 1
+        if self.failures[name] == FAILURES:
+            log.error(
+                "the logits processor %r (%s) raised %d times and is turned off until the "
+                "server restarts",
+                name,
+                self.records[name].processor,
+                FAILURES,
+            )
+
     def discard(self, name: str, error: Exception) -> None:
-        """Remove a processor whose `apply` raised, and fail all its sequences.
+        """Remove a processor that raised for a whole step, and fail all its sequences.
 
         Its state of these rows may be half changed. The next request that uses it creates it again.
         """

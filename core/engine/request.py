@@ -161,7 +161,8 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A request to generate tokens: a prompt and sampling parameters. Lower `priority` is first.
 
     Requests with different `salt` share no blocks of the prefix cache. `adapters` are summed with
-    their scales. `model` is a name of a model of the engine. `items` are its media, in the order of
+    their scales. `model` is a name of a model of the engine. Without `speculate` no token is
+    proposed for it; the result is the same. `items` are its media, in the order of
     their rows. `positions` [axes, T] are those of the prompt, None for 0, 1, 2, ...
     """
 
@@ -173,6 +174,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     salt: str = ""
     adapters: tuple[AdapterRef, ...] = ()
     cache: bool = True
+    speculate: bool = True
     items: list[Item] = []
     positions: Array | None = None
 
@@ -209,7 +211,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-Finish = Literal["stop", "length", "abort", "error"]
+Finish = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
@@ -262,7 +264,11 @@ Output = TokenOutput | JobOutput
 
 
 class Stats(msgspec.Struct, kw_only=True, tag=True):
-    """Counters of an engine, for `/metrics`, `bench` and tests; `models` are those by model."""
+    """Counters of an engine, for `/metrics`, `bench` and tests; `models` are those by model.
+
+    `weight_bytes`, `cache_capacity_bytes` and `adapter_bytes` are the memory of models on all
+    devices.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -271,8 +277,13 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     generated_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     blocks_total: int = 0
     blocks_used: int = 0
     cache_bytes: int = 0
     peak_cache_bytes: int = 0
+    weight_bytes: int = 0
+    cache_capacity_bytes: int = 0
+    adapter_bytes: int = 0
     models: dict[str, Stats] = {}

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from ostro.core.adapters.pool import NOTHING, AdapterPool, MixtureLease
-from ostro.core.device import DeviceToHostCopy, send, to_device
+from ostro.core.device import DeviceToHostCopy, return_memory, send, to_device
 from ostro.core.engine.blocks import BlockManager, EncoderBlocks
 from ostro.core.engine.decode_graphs import DecodeBucket
 from ostro.core.engine.features import FeatureStore, has_features, step_features
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
-from ostro.core.engine.location import names_modules
+from ostro.core.engine.location import runs_model
 from ostro.core.engine.request import TokenRequest
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.errors import RequestError
+from ostro.core.failure import ordinary_errors
 from ostro.core.media import Array, Item
 from ostro.core.nn import TokenModel
 from ostro.core.ops.attention import AttentionMetadata
@@ -40,11 +41,16 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass
 class LaunchedStep:
-    """A step in flight: its plan, the copy of its drawn tokens, and requested prompt logits."""
+    """A step in flight: its plan, and the copies of its drawn tokens and prompt logprobs.
+
+    `drawing` are the chunks that draw a token, `logits` [W, V] those to draw from until then.
+    """
 
     plan: StepPlan
+    drawing: list[Chunk] = field(default_factory=list)
+    logits: Tensor | None = None
     drawn: DeviceToHostCopy | None = None
-    prompt_logits: list[tuple[Chunk, Tensor]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Chunk, DeviceToHostCopy]] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -79,8 +85,9 @@ class ModelRunner:
         self.adapter_pool = adapter_pool
         self.buckets: dict[int, DecodeBucket] = {}
         self.mixed_buckets: dict[int, DecodeBucket] = {}
-        self.uncaptured = set[int]()  # sizes that are captured at their first step
-        self.captured_changes = 0  # `AdapterPool.changes` when `mixed_buckets` were captured
+        # Sizes that are captured at their first step, without and with adapters.
+        self.uncaptured, self.mixed_uncaptured = set[int](), set[int]()
+        self.captured_changes = -1  # `AdapterPool.changes` of `mixed_buckets`
         if not captured or not self.can_capture:
             self.sizes = []
 
@@ -89,14 +96,14 @@ class ModelRunner:
         """Whether any part of a step can be captured."""
         return self.segments is None or bool(self.segments.captured)
 
-    @names_modules
+    @runs_model
     def capture(self, *, lazily: bool = False) -> None:
         """Capture the buckets of steps without adapters; with `lazily` each one at its first step.
 
-        Buckets with adapters are captured at the first such step: many servers never need them.
+        Those with adapters always are: many servers never need them.
         """
         self.uncaptured = set(self.sizes) if lazily else set()
-        self.buckets, self.mixed_buckets = {} if lazily else self.capture_all(self.sizes), {}
+        self.buckets, self.captured_changes = {} if lazily else self.capture_all(self.sizes), -1
 
     def capture_all(self, sizes: Sequence[int], mixed: bool = False) -> dict[int, DecodeBucket]:
         """Capture buckets of these sizes; one that cannot be captured is absent and runs eagerly.
@@ -111,30 +118,32 @@ class ModelRunner:
         # A first capture may show that no segment of the model can be captured.
         return buckets if self.can_capture else {}
 
-    def buckets_for(self, mixed: bool) -> dict[int, DecodeBucket]:
-        """The buckets with adapters if `mixed`, else those without.
+    def close(self) -> None:
+        """Drop the buckets: they refer to this runner, and would keep its memory."""
+        self.buckets, self.mixed_buckets = {}, {}
 
-        Captures the former again if an adapter added a table, a gain or a whole weight to a module.
+    def buckets_for(self, mixed: bool) -> tuple[dict[int, DecodeBucket], set[int]]:
+        """The buckets with adapters if `mixed`, else those without, and the sizes to capture.
+
+        All those with adapters are dropped if an adapter added a table, a gain or a whole weight to
+        a module since.
         """
-        if not mixed or self.adapter_pool is None or not self.sizes:
-            return self.buckets
-        if not self.mixed_buckets or self.captured_changes != self.adapter_pool.changes:
-            # Outdated graphs must never run, not even if this capture raises. The old ones are
-            # dropped first, which also frees their memory for the new ones.
-            self.mixed_buckets = {}
-            self.mixed_buckets = self.capture_all(self.sizes, mixed=True)
+        if not mixed or self.adapter_pool is None:
+            return self.buckets, self.uncaptured
+        if self.captured_changes != self.adapter_pool.changes:
+            self.mixed_buckets, self.mixed_uncaptured = {}, set(self.sizes)
             self.captured_changes = self.adapter_pool.changes
-        return self.mixed_buckets
+        return self.mixed_buckets, self.mixed_uncaptured
 
-    @names_modules
+    @ordinary_errors()
+    @runs_model
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> LaunchedStep:
-        """Launch a step without waiting for the device.
+    def forward(self, plan: StepPlan) -> LaunchedStep:
+        """Launch a step up to its logits, without waiting for the device.
 
         Raises the errors that end the whole step. An error of one medium or logits processor ends
         only the sequences that use it: they leave the step and are added to `plan.failed`.
         """
-        processors = self.sampler.processors
         launched = LaunchedStep(plan)
         try:
             for sequence in plan.started:
@@ -143,18 +152,46 @@ class ModelRunner:
             self.encode_planned(plan)
             # Scalings run the base model over the same rows and write the mixture table.
             self.compute_scalings(plan.chunks)
-            drawing = [chunk.sequence for chunk in plan.chunks if chunk.draws]
+            launched.drawing = [chunk for chunk in plan.chunks if chunk.draws]
             if plan.chunks:
                 bucket, chunks = self.bucket(plan), plan.chunks
                 logits = bucket.run(chunks) if bucket else self.run_eagerly(chunks, launched)
-            if drawing:
-                launched.drawn = self.sampler(logits, drawing)
+                launched.logits = logits
         finally:
-            plan.failed += processors.failed
-            processors.failed = []
+            self.collect_failed(plan)
             # After the step only: its rows must find the features that they need.
             self.features.evict()
         return launched
+
+    @ordinary_errors()
+    @runs_model
+    @torch.inference_mode()
+    def sample(self, launched: LaunchedStep) -> None:
+        """Launch the draws of a step; sequences that finished since `forward` draw nothing.
+
+        Errors are those of `forward`.
+        """
+        logits, launched.logits = launched.logits, None
+        kept = [i for i, c in enumerate(launched.drawing) if c.sequence.finish is None]
+        if logits is not None and len(kept) < len(launched.drawing):
+            logits = logits[self.int64(kept)]
+        launched.drawing = [launched.drawing[i] for i in kept]
+        try:
+            if launched.drawing and logits is not None:
+                launched.drawn = self.sampler(logits, [c.sequence for c in launched.drawing])
+        finally:
+            self.collect_failed(launched.plan)
+
+    def collect_failed(self, plan: StepPlan) -> None:
+        """Move the sequences that a logits processor failed to the plan."""
+        processors = self.sampler.processors
+        plan.failed += processors.failed
+        processors.failed = []
+
+    def free_memory(self) -> None:
+        """Free cached features, what failed steps left, and the reserve of torch's allocator."""
+        self.features.clear()
+        return_memory()
 
     def encode_planned(self, plan: StepPlan) -> None:
         """Encode the media of a step; drop the sequences whose media cannot be encoded."""
@@ -231,7 +268,7 @@ class ModelRunner:
             arrays[name] = send(values, dtype, self.device)
         return Medium(item.kind, arrays)
 
-    @names_modules
+    @runs_model
     @torch.inference_mode()
     def logits(
         self,
@@ -293,7 +330,7 @@ class ModelRunner:
             if not encoder_blocks.written:
                 self.encode([], [encoder_blocks], step)
 
-    @names_modules
+    @runs_model
     @torch.inference_mode()
     def hidden(
         self,
@@ -341,11 +378,11 @@ class ModelRunner:
         if not plan.decodes or any(wants_prompt(c) or has_features(c) for c in plan.chunks):
             return None
         rows, mixed = len(plan.chunks), any(self.mixture_rows(plan.chunks))
+        buckets, uncaptured = self.buckets_for(mixed)
         size = next((size for size in self.sizes if size >= rows), 0)
-        if not mixed and size in self.uncaptured:
-            self.uncaptured.remove(size)
-            self.buckets |= self.capture_all([size])
-        buckets = self.buckets_for(mixed)
+        if size in uncaptured:
+            uncaptured.remove(size)
+            buckets |= self.capture_all([size], mixed)
         return buckets[min(fits)] if (fits := [n for n in buckets if n >= rows]) else None
 
     def compute_scalings(self, chunks: Sequence[Chunk]) -> None:
@@ -395,7 +432,7 @@ class ModelRunner:
         drawing = []
         for chunk, span in zip(chunks, spans, strict=True):
             if wants_prompt(chunk):
-                launched.prompt_logits.append((chunk, logits[span]))
+                launched.prompt_logprobs.append((chunk, send_logprobs(chunk, logits[span])))
             if chunk.draws:
                 drawing.append(span.stop - 1)
         return logits if len(drawing) == len(logits) else logits[self.int64(drawing)]
@@ -411,7 +448,7 @@ class ModelRunner:
         spans, pending = list[slice](), list[tuple[int, int]]()
         for chunk in chunks:
             sequence, stop = chunk.sequence, chunk.start + chunk.count
-            known = sequence.tokens[chunk.start : stop]
+            known = chunk.known
             # At most one token is pending per sequence: the step before drew it, and it is in
             # `sampler.last` on the device. Reading it here would wait for that step.
             if len(known) < chunk.count:
@@ -476,6 +513,20 @@ def standalone_sequence(
     return TokenSequence(
         request, 0, arrival=0, seed=0, root=b"", limit=0, tokens=list(tokens), prompt=len(tokens)
     )
+
+
+def send_logprobs(chunk: Chunk, logits: Tensor) -> DeviceToHostCopy:
+    """The copy of the logprobs of the m prompt tokens after the rows of a chunk; logits [n, V].
+
+    They are the logprobs [m] of these tokens, and the ids and values [m][k] of the best
+    alternatives.
+    """
+    sequence, stop = chunk.sequence, min(chunk.start + chunk.count + 1, chunk.sequence.prompt)
+    tokens = to_device(sequence.tokens[chunk.start + 1 : stop], torch.int64, logits.device)
+    logprobs = logits[: len(tokens)].float().log_softmax(-1)
+    top = logprobs.topk(sequence.request.sampling.prompt_logprobs or 0, -1)
+    own = logprobs.gather(1, tokens[:, None])[:, 0]
+    return DeviceToHostCopy.send(own, top.indices, top.values)
 
 
 def wants_prompt(chunk: Chunk) -> bool:

@@ -7,7 +7,8 @@ sampler never waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -15,14 +16,15 @@ import torch
 from torch import Tensor
 
 from ostro.core.device import DeviceToHostCopy, send, to_device
-from ostro.core.engine.dry import DryPenalty
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.request import Sampling
 from ostro.core.engine.sequence import Sequence
 from ostro.core.ops import Op, Target, penalize, sample
 from ostro.core.ops.penalize import Penalties
+from ostro.core.ops.penalize.dry import DryPenalty
 from ostro.core.ops.sample import Draw
 from ostro.core.records import LogitsProcessor
+from ostro.core.tokenizer.vocabulary import Vocabulary
 
 FLOATS = (
     "temperature",
@@ -71,9 +73,10 @@ class Sampler:
         target: Target,
         eos: frozenset[int],
         processors: Iterable[LogitsProcessor] = (),
+        read_vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         self.vocab, self.device, self.eos = vocab, target.device, eos
-        self.processors = Processors(processors, rows, vocab, target.device)
+        self.processors = Processors(processors, rows, vocab, target.device, read_vocabulary)
         self.table = {name: torch.zeros(rows, device=self.device) for name in FLOATS}
         self.top_k = torch.zeros(rows, dtype=torch.int32, device=self.device)
         self.seed = torch.zeros(rows, dtype=torch.int64, device=self.device)
@@ -92,23 +95,25 @@ class Sampler:
         """Write the parameters of a sequence that just got its row.
 
         Every table is written: the row still has the values of its previous sequence. The writes
-        are queued behind the step in flight, which may still read those.
+        are queued behind the step in flight, which may still read those; they fill, since an
+        assignment of a number waits for the device.
         """
         rules, row = sequence.request.sampling, sequence.row
         self.rules[row] = rules
         for name in FLOATS:
-            self.table[name][row] = getattr(rules, name)
+            self.table[name][row].fill_(getattr(rules, name))
         self.processors.add(sequence)
-        self.top_k[row] = rules.top_k
-        self.seed[row] = sequence.seed
+        self.top_k[row].fill_(rules.top_k)
+        self.seed[row].fill_(sequence.seed)
         if has_penalties(rules):
             self.count(sequence)
         # min_tokens bans the tokens that would end the sequence.
         ends = rules.stop_ids if rules.ignore_eos else {*rules.stop_ids, *self.eos}
         self.biases[row] = self.bias(rules.logit_bias)
         self.bans[row] = self.bias(dict.fromkeys(ends, BAN)) if rules.min_tokens else None
-        dry = rules.dry if rules.dry is not None and rules.dry.multiplier else None
-        self.dry[row] = None if dry is None else DryPenalty(dry, sequence.tokens)
+        self.dry[row] = None
+        if rules.dry is not None and has_dry(rules):
+            self.dry[row] = DryPenalty(rules.dry, sequence.tokens)
 
     def bias(self, values: Mapping[int, float]) -> Bias | None:
         """Copy biases by token id to the device; None if there are none."""
@@ -125,12 +130,15 @@ class Sampler:
         row, tokens = sequence.row, self.send(sequence.tokens)
         # The repetition penalty applies to prompt tokens too, the other two to output alone.
         prompt, output = tokens[: sequence.prompt], tokens[sequence.prompt :]
-        self.seen[row] = False
-        self.seen[row, prompt] = True
-        self.counts[row] = torch.bincount(output, minlength=self.vocab).int()
+        self.seen[row].zero_().index_fill_(0, prompt, True)
+        self.counts[row].zero_()
+        # Not `bincount`: the host would wait for its largest number.
+        self.counts[row].scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def __call__(self, logits: Tensor, sequences: Rows[Sequence]) -> DeviceToHostCopy:
-        """Draw from logits [W, V], one row per sequence; return the copy of a `SamplerOutput`.
+        """Draw from logits [W, V]; return the copy of a `SamplerOutput`.
+
+        There is one row per sequence, and one more for each of its drafts.
 
         `last` keeps the drawn tokens on the device. Logprobs are computed after processors and
         before penalties, biases and truncation.
@@ -161,8 +169,14 @@ class Sampler:
 
     def parameters(self, sequences: Rows[Sequence], rules: Rows[Sampling], rows: Tensor) -> Draw:
         """The parameters of one draw: `rows` of each table."""
-        # With the seed, the position makes a draw independent of the batch that it is in.
-        position = self.send([s.drawn for s in sequences])
+        # With the seed, the position makes a draw independent of the batch that it is in. The
+        # second and further rows of a sequence are those of its drafts.
+        before = Counter[Sequence]()
+        positions = list[int]()
+        for sequence in sequences:
+            positions.append(sequence.drawn + before[sequence])
+            before[sequence] += 1
+        position = self.send(positions)
         return Draw(
             temperature=self.table["temperature"][rows],
             top_k=self.top_k[rows],
@@ -211,7 +225,7 @@ class Sampler:
         if (bias := self.biases[row]) is not None:
             yield bias
         if (dry := self.dry[row]) is not None:
-            # All tokens are on the host: `Sequence.ready` waits for the pending one.
+            # All tokens are on the host: the engine has read the steps in flight.
             dry.update(sequence.tokens)
             ids, amounts = (torch.from_numpy(array) for array in dry.penalties())
             if len(ids):
@@ -227,6 +241,11 @@ def has_penalties(rules: Sampling) -> bool:
     return (
         rules.repetition_penalty != 1 or rules.presence_penalty != 0 or rules.frequency_penalty != 0
     )
+
+
+def has_dry(rules: Sampling) -> bool:
+    """Whether the DRY penalty applies, which reads tokens on the host."""
+    return rules.dry is not None and rules.dry.multiplier > 0
 
 
 def has_truncation(rules: Sampling) -> bool:

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from ostro.core.adapters.pool import NOTHING, AdapterPool
-from ostro.core.engine.blocks import BlockManager, EncoderBlocks
+from ostro.core.engine.blocks import BlockManager, BlockPool, EncoderBlocks
 from ostro.core.engine.sequence import Failure, Sequence
+from ostro.core.engine.speculation import ROWS, Speculation, may_speculate
 from ostro.core.media import Item
 
 log = logging.getLogger(__name__)
 
 MIN_ROWS = 32
-"""Rows of a step whose sequences fail if it runs out of memory: smaller ones would need as much."""
+"""Rows of a step that is not made smaller if it runs out of memory, but tried once more."""
 RECOVERY = 1 / 64
 """Rows by which steps may grow again with each step after one has run out of memory."""
 LOGPROB_ROWS = 64
@@ -31,12 +32,23 @@ LOGPROB_ROWS = 64
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows start..start+count of a sequence; `draws` if a token is sampled after the last row."""
+    """Rows start..start+count of a sequence; `draws` if a token is sampled after the last row.
+
+    `draft` is the proposed token of the only row, None for tokens of the sequence.
+    """
 
     sequence: Sequence
     start: int
     count: int
     draws: bool
+    draft: int | None = None
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens of the rows that are known on the host."""
+        if self.draft is not None:
+            return [self.draft]
+        return self.sequence.tokens[self.start : self.start + self.count]
 
     @property
     def with_scalings(self) -> Chunk:
@@ -103,13 +115,16 @@ class Scheduler:
         max_rows: int,
         max_seqs: int,
         adapter_pool: AdapterPool | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`features` contains the keys of the inline media that the runner has encoded;
-        `adapter_pool` loads adapters to the device.
+        `adapter_pool` loads adapters to the device, `speculation` proposes tokens.
         """
+        self.speculation = speculation
         self.blocks, self.features, self.adapter_pool = blocks, features, adapter_pool
         self.max_rows, self.max_seqs = max_rows, max_seqs
         self.step_rows = float(max_rows)  # less after a step has run out of memory
+        self.retried = False  # the last step was small, ran out of memory and is tried again
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.rows = list(range(max_seqs - 1, -1, -1))  # free rows of the sampler; the end is next
@@ -142,6 +157,15 @@ class Scheduler:
         self.rows.append(sequence.row)
         sequence.row, sequence.computed, sequence.published = -1, 0, 0
 
+    def reset(self) -> None:
+        """Remove all sequences; release all rows, adapters and blocks, cached ones included."""
+        for sequence in self.running + self.waiting:
+            self.release_adapters(sequence)
+            sequence.row = -1
+        self.running, self.waiting, self.rows = [], [], list(range(self.max_seqs - 1, -1, -1))
+        for group in self.blocks.all:
+            group.pool = BlockPool(group.pool.size)
+
     def plan(self) -> StepPlan:
         """Return the next step; it has no chunks if nothing can run."""
         plan, budget = StepPlan(), int(self.step_rows)
@@ -161,7 +185,25 @@ class Scheduler:
             if not count:
                 break
             budget -= count
+        if self.speculation is not None:
+            self.add_drafts(plan, self.speculation, min(budget, ROWS - plan.rows))
         return plan
+
+    def add_drafts(self, plan: StepPlan, speculation: Speculation, budget: int) -> None:
+        """Add rows for proposed tokens to a plan, as far as rows and blocks are left."""
+        for chunk in list(plan.chunks):
+            sequence = chunk.sequence
+            sequence.drafts = []
+            if budget < 1 or chunk.count != 1 or not chunk.draws or not may_speculate(sequence):
+                continue
+            drafts, after = speculation.drafts(sequence, budget), chunk.start + 1
+            if not drafts or not self.blocks.grow(sequence.tables, after + len(drafts)):
+                continue
+            budget -= len(drafts)
+            sequence.drafts = drafts
+            plan.chunks += [
+                Chunk(sequence, after + i, 1, True, draft) for i, draft in enumerate(drafts)
+            ]
 
     def continue_(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         """Plan the next rows of a running sequence and return how many.
@@ -281,7 +323,11 @@ class Scheduler:
         """
         block, groups = self.blocks.block, len(self.blocks.groups)
         # Without the last token: at least one row must run, since sampling needs its logits.
-        chains = sequence.chains(block, sequence.length - 1)
+        upto = sequence.length - 1
+        if sequence.scaling_end is not None:
+            # After a preemption: see `publish`.
+            upto = min(upto, sequence.scaling_end)
+        chains = sequence.chains(block, upto)
         length = len(chains[0])
         # A shorter prefix needs other blocks of a group with a window, and may end within another
         # atom: repeat until neither shortens it.
@@ -378,27 +424,33 @@ class Scheduler:
         self.add(victim)
         self.preemptions += 1
 
-    def shrink_steps(self, plan: StepPlan) -> bool:
-        """Halve the rows of steps after a plan that ran out of memory; False if it has too few."""
+    def may_retry(self, plan: StepPlan) -> bool:
+        """Whether the rows of a plan that ran out of memory may be planned again.
+
+        Halves the rows of later steps. A plan of few rows is tried once more as it is.
+        """
         rows = min(plan.rows, int(self.step_rows))
-        if rows <= MIN_ROWS:
+        if rows > MIN_ROWS:
+            self.step_rows = rows / 2
+        elif self.retried:
             return False
-        self.step_rows = rows / 2
-        log.warning("a step of %d rows ran out of memory; the next ones are smaller", rows)
+        self.retried = rows <= MIN_ROWS
+        log.warning("a step of %d rows ran out of memory; its requests run again", rows)
         return True
 
     def mark_launched(self, plan: StepPlan) -> None:
-        """Count the rows of a launched step as computed and its draws as pending.
+        """Count the rows of a launched step as computed.
 
         The device may not have run it yet. Later steps run after it in stream order, so they may
         already reuse the blocks that it writes.
         """
-        self.step_rows = min(self.max_rows, self.step_rows + RECOVERY)
+        self.step_rows, self.retried = min(self.max_rows, self.step_rows + RECOVERY), False
         for encoder_blocks in plan.encoder_blocks:
             self.blocks.publish_encoder(encoder_blocks)
         for chunk in plan.chunks:
+            if chunk.draft is not None:
+                continue  # it counts once the draft is accepted
             chunk.sequence.computed += chunk.count
-            chunk.sequence.pending += chunk.draws
             # Publish before trim: a block that left the window stays cached under its key.
             self.publish(chunk.sequence)
             self.blocks.trim(chunk.sequence.tables, chunk.sequence.computed)

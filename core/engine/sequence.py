@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import monotonic
+from typing import Any
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
@@ -24,8 +26,10 @@ class Sequence:
     cache, or a launched step writes it. `published` counts the blocks that are cached under their
     keys, `cached` the prompt tokens that the prefix cache had. `row` is the sampler row, -1 while
     the sequence waits. `mixture` are the adapters that apply, `lease` their rows of the mixture
-    table while the sequence runs. `submitted` and `started` are times of `monotonic`; a preemption
-    does not change them.
+    table while the sequence runs. `reads_tokens`: sampling reads its tokens on the host, for DRY or
+    a logits processor; `masks_only`: its processors only exclude tokens. `prepared` are the results
+    of processors' `prepare`. `drafts` are the proposed tokens of the step in flight. `submitted`
+    and `started` are times of `monotonic`; a preemption does not change them.
 
     An X-LoRA sequence is computed in two `passes`: with its mixture, and by the base model alone,
     whose hidden states give the scalings. It has block tables and keys of both passes, those of the
@@ -54,7 +58,10 @@ class Sequence:
     finish: Finish | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     reported: bool = False
-    needs_host_tokens: bool = False
+    reads_tokens: bool = False
+    masks_only: bool = False
+    drafts: list[int] = field(default_factory=list)
+    prepared: Mapping[str, Any] = field(default_factory=dict)
     submitted: float = field(default_factory=monotonic)
     started: float = 0.0
 
@@ -101,18 +108,9 @@ class Sequence:
 
     @property
     def ready(self) -> bool:
-        """Whether the next rows may be planned.
-
-        DRY and processors with `host_ids` read tokens on the host (`needs_host_tokens`), so their
-        sequences wait until no token is pending.
-        """
+        """Whether the next rows may be planned."""
         # At the limit the pending token is the last: a further row would be dropped.
-        if self.finish is not None or (self.drawn >= self.limit and self.pending):
-            return False
-        dry = self.request.sampling.dry
-        return not self.pending or not (
-            self.needs_host_tokens or (dry is not None and dry.multiplier > 0)
-        )
+        return self.finish is None and not (self.drawn >= self.limit and self.pending)
 
     @property
     def reads_prefix(self) -> bool:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from ostro.core.engine.adapters import build_adapter_pool, build_registry
+import torch
+
+from ostro.core.adapters.pool import AdapterPool
+from ostro.core.device import free_bytes
+from ostro.core.engine.adapters import build_registry
 from ostro.core.engine.build import (
     build_engine,
+    cache_needs,
     make_pooling_ready,
     make_ready,
     refresh,
+    reserve_adapters,
     warm_up,
 )
 from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
+from ostro.core.engine.memory import cache_budgets, check_weights
+from ostro.core.engine.model_entry import ModelEntry
+from ostro.core.engine.model_loader import BetweenSteps
+from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
+from ostro.core.engine.profile import step_bytes
 from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import PluginError
 from ostro.core.failure import Failures
-from ostro.core.ipc.messages import ModelSpec, Requantize
+from ostro.core.ipc.messages import ModelSpec
+from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
 from ostro.core.load.pooling import read_pooling
@@ -52,52 +64,159 @@ def open_engine(
     With `warm` the engine compiles all kernels first, so that the first request does not wait for
     that. Raises OstroError if the settings or a model are invalid.
     """
-    THREADS.set(models[0].settings.threads)
-    # All weights before the first cache, whose size is a share of the memory that is left.
+    if models:
+        THREADS.set(models[0].settings.threads)
+    # All weights before the first cache, whose size is a part of the memory that is left.
     loaded_models = [open_weights(model.settings, plugins, report) for model in models]
     entries, explain = dict[str, ModelEntry](), list[str]()
-    for model, loaded in zip(models, loaded_models, strict=True):
-        share = 1 / len(models)
-        entry = build_entry(loaded, model.settings, plugins, model.eos_ids, share=share)
-        # Before the capture: a plugin may still change the modules.
-        plugins.hook.ostro_model_loaded(model=loaded)
+    built = build_entries(loaded_models, models, plugins, free_bytes)
+    for model, entry, loaded in zip(models, built, loaded_models, strict=True):
         report("warming up", 0, 0)
-        if entry.tokens is not None:
-            # Only a capture shows whether steps can be captured, which --explain prints.
-            make_ready(entry.tokens, loaded, lazily=not (warm or model.settings.explain))
-            if warm:
-                warm_up(entry.tokens)
-        if entry.reader is not None:
-            make_pooling_ready(entry.reader, loaded, warm=warm)
+        # Only a capture shows whether steps can be captured, which --explain prints.
+        make_entry_ready(entry, lazily=not (warm or model.settings.explain), warm=warm)
         entries[model.settings.name or DEFAULT] = entry
         explain += loaded.explain
-    return MultiModelEngine(entries), explain
+    engine = MultiModelEngine(entries, lambda *args: load_entry(engine, plugins, *args))
+    return engine, explain
+
+
+def load_entry(
+    engine: MultiModelEngine,
+    plugins: PluginManager,
+    spec: ModelSpec,
+    report: ProgressCallback,
+    between_steps: BetweenSteps,
+) -> ModelEntry:
+    """Load one more model in a thread of an engine, and warm it up.
+
+    Raises OstroError, such as InsufficientMemory before the weights are read.
+    """
+
+    def check(found: ModelOutline) -> None:
+        # Layers on several devices are placed by the memory of each.
+        if spec.settings.placement is None:
+            free = free_beside(engine, found.device)
+            check_weights(sum(found.weigh().values()), free, found.device)
+
+    loaded = open_weights(spec.settings, plugins, report, check=check)
+
+    def build() -> ModelEntry:
+        [entry] = build_entries([loaded], [spec], plugins, partial(free_beside, engine))
+        report("warming up", 0, 0)
+        make_entry_ready(entry)
+        return entry
+
+    try:
+        # Steps of other models would change the memory that is measured on a GPU.
+        return between_steps(build) if loaded.device.type == "cuda" else build()
+    except BaseException:
+        loaded.container.close()
+        raise
+
+
+def free_beside(engine: MultiModelEngine, device: torch.device) -> int:
+    """The free bytes of a device, without the memory that caches of an engine may still use."""
+    unwritten = 0
+    # On the CPU the system provides the memory of a block at its first use.
+    if device.type == "cpu":
+        unwritten = sum(entry.unwritten_bytes for entry in list(engine.entries.values()))
+    return max(free_bytes(device) - unwritten, 0)
+
+
+def build_entries(
+    loaded_models: Sequence[LoadedModel],
+    models: Sequence[ModelSpec],
+    plugins: PluginManager,
+    free: Callable[[torch.device], int],
+) -> list[ModelEntry]:
+    """Build the engines of models within the free bytes of devices; see `cache_sizes`.
+
+    What the largest steps need on GPUs stays free.
+    """
+    pools = [
+        reserve_adapters(loaded, model.settings, 1 if is_job_model(loaded, model) else None)
+        for loaded, model in zip(loaded_models, models, strict=True)
+    ]
+    steps = Counter[torch.device]()
+    for loaded, model, pool in zip(loaded_models, models, pools, strict=True):
+        if not is_job_model(loaded, model):
+            steps += step_bytes(loaded, model.settings, plugins, pool)
+    sizes = cache_sizes(
+        loaded_models, models, plugins, lambda device: max(free(device) - steps[device], 0)
+    )
+    entries = [
+        build_entry(*each, plugins)
+        for each in zip(loaded_models, models, pools, sizes, strict=True)
+    ]
+    for loaded in loaded_models:
+        # Before the capture: a plugin may still change the modules.
+        plugins.hook.ostro_model_loaded(model=loaded)
+    return entries
+
+
+def cache_sizes(
+    loaded_models: Sequence[LoadedModel],
+    models: Sequence[ModelSpec],
+    plugins: PluginManager,
+    free: Callable[[torch.device], int],
+) -> list[dict[torch.device, int]]:
+    """Bytes for the caches of each model by device. Raises InsufficientMemory."""
+    needs = [
+        cache_needs(loaded, model.settings, plugins)
+        for loaded, model in zip(loaded_models, models, strict=True)
+    ]
+    sizes: list[dict[torch.device, int]] = [{} for _ in models]
+    for device in dict.fromkeys(device for each in needs for device in each):
+        using = [i for i, each in enumerate(needs) if device in each]
+        wanted = [(models[i].settings, needs[i][device]) for i in using]
+        for i, size in zip(using, cache_budgets(wanted, device, free(device)), strict=True):
+            sizes[i][device] = size
+    return sizes
+
+
+def make_entry_ready(entry: ModelEntry, *, lazily: bool = False, warm: bool = True) -> None:
+    """Check the outputs of a model, capture its decode steps and compile its kernels."""
+    loaded = entry.loaded
+    assert loaded is not None, "`build_entry` sets it"
+    if entry.tokens is not None:
+        make_ready(entry.tokens, loaded, lazily=lazily)
+        if warm:
+            warm_up(entry.tokens)
+    if entry.reader is not None:
+        make_pooling_ready(entry.reader, loaded, warm=warm)
 
 
 def open_weights(
-    settings: Settings, plugins: PluginManager, report: ProgressCallback | None = None
+    settings: Settings,
+    plugins: PluginManager,
+    report: ProgressCallback | None = None,
+    check: Callable[[ModelOutline], None] | None = None,
 ) -> LoadedModel:
-    """Find the model of the settings and load it. Raises OstroError as `open_engine`."""
+    """Find the model of the settings and load it; `check` may refuse it before.
+
+    Raises OstroError as `open_engine`.
+    """
     path = find(settings, plugins)
-    return load_model(path, settings, plugins, report, open_probe=open_probe)
+    return load_model(path, settings, plugins, report, open_probe=open_probe, check=check)
 
 
 def change_formats(
-    loaded: LoadedModel,
-    settings: Settings,
+    entry: ModelEntry,
     plugins: PluginManager,
-    engine: Engine | None,
-    message: Requantize,
+    quant: str | None,
+    topology: str | None,
     report: ProgressCallback,
 ) -> list[str]:
-    """Read a model's weights again in the formats of a message; return the lines of --explain.
+    """Read a model's weights again, in place, in other formats; return the lines of --explain.
 
-    Raises UsageError before any change.
+    No request may run meanwhile. Raises UsageError before any change.
     """
-    changed = replace(settings, quant=message.quant, topology=message.topology)
+    loaded, spec = entry.loaded, entry.spec
+    assert loaded is not None and spec is not None, "`build_entry` sets them"
+    changed = replace(spec.settings, quant=quant, topology=topology)
     requantize(loaded, changed, plugins, report, open_probe=open_probe)
-    if engine is not None:
-        refresh(engine, loaded, changed)
+    if entry.tokens is not None:
+        refresh(entry.tokens, loaded, changed)
     return loaded.explain
 
 
@@ -112,33 +231,45 @@ def require_model_class(loaded: LoadedModel, kind: type[M]) -> M:
     return loaded.model
 
 
+def tasks_of(loaded: LoadedModel, spec: ModelSpec) -> frozenset[str]:
+    """The tasks that a model serves."""
+    task = spec.settings.task
+    return frozenset(loaded.architecture.tasks if task is None else [task])
+
+
+def is_job_model(loaded: LoadedModel, spec: ModelSpec) -> bool:
+    """Whether a model serves jobs only."""
+    return tasks_of(loaded, spec) <= JOB_TASKS
+
+
 def build_entry(
     loaded: LoadedModel,
-    settings: Settings,
+    spec: ModelSpec,
+    pool: AdapterPool,
+    sizes: Mapping[torch.device, int] | None,
     plugins: PluginManager,
-    eos_ids: Iterable[int],
-    *,
-    share: float = 1.0,
 ) -> ModelEntry:
-    """Build the engines for a model's tasks; its cache gets `share` of the memory for caches."""
-    tasks = frozenset(loaded.architecture.tasks if settings.task is None else [settings.task])
+    """Build the engines for a model's tasks; `sizes` as in `build_engine`."""
+    settings, tasks = spec.settings, tasks_of(loaded, spec)
+    jobs: JobEngine | None = None
     if tasks <= JOB_TASKS:
-        pool = build_adapter_pool(loaded, settings, rows=1)
         registry = build_registry(loaded, settings, plugins, pool)
         model = require_model_class(loaded, JobModel)  # type: ignore[type-abstract]
-        change = partial(change_formats, loaded, settings, plugins, None)
-        jobs = JobEngine(model, registry, pool, Failures(plugins.explain, loaded.device))
-        return ModelEntry(jobs=jobs, registry=registry, loaded=loaded, requantize=change)
+        failures = Failures(plugins.explain, loaded.device)
+        jobs = JobEngine(model, registry, pool, failures, loaded.device)
+        return ModelEntry(jobs=jobs, registry=registry, loaded=loaded, spec=spec)
     require_model_class(loaded, TokenModel if tasks & TOKEN_TASKS else EncoderModel)  # type: ignore[type-abstract]
-    engine = build_engine(loaded, settings, plugins, eos_ids, share=share)
-    tokens = engine if tasks & TOKEN_TASKS else None
+    engine = build_engine(loaded, settings, plugins, spec.eos_ids, adapter_pool=pool, sizes=sizes)
+    if isinstance(loaded.model, JobModel):
+        jobs = JobEngine(loaded.model, engine.registry, pool, engine.failures, loaded.device)
     return ModelEntry(
-        tokens=tokens,
+        tokens=engine if tasks & TOKEN_TASKS else None,
         # Both engines may run in one loop: each call of the runner ends before the next begins.
         reader=build_pooling_engine(loaded, engine) if tasks & POOLING_TASKS else None,
+        jobs=jobs,
         registry=engine.registry,
         loaded=loaded,
-        requantize=partial(change_formats, loaded, settings, plugins, tokens),
+        spec=spec,
     )
 
 

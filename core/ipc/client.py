@@ -12,6 +12,8 @@ from contextlib import aclosing
 from itertools import count
 from typing import Any, Literal, TypeVar
 
+from msgspec.structs import replace
+
 from ostro.core.engine.request import (
     DEFAULT,
     JobOutput,
@@ -33,11 +35,12 @@ from ostro.core.ipc.messages import (
     Failed,
     FromEngine,
     GetStats,
+    ModelCommand,
+    ModelResult,
+    ModelSpec,
     Outputs,
     Progress,
     Ready,
-    Requantize,
-    Requantized,
     ToEngine,
     free_arrays,
     map_arrays,
@@ -71,15 +74,17 @@ class RequestObserver:
 class AsyncEngine(ABC):
     """A client that exchanges messages with an engine. All methods belong to one event loop.
 
-    `info` is None until the engine is ready, `progress` is that of loading, and `fault` is the
-    error that ended the engine. `admission` decides which requests the engine gets; one that has no
-    output after `max_wait` seconds fails. An engine that leaves a heartbeat unanswered for more
-    than `patience` seconds is `hung`. `observer` receives the events of all requests.
+    `info` is None until the engine is ready, `progress` is that of loading, `loading` that of each
+    model that a command loads, and `fault` is the error that ended the engine. `admission` decides
+    which requests the engine gets; one that has no output after `max_wait` seconds fails. An engine
+    that leaves a heartbeat unanswered for more than `patience` seconds is `hung`. `observer`
+    receives the events of all requests.
     """
 
     def __init__(self) -> None:
         self.info: Ready | None = None
         self.progress = Progress(what="starting")
+        self.loading: dict[str, Progress] = {}
         self.fault: OstroError | None = None
         self.draining = False
         self.admission: Admission = AdmitAll()
@@ -135,31 +140,27 @@ class AsyncEngine(ABC):
     async def close(self) -> None:
         """End the engine; requests under way fail."""
 
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
+    def generate(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
         """The outputs of a request until each of its choices has finished.
 
         Closing the generator early aborts the request. Raises RequestError if the engine refuses
         it, Overloaded before the engine is ready, while it drains and after `max_wait`, EngineDied
         if it has ended, and the error of `admission`.
         """
-        # Closed explicitly: a generator that is only dropped is closed at some later time, and its
-        # request would run until then.
-        async with aclosing(self._outputs(request, TokenStream(), request.sampling.n)) as outputs:
-            async for output in outputs:
-                yield output
+        return self._outputs(request, TokenStream(), request.sampling.n)
 
-    async def work(self, request: PoolingRequest | JobRequest) -> AsyncGenerator[JobOutput, None]:
+    def work(self, request: PoolingRequest | JobRequest) -> AsyncGenerator[JobOutput, None]:
         """The progress of a pooling request or a job; the last output has the result.
 
         Closing the generator early aborts the request. Raises as `generate`.
         """
-        async with aclosing(self._outputs(request, JobStream(), 1)) as outputs:
-            async for output in outputs:
-                yield output
+        return self._outputs(request, JobStream(), 1)
 
     async def result(self, request: PoolingRequest | JobRequest) -> JobOutput:
         """The last output of a pooling request or a job: its arrays and adapter generations."""
         last = JobOutput(id=request.id)
+        # Closed explicitly: a generator that is only dropped is closed at some later time, and its
+        # request would run until then.
         async with aclosing(self.work(request)) as outputs:
             async for output in outputs:
                 last = output
@@ -189,7 +190,7 @@ class AsyncEngine(ABC):
             wait = self.max_wait  # for the first output
             while left:
                 try:
-                    output = await asyncio.wait_for(stream.get(), wait)
+                    output = await (asyncio.wait_for(stream.get(), wait) if wait else stream.get())
                 except TimeoutError:
                     raise Overloaded(f"the request waited {wait:g} s; try again later") from None
                 wait = None
@@ -250,14 +251,35 @@ class AsyncEngine(ABC):
     async def requantize(
         self, quant: str | None = None, *, topology: str | None = None, model: str = DEFAULT
     ) -> list[str]:
-        """Convert a model's weights to other formats once all earlier requests are done.
+        """Load a model in other formats beside the old one, which ends its requests.
 
         `quant` and `topology` as in `Settings`; without both, the checkpoint's own formats. Returns
-        the lines of `--explain`. Raises UsageError for unknown formats, NotFound for the model.
+        the lines of `--explain`. Raises UsageError for unknown formats, NotFound for the model,
+        InsufficientMemory if both do not fit.
         """
-        fields = {"model": model, "quant": quant, "topology": topology}
-        explain: list[str] = await self._command(Requantize, **fields)
-        return explain
+        result = await self._change_models("requantize", model, quant=quant, topology=topology)
+        return result.explain
+
+    async def load_model(self, model: str, spec: ModelSpec | None = None) -> ModelResult:
+        """Load a model while others serve; one of this name is replaced and ends its requests.
+
+        Without `spec` its files are read again. Raises the error of the load, which affects no
+        other model.
+        """
+        return await self._change_models("load", model, spec=spec)
+
+    async def unload_model(self, model: str) -> ModelResult:
+        """Unload a model once its requests have ended. Raises NotFound."""
+        return await self._change_models("unload", model)
+
+    async def _change_models(
+        self, do: Literal["load", "unload", "requantize"], model: str, **fields: Any
+    ) -> ModelResult:
+        try:
+            result: ModelResult = await self._command(ModelCommand, do=do, model=model, **fields)
+        finally:
+            self.loading.pop(model, None)
+        return result
 
     async def adapt(
         self, do: Literal["load", "unload", "read", "register", "list"], **fields: Any
@@ -269,7 +291,7 @@ class AsyncEngine(ABC):
         adapters: list[AdapterInfo] = await self._command(AdapterCommand, do=do, **fields)
         return adapters
 
-    async def _command(self, kind: type[Requantize | AdapterCommand], **fields: Any) -> Any:
+    async def _command(self, kind: type[ModelCommand | AdapterCommand], **fields: Any) -> Any:
         """Send a command and wait for its result."""
         self.check()
         message = kind(id=f"command {next(self._numbers)}", **fields)
@@ -315,9 +337,11 @@ class AsyncEngine(ABC):
                 if stream := self._streams.get(output.id):
                     self.observer.receive(output)
                     stream.put(output)
-        elif isinstance(message, Requantized | AdapterResult):
+        elif isinstance(message, ModelResult | AdapterResult):
+            if isinstance(message, ModelResult) and self.info is not None:
+                self.info = replace(self.info, models=message.models)
             if (result := self._commands.get(message.id)) and not result.done():
-                done = message.explain if isinstance(message, Requantized) else message.adapters
+                done = message if isinstance(message, ModelResult) else message.adapters
                 result.set_result(done)
         elif isinstance(message, Failed):
             if message.id is None:
@@ -331,8 +355,11 @@ class AsyncEngine(ABC):
             if self._stats_futures and not (stats := self._stats_futures.popleft()).done():
                 stats.set_result(message)
         elif isinstance(message, Progress):
-            self.progress = message
-            # Requantizing takes longer than `patience`; its progress shows that nothing hangs.
+            if message.model:
+                self.loading[message.model] = message
+            else:
+                self.progress = message
+            # It answers no heartbeat, but shows that the engine works.
             if self._unanswered_since is not None:
                 self._unanswered_since = time.monotonic()
         else:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from ostro.core.engine.request import Output, Request, Stats
-from ostro.core.errors import NotFound, OstroError, UsageError
+from ostro.core.errors import OstroError
 from ostro.core.ipc.messages import (
     Abort,
     AdapterCommand,
@@ -17,14 +17,11 @@ from ostro.core.ipc.messages import (
     Failed,
     FromEngine,
     GetStats,
+    ModelCommand,
     ModelInfo,
     Outputs,
-    Progress,
-    Requantize,
-    Requantized,
     ToEngine,
 )
-from ostro.core.records import ProgressCallback
 from ostro.core.threads import THREADS
 
 log = logging.getLogger(__name__)
@@ -47,9 +44,9 @@ class Inbox(Protocol):
 class DrivenEngine(Protocol):
     """The interface of an engine that the loop drives.
 
-    `busy`: requests are under way. `runnable`: `step` can go on with one of them now; otherwise all
-    of them wait for adapters, and `step` would block until one has been read. `events` returns and
-    clears the messages beside outputs: results of commands, and failures.
+    `busy`: requests or commands are under way. `runnable`: `step` can go on with one of them now;
+    otherwise all of them wait for reads of adapters and models, and `step` would block until one
+    ends. `events` returns and clears the messages beside outputs: results of commands, failures.
     """
 
     @property
@@ -72,7 +69,7 @@ class DrivenEngine(Protocol):
 
     def stats(self) -> Stats: ...
 
-    def requantize(self, message: Requantize, report: ProgressCallback) -> list[str]: ...
+    def change_models(self, message: ModelCommand) -> None: ...
 
     def adapt(self, message: AdapterCommand) -> None: ...
 
@@ -106,10 +103,12 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
 
     Commands that take time are answered later, among the engine's events.
     """
-    if isinstance(message, Request | AdapterCommand):
+    if isinstance(message, Request | AdapterCommand | ModelCommand):
         try:
             if isinstance(message, AdapterCommand):
                 engine.adapt(message)
+            elif isinstance(message, ModelCommand):
+                engine.change_models(message)
             else:
                 engine.submit(message)
         # Whatever it is: the request has not begun, so other requests are unaffected.
@@ -123,23 +122,3 @@ def answer(engine: DrivenEngine, message: ToEngine, send: Send) -> None:
     elif isinstance(message, GetStats):
         # A copy: in one process the engine goes on counting in its own.
         send(replace(engine.stats()))
-    elif isinstance(message, Requantize):
-        requantize(engine, message, send)
-
-
-def requantize(engine: DrivenEngine, message: Requantize, send: Send) -> None:
-    """Finish all requests, then convert the weights.
-
-    A refused command fails alone; any other error ends the engine, whose weights may be half
-    converted.
-    """
-    # Running sequences have caches of the old weights.
-    while engine.busy:
-        if outputs := engine.step():
-            send(Outputs(list(outputs)))
-    try:
-        explain = engine.requantize(message, lambda *values: send(Progress(*values)))
-    except (UsageError, NotFound) as error:
-        send(Failed.of(error, message.id))
-    else:
-        send(Requantized(message.id, explain))

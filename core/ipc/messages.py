@@ -34,7 +34,9 @@ LIMIT = 1 << 30
 
 
 class ModelSpec(msgspec.Struct):
-    """A model to load. `eos_ids` are its tokenizer's: the engine process loads no tokenizer."""
+    """A model to load. `eos_ids` are its tokenizer's, which the engine process reads only for
+    logits processors.
+    """
 
     settings: Settings
     eos_ids: list[int] = []
@@ -42,20 +44,25 @@ class ModelSpec(msgspec.Struct):
 
 class StartEngine(msgspec.Struct, kw_only=True, tag=True):
     """The first message to an engine process: the models to load, and the plugin registry of the
-    client, which its own must equal.
+    client, which its own must equal. `settings` are those of the process: threads and plugins.
     """
 
+    settings: Settings
     models: list[ModelSpec]
     plugin_paths: list[str]
     registry: dict[str, str]
 
 
 class Progress(msgspec.Struct, tag=True):
-    """Progress of loading: `done` of `total` units of `what` (0 of 0 if unknown)."""
+    """Progress of loading: `done` of `total` units of `what` (0 of 0 if unknown).
+
+    `model` is the one that a command loads; empty while the engine starts.
+    """
 
     what: str
     done: int = 0
     total: int = 0
+    model: str = ""
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -119,23 +126,31 @@ class GetStats(msgspec.Struct, tag=True):
     """Request `Stats`."""
 
 
-class Requantize(msgspec.Struct, kw_only=True, tag=True):
-    """Convert a model's weights to other formats once all earlier requests are done.
+class ModelCommand(msgspec.Struct, kw_only=True, tag=True):
+    """Load, unload or requantize a model while others serve.
 
-    `quant` and `topology` as in `Settings`; without both, the checkpoint's own formats.
+    "load" replaces a model of the same name, which ends its requests first; without `spec` it reads
+    the files of that model again. "unload" is answered once the requests have ended and the memory
+    is free. "requantize" is a load with `quant` and `topology` as in `Settings`; without both, the
+    checkpoint's own formats.
     """
 
     id: str
+    do: Literal["load", "unload", "requantize"]
     model: str = DEFAULT
+    spec: ModelSpec | None = None
     quant: str | None = None
     topology: str | None = None
 
 
-class Requantized(msgspec.Struct, tag=True):
-    """The result of the command `id`: the lines of `--explain` for the new formats."""
+class ModelResult(msgspec.Struct, tag=True):
+    """The result of the command `id`: all models of the engine, and the lines of `--explain` of the
+    model that was loaded.
+    """
 
     id: str
-    explain: list[str]
+    models: dict[str, ModelInfo]
+    explain: list[str] = []
 
 
 class AdapterCommand(msgspec.Struct, kw_only=True, tag=True):
@@ -198,14 +213,14 @@ class Outputs(msgspec.Struct, tag=True):
     outputs: list[Output]
 
 
-ToEngine = StartEngine | Request | Abort | GetStats | Requantize | AdapterCommand | Close
-FromEngine = Progress | Ready | Failed | Outputs | Stats | Requantized | AdapterResult
+ToEngine = StartEngine | Request | Abort | GetStats | ModelCommand | AdapterCommand | Close
+FromEngine = Progress | Ready | Failed | Outputs | Stats | ModelResult | AdapterResult
 to_engine = msgspec.msgpack.Decoder(ToEngine)
 from_engine = msgspec.msgpack.Decoder(FromEngine)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: ToEngine | FromEngine) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """The bytes of a message on a socket."""
     body = _encoder.encode(message)
     return len(body).to_bytes(LENGTH, "little") + body

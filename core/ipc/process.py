@@ -45,6 +45,7 @@ from ostro.core.ipc.messages import (
 from ostro.core.media import Array
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings, resolve
+from ostro.core.threads import THREADS
 
 log = logging.getLogger(__name__)
 ENGINE: Import = "ostro.core.engine.start:open_engine"
@@ -117,7 +118,12 @@ class ProcessEngine(AsyncEngine, asyncio.Protocol):
         running = asyncio.get_running_loop()
         self._transport, _ = await running.create_unix_connection(lambda: self, sock=self._socket)
         self._send(
-            StartEngine(models=list(models), plugin_paths=self.plugin_paths, registry=self.registry)
+            StartEngine(
+                settings=self.settings,
+                models=list(models),
+                plugin_paths=self.plugin_paths,
+                registry=self.registry,
+            )
         )
         return await self._wait_ready()
 
@@ -286,9 +292,11 @@ def main(argv: Sequence[str]) -> int:
 def load(open_engine: Any, start: StartEngine, connection: EngineConnection) -> loop.DrivenEngine:
     """Load the plugins and the models, and send `Ready`."""
     plugins = PluginManager()
-    plugins.load(start.models[0].settings, start.plugin_paths)
+    plugins.load(start.settings, start.plugin_paths)
     if start.registry:
         plugins.compare(start.registry)
+    if not start.models:  # the first model is loaded by a command
+        THREADS.set(start.settings.threads)
     report = lambda *values: connection.send(Progress(*values))  # noqa: E731
     opened, explain = open_engine(start.models, plugins, report)
     engine: loop.DrivenEngine = opened

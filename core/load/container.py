@@ -1,7 +1,7 @@
 """Containers of named tensors: the common interface of checkpoint formats, over memory maps.
 
-Listing a container needs neither torch nor the tensors' bytes. A tensor is read as a view of the
-memory map: the OS loads a page when it is first accessed.
+Listing a container needs neither torch nor the tensors' bytes. A large tensor is read as a view of
+a memory map: the OS loads a page when it is first accessed.
 
 A file must not be truncated while it is in use. `MappedFile.read` detects a truncated file, but a
 page that disappears later kills the process with SIGBUS, as with any memory map. To replace a
@@ -54,6 +54,10 @@ DTYPES: Mapping[str, tuple[str, int]] = {
 }
 """Formats with a torch dtype: its name and the bytes per element."""
 
+# Bytes of the largest tensor that is copied: Linux maps 64 KiB of a file around each first access,
+# so the norms between the weights would keep a quarter of a file in memory.
+SMALL = 64 << 10
+
 CONFIG_BYTES = 10_000_000
 CONFIG_DEPTH = 100
 MAX_DIMS = 16
@@ -98,7 +102,8 @@ class MappedFile:
     """A file's bytes, mapped copy-on-write: a write to a tensor never reaches the file.
 
     A tensor without a torch dtype has a map of its own, which ends with the tensor: its bytes leave
-    the memory of the process once they have been converted.
+    the memory of the process once they have been converted. Tensors of at most `SMALL` bytes are
+    copies.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,16 +132,15 @@ class MappedFile:
         shape = info.shape if info.format in DTYPES else _packed_shape(info)
         if not info.nbytes:
             return torch.empty(shape, dtype=getattr(torch, dtype))
-        if info.format not in DTYPES:
+        raw = torch.from_numpy(self.data[start : start + info.nbytes])
+        if info.nbytes <= SMALL or info.format not in DTYPES:
             first = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
             pages = _map(self._descriptor, start - first + info.nbytes, first)
-            return torch.frombuffer(pages, dtype=torch.uint8)[start - first :].view(shape)
-        raw = torch.from_numpy(self.data[start : start + info.nbytes])
+            raw = torch.frombuffer(pages, dtype=torch.uint8)[start - first :]
         if info.format == "BOOL":
             # A torch.bool byte other than 0 and 1 is undefined behaviour.
             return (raw != 0).view(shape)
-        if start % itemsize:
-            raw = raw.clone()
+        raw = raw.clone() if info.nbytes <= SMALL or start % itemsize else raw
         return raw.view(getattr(torch, dtype)).view(shape)
 
     def _refuse_if_shrunk(self, tensor: str) -> None:

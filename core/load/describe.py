@@ -13,7 +13,8 @@ import torch
 from torch.nn import Module
 
 from ostro.core.config import ModelConfig, TextConfig
-from ostro.core.errors import ConfigError, Unsupported, UsageError
+from ostro.core.device import choose_device
+from ostro.core.errors import ConfigError, UsageError
 from ostro.core.load import transformers_backend
 from ostro.core.load.components import join
 from ostro.core.load.container import Container
@@ -171,30 +172,13 @@ def quantization(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is CUDA if available, else the CPU.
-
-    Raises UsageError for an invalid name, Unsupported if the device does not exist.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device {name!r}: expected cpu, cuda or cuda:1") from None
-    if device.type not in ("cpu", "cuda"):
-        raise Unsupported(f"--device {name}: expected cpu or cuda (for ROCm use cuda)")
-    if (device.index or 0) >= torch.get_device_module(device).device_count():
-        raise Unsupported(f"--device {name}: not found by torch; run `ostro doctor` for details")
-    return device
-
-
 def choose_dtype(
     name: str, raw: Mapping[str, Any], container: Container, device: torch.device
 ) -> torch.dtype:
     """The compute dtype: the one named, or for "auto" the checkpoint's.
 
-    "auto" falls back to float16 on CUDA devices and to float32 on CPUs without fast bfloat16.
+    On CUDA, "auto" computes in bfloat16 in the place of float32, and in float16 on devices without
+    bfloat16; on CPUs without fast bfloat16 in float32.
     """
     if name != "auto":
         if name not in DTYPES:
@@ -202,9 +186,18 @@ def choose_dtype(
         return DTYPES[name]
     stored = stored_dtype(raw, container)
     if device.type == "cuda":
-        fast = stored != torch.bfloat16 or torch.cuda.get_device_capability(device) >= (8, 0)
-        return stored if fast else torch.float16
+        has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if has_bf16 and stored != torch.float16 else torch.float16
     return stored if stored == torch.bfloat16 and cpu_has_bf16() else torch.float32
+
+
+def explain_dtype(found: ModelOutline, settings: Settings) -> list[str]:
+    """The line of --explain about a dtype that "auto" chose in the place of the checkpoint's."""
+    stored = stored_dtype(found.raw_config, found.container)
+    if settings.dtype != "auto" or found.dtype == stored:
+        return []
+    used, replaced = (str(dtype).removeprefix("torch.") for dtype in (found.dtype, stored))
+    return [f"dtype: {used} in the place of {replaced}; --dtype chooses another"]
 
 
 def stored_dtype(raw: Mapping[str, Any], container: Container) -> torch.dtype:

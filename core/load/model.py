@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from ostro.core.device import choose_device, compute_in_float32
 from ostro.core.load import transformers_backend
 from ostro.core.load.container import Container
-from ostro.core.load.describe import ModelOutline, choose_context, choose_device, target_of
+from ostro.core.load.describe import ModelOutline, choose_context, explain_dtype, target_of
 from ostro.core.load.names import Names
 from ostro.core.load.planning import OpenProbe, plan_model
 from ostro.core.load.quantize import QuantizationPlan, read_plan
@@ -62,12 +64,17 @@ def load_model(
     progress: ProgressCallback | None = None,
     *,
     open_probe: OpenProbe | None = None,
+    check: Callable[[ModelOutline], None] | None = None,
 ) -> LoadedModel:
     """Load the model at a local path; a planner of formats runs the model through `open_probe`.
 
-    Raises an OstroError that names the file, tensor, field or plugin at fault.
+    `check` may refuse the model before its weights are read. Raises an OstroError that names the
+    file, tensor, field or plugin at fault.
     """
     found = plan_model(path, settings, plugins, open_probe, progress)
+    if check is not None:
+        check(found)
+    compute_in_float32(found.device)
     model, container = found.model, found.container
     origin = plugins.origin("architectures", found.architecture.name)
     model.origin = f"architecture {found.architecture.name}" + (origin and f", {origin}")
@@ -102,6 +109,7 @@ def read_weights(
     reader = loaded.reader(plugins, placement=loaded.placement, plan=plan)
     tied = tied_names(model, names, space)
     fill(model, loaded.container, names, reader, space=space, progress=progress, tied=tied)
+    loaded.explain += explain_dtype(loaded, settings)
     loaded.explain += plan.describe() if plan else ()
     loaded.placement.move()
     cast_biases(model, loaded.dtype)

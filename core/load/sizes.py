@@ -22,7 +22,7 @@ from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, TensorInfo, resolve
 
-ROWS = 32
+ROWS = 64
 """Rows of a sample; a multiple of the rows that any kernel layout interleaves."""
 
 Shape = tuple[int, bool, str]
@@ -64,7 +64,7 @@ class Sizes:
         weight = torch.randn(rows, shape[0], generator=generator)
         weight = weight.to(self.outline.device, DTYPES.get(shape[2].lower(), torch.float32))
         if maker is None:
-            return self.finalized(self.dense(weight.to(self.outline.dtype)), shape[1])
+            return self.finalized(self.dense(weight, self.outline.dtype), shape[1])
         return self.finalized(maker.make(weight, self.outline.dtype, None), shape[1])
 
     def finalized(self, storage: Storage, embedding: bool) -> Storage:

@@ -205,6 +205,8 @@ class Inputs:
 
     rate: ClassVar[int] = 16000
     """Sample rate of `audio`, in Hz."""
+    voices: ClassVar[Sequence[str]] = ()
+    """Names of the voices of `speech`."""
 
     def __init__(self, raw: Mapping[str, Any], folder: Path) -> None:
         self.raw, self.folder = raw, folder
@@ -233,6 +235,14 @@ class Inputs:
         as requested or as the model's defaults. `second` is the prompt of a second text encoder.
         """
         raise Unsupported("this model does not generate images")
+
+    def count_tokens(
+        self, prompt: str, second: str | None, width: int, height: int
+    ) -> tuple[int, int]:
+        """The tokens of a prompt of `drawing`, and of an image of this size: the usage of a
+        request. 0 for a model without tokens.
+        """
+        return 0, 0
 
     def speech(self, text: str, voice: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
         """The engine request for speech: the text's tokens, max_seconds, temperature, top_p and

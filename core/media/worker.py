@@ -7,6 +7,7 @@ is killed.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from ostro.core.records import Import, resolve
 from ostro.core.worker import WorkerProcess, frame
 
 if TYPE_CHECKING:
+    from ostro.core.media.decode import Pixels
     from ostro.core.media.sound import Samples
 
 MEMORY = 16 << 30
@@ -52,11 +54,11 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sources: list[MediaSource]
 
 
-class AudioRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request to the worker: decode an audio file to samples at `rate` Hz."""
+class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request to the worker: decode an image file, or an audio file to samples at `rate` Hz."""
 
-    data: bytes
-    rate: int
+    source: MediaSource
+    rate: int = 0
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -73,10 +75,10 @@ class PrepareReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt: Prompt
 
 
-class AudioReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A reply of the worker: the samples, float32 [n], in shared memory."""
+class ArrayReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A reply of the worker: pixels or samples, in shared memory."""
 
-    samples: Array
+    array: Array
 
 
 def prepare(inputs: Inputs, tokens: Sequence[int], sources: Sequence[MediaSource]) -> Prompt:
@@ -97,6 +99,15 @@ def make_item(inputs: Inputs, source: MediaSource) -> Item:
     except RequestError as error:
         error.param = "messages"
         raise
+
+
+def decode(request: DecodeRequest) -> Pixels | Samples:
+    """The pixels of an image file, or the samples of an audio file."""
+    from ostro.core.media.decode import read_image
+    from ostro.core.media.sound import read_sound
+
+    data = request.source.data
+    return read_image(data) if request.source.kind == "image" else read_sound(data, request.rate)
 
 
 class MediaWorker:
@@ -123,7 +134,7 @@ class MediaWorker:
         """Place media in a prompt; large arrays stay in shared memory.
 
         Raises RequestError for media that cannot be decoded, Unsupported for kinds that the model
-        does not support.
+        does not support, Overloaded if the process was killed.
         """
         check_count(sources)
         reply = self._ask(PrepareRequest(tokens=list(tokens), sources=list(sources)))
@@ -132,27 +143,43 @@ class MediaWorker:
 
     def listen(self, data: bytes, rate: int) -> Samples:
         """Decode an audio file; see `read_sound`."""
-        reply = self._ask(AudioRequest(data=data, rate=rate))
-        assert isinstance(reply, AudioReply)
-        return reply.samples.numpy()
+        return self._decode(DecodeRequest(source=MediaSource("audio", data), rate=rate))
 
-    def _ask(self, request: PrepareRequest | AudioRequest) -> PrepareReply | AudioReply:
+    def look(self, data: bytes) -> Pixels:
+        """Decode an image file; see `read_image`. The `param` of errors is "image"."""
+        try:
+            return self._decode(DecodeRequest(source=MediaSource("image", data)))
+        except RequestError as error:
+            error.param = "image"
+            raise
+
+    def _decode(self, request: DecodeRequest) -> Any:
+        reply = self._ask(request)
+        assert isinstance(reply, ArrayReply)
+        return reply.array.numpy()
+
+    def _ask(self, request: PrepareRequest | DecodeRequest) -> PrepareReply | ArrayReply:
         """Send a request and return its reply. Raises the error of an ErrorReply."""
         data = msgspec.msgpack.encode(request)
         with self._lock:
             try:
                 reply = msgspec.msgpack.decode(
-                    self._exchange(data), type=PrepareReply | AudioReply | ErrorReply
+                    self._exchange(data), type=PrepareReply | ArrayReply | ErrorReply
                 )
                 if isinstance(reply, PrepareReply):
                     return PrepareReply(prompt=reply.prompt.change(Array.take))
-                if isinstance(reply, AudioReply):
-                    return AudioReply(samples=reply.samples.read())
-            except (OSError, EOFError, TimeoutError) as error:
+                if isinstance(reply, ArrayReply):
+                    return ArrayReply(array=reply.array.read())
+            except (OSError, EOFError) as error:
+                late = isinstance(error, TimeoutError)
+                killed = not late and self._was_killed()
                 self._worker.stop()
                 if self.closed:
                     raise Overloaded(GONE) from None
-                late = isinstance(error, TimeoutError)
+                if killed:
+                    raise Overloaded(
+                        "the process that prepares media was killed; try again"
+                    ) from None
                 why = f"took longer than {SECONDS:.0f} s" if late else "crashed the worker"
                 raise RequestError(
                     f"preparing the media {why}; send smaller ones", param="messages"
@@ -167,6 +194,10 @@ class MediaWorker:
         with self._lock:
             self._worker.stop()
         self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _was_killed(self) -> bool:
+        """Whether a process that has ended was killed: a file may crash it, but not kill it."""
+        return self._worker.pid is not None and self._worker.wait() == -signal.SIGKILL
 
     def _exchange(self, data: bytes) -> bytes:
         """Send an encoded request, return the reply. Raises EOFError, OSError or TimeoutError."""
@@ -190,15 +221,12 @@ def environment() -> dict[str, str]:
 # The worker process
 
 
-def answer(make: Callable[[], Inputs], data: bytes) -> PrepareReply | AudioReply | ErrorReply:
+def answer(make: Callable[[], Inputs], data: bytes) -> PrepareReply | ArrayReply | ErrorReply:
     """Handle one request. Errors become an ErrorReply."""
     try:
-        request = msgspec.msgpack.decode(data, type=PrepareRequest | AudioRequest)
-        if isinstance(request, AudioRequest):
-            from ostro.core.media.sound import read_sound
-
-            samples = read_sound(request.data, request.rate)
-            return AudioReply(samples=Array.of(samples).share())
+        request = msgspec.msgpack.decode(data, type=PrepareRequest | DecodeRequest)
+        if isinstance(request, DecodeRequest):
+            return ArrayReply(array=Array.of(decode(request)).share())
         prompt = prepare(make(), request.tokens, request.sources)
         return PrepareReply(prompt=prompt.change(Array.share))
     except OstroError as error:

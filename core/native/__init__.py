@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,6 +49,24 @@ class Capture(threading.local):
 CAPTURE = Capture()
 
 
+@dataclass(frozen=True)
+class NativeKernel:
+    """A C++ function of `EXPORT`: `run` calls it, `words` is its address with the arguments packed
+    as an array of 64-bit words.
+
+    `kinds` are the ctypes of the arguments.
+    """
+
+    run: Function
+    words: Any
+    kinds: tuple[Any, ...]
+
+    def __call__(self, *args: Any) -> None:
+        if CAPTURE.calls is not None:
+            CAPTURE.calls.append((self, args))
+        self.run(*args)
+
+
 def functions(library: ctypes.CDLL, name: str, *kinds: Any) -> dict[torch.dtype, Function]:
     """The functions of `EXPORT(name)` by element type; `kinds` are their argument types.
 
@@ -58,7 +77,8 @@ def functions(library: ctypes.CDLL, name: str, *kinds: Any) -> dict[torch.dtype,
     for dtype, suffix in SUFFIXES.items():
         address = exported(library, f"{name}_{suffix}_address")
         address.restype = ctypes.c_void_p
-        found[dtype] = capturable(prototype(address()))
+        words = exported(library, f"{name}_{suffix}_words")
+        found[dtype] = NativeKernel(prototype(address()), words, kinds)
     return found
 
 

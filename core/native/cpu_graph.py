@@ -8,49 +8,29 @@ captured call must therefore not read numbers from tensors, and its inputs stay 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ostro.core import native
+from ostro.core.host_reads import NotCapturable, RefuseHostReads, obstacle, tensors
+from ostro.core.native.kernel_calls import KernelCalls
 
 T = TypeVar("T")
 
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments."""
 
-READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.item}
-"""Tensor methods that return numbers to Python."""
-
 MAX_BYTES = 1 << 27
 """Bytes that the intermediate tensors of a call may take: a graph keeps them allocated."""
 
 EMPTY = ("empty", "new_empty")
 """Prefixes of the operations that allocate memory and write nothing."""
-
-
-class NotCapturable(Exception):
-    """A call cannot be captured; the message is the reason."""
-
-
-class RefuseHostReads(TorchFunctionMode):
-    """Refuses functions that return numbers to Python.
-
-    A condition on such a number would be fixed by the capture, and wrong for the next inputs.
-    """
-
-    # The dispatcher does not see all of them: `numpy` and `tolist` read memory directly.
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in READS:
-            raise NotCapturable(f"it reads numbers on the host ({func.__name__})")
-        return func(*args, **(kwargs or {}))
 
 
 class RecordOperations(TorchDispatchMode):
@@ -78,19 +58,13 @@ class RecordOperations(TorchDispatchMode):
         out = func(*args, **kwargs)
         results, arguments = list(tensors(out)), list(tensors((args, kwargs)))
         self.retain(results, arguments)
-        if arguments and not results:
-            # Its result is a number or nothing: .item(), a comparison, an assertion.
-            raise NotCapturable(f"it reads numbers on the host ({func})")
+        if why := obstacle(func, arguments, results):
+            raise NotCapturable(why)
         name = func._schema.name.partition("::")[2]
         if func._schema.is_mutable:
             # Writes into its arguments, which stay in place.
             self.steps.append((partial(func, **kwargs), args))
         elif not name.startswith(EMPTY) and not views(results, arguments):
-            # `index` has a dynamic shape only with a mask; with integers its shape is theirs.
-            masked = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in arguments[1:])
-            dynamic = torch.Tag.dynamic_output_shape in func.tags
-            if dynamic and (name != "index" or masked):
-                raise NotCapturable(f"the shape of its result depends on numbers ({func})")
             one = len(results) == 1 and not results[0].is_mkldnn
             into = out_variant(func) if one else None
             if into is None:
@@ -114,11 +88,6 @@ class RecordOperations(TorchDispatchMode):
             raise NotCapturable(
                 f"its intermediate tensors take more than {MAX_BYTES} bytes of memory"
             )
-
-
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors among nested arguments or results."""
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
 def views(results: list[Tensor], arguments: list[Tensor]) -> bool:
@@ -182,4 +151,16 @@ def record(call: Callable[[], T]) -> CpuGraph[T]:
             out = call()
     finally:
         native.CAPTURE.calls = None
-    return CpuGraph(steps, operations.retained, out)
+    return CpuGraph(join(steps), operations.retained, out)
+
+
+def join(steps: Sequence[Step]) -> Sequence[Step]:
+    """Join consecutive kernel calls to one step, unless the C++ for it cannot be compiled."""
+    joined: list[Step] = []
+    for are_kernels, group in groupby(steps, lambda step: isinstance(step[0], native.NativeKernel)):
+        calls: list[Any] = list(group)
+        try:
+            joined += [(KernelCalls(calls), ())] if are_kernels else calls
+        except ImportError:
+            return steps
+    return joined

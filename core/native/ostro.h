@@ -5,9 +5,12 @@
 // instruction, and each has a plain C++ fallback.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__AVX512F__) || defined(__AVX2__) || defined(__F16C__)
 #include <immintrin.h>
@@ -83,31 +86,57 @@ struct bf16 {
 };
 typedef _Float16 f16;
 
-// Export the addresses of a function template `name<T>` under one C name per element type:
-// name_f32_address, name_bf16_address, name_f16_address.
-#define EXPORT(name)                                                                \
-    extern "C" decltype(&name<float>) name##_f32_address() { return &name<float>; } \
-    extern "C" decltype(&name<bf16>) name##_bf16_address() { return &name<bf16>; }  \
-    extern "C" decltype(&name<f16>) name##_f16_address() { return &name<f16>; }
+// Call a function whose arguments are 64-bit words: a small argument is in the first bytes of its
+// word.
+template <class A>
+static inline A from_word(const int64_t& word) {
+    A argument;
+    memcpy(&argument, &word, sizeof argument);
+    return argument;
+}
+
+template <class... A, size_t... I>
+static inline void call(void (*function)(A...), const int64_t* words, std::index_sequence<I...>) {
+    function(from_word<A>(words[I])...);
+}
+
+template <class... A>
+static inline void call(void (*function)(A...), const int64_t* words) {
+    call(function, words, std::index_sequence_for<A...>());
+}
+
+// Export a function template `name<T>` for one element type under C names: its address, and a
+// function of the same arguments as words.
+#define EXPORT_ONE(name, T, suffix)                                                              \
+    extern "C" decltype(&name<T>) name##_##suffix##_address() { return &name<T>; }               \
+    extern "C" void name##_##suffix##_words(const int64_t* words) { call(&name<T>, words); }
+
+// The same for all element types, as name_f32_address and so on.
+#define EXPORT(name)             \
+    EXPORT_ONE(name, float, f32) \
+    EXPORT_ONE(name, bf16, bf16) \
+    EXPORT_ONE(name, f16, f16)
 
 static inline v16 splat(float x) { return v16{} + x; }
 
-static inline v16 as_floats(v16u bits) {
-    v16 x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static inline v16u as_bits(v16 x) {
-    v16u bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
+// GCC copies a vector of two halves through memory: the functions below name its halves.
+#ifdef __AVX512F__
+static inline v16 as_floats(v16u bits) { return (v16)bits; }
+static inline v16u as_bits(v16 x) { return (v16u)x; }
+#else
+static inline v16 as_floats(v16u bits) { return {(v8)bits.low, (v8)bits.high}; }
+static inline v16u as_bits(v16 x) { return {(v8u)x.low, (v8u)x.high}; }
+#endif
 
 // Load 16 elements, unaligned, as float32.
 static inline v16 load(const float* p) {
     v16 x;
+#ifdef __AVX512F__
     memcpy(&x, p, sizeof x);
+#else
+    memcpy(&x.low, p, sizeof x.low);
+    memcpy(&x.high, p + 8, sizeof x.high);
+#endif
     return x;
 }
 
@@ -161,7 +190,7 @@ static inline v16 from_halves(v16u x) {
 #endif
 }
 
-// Zero-extend 16 bytes to words: one instruction, which compilers do not generate by themselves.
+// Extend 16 bytes to words: one instruction, which compilers do not generate by themselves.
 static inline v16u widen(const uint8_t* p) {
 #if defined(__AVX512F__)
     return (v16u)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
@@ -175,8 +204,28 @@ static inline v16u widen(const uint8_t* p) {
 #endif
 }
 
+static inline v16i widen(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (v16i)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+    return {(v8i)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+            (v8i)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+#else
+    v16i x;
+    for (int i = 0; i < 16; i++) x[i] = p[i];
+    return x;
+#endif
+}
+
 // Round to nearest, ties to even; NaN stays NaN.
-static inline void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
+static inline void store(float* p, v16 x) {
+#ifdef __AVX512F__
+    memcpy(p, &x, sizeof x);
+#else
+    memcpy(p, &x.low, sizeof x.low);
+    memcpy(p + 8, &x.high, sizeof x.high);
+#endif
+}
 
 static inline void store(bf16* p, v16 x) {
     v16u bits = as_bits(x);
@@ -231,10 +280,26 @@ static inline v16 to_floats(v16i x) {
 #endif
 }
 
+// The same for words below 2^31.
+static inline v16 to_floats(v16u x) {
+#ifdef __AVX512F__
+    return __builtin_convertvector((v16i)x, v16);
+#else
+    return {__builtin_convertvector((v8i)x.low, v8), __builtin_convertvector((v8i)x.high, v8)};
+#endif
+}
+
 // Store the low byte of each word.
 static inline void store_bytes(int8_t* p, v16u x) {
 #ifdef __AVX512F__
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x));
+#elif defined(__AVX2__)
+    __m256i byte = _mm256_set1_epi32(255);
+    __m256i mixed = _mm256_packus_epi32(_mm256_and_si256((__m256i)x.low, byte),
+                                        _mm256_and_si256((__m256i)x.high, byte));
+    __m256i words = _mm256_permute4x64_epi64(mixed, 0xd8);
+    __m128i first = _mm256_castsi256_si128(words), second = _mm256_extracti128_si256(words, 1);
+    _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(first, second));
 #else
     for (int i = 0; i < 16; i++) p[i] = (int8_t)x[i];
 #endif
@@ -252,12 +317,26 @@ static inline v16 prevent_fma(v16 x) {
     return x;
 }
 
+// The two halves of a vector.
+struct Halves {
+    v8 low, high;
+};
+
+static inline Halves halves(v16 x) {
+#ifdef __AVX512F__
+    Halves parts;
+    memcpy(&parts, &x, sizeof x);
+    return parts;
+#else
+    return {x.low, x.high};
+#endif
+}
+
 static inline float sum(v16 x) {
-    v8 a[2];
-    memcpy(a, &x, sizeof x);
-    a[0] += a[1];
+    Halves parts = halves(x);
+    v8 a = parts.low + parts.high;
     v4 b[2];
-    memcpy(b, a, sizeof b);
+    memcpy(b, &a, sizeof b);
     b[0] += b[1];
     return (b[0][0] + b[0][2]) + (b[0][1] + b[0][3]);
 }
@@ -265,11 +344,10 @@ static inline float sum(v16 x) {
 static inline v16 max(v16 a, v16 b) { return select(a > b, a, b); }
 
 static inline float reduce_max(v16 x) {
-    v8 a[2];
-    memcpy(a, &x, sizeof x);
-    a[0] = a[0] > a[1] ? a[0] : a[1];
+    Halves parts = halves(x);
+    v8 a = parts.low > parts.high ? parts.low : parts.high;
     v4 b[2];
-    memcpy(b, a, sizeof b);
+    memcpy(b, &a, sizeof b);
     b[0] = b[0] > b[1] ? b[0] : b[1];
     float low = b[0][0] > b[0][2] ? b[0][0] : b[0][2];
     float high = b[0][1] > b[0][3] ? b[0][1] : b[0][3];
@@ -336,6 +414,68 @@ static inline v16i dot4_add(v16i acc, v16u a, uint32_t b) {
     return acc;
 #endif
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// An optimization barrier: GCC postpones long sums, and spills the products.
+template <class V>
+static inline void finish_sums(V& low, V& high) {
+    asm("" : "+x"(low), "+x"(high));
+}
+#endif
+
+// Sums of the products of `dot4_add`, of which a has no byte above MAX and b none below -127. Up to
+// WORDS products may be added before `total`.
+template <int MAX, class = void>
+struct DotSums {
+    static constexpr int WORDS = 8;
+    v16i sums;
+
+    void begin(v16i start) { sums = start; }
+    void add(v16u a, uint32_t b) {
+        sums = dot4_add(sums, a, b);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        finish_sums(sums.low, sums.high);
+#endif
+    }
+    v16i total() const { return sums; }
+};
+
+// Without VNNI, one instruction adds two products in 16 bits, which 7-bit codes do not exceed.
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+template <int MAX>
+struct DotSums<MAX, std::enable_if_t<(MAX < 128)>> {
+    static constexpr int WORDS = std::min(8, 32767 / (2 * 127 * MAX));
+    v16i start;
+    __m512i sums;
+
+    void begin(v16i from) { start = from, sums = __m512i{}; }
+    void add(v16u a, uint32_t b) {
+        __m512i products = _mm512_maddubs_epi16((__m512i)a, _mm512_set1_epi32((int)b));
+        sums = _mm512_add_epi16(sums, products);
+    }
+    v16i total() const { return start + (v16i)_mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
+};
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+template <int MAX>
+struct DotSums<MAX, std::enable_if_t<(MAX < 128)>> {
+    static constexpr int WORDS = std::min(8, 32767 / (2 * 127 * MAX));
+    v16i start;
+    __m256i low, high;
+
+    void begin(v16i from) { start = from, low = high = __m256i{}; }
+    void add(v16u a, uint32_t b) {
+        __m256i all = _mm256_set1_epi32((int)b);
+        low = _mm256_add_epi16(low, _mm256_maddubs_epi16((__m256i)a.low, all));
+        high = _mm256_add_epi16(high, _mm256_maddubs_epi16((__m256i)a.high, all));
+        if (WORDS > 2) finish_sums(low, high);
+    }
+    v16i total() const {
+        __m256i one = _mm256_set1_epi16(1);
+        v16i sums = {(v8i)_mm256_madd_epi16(low, one), (v8i)_mm256_madd_epi16(high, one)};
+        return start + sums;
+    }
+};
+#endif
 
 // Transpose 16 words of 16 rows, `row` bytes apart, into 16 vectors of one word of every row.
 static inline void load_transposed(const uint8_t* p, int64_t row, v16u* to) {

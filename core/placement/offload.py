@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ostro.core.device import HOST
 from ostro.core.errors import Unsupported
 from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.storage import Storage
-
-HOST = torch.device("cpu")
 
 
 class TransferUnit(Protocol):

@@ -10,7 +10,7 @@ weights from host memory, `segments` captures runs of layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -18,11 +18,11 @@ from itertools import groupby, pairwise
 import torch
 from torch.nn import Module
 
-from ostro.core.device import format_bytes, free_bytes, parse_size
+from ostro.core.device import HOST, current_device, format_bytes, free_bytes, parse_size, with_index
 from ostro.core.errors import UsageError
 from ostro.core.nn import CachedLayer, Experts, Head, Model
 from ostro.core.ops import Target
-from ostro.core.placement.offload import HOST, on_device, with_storages
+from ostro.core.placement.offload import on_device, with_storages
 from ostro.core.placement.patterns import PatternRule, matches, read_rules
 from ostro.core.placement.segments import LEAST, LayerSegment, LayerSegments
 from ostro.core.placement.transfers import DeviceTransfers
@@ -88,9 +88,12 @@ class Placement:
         """Whether activations or weights move between devices during a forward pass."""
         return any(u.offloaded or u.device != self.main_device for u in self.units.values())
 
-    def on_device(self, module: Module) -> AbstractContextManager[None]:
-        """Within the context, an offloaded module's weights are on the device."""
-        return on_device(module, self.main_device) if self.is_offloaded(module) else nullcontext()
+    @contextmanager
+    def on_device(self, module: Module) -> Iterator[None]:
+        """Within the context, a module's device is the current one and has its weights."""
+        offloaded, device = self.is_offloaded(module), self.device(module)
+        with current_device(device), on_device(module, device) if offloaded else nullcontext():
+            yield
 
     def apply(self, rules: list[PatternRule], devices: Devices) -> None:
         """Place units by rules; of several that match a unit, the last one applies.
@@ -321,13 +324,6 @@ def find_units(model: Model, main: torch.device) -> Iterator[Unit]:
 def has_cache(unit: Unit) -> bool:
     """Whether a unit contains a layer with a cache."""
     return any(isinstance(module, CachedLayer) for module in unit.module.modules())
-
-
-def with_index(device: torch.device) -> torch.device:
-    """The device with its index, as tensors have it: "cuda" is the current one."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def format_paths(units: list[Unit]) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ostro.core.device import current_device
 from ostro.core.ops import Op, Target
 from ostro.core.placement.offload import Offloader, TransferUnit, with_storages
 from ostro.core.step import Step
@@ -105,7 +106,7 @@ class DeviceTransfers:
         args, kwargs = given
         caller, self.computing = self.computing, unit
         try:
-            with on(unit.device):
+            with current_device(unit.device):
                 return method(*args, **kwargs)
         finally:
             self.computing = caller
@@ -196,11 +197,6 @@ def changed(
             if there is not item:
                 others[each.name] = there
     return replace(value, **others) if others else value
-
-
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """Within the context, kernels are launched on the device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def select_kernels(module: Module, target: Target, device: torch.device) -> Module:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GROUP = "ostro"
 FOLDERS = ("architectures", "quant", "adapters", "plugins")
-SUBFOLDERS = "caches checkpoints logits parsers pipelines sources speculation stores".split()
+SUBFOLDERS = "apis caches checkpoints logits parsers pipelines sources speculation stores".split()
 """Folders of `plugins` whose packages are plugins; every other package there is one itself."""
 
 NO_PLUGINS = ("conformance",)

@@ -33,6 +33,7 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "object": lambda value: True,
     "Mapping": lambda value: isinstance(value, Mapping),
     "tuple[str, ...]": _tuple_of(str),
+    "tuple[int, ...]": _tuple_of(int),
     "tuple[int, int]": lambda value: isinstance(value, tuple) and [*map(type, value)] == [int, int],
     "tuple[Format, ...]": _tuple_of(Format),
 }

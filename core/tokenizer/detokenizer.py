@@ -103,11 +103,16 @@ class Detokenizer:
     def add(self, ids: Iterable[int]) -> str:
         """Add ids and return the text that is complete now, possibly ""."""
         decode, piece, skip = self._utf8.decode, self._piece, self._skip
-        return self._begin("".join(decode(piece(id)) for id in ids if id not in skip))
+        text = "".join([decode(piece(id)) for id in ids if id not in skip])
+        return self._begin(text) if self._strip else text
+
+    def flush(self) -> str:
+        """Return the text held back; bytes of an incomplete character become U+FFFD."""
+        return self._begin(self._utf8.decode(b"", final=True))
 
     def finish(self) -> str:
         """Return the text held back. Nothing may be added afterwards."""
-        return self._begin(self._utf8.decode(b"", final=True))
+        return self.flush()
 
     def _begin(self, text: str) -> str:
         if self._strip and text:
@@ -135,6 +140,10 @@ class WindowDetokenizer(Detokenizer):
         text = "".join(pieces)
         self._shown += len(text)
         return text
+
+    def flush(self) -> str:
+        """Return nothing: the window decides when its text is complete."""
+        return ""
 
     def finish(self) -> str:
         """Return the text held back. Nothing may be added afterwards."""

@@ -20,11 +20,11 @@ def check_length(text: str, limit: int, count: Callable[[str], int]) -> None:
     `count` gives the number of tokens of a text. The cost grows with `limit`, not with the text: a
     long text is counted piece by piece, from the front, until the limit is exceeded.
     """
-    # The length in bytes refuses nothing by itself: normalizers and pre-tokenizers may drop any
-    # amount of white space, and a single unknown token may stand for any number of characters. The
-    # sum over pieces is never far above the count of the whole: pieces are tokenized as the whole
-    # is, except next to a cut, which splits one word (WordPiece gives up words beyond 100
-    # characters) or shifts the merges of a few tokens.
+    # This is for tokenizers without a longest token (`bound.py`): normalizers and pre-tokenizers
+    # may drop any amount of white space, and an unknown token may stand for any number of
+    # characters. The sum over pieces is never far above the count of the whole: pieces are
+    # tokenized as the whole is, except next to a cut, which splits one word (WordPiece gives up
+    # words beyond 100 characters) or shifts the merges of a few tokens.
     if len(text) <= max(PIECE, SHORT * limit):
         return
     allowed = limit

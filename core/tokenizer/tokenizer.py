@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import tokenizers
 
 from ostro.core.errors import RequestError, TokenizerError
+from ostro.core.tokenizer.bound import longest_token
 from ostro.core.tokenizer.detokenizer import Detokenizer, Spelling, WindowDetokenizer
 from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.limit import check_length, too_long
@@ -78,6 +80,7 @@ class Tokenizer:
         view = self.backend if parse_special else self._plain if start else self._inner
         with tokenizer_errors(f"{self.source}: cannot encode"):
             if limit is not None:
+                self.check_size(len(text), limit)
                 check_length(text, limit, lambda piece: len(_ids(view, piece)))
             ids = _ids(view, text) if parse_special else self._encode_plain(view, text)
         ids = [*self.prefix, *ids, *self.suffix] if special else ids
@@ -99,6 +102,7 @@ class Tokenizer:
             for text in texts:
                 _check_unicode(text)
                 if limit is not None:
+                    self.check_size(len(text), limit)
                     check_length(text, limit, lambda piece: len(_ids(self._plain, piece)))
             parts = self._plain.encode_batch(texts, add_special_tokens=False)
             length = sum(map(len, parts))
@@ -107,6 +111,29 @@ class Tokenizer:
             pair = parts[1] if len(parts) > 1 else None
             whole = self.backend.post_process(parts[0], pair, True)
         return list(whole.ids), list(whole.type_ids)
+
+    def check_size(self, size: int, limit: int) -> None:
+        """Raise ContextLengthExceeded if a text of `size` bytes has more than `limit` tokens.
+
+        Larger texts pass if one token may stand for any amount of text.
+        """
+        if size > limit and self.longest is not None and size > limit * self.longest:
+            raise too_long(limit)
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether each token writes its own bytes in a text, whatever its neighbours are."""
+        return self._spelling is not None
+
+    @property
+    def decoder(self) -> str:
+        """The type of the backend's decoder, "none" without one."""
+        return "none" if self.backend.decoder is None else type(self.backend.decoder).__name__
+
+    @cached_property
+    def longest(self) -> int | None:
+        """The most bytes of a text that one token stands for; None if there is no limit."""
+        return longest_token(self.backend)
 
     def split(self, text: str) -> list[str | int]:
         """Split text at its control tokens: their ids, and the texts between them."""
@@ -142,7 +169,7 @@ class Tokenizer:
         continues = bool(prompt) and prompt[-1] not in self.control_ids
         strip = self._spelling.leading_space and not continues
         skip = self.control_ids if skip_special else frozenset()
-        return Detokenizer(self._piece, skip, strip)
+        return Detokenizer(self.piece, skip, strip)
 
     def token(self, id: int) -> str:
         """The vocabulary entry of an id, "" beyond the vocabulary."""
@@ -164,10 +191,12 @@ class Tokenizer:
         text = self.special_tokens.get(role)
         return None if text is None else self.backend.token_to_id(text)
 
-    def _piece(self, id: int) -> bytes:
+    def piece(self, id: int) -> bytes:
+        """The bytes of one token in a text, control tokens included, b"" beyond the vocabulary."""
         piece = self._pieces.get(id)
         if piece is None:
-            assert self._spelling is not None
+            if self._spelling is None:
+                return self.backend.decode([id], skip_special_tokens=False).encode()
             piece = self._pieces[id] = self._spelling.spell(self.token(id))
         return piece
 

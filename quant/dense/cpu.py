@@ -2,10 +2,10 @@
 
 A packed weight has one of three layouts. *Plain* is the weight itself [n, k], on CPUs with AMX
 tiles: oneDNN reads its rows at memory bandwidth if it is the left operand of a narrow matmul.
-*Panels* (panels.py) are for bfloat16 on CPUs with AVX512-BF16 alone. *Blocked*
-(`Tensor.is_mkldnn`) is oneDNN's own order, on all other CPUs, where oneDNN would reorder a plain
-weight at each call. Measured on two cores, bf16, all 113 matmuls of a 0.6B decoder, milliseconds by
-rows of x:
+*Panels* (panels.py) are for bfloat16 weights on CPUs with AVX512-BF16 or without AVX-512; the
+latter multiply them with x in float32 as well. *Blocked* (`Tensor.is_mkldnn`) is oneDNN's own
+order, on all other CPUs, where oneDNN would reorder a plain weight at each call. Measured on two
+cores, bf16, all 113 matmuls of a 0.6B decoder, milliseconds by rows of x:
 
     rows                           1      8     32     64    512 (without the head)
     AMX     F.linear              70     76     86    123    219
@@ -38,16 +38,29 @@ NARROW = {torch.bfloat16: (2, 64), torch.float32: (8, 64)}
 
 
 def packable(dtype: torch.dtype) -> bool:
-    """Whether `pack` has a layout for this dtype on this CPU."""
+    """Whether `pack` has a layout for x of this dtype on this CPU."""
+    return is_blockable(dtype) or panels.supported(dtype)
+
+
+def is_blockable(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies this dtype on this CPU."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
-def pack(weight: Tensor) -> Tensor | Panels:
-    """Convert a weight [n, k] to the layout of `matmul`: the same tensor (plain), or a copy."""
-    if panels.packable(weight):
+def pack(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor | Panels:
+    """Convert a weight [n, k] to the layout of `matmul`: the same tensor (plain), or a copy.
+
+    x has `dtype`, by default the weight's. Panels keep bfloat16 weights as they are; in the other
+    layouts a weight has the dtype of x.
+    """
+    dtype = dtype or weight.dtype
+    if panels.packable(weight, dtype):
         return Panels(weight)
+    weight = weight.to(dtype)
+    if not is_blockable(weight.dtype):
+        return weight.contiguous()
     if torch.cpu._is_amx_tile_supported():
         weight = weight.contiguous()
         # A tensor mapped from a file is rarely aligned to cache lines: 15 to 20 % slower.
@@ -56,7 +69,7 @@ def pack(weight: Tensor) -> Tensor | Panels:
 
 
 def unpack(packed: Tensor | Panels) -> Tensor:
-    """The weight [n, k], bit-identical; a plain weight is returned without a copy."""
+    """The weight [n, k] that was packed, bit-identical; a plain one is returned without a copy."""
     if isinstance(packed, Panels):
         return packed.unpack()
     return packed.to_dense() if packed.is_mkldnn else packed
@@ -77,7 +90,7 @@ def blocked() -> Callable[..., Tensor]:
 
 
 def matmul(x: Tensor, packed: Tensor | Panels) -> Tensor:
-    """x [..., k], packed weight [n, k] of the same dtype -> [..., n]; float32 accumulation."""
+    """x [..., k], weight [n, k] packed for its dtype -> [..., n]; float32 accumulation."""
     if isinstance(packed, Panels):
         return packed.matmul(x)
     if x.ndim != 2:

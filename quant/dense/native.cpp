@@ -1,18 +1,17 @@
-// Matrix products of bfloat16 rows with bfloat16 weights in panels, for CPUs with AVX512-BF16.
+// Matrix products of bfloat16 rows with bfloat16 weights in panels.
 //
-// A panel is 64 rows of weights: [k / 2, 64, 2], so that one instruction multiplies a pair of
-// elements of x with 16 rows of weights. Weights are read once per call, in the order of memory.
+// A panel is 64 rows of weights: [k / 2, 64, 2], so that a vector holds a pair of elements of 16
+// rows. Weights are read once per call, in the order of memory. AVX512-BF16 multiplies pairs, other
+// CPUs extend both elements to float32, as all do for x in float32 or float16.
 //
-// The parts of each sum are those of oneDNN 3.12, which multiplies if there is no C++ compiler: the
-// bits, and so the answers of a model, do not depend on one.
+// With AVX512-BF16 the parts of each sum are those of oneDNN 3.12, which multiplies if there is no
+// C++ compiler: the bits, and so the answers of a model, do not depend on one.
 #include "ostro.h"
 
 #include <algorithm>
 #include <vector>
 
 enum { PANEL = 64 };
-
-#ifdef __AVX512BF16__
 
 // Copy up to 16 rows of up to 16 words, `from_row` words apart, to 16 columns of up to 16 rows,
 // `to_row` words apart. Columns of missing rows become zero.
@@ -54,61 +53,133 @@ extern "C" void unpack(const uint32_t* panels, int64_t n, int64_t pairs, uint32_
     }
 }
 
-// TILE_ROWS: rows of x whose sums with a panel are in registers. VECTORS: those of a panel's sums.
-enum { TILE_ROWS = 6, VECTORS = PANEL / 16 };
+// VECTORS: those of a panel. MAX_ROWS: rows of x whose sums are in registers. PASS_ROWS: rows of x
+// that are multiplied before the next ones.
+enum { VECTORS = PANEL / 16, MAX_ROWS = 6, PASS_ROWS = 512 };
 
-// Pairs of k per part of a sum. The tile of x then fits the L1 cache, and the panel the L2 cache.
-static int64_t part(int64_t t, int64_t k) { return t == 1 || k <= 1024 ? 256 : 512; }
+// A cache line of floats: vectors of it are aligned.
+struct alignas(64) Line {
+    float values[16];
+};
 
-// sums [R, PANEL] += x [R, 2 pairs], rows x_row apart, times part of a panel.
+// Memory of at least `count` floats; `lines` keep it for later calls.
+static float* reserve(std::vector<Line>& lines, int64_t count) {
+    if ((int64_t)lines.size() * 16 < count) lines.resize((count + 15) / 16);
+    return lines[0].values;
+}
+
+// The elements of x are multiplied as they are, or as a copy in float32. Its rows have an odd
+// number of cache lines: powers of two would map all rows to few sets of the caches.
+template <class T>
+static const float* operands(const T* x, int64_t& x_row, int64_t t, int64_t k) {
+    static thread_local std::vector<Line> lines;
+    int64_t wide = ((k + 15) / 16 | 1) * 16, from_row = x_row;
+    float* to = reserve(lines, t * wide);
+#pragma omp parallel for schedule(static) if (t * k > 1 << 16)
+    for (int64_t r = 0; r < t; r++)
+        for (int64_t i = 0; i < k; i += 16)
+            store(to + r * wide + i, load(x + r * from_row + i, k - i));
+    x_row = wide;
+    return to;
+}
+
+// Pairs of k per part of a sum, for t rows of x.
+static int64_t part(const float*, int64_t, int64_t) { return 256; }
+
+// Vectors of a panel that are multiplied with R rows of x at a time, so that the sums fit the
+// registers.
 template <int R>
-static void multiply(const bf16* x, int64_t x_row, const bf16* panel, int64_t pairs, float* sums) {
-    __m512 acc[R][VECTORS];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) acc[r][v] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < pairs; i++, panel += 2 * PANEL) {
-        __m512bh weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++)
-            weights[v] = (__m512bh)_mm512_load_si512(panel + v * 32);
+static constexpr int width(const float*) {
+    return R == 1 ? 4 : R == 2 ? 2 : 1;
+}
+
+// acc [R, V] += the products of a pair of elements of each row of x with those of 16 V rows of
+// weights.
+template <int R, int V>
+static inline void add_pairs(v16 (&acc)[R][V], const v16u* weights, const float* x, int64_t x_row) {
+    // The first elements of all rows come before the second ones: fewer registers are in use.
+    for (int v = 0; v < V; v++) {
+        v16 first = as_floats(weights[v] << 16);
+        for (int r = 0; r < R; r++) acc[r][v] += first * x[r * x_row];
+        v16 second = as_floats(weights[v] & 0xffff0000u);
+        for (int r = 0; r < R; r++) acc[r][v] += second * x[r * x_row + 1];
+    }
+}
+
+#ifdef __AVX512BF16__
+
+static const bf16* operands(const bf16* x, int64_t&, int64_t, int64_t) { return x; }
+
+// The tile of x then fits the L1 cache, and the panel the L2 cache.
+static int64_t part(const bf16*, int64_t t, int64_t k) { return t == 1 || k <= 1024 ? 256 : 512; }
+
+template <int>
+static constexpr int width(const bf16*) {
+    return VECTORS;
+}
+
+template <int R, int V>
+static inline void add_pairs(v16 (&acc)[R][V], const v16u* weights, const bf16* x, int64_t x_row) {
+    for (int v = 0; v < V; v++)
         for (int r = 0; r < R; r++) {
             int32_t pair;
-            memcpy(&pair, x + r * x_row + 2 * i, sizeof pair);
-            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-            for (int v = 0; v < VECTORS; v++)
-                acc[r][v] = _mm512_dpbf16_ps(acc[r][v], both, weights[v]);
+            memcpy(&pair, x + r * x_row, sizeof pair);
+            acc[r][v] = (v16)_mm512_dpbf16_ps((__m512)acc[r][v], (__m512bh)weights[v],
+                                              (__m512bh)_mm512_set1_epi32(pair));
         }
+}
+
+#endif
+
+// Whether panels are prefetched: not measured on CPUs that multiply pairs.
+template <class Operand>
+static constexpr bool PREFETCHES = std::is_same<Operand, float>::value;
+
+// sums [R, PANEL] += x [R, 2 pairs], rows x_row apart, times part of a panel.
+template <int R, class Operand>
+static void multiply(const Operand* x, int64_t x_row, const bf16* panel, int64_t pairs,
+                     float* sums) {
+    constexpr int V = width<R>((const Operand*)nullptr);
+    for (int first = 0; first < VECTORS; first += V) {
+        v16 acc[R][V] = {};
+        for (int64_t i = 0; i < pairs; i++) {
+            const v16u* weights = (const v16u*)panel + i * VECTORS;
+            // The first of several passes skips vectors of each pair: CPUs do not prefetch them.
+            if (first == 0 && PREFETCHES<Operand>)
+                for (int v = 0; v < VECTORS; v++)
+                    __builtin_prefetch(weights + (R == 1 ? 32 : 8) * VECTORS + v);
+            add_pairs(acc, weights + first, x + 2 * i, x_row);
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) {
+                float* to = sums + r * PANEL + (first + v) * 16;
+                store(to, load(to) + acc[r][v]);
+            }
     }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) {
-            float* to = sums + r * PANEL + v * 16;
-            _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), acc[r][v]));
-        }
 }
 
 // The same for any number of rows.
-static void multiply_rows(const bf16* x, int64_t x_row, int64_t rows, const bf16* panel,
+template <class Operand>
+static void multiply_rows(const Operand* x, int64_t x_row, int64_t rows, const bf16* panel,
                           int64_t pairs, float* sums) {
-    static constexpr decltype(&multiply<1>) BY_ROWS[] = {multiply<1>, multiply<2>, multiply<3>,
-                                                         multiply<4>, multiply<5>, multiply<6>};
-    for (int64_t r = 0; r < rows; r += TILE_ROWS)
-        BY_ROWS[std::min<int64_t>(TILE_ROWS, rows - r) - 1](x + r * x_row, x_row, panel, pairs,
-                                                            sums + r * PANEL);
+    static constexpr decltype(&multiply<1, Operand>) BY_ROWS[] = {
+        multiply<1>, multiply<2>, multiply<3>, multiply<4>, multiply<5>, multiply<6>};
+    for (int64_t r = 0; r < rows; r += MAX_ROWS)
+        BY_ROWS[std::min<int64_t>(MAX_ROWS, rows - r) - 1](x + r * x_row, x_row, panel, pairs,
+                                                           sums + r * PANEL);
 }
 
-// y [t, n] = x [t, k], rows x_row apart, times panels of weights [n, k]; k is even.
-extern "C" void matmul(const bf16* x, int64_t x_row, int64_t t, const bf16* panels, int64_t n,
-                       int64_t k, bf16* y) {
-    if (t == 0) return;
-    int64_t pairs = k / 2, count = (n + PANEL - 1) / PANEL, step = part(t, k);
+// y [t, n] = x [t, k], rows x_row apart, times panels of weights [n, k], in parts of `step` pairs.
+template <class Operand, class T>
+static void multiply_panels(const Operand* x, int64_t x_row, int64_t t, const bf16* panels,
+                            int64_t n, int64_t k, int64_t step, T* y) {
+    int64_t pairs = k / 2, count = (n + PANEL - 1) / PANEL;
 #pragma omp parallel if (t * n * k > 1 << 16)
     {
-        struct alignas(64) Line {
-            float values[16];
-        };
         static thread_local std::vector<Line> lines;
-        if ((int64_t)lines.size() < t * VECTORS) lines.resize(t * VECTORS);
-        float* sums = lines[0].values;
-#pragma omp for schedule(static)
+        float* sums = reserve(lines, t * PANEL);
+        // Other processes may interrupt a thread: the others take its panels.
+#pragma omp for schedule(dynamic)
         for (int64_t p = 0; p < count; p++) {
             std::fill(sums, sums + t * PANEL, 0.0f);
             for (int64_t i = 0; i < pairs; i += step)
@@ -121,4 +192,14 @@ extern "C" void matmul(const bf16* x, int64_t x_row, int64_t t, const bf16* pane
     }
 }
 
-#endif
+// The same for any number of rows; k is even.
+template <class T>
+static void matmul(const T* x, int64_t x_row, int64_t t, const bf16* panels, int64_t n, int64_t k,
+                   T* y) {
+    for (int64_t r = 0; r < t; r += PASS_ROWS) {
+        int64_t rows = std::min<int64_t>(PASS_ROWS, t - r), row = x_row;
+        auto operand = operands(x + r * x_row, row, rows, k);
+        multiply_panels(operand, row, rows, panels, n, k, part(operand, t, k), y + r * n);
+    }
+}
+EXPORT(matmul)

@@ -1,4 +1,6 @@
-"""bfloat16 weights in panels of 64 rows, multiplied by native.cpp on CPUs with AVX512-BF16.
+"""bfloat16 weights in panels of 64 rows, multiplied by native.cpp with x in bfloat16 or float32.
+
+Products with a float32 x are those of the same weights in float32, from half the memory.
 
 Measured on two Zen 4 cores, bf16, 24 matmuls of a 1B decoder (0.8 GB), milliseconds by rows of x,
 beside oneDNN with its own blocked layout and with plain rows:
@@ -11,7 +13,7 @@ beside oneDNN with its own blocked layout and with plain rows:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -28,14 +30,14 @@ SIGNATURE = native.Signature(
     "matmul of panels",
     {"k == 2 * pairs": lambda sizes: sizes["k"] == 2 * sizes["pairs"]},
     panels=native.Arg(f"panels pairs {PANEL} 2", torch.bfloat16),
-    x=native.Arg("rows k", torch.bfloat16, strided="rows"),
+    x=native.Arg("rows k", strided="rows"),
 )
 
 
 class Kernels(NamedTuple):
-    """The functions of native.cpp."""
+    """The functions of native.cpp; `matmul` by the dtype of x."""
 
-    matmul: Callable[..., None]
+    matmul: Mapping[torch.dtype, Callable[..., None]]
     pack: Callable[..., None]
     unpack: Callable[..., None]
 
@@ -46,22 +48,29 @@ def kernels() -> Kernels:
     library = native.load(Path(__file__).with_name("native.cpp"))
     move = (ADDRESS, INT, INT, ADDRESS)
     return Kernels(
-        native.function(library, "matmul", ADDRESS, INT, INT, ADDRESS, INT, INT, ADDRESS),
+        native.functions(library, "matmul", ADDRESS, INT, INT, ADDRESS, INT, INT, ADDRESS),
         native.function(library, "pack", *move),
         native.function(library, "unpack", *move),
     )
 
 
-def packable(weight: Tensor) -> bool:
-    """Whether this CPU multiplies panels, and a weight [n, k] fits them.
+def packable(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies panels with x in `dtype`, and a weight [n, k] fits them.
 
-    k must be even, and at most an eighth of the panels may be padding. CPUs with AMX multiply plain
-    rows faster.
+    k must be even, and at most an eighth of the panels may be padding.
     """
     n, k = weight.shape
-    if weight.dtype != torch.bfloat16 or k % 2 or -n % PANEL > n / 8:
+    fits = weight.dtype == torch.bfloat16 and k % 2 == 0 and -n % PANEL <= n / 8
+    return fits and supported(dtype)
+
+
+def supported(dtype: torch.dtype) -> bool:
+    """Whether panels, and not plain rows or oneDNN's blocks, are the fastest for x in `dtype`."""
+    avx512_bf16 = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    avx2 = torch.cpu._is_avx2_supported() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not avx2 and not (avx512_bf16 and dtype == torch.bfloat16):
         return False
-    if not torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+    if dtype not in (torch.bfloat16, torch.float32):
         return False
     try:
         kernels()
@@ -95,14 +104,14 @@ class Panels:
         return self.panels[ids // PANEL, :, ids % PANEL].flatten(-2)
 
     def matmul(self, x: Tensor) -> Tensor:
-        """x [..., k] -> [..., n], both bfloat16; float32 accumulation."""
+        """x [..., k] -> [..., n] of the same dtype; float32 accumulation."""
         n, k = self.shape
         rows = x.reshape(-1, k)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         SIGNATURE(self.panels, rows, n=n, k=k)
-        y = torch.empty(len(rows), n, dtype=torch.bfloat16)
-        kernels().matmul(
+        y = torch.empty(len(rows), n, dtype=x.dtype)
+        kernels().matmul[x.dtype](
             *(rows.data_ptr(), rows.stride(0), len(rows)),
             *(self.panels.data_ptr(), n, k, y.data_ptr()),
         )

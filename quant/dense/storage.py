@@ -13,28 +13,34 @@ from torch import Tensor
 from ostro import Storage, Stored
 from ostro.ops import Op, Target
 from ostro.ops import grouped_matmul as grouped
-from ostro.quant.dense import cpu
+from ostro.quant.dense import cpu, panels
 from ostro.quant.dense.panels import Panels
 
 TILE = 32  # rows of every matmul of a deterministic target, whatever the batch
 
 REASONS = {
-    "panels": "panels, AVX512-BF16",
+    "panels": "panels of 64 rows",
     "blocked": "oneDNN blocks",
-    "plain": "plain rows, AMX",
+    "plain": "plain rows",
 }
 """Why a layout of `cpu.pack` was chosen."""
 
 
 class Dense(Storage):
-    """A float weight; on CPU in the layout of `cpu.pack`."""
+    """A float weight; on CPU in the layout of `cpu.pack`.
+
+    It computes in `dtype`, by default the weight's. Until `finalize`, a weight in bfloat16 stays so
+    if panels multiply it in `dtype`.
+    """
 
     format = "dense"
 
-    def __init__(self, weight: Tensor) -> None:
-        self.weight: Tensor | Panels = weight
+    def __init__(self, weight: Tensor, dtype: torch.dtype | None = None) -> None:
+        self.dtype, self.device = dtype or weight.dtype, weight.device
+        narrow = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+        keep = narrow and panels.supported(self.dtype)
+        self.weight: Tensor | Panels = weight if keep else weight.to(self.dtype)
         self.shape = tuple(weight.shape)
-        self.dtype, self.device = weight.dtype, weight.device
         self.multiply: Callable[..., Tensor] = (
             Op(grouped.KERNELS) if weight.dim() == 3 else F.linear
         )
@@ -42,14 +48,20 @@ class Dense(Storage):
 
     @classmethod
     def read(cls, stored: Stored) -> Self:
-        """Read "weight" and cast it to the model's compute dtype."""
-        return cls(stored.tensors["weight"].to(device=stored.device, dtype=stored.dtype))
+        """Read "weight", to compute in the model's dtype."""
+        weight = stored.tensors["weight"]
+        dtype = weight.dtype if stored.device.type == "cpu" else stored.dtype
+        return cls(weight.to(device=stored.device, dtype=dtype), stored.dtype)
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        return self.plain().flatten(0, -2)[start:stop]
+        return self.unpacked().flatten(0, -2)[start:stop].to(self.dtype)
 
     def plain(self) -> Tensor:
-        """The weight in the strided layout of torch."""
+        """The weight in the strided layout of torch, in the compute dtype."""
+        return self.unpacked().to(self.dtype)
+
+    def unpacked(self) -> Tensor:
+        """The weight in the strided layout of torch, as it is stored."""
         return cpu.unpack(self.weight)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -64,7 +76,7 @@ class Dense(Storage):
 
     def rows(self, ids: Tensor) -> Tensor:
         if isinstance(self.weight, Panels):
-            return self.weight.rows(ids)
+            return self.weight.rows(ids).to(self.dtype)
         return F.embedding(ids, self.plain() if self.table is None else self.table)
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
@@ -76,40 +88,46 @@ class Dense(Storage):
         if isinstance(self.weight, Panels):
             return self.weight.nbytes
         copies = 1 if self.table is None else 2
-        return copies * prod(self.shape) * self.dtype.itemsize
+        return copies * prod(self.shape) * self.weight.dtype.itemsize
 
     def save(self) -> dict[str, Tensor]:
-        return {"weight": self.plain()}
+        return {"weight": self.unpacked()}
 
     @classmethod
     def fuse(cls, storages: Sequence[Dense]) -> Dense | None:
         if len({(type(s), s.dtype) for s in storages}) > 1:
             return None
-        return cls(torch.cat([s.plain() for s in storages]))
+        return cls(torch.cat([s.unpacked() for s in storages]), storages[0].dtype)
 
     @classmethod
     def stack(cls, storages: Sequence[Dense]) -> Dense | None:
         if len({(type(s), s.dtype) for s in storages}) > 1:
             return None
-        return cls(torch.stack([s.plain() for s in storages]))
+        return cls(torch.stack([s.unpacked() for s in storages]), storages[0].dtype)
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
+        packs = self.device.type == "cpu" and len(self.shape) == 2 and cpu.packable(self.dtype)
+        if packs and not target.deterministic:
+            return self.pack(embedding)
+        self.weight = self.plain()
         if isinstance(self.multiply, Op):
             choice = self.multiply.select(target)
             return f"grouped by {choice.kernel.name} ({choice.reason})"
         if target.deterministic:
             self.multiply = matmul_deterministic
             return f"row by row in tiles of {TILE}"
-        if self.device.type != "cpu":
-            return "cuBLAS"
-        if len(self.shape) != 2 or not cpu.packable(self.dtype):
-            return "torch matmul"
-        plain = self.plain()
-        self.weight, self.multiply = cpu.pack(plain), cpu.matmul
+        return "torch matmul" if self.device.type == "cpu" else "cuBLAS"
+
+    def pack(self, embedding: bool) -> str:
+        """Convert the weight to the layout of this CPU; returns the reason."""
+        weight = self.unpacked()
+        self.weight, self.multiply = cpu.pack(weight, self.dtype), cpu.matmul
         layout = cpu.layout_of(self.weight)
         if embedding and layout == "blocked":
-            self.table = plain  # oneDNN's blocked layout cannot be indexed by row
-        return REASONS[layout]
+            # oneDNN's blocked layout cannot be indexed by row.
+            self.table = weight.to(self.dtype)
+        narrow = isinstance(self.weight, Panels) and self.dtype != torch.bfloat16
+        return f"{REASONS[layout]} in bfloat16" if narrow else REASONS[layout]
 
 
 def matmul_deterministic(x: Tensor, weight: Tensor) -> Tensor:

@@ -11,8 +11,10 @@ from ostro.quant.gguf import blocks
 from ostro.quant.gguf.schemes import FORMATS
 from ostro.quant.gguf.search import search
 
-CHUNK = 1 << 17
-"""Weights that are quantized at a time: intermediate results stay in the cache."""
+CHUNK = {"cpu": 1 << 17, "cuda": 1 << 22}
+"""Weights that are quantized at a time. Intermediate results stay in the CPU's cache; on a GPU the
+search launches a thousand kernels for each chunk, and fewer weights do not fill it.
+"""
 
 UNIMPORTANT = 1e-6
 """The least importance, as a fraction of the mean: unimportant weights still get good codes."""
@@ -40,7 +42,8 @@ def quantize(weight: Tensor, format: str, importance: Tensor | None = None) -> T
     if importance is not None:
         w = relative(importance, k).to(weight.device).view(-1, kind.block)
     out = torch.empty(len(rows), kind.nbytes, dtype=torch.uint8, device=weight.device)
-    for start in range(0, len(rows), step := CHUNK // kind.block):
+    step = CHUNK[weight.device.type] // kind.block
+    for start in range(0, len(rows), step):
         chunk = rows[start : start + step].float()
         refuse_infinite(chunk, start, k)
         at = torch.arange(start, start + len(chunk), device=weight.device)

@@ -27,7 +27,8 @@ MAX_ZERO = 2048
 """Maximum distance of 0 from a group in steps: float16 represents all integers up to it."""
 
 MIN_SCALE = 2.0**-24
-CHUNK = 2**14  # groups at a time, which fit the CPU's cache
+CHUNK = {"cpu": 2**14, "cuda": 2**17}
+"""Groups at a time: they fit the CPU's cache, and fill a GPU."""
 
 
 def solve(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,7 +37,8 @@ def solve(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor
     w = (code - zero) * scale approximately; k must be a multiple of `group`.
     """
     groups = weight.reshape(-1, group)
-    found = [solve_groups(chunk.float(), 2**bits - 1) for chunk in groups.split(CHUNK)]
+    chunks = groups.split(CHUNK[weight.device.type])
+    found = [solve_groups(chunk.float(), 2**bits - 1) for chunk in chunks]
     codes, scale, zero = (torch.cat(parts) for parts in zip(*found, strict=True))
     shape = (*weight.shape[:-1], -1)
     return codes.view(weight.shape), scale.view(shape), zero.view(shape)

@@ -37,6 +37,7 @@ def small_tile() -> Tile:
 
 
 def launch(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor, tile: Tile) -> Tensor:
+    x = x if x.stride(-1) == 1 else x.contiguous()
     rows, (_, n, blocks) = x.shape[0], e.shape
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(rows, tile.starts), triton.cdiv(n, tile.columns))
@@ -60,7 +61,7 @@ def launch(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor, tile: Tile) -
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def grouped_matmul_kernel(
     x,
     q,

@@ -79,8 +79,10 @@ class Packed(Storage):
         return y
 
     def permute_columns(self, x: Tensor) -> Tensor:
-        """x with its columns in the order of the planes."""
-        return x if self.order is None else x.index_select(-1, self.order)
+        """x with its columns in the order of the planes, and contiguous rows for the kernels."""
+        if self.order is not None:
+            return x.index_select(-1, self.order)
+        return x if x.stride(-1) == 1 else x.contiguous()
 
     def rows(self, ids: Tensor) -> Tensor:
         selected = self.dequantized(self.weight.select(ids.flatten()))

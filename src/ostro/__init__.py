@@ -1,9 +1,9 @@
 """A model zoo made of plugins, and the engine that serves it.
 
 The public surface of the plugin API is what this module exports, the names in `__all__` of
-`ostro.caches`, `checkpoints`, `config`, `errors`, `nn`, `ops`, `pipelines` and `testing`, and
-`ostro.trunks`; docs/api.md lists them. Names are imported on first use, so that `import ostro` is
-light.
+`ostro.caches`, `checkpoints`, `config`, `errors`, `http`, `nn`, `ops`, `pipelines` and `testing`,
+and `ostro.trunks`; docs/api.md lists them. Names are imported on first use, so that `import ostro`
+is light.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if os.path.isfile(os.path.join(os.path.dirname(__file__), "core")):
 
 if TYPE_CHECKING:
     from ostro import architectures as trunks
-    from ostro import caches, checkpoints, config, errors, nn, ops, pipelines, testing
+    from ostro import caches, checkpoints, config, errors, http, nn, ops, pipelines, testing
     from ostro.core.adapters.weights import AdapterSource, AdapterWeights, LowRank, Mixer
     from ostro.core.cache import CacheKind, CacheSpec
     from ostro.core.engine.jobs import Slice
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         FormatPlanner,
         LogitsProcessorClass,
         NamesFunction,
+        OutputParserClass,
         PipelineClass,
         QuantizingStorageClass,
         StorageClass,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         Record,
         Route,
         Settings,
+        Speculator,
         Store,
         TensorInfo,
         TokenizerFormat,
@@ -90,7 +92,17 @@ if TYPE_CHECKING:
     from ostro.entrypoints.local_model import LocalModel
     from ostro.entrypoints.python import load, tokenizer
 
-_MODULES = ("caches", "checkpoints", "config", "errors", "nn", "ops", "pipelines", "testing")
+_MODULES = (
+    "caches",
+    "checkpoints",
+    "config",
+    "errors",
+    "http",
+    "nn",
+    "ops",
+    "pipelines",
+    "testing",
+)
 _NAMES = {
     "ostro.core.adapters.weights": "AdapterSource AdapterWeights LowRank Mixer",
     "ostro.core.cache": "CacheKind CacheSpec",
@@ -105,11 +117,11 @@ _NAMES = {
     "ostro.core.ops.choose": "Fused Kernel",
     "ostro.core.protocols": "AdapterReader CheckpointOpener CheckpointWriter CommandParser "
     "CommandRunner ConfigClass ConfigReader ConfigWriter Endpoint FormatPlanner "
-    "LogitsProcessorClass NamesFunction PipelineClass QuantizingStorageClass StorageClass "
-    "StoreOpener TokenizerLoader TokenizerWriter",
+    "LogitsProcessorClass NamesFunction OutputParserClass PipelineClass "
+    "QuantizingStorageClass StorageClass StoreOpener TokenizerLoader TokenizerWriter",
     "ostro.core.records": "Adapter Alias Architecture Cache Checkpoint Command Files Format "
     "HubReference LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings "
-    "Store TensorInfo TokenizerFormat TokenizerSource resolve",
+    "Speculator Store TensorInfo TokenizerFormat TokenizerSource resolve",
     "ostro.core.step": "Features Medium Step",
     "ostro.core.store": "BlobWriter Document DocumentStore StoreUsage new_id",
     "ostro.entrypoints.local_model": "LocalModel",
@@ -174,6 +186,7 @@ __all__ = [
     "Mutant",
     "Names",
     "NamesFunction",
+    "OutputParserClass",
     "Pair",
     "Parser",
     "Pipeline",
@@ -187,6 +200,7 @@ __all__ = [
     "RowPart",
     "Settings",
     "Slice",
+    "Speculator",
     "Step",
     "Storage",
     "StorageClass",
@@ -206,6 +220,7 @@ __all__ = [
     "content_key",
     "errors",
     "hookimpl",
+    "http",
     "load",
     "new_id",
     "nn",

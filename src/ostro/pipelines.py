@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.chat import RESERVED as RESERVED_TEMPLATE_VARIABLES
-from ostro.core.chat import ChatTemplate, prompt_tokens
+from ostro.core.chat import ChatTemplate, missing_template, prompt_tokens
+from ostro.core.chat.messages import TemplateFeatures
 from ostro.core.engine.request import DEFAULT as DEFAULT_MODEL
 from ostro.core.engine.request import (
     AdapterRef,
@@ -24,11 +25,25 @@ from ostro.core.media.parts import Medium as RequestMedium
 from ostro.core.media.parts import check_count, split_media
 from ostro.core.media.sound import Samples, resample
 from ostro.core.media.worker import MediaSource, MediaWorker
+from ostro.core.output import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    OutputEvent,
+    OutputParser,
+    Piece,
+    Reasoning,
+    Text,
+    Tool,
+    ToolChoice,
+)
 from ostro.core.pipeline import (
     AdapterChoice,
     Answer,
+    CheckpointSummary,
     Continuation,
     ModelTarget,
+    ReadFile,
     SamplingDefaults,
     ServedModel,
     StreamOptions,
@@ -43,14 +58,26 @@ from ostro.core.tokenizer import Detokenizer, Tokenizer, build_tokenizer, load_t
 from ostro.core.tokenizer.detokenizer import byte_alphabet
 from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.stop import Stop
+from ostro.core.tokenizer.vocabulary import Vocabulary
+from ostro.core.worker import WorkerProcess
 from ostro.plugins.pipelines.fetch import fetch_all
 
 if TYPE_CHECKING:
-    from ostro.core.engine.processors import AddedRequest, Processor
+    from ostro.core.engine.processors import (
+        AddedRequest,
+        MaskProcessor,
+        MaskRequest,
+        Processor,
+    )
+    from ostro.core.engine.speculation import DraftRequest, Proposer
 
 _LAZY = {
     "AddedRequest": ("ostro.core.engine.processors", "AddedRequest"),
+    "MaskProcessor": ("ostro.core.engine.processors", "MaskProcessor"),
+    "MaskRequest": ("ostro.core.engine.processors", "MaskRequest"),
     "Processor": ("ostro.core.engine.processors", "Processor"),
+    "DraftRequest": ("ostro.core.engine.speculation", "DraftRequest"),
+    "Proposer": ("ostro.core.engine.speculation", "Proposer"),
 }
 """Imported on first use: these modules need torch or Triton."""
 
@@ -63,17 +90,30 @@ __all__ = [
     "AddedRequest",
     "Answer",
     "AsyncEngine",
+    "CallArguments",
+    "CallEnd",
+    "CallStart",
     "ChatTemplate",
+    "CheckpointSummary",
     "Continuation",
     "Detokenizer",
+    "DraftRequest",
     "Dry",
     "Finish",
     "JobOutput",
+    "MaskProcessor",
+    "MaskRequest",
     "MediaSource",
     "MediaWorker",
     "ModelTarget",
+    "OutputEvent",
+    "OutputParser",
+    "Piece",
     "PoolingRequest",
     "Processor",
+    "Proposer",
+    "ReadFile",
+    "Reasoning",
     "RequestMedium",
     "Samples",
     "Sampling",
@@ -81,6 +121,8 @@ __all__ = [
     "ServedModel",
     "Stop",
     "StreamOptions",
+    "TemplateFeatures",
+    "Text",
     "TextDelta",
     "TextPipeline",
     "TextRequest",
@@ -88,12 +130,17 @@ __all__ = [
     "TokenOutput",
     "TokenRequest",
     "Tokenizer",
+    "Tool",
+    "ToolChoice",
     "Usage",
+    "Vocabulary",
+    "WorkerProcess",
     "build_tokenizer",
     "byte_alphabet",
     "check_count",
     "fetch_all",
     "load_tokenizer",
+    "missing_template",
     "parse_request",
     "prompt_tokens",
     "resample",

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from ostro.architectures.flux.model import unpack
 from ostro.core.adapters.registry import Registry
+from ostro.core.device import free_bytes
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.request import JobRequest, PoolingRequest
-from ostro.core.engine.start import build_entry, build_pooling_engine
+from ostro.core.engine.start import build_entries, build_pooling_engine
+from ostro.core.ipc.messages import ModelSpec
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
@@ -123,7 +125,7 @@ class Working(LoadedAdapters):
 
     def __init__(self, folder: Path, plugins: PluginManager) -> None:
         loaded = load_model(folder, SETTINGS, plugins)
-        entry = build_entry(loaded, SETTINGS, plugins, [])
+        [entry] = build_entries([loaded], [ModelSpec(SETTINGS)], plugins, free_bytes)
         assert entry.jobs is not None
         self.model: Any = loaded.model
         self.jobs: JobEngine = entry.jobs
@@ -274,7 +276,7 @@ def test_dia_says_what_peft_says(
     plugins: PluginManager,
     tmp_path: Path,
 ) -> None:
-    dia = make_dia(tmp_path / "base")
+    dia = make_dia(tmp_path / "base", std=0.1)
     working = Working(dia.folder, plugins)
     base = dia.logits(TEXTS, CODES)
     theirs = replace(dia, model=train(dia.model, tmp_path / "it", **SPEAKING[case]))

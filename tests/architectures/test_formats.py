@@ -11,11 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from tiny.families import REPRESENTATIVES
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture
 from ostro.plugins.conformance import references
-from ostro.plugins.conformance.architecture import loaded_plugins
+from ostro.plugins.conformance.architecture import all_plugins, loaded_plugins
 from ostro.plugins.conformance.checks import has_outputs
 from ostro.plugins.conformance.formats import STD, assert_grid, formats, sample_formats, wide
 from ostro.plugins.conformance.parity import Subject
@@ -43,12 +44,14 @@ BODY = Architecture(
 """A class of transformers that no plugin claims: it is found by what its config says."""
 
 
-SHARE = 3
-"""The slow tests of a family on a trunk take one of this many formats: its linears are those of the
-trunk, which takes all."""
+SHARE = 6
+"""The slow tests of most families take one of this many formats: their linears are those of
+`REPRESENTATIVES`, which take all."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "grid" not in metafunc.fixturenames:
+        return
     plugins = loaded_plugins(metafunc.config)
     records = plugins.collect("architectures").values()
     tested = [r for r in records if has_outputs(r) and r.wide is not None]
@@ -60,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for record in tested:
         first = sum(record.name.encode())
         for i, format in enumerate(formats(plugins), first):
-            slow = record.trunk or i % SHARE == 0
+            slow = record.name in REPRESENTATIVES or i % SHARE == 0
             cells.append(pytest.param(record.name, format, marks=SLOW if slow else GRID))
     metafunc.parametrize(("grid", "format"), cells, indirect=["grid"], scope="module")
 
@@ -89,6 +92,11 @@ def body(plugins: PluginManager) -> Iterator[Subject]:
     with TemporaryDirectory() as folder:
         references.save(BODY, reference, shape, Path(folder))
         yield Subject(BODY, reference, Path(folder), plugins, shape, STD)
+
+
+def test_representatives_are_trunks() -> None:
+    records = all_plugins().collect("architectures")
+    assert all(records[name].trunk for name in REPRESENTATIVES)
 
 
 def test_quantized_models_match_dequantized_weights(grid: Subject, format: str) -> None:

@@ -157,12 +157,12 @@ def test_quantized_experts_equal_those_of_a_plugin(
     quant: str, plugins: PluginManager, tmp_path: Path
 ) -> None:
     make("Qwen3MoeForCausalLM", tmp_path, hidden_size=256, moe_intermediate_size=256)
-    ours = load_model(tmp_path, Settings(dtype="float32", quant=quant), plugins)
-    body = load(tmp_path, plugins, quant=quant)
+    # Exact: rounding of activations depends on the CPU, and moves the scores of the router.
+    ours = load_model(tmp_path, Settings(dtype="float32", quant=quant, exact=True), plugins)
+    body = load(tmp_path, plugins, quant=quant, exact=True)
     assert ours.architecture.name == "qwen3_moe" != body.architecture.name
     assert expert_formats(ours) == expert_formats(body) != {"dense"}
-    # kernels of some formats round activations, so that fused linears differ from separate ones
-    assert deviation(logits(body, plugins), logits(ours, plugins)) <= 100 * BAR
+    assert deviation(logits(body, plugins), logits(ours, plugins)) <= BAR
 
 
 def test_experts_of_an_fp8_checkpoint_load(plugins: PluginManager, tmp_path: Path) -> None:

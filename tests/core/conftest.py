@@ -98,9 +98,11 @@ def mistral(plugins: PluginManager) -> Iterator[Subject]:
         yield made
 
 
-@pytest.fixture(params=["eager", "replay"])
+@pytest.fixture(params=["replay", pytest.param("eager", marks=pytest.mark.slow)])
 def engine_of(request: pytest.FixtureRequest) -> Callable[..., Engine]:
-    """Build engines. Tests run twice: with eager steps and with captured steps."""
+    """Build engines. Quick tests run with captured steps, slow ones with eager steps: the kit's
+    checks of the cache are eager.
+    """
 
     def build(made: Subject, **options: object) -> Engine:
         engine = made.engine(replay=request.param == "replay", **options)  # type: ignore[arg-type]

@@ -16,6 +16,8 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from ostro.core.errors import ContextLengthExceeded, Overloaded
 from ostro.core.preparation import PromptExecutor
 from ostro.core.tokenizer import Tokenizer, limit
+from ostro.core.tokenizer import tokenizer as tokenizer_module
+from ostro.core.tokenizer.bound import longest_token
 from ostro.core.tokenizer.limit import CUT_TOKENS, PIECE, check_length
 
 TESTS = Path(__file__).parents[1]
@@ -47,6 +49,51 @@ def merges(split: bool) -> Tokenizer:
         trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False),
     )
     return Tokenizer(backend)
+
+
+def fallback(normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"\u2581": 256, "\u2581word": 257}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [], byte_fallback=True))
+    backend.normalizer = normalizer or normalizers.Replace(" ", "\u2581")
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "longest"),
+    [(merges(split=True), 200), (fallback(), 7), (fallback(normalizers.NFC()), 21)],
+    ids=["byte-level", "byte fallback", "NFC"],
+)
+def test_no_token_stands_for_more_text_than_the_longest(tokenizer: Tokenizer, longest: int) -> None:
+    assert tokenizer.longest == longest
+    for text in (SOURCE, "-=" * 999, "a" * 999, " " * 999, "\u03b9\u0308\u0301" * 99, "\0\t\n"):
+        ids = tokenizer.encode(text, special=False)
+        assert len(text.encode()) <= longest * len(ids)
+
+
+def test_tokens_that_stand_for_any_text_have_no_limit() -> None:
+    trimming = merges(split=True)
+    trimming.backend.add_tokens([tokenizers.AddedToken("<x>", lstrip=True)])
+    incomplete = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
+    incomplete.pre_tokenizer = pre_tokenizers.ByteLevel()
+    dropping = fallback().backend
+    dropping.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    for backend in (trimming.backend, incomplete, dropping, fallback(normalizers.Strip()).backend):
+        assert longest_token(backend) is None
+    removes = fallback(normalizers.Replace("aa", "a")).backend
+    assert longest_token(removes) is None
+    assert wordpiece().longest is None and unigram().longest is None
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = merges(split=True)
+
+    def tokenize(*_: object) -> list[int]:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(tokenizer_module, "_ids", tokenize)
+    for encode in (tokenizer.encode, tokenizer.encode_pair):
+        with pytest.raises(ContextLengthExceeded, match="more than 64; shorten"):
+            encode("a" * (64 * 200 + 1), limit=64)
 
 
 def test_a_long_text_is_not_tokenized_whole() -> None:

@@ -18,7 +18,7 @@ CORE = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "core").rglo
 EDGES: Mapping[str, str] = {
     "adapters": "engine ipc load nn ops placement plugins tokenizer",
     "chat": "plugins tokenizer",
-    "engine": "adapters ipc load media native nn ops placement plugins",
+    "engine": "adapters ipc load media native nn ops placement plugins tokenizer",
     "ipc": "engine media plugins",
     "load": "nn ops placement plugins",
     "media": "",
@@ -34,15 +34,15 @@ imported by all.
 """
 
 BUDGETS: Mapping[str, int] = {
-    "adapters": 1500,
-    "engine": 3200,
+    "adapters": 1600,
+    "engine": 4200,
     "ipc": 800,
     "load": 1800,
     "native": 400,
     "nn": 900,
     "placement": 700,
     "plugins": 600,
-    "tokenizer chat media": 1700,
+    "tokenizer chat media": 1800,
 }
 """Lines of code per folder of the core, or of several folders together: neither blank, nor comment,
 nor docstring; to the nearest hundred.

@@ -76,7 +76,7 @@ def idle(engine: Engine) -> None:
 class Fault:
     """Replaces a method: call number `at` (from 0) raises, all others work as before."""
 
-    def __init__(self, owner: Any, name: str, error: Exception, *at: int) -> None:
+    def __init__(self, owner: Any, name: str, error: BaseException, *at: int) -> None:
         self.real, self.error, self.at, self.calls = getattr(owner, name), error, at or (0,), 0
         setattr(owner, name, self)
 

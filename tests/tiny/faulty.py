@@ -11,6 +11,7 @@ from torch import Tensor
 from ostro.core.engine.processors import AddedRequest
 from ostro.core.hooks import hookimpl
 from ostro.core.records import LogitsProcessor
+from ostro.core.tokenizer.vocabulary import Vocabulary
 
 ERRORS = {
     "check": lambda: KeyError("no such key"),
@@ -24,7 +25,7 @@ ERRORS = {
 class Faulty:
     """A processor that leaves logits unchanged; the parameter selects the call and the error."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
         self.asked = [""] * rows
         self.calls = [0] * rows
 

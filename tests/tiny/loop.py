@@ -232,7 +232,7 @@ class Loop:
                 prompt=len(tokens),
                 leader=made[0] if made else None,
                 mixture=mixture,
-                needs_host_tokens=waits,
+                reads_tokens=waits,
             )
             made.append(sequence)
             self.tokens[sequence] = list(tokens)
@@ -266,6 +266,11 @@ class Loop:
         if plan.chunks:
             self.compute(plan)
             self.scheduler.mark_launched(plan)
+            drawing = [chunk.sequence for chunk in plan.chunks if chunk.draws]
+            while self.flight and any(sequence.reads_tokens for sequence in drawing):
+                self.read(self.flight.popleft())
+            for sequence in drawing:
+                sequence.pending += sequence.finish is None
             self.flight.append(plan)
         self.count()
         if self.flight and (len(self.flight) > self.lag or not plan.chunks):

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostro.core.engine.processors import AddedRequest
+from ostro.core.engine.processors import AddedRequest, MaskRequest
 from ostro.core.errors import RequestError
+from ostro.core.tokenizer.vocabulary import Vocabulary
 
 LOG: list[tuple[str, int, tuple[int, ...]]] = []
 BAN = float("-inf")
@@ -18,8 +19,8 @@ BAN = float("-inf")
 class Recorder:
     """Records added, removed and moved rows. `rows` and `vocab` are the sampler's."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
-        self.rows, self.vocab = rows, vocab
+    def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
+        self.rows, self.vocab = rows, vocabulary.size
 
     @staticmethod
     def check(parameter: Any, vocab: int) -> None:
@@ -39,8 +40,8 @@ class Recorder:
 class ApplyRecorder(Recorder):
     """Records the rows of each call of `apply`, with their last sampled tokens."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
-        super().__init__(rows, vocab, device)
+    def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
+        super().__init__(rows, vocabulary, device)
         self.fresh = set[int]()
 
     def update(
@@ -63,8 +64,8 @@ class ApplyRecorder(Recorder):
 class NoRepeat(Recorder):
     """Bans the last sampled token of each row, on the device. The parameter is the first ban."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
-        super().__init__(rows, vocab, device)
+    def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
+        super().__init__(rows, vocabulary, device)
         self.next = torch.full((rows,), -1, device=device)
 
     def update(
@@ -89,6 +90,51 @@ class HostNoRepeat(Recorder):
     def apply(self, logits: Tensor, rows: Tensor, last_ids: list[int]) -> Tensor:
         assert isinstance(last_ids, list) and len(last_ids) == len(rows)
         return logits.scatter(1, torch.tensor(last_ids)[:, None], BAN)
+
+
+class MaskNoRepeat(Recorder):
+    """As `NoRepeat`, with masks on the host. It counts all drawn tokens from `fill`.
+
+    A negative parameter bans as its absolute value does, and raises when as many tokens are drawn.
+    """
+
+    def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
+        super().__init__(rows, vocabulary, device)
+        self.requests = dict[int, AddedRequest]()
+        self.drawn = dict[int, list[int]]()
+
+    @staticmethod
+    def check(parameter: Any, vocab: int) -> None:
+        Recorder.check(abs(parameter), vocab)
+
+    @staticmethod
+    def prepare(parameter: int, vocabulary: Vocabulary) -> tuple[int, int]:
+        return abs(parameter), vocabulary.size
+
+    def update(
+        self,
+        added: Sequence[AddedRequest],
+        removed: Sequence[int],
+        moved: Sequence[tuple[int, int]],
+    ) -> None:
+        super().update(added, removed, moved)
+        for each in added:
+            assert each.prepared == (abs(each.parameter), self.vocab)
+            self.requests[each.row], self.drawn[each.row] = each, list(each.output)
+
+    def fill(self, requests: Sequence[MaskRequest], masks: Tensor) -> dict[int, Exception]:
+        errors, row = dict[int, Exception](), 0
+        for i, request in enumerate(requests):
+            tokens = self.drawn[request.row]
+            tokens += request.tokens
+            parameter = self.requests[request.row].parameter
+            if parameter < 0 and len(tokens) == -parameter:
+                errors[i] = ValueError("no more tokens")
+            for banned in (tokens[-1] if tokens else abs(parameter), *request.drafts):
+                masks[row, banned // 32] &= ~(1 << banned % 32) if banned % 32 < 31 else 0x7FFFFFFF
+                row += 1
+        assert row == len(masks)
+        return errors
 
 
 class Favour(Recorder):

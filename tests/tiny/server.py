@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -17,6 +17,7 @@ from ostro.core.engine.request import Stats
 from ostro.core.records import Settings
 from ostro.entrypoints.http.listener import listen
 from ostro.entrypoints.http.server import Options, Server
+from ostro.entrypoints.serve_config import ModelOptions, further_model
 
 
 @dataclass
@@ -29,10 +30,10 @@ class RunningServer:
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """Post JSON to a path of the server."""
-        return httpx.post(self.url + path, json=body, timeout=60)
+        return httpx.post(self.url + path, json=body, timeout=240)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60)
+        return httpx.get(self.url + path, timeout=240)
 
     def stats(self) -> Stats:
         """Return the counters of the engine process."""
@@ -41,8 +42,21 @@ class RunningServer:
 
 
 @contextmanager
-def serving(settings: Settings, **options: Any) -> Iterator[RunningServer]:
-    """Run a server in a thread of this process until the block ends."""
+def serving(
+    settings: Settings, also: Sequence[str] = (), **options: Any
+) -> Iterator[RunningServer]:
+    """Run a server in a thread of this process until the block ends.
+
+    also: references of further models.
+    """
+    further = [further_model(settings, reference) for reference in also]
+    with serving_models([ModelOptions(settings=settings), *further], **options) as server:
+        yield server
+
+
+@contextmanager
+def serving_models(models: Sequence[ModelOptions], **options: Any) -> Iterator[RunningServer]:
+    """Run a server of models in a thread of this process until the block ends."""
     up: SimpleQueue[RunningServer | None] = SimpleQueue()
     with closing(listen("127.0.0.1", 0, False)) as listener:
 
@@ -56,11 +70,13 @@ def serving(settings: Settings, **options: Any) -> Iterator[RunningServer]:
                 up.put(None)
 
         parsed = Options(ready=ready, **options)
-        server = Server(settings, parsed, listener, time.perf_counter())
+        server = Server(models, parsed, listener, time.perf_counter())
         thread = threading.Thread(target=run)
         thread.start()
         found = up.get(timeout=120)
         assert found is not None, "the server exited before it was ready"
-        yield found
-        found.loop.call_soon_threadsafe(server.stop.set)
-        thread.join(30)
+        try:
+            yield found
+        finally:
+            found.loop.call_soon_threadsafe(server.stop.set)
+            thread.join(30)

@@ -25,8 +25,9 @@ from ostro.plugins.conformance.examples import Example
 from ostro.plugins.conformance.parity import MASKED, Subject
 from ostro.plugins.conformance.weights import SEED
 
-BAR = 1e-5
-"""Largest relative deviation from PEFT's output, in float32."""
+BAR = 2e-5
+"""Largest relative deviation from PEFT's output, in float32. Most are below 1e-5; on CPUs without
+AVX-512, which add in another order, one reached 1.15e-5."""
 
 FELT = 0.05
 """Smallest relative change of the output by an adapter."""

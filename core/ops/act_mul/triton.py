@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.errors import ConfigError, nearest
+from ostro.core.ops.rows import dense_rows
 
 ACTS = ("silu", "gelu", "gelu_tanh", "relu")
 BLOCK = 1024
@@ -21,7 +22,7 @@ def act_mul(x: Tensor, act: str) -> Tensor:
             f"hidden_act={act!r} is not supported{nearest(act, ACTS)}; expected one of {known}"
         )
     n = x.shape[-1] // 2
-    rows = x.reshape(-1, 2 * n)
+    rows = dense_rows(x.reshape(-1, 2 * n))
     y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
     grid = (rows.shape[0], triton.cdiv(n, BLOCK))
     act_mul_kernel[grid](rows, y, n, rows.stride(0), ACT=act, BLOCK=BLOCK)

@@ -165,6 +165,7 @@ void decode(const T* q, int64_t q_row, int64_t q_head, int64_t stored, const voi
             int64_t heads, int64_t kv, int64_t block, int64_t d, int64_t dv, int64_t v_row,
             float scale, int64_t window, float softcap, const float* sinks, const float* alibi,
             int64_t cuts, T* out) {
+    if (!dv) return;  // `out` has no elements
     Rule rule = {scale, softcap, sinks, alibi, window};
     Pages pages = {k_cache, v_cache, k_scales, v_scales, kv, block, d, dv, v_row};
     int64_t group = heads / kv, wide = (d + 15) / 16 * 16, acc_wide = (dv + 31) / 32 * 32;
@@ -188,7 +189,7 @@ void decode(const T* q, int64_t q_row, int64_t q_head, int64_t stored, const voi
                     for (int64_t j = 0; j < group; j++) {
                         const T* from = q + starts[s] * q_row + (kv_head * group + j) * q_head;
                         for (int64_t i = 0; i < wide; i += 16)
-                            store(&rows[j * wide + i], load(from + i, std::max<int64_t>(0, d - i)));
+                            store(rows.data() + j * wide + i, load(from + i, std::max<int64_t>(0, d - i)));
                     }
                     std::fill(acc.begin(), acc.end(), 0.0f);
                     std::fill(most.begin(), most.end(), -INFINITY);
@@ -202,7 +203,7 @@ void decode(const T* q, int64_t q_row, int64_t q_head, int64_t stored, const voi
                             auto run = stored == INT8     ? choose<i8>(n)
                                        : stored == FLOAT8 ? choose<f8>(n)
                                                           : choose<T>(n);
-                            run(&rows[j * wide], wide, pages, table + s * table_row, kv_head, at,
+                            run(rows.data() + j * wide, wide, pages, table + s * table_row, kv_head, at,
                                 std::min(at + stretch, last), lengths[s] - 1, kv_head * group + j,
                                 rule, &acc[j * acc_wide], acc_wide, &most[j], &total[j]);
                             j += n;

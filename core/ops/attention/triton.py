@@ -74,10 +74,11 @@ def attention(
     if keys.dtype == torch.float8_e4m3fn and family in NO_FLOAT8:  # `widen` decodes the bytes
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     sequences = batch.lengths.shape[0]
-    head = 1 << (d.bit_length() - 1)  # tl.arange takes powers of two: d is split into HEAD + TAIL
+    # tl.arange takes powers of two, tl.dot at least 16: d is split into HEAD + TAIL.
+    head = max(16, 1 << (d.bit_length() - 1))
     shared = {
         "DV": dv,
-        "VALUE": triton.next_power_of_2(dv),
+        "VALUE": max(16, triton.next_power_of_2(dv)),
         "GROUP": plan.group,
         "HEADS": plan.heads,
         "BLOCK_M": plan.tiles.rows,
@@ -258,7 +259,10 @@ def attend(
     position = length - queries + row
     source = q + (start + row).to(tl.int64)[:, None] * q_row + head[:, None] * q_head
     dims = tl.arange(0, HEAD)
-    query = tl.load(source + dims[None, :], live[:, None], other=0.0)
+    used = live[:, None]
+    if D < HEAD:
+        used &= (dims < D)[None, :]
+    query = tl.load(source + dims[None, :], used, other=0.0)
     if TAIL > 0:
         rest = HEAD + tl.arange(0, TAIL)
         tail = tl.load(source + rest[None, :], live[:, None] & (rest < D)[None, :], other=0.0)
@@ -300,7 +304,10 @@ def attend(
         page = tl.load(pages + key_at // PAGE, known, other=0).to(tl.int64)
         place = key_at % PAGE
         k_row = k_base + page * k_page + place * k_slot
-        key = tl.load(k_row[None, :] + dims[:, None], known[None, :], other=0.0)
+        inside = known[None, :]
+        if D < HEAD:
+            inside &= (dims < D)[:, None]
+        key = tl.load(k_row[None, :] + dims[:, None], inside, other=0.0)
         scores = tl.dot(query, widen(key, query), input_precision=PRECISION)
         if TAIL > 0:
             inside = known[None, :] & (rest < D)[:, None]

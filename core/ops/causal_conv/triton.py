@@ -15,6 +15,7 @@ from torch import Tensor
 from ostro.core.ops.state_layout import StateLayout
 
 ROWS, CHANNELS = 4, 256
+SEQUENCES = 128  # starts of sequences compared at a time
 
 
 def causal_conv(
@@ -51,7 +52,7 @@ def causal_conv(
         WIDTH=width,
         ROWS=ROWS,
         CHANNELS=tile,
-        SEQUENCES=min(128, triton.next_power_of_2(sequences)),
+        SEQUENCES=SEQUENCES,
     )
     move_states_kernel[(sequences, tiles)](
         x,
@@ -69,7 +70,7 @@ def causal_conv(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "sequences"])
 def causal_conv_kernel(
     x,
     weight,

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.attention.tiles import target_family
+from ostro.core.ops.rows import dense_rows
 
 
 class Tile(NamedTuple):
@@ -49,6 +50,7 @@ def grouped_deterministic(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> T
 
 
 def launch(x: Tensor, weight: Tensor, expert_of_row: Tensor, tile: Tile) -> Tensor:
+    x = dense_rows(x)
     rows, (_, n, k) = x.shape[0], weight.shape
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(rows, tile.starts), triton.cdiv(n, tile.columns))
@@ -71,7 +73,7 @@ def launch(x: Tensor, weight: Tensor, expert_of_row: Tensor, tile: Tile) -> Tens
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def grouped_kernel(
     x,
     weight,

@@ -52,7 +52,7 @@ def layer_norm(
     return y, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def layer_norm_kernel(
     x,
     residual,

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.core.ops.rows import dense_rows
+
 ROWS = 16
 COLUMNS = 128
 DEPTH = 128
@@ -41,6 +43,7 @@ def lora(
     experts: int = 1,
 ) -> Tensor:
     """See the package. Allocates h = A x, float32 [t, K, parts, chunks of k, 16]."""
+    x = dense_rows(x)
     (t, k), (_, parts, rank, _), slots = x.shape, a.shape, pages.shape[1]
     chunk = max(CHUNK, triton.cdiv(k, CHUNKS * DEPTH) * DEPTH)
     chunks = triton.cdiv(k, chunk)
@@ -83,7 +86,7 @@ def lora(
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t", "slots"])
 def lora_shrink(
     x,
     a,
@@ -142,7 +145,7 @@ def lora_shrink(
         key = tl.min(mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t", "slots"])
 def lora_expand(
     h,
     b,

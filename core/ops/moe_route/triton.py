@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ostro.core.ops.moe_route import TINY as SMALL
 from ostro.core.ops.moe_route import RoutingRule, room
+from ostro.core.ops.rows import dense_rows
 
 TILE = 1024  # logits per program
 ROWS = 4  # rows per program at most, one for each of its warps
-COPIES = 2048  # most copies counted at a time
+COPIES = 256, 2048  # copies counted at a time: few, and many
 TINY = tl.constexpr(SMALL)
 NONE = tl.constexpr(-(1 << 63))  # below every rank
 LAST = tl.constexpr(0xFFFF)  # no expert has a higher index, so index ^ LAST is LAST - index
@@ -27,6 +28,7 @@ def route(logits: Tensor, rule: RoutingRule, bias: Tensor | None = None) -> tupl
     experts, weights = room(logits, rule)
     if not experts.numel():
         return experts, weights
+    logits = dense_rows(logits)
     rows, count = logits.shape
     groups = rule.groups if rule.best_groups < rule.groups else 1
     size = count // groups
@@ -70,13 +72,13 @@ def sort(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
             places,
             copies,
             experts.shape[1],
-            BLOCK=min(COPIES, triton.next_power_of_2(copies)),
+            BLOCK=COPIES[copies > COPIES[0]],
             num_warps=8,
         )
     return expert_of_copy, row_of_copy, places
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def route_kernel(
     logits,
     bias,
@@ -180,7 +182,7 @@ def index(rank):
     return (rank & LAST).to(tl.int32) ^ LAST
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["copies"])
 def sort_kernel(experts, expert_of_copy, row_of_copy, places, copies, top, BLOCK: tl.constexpr):
     """Sort the copies of one expert: count the copies of lower experts, then place its own."""
     mine = tl.program_id(0).to(tl.int64)

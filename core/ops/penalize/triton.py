@@ -78,7 +78,7 @@ def penalties_kernel(
     tl.store(logits + row * logits_row + token, value, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def bias_kernel(logits, rows, ids, values, n, logits_row, BLOCK: tl.constexpr):
     """Add the sum of a token's entries, in the program of its first: deterministic, no atomics."""
     entry = tl.program_id(0)

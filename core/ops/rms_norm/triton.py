@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.core.ops.rows import dense_rows
+
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
@@ -44,13 +46,14 @@ def rms_norm(
 
 
 def fold(x: Tensor) -> Tensor:
-    """View x [..., d] as [outer, inner, d]."""
+    """View x [..., d] as [outer, inner, d], whose last dimension is contiguous."""
+    x = dense_rows(x)
     if x.dim() == 3:
         return x
     return x.reshape(-1, 1, x.shape[-1]) if x.dim() < 3 else x.flatten(0, -3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def rms_norm_kernel(
     x,
     residual,

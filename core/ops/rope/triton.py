@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.core.ops.rows import dense_rows
+
 
 def rope(
     q: Tensor,
@@ -19,6 +21,7 @@ def rope(
     sections: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See the package."""
+    q, k = dense_rows(q), dense_rows(k)
     rows, q_heads, d = q.shape
     k_heads = k.shape[1]
     rotated = table.shape[1]
@@ -58,7 +61,7 @@ def rope(
     return out, k_out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["axis"])
 def rope_kernel(
     q,
     k,

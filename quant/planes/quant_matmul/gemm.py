@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.quant.planes.quant_matmul.tiles import gemv_block, split_k, tile
+from ostro.quant.planes.quant_matmul.tiles import gemv_block, split_k, tile, wide_tile
 from ostro.quant.planes.quant_matmul.unpack import half_weights
 from ostro.quant.planes.quant_matmul.weight import TritonWeight
 
@@ -22,9 +22,9 @@ from ostro.quant.planes.quant_matmul.weight import TritonWeight
 def matmul(x: Tensor, weight: TritonWeight) -> Tensor:
     """x [t, k] -> [t, n]; weights are rounded to x's dtype, sums are float32."""
     rows, n, cells = len(x), weight.n, weight.cells
-    block = tile(rows)
+    block = wide_tile(rows)
     tiles = triton.cdiv(rows, block.m), triton.cdiv(n, block.n)
-    split = split_k(tiles[0] * tiles[1], cells)
+    split = split_k(tiles[0] * tiles[1], cells, block)
     dtype = x.dtype if split == 1 else torch.float32
     y = torch.empty(split, rows, n, dtype=dtype, device=x.device)
     cells_per_split = triton.cdiv(cells, split * block.cells) * block.cells
@@ -80,7 +80,7 @@ def dequantize(weight: TritonWeight, start: int, stop: int, dtype: torch.dtype) 
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "cells_per_split"])
 def matmul_kernel(
     w,
     x,
@@ -109,7 +109,7 @@ def matmul_kernel(
     tl.store(out, acc.to(y.dtype.element_ty), (column < n)[:, None] & mask[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def grouped_matmul_kernel(
     w,
     x,
@@ -180,7 +180,7 @@ def tile_sum(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start", "stop"])
 def dequantize_kernel(
     w, y, start, stop, cells, LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr, CELLS: tl.constexpr
 ):

@@ -127,7 +127,7 @@ def quantize_kernel(x, q, scales, sums, cells, x_row, HALVES: tl.constexpr, CELL
         tl.store(sums + row * cells * HALVES + half, total, mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def integers_kernel(
     w,
     q,
@@ -216,7 +216,7 @@ def apply_scales(w, dot, sums, index, row, cell, cells, HALF: tl.constexpr, LAYO
     return dot
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def floats_kernel(
     w,
     x,

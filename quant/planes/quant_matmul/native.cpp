@@ -106,7 +106,8 @@ static void matmul_all(const Weights& w, const T* x, int64_t x_row, const int64_
                 prepare(x + (from + row) * x_row + at, std::min<int64_t>(BLOCK, w.k - at), w,
                         x_blocks[i]);
             }
-#pragma omp for collapse(2) schedule(static)
+            // Other processes may interrupt a thread: the others take its panels.
+#pragma omp for collapse(2) schedule(dynamic, 4)
             for (int64_t p = 0; p < chunk_count; p++)
                 for (int64_t s = 0; s < steps; s++) {
                     const RowChunk& chunk = chunks[p];

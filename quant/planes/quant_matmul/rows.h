@@ -106,6 +106,39 @@ static void prepare(const T* x, int64_t k, const Weights& w, FloatRow<Values>& t
     }
 }
 
+// Load four bytes of x.
+static inline uint32_t load_four(const int8_t* x) {
+    uint32_t four;
+    memcpy(&four, x, sizeof four);
+    return four;
+}
+
+// dots [R, C] += the integer products of a unit: words [first, first + UNIT / 4) of a cell of codes
+// with R rows of x, `row` bytes apart.
+template <int R, int C, int UNIT, class Codes>
+static inline void add_dots(const Codes* codes, int64_t cell, int first, const int8_t* x,
+                            int64_t row, v16i (&dots)[R][C]) {
+    using Sums = DotSums<Codes::MAX>;
+    constexpr int STEP = std::min(UNIT / 4, Sums::WORDS);
+    // Without unrolling, the sums are in memory instead of registers.
+#pragma GCC unroll 8
+    for (int i = 0; i < UNIT / 4; i += STEP) {
+        Sums sums[R][C];
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) sums[r][c].begin(dots[r][c]);
+#pragma GCC unroll 8
+        for (int j = i; j < i + STEP; j++) {
+            v16u w[C];
+            for (int c = 0; c < C; c++) w[c] = codes[c].four(cell, first + j);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < C; c++) sums[r][c].add(w[c], load_four(x + r * row + 4 * j));
+        }
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) dots[r][c] = sums[r][c].total();
+    }
+}
+
 // acc [R, 16 C] += R quantized rows of x times C panels of a block; a unit is UNIT weights.
 template <int R, int C, int UNIT, class Codes>
 static void multiply(const Codes* codes, const Factors* factors, const QuantizedRow* x,
@@ -119,17 +152,11 @@ static void multiply(const Codes* codes, const Factors* factors, const Quantized
             for (int c = 0; c < C; c++) dots[r][c] = v16i{} + x[r].bias[u];
         int64_t cell = u * UNIT / CELL;
         if (C == 1) codes[0].prefetch(cell);
-        for (int i = 0; i < UNIT / 4; i++) {
-            bool second = UNIT != CELL && u % 2;  // half of the cell
-            v16u w[C];
-            for (int c = 0; c < C; c++)
-                w[c] = second ? codes[c].four(cell, i + 4) : codes[c].four(cell, i);
-            for (int r = 0; r < R; r++) {
-                uint32_t four;
-                memcpy(&four, x[r].q + u * UNIT + 4 * i, 4);
-                for (int c = 0; c < C; c++) dots[r][c] = dot4_add(dots[r][c], w[c], four);
-            }
-        }
+        const int8_t* q = x[0].q + u * UNIT;
+        if (UNIT != CELL && u % 2)  // half of the cell
+            add_dots<R, C, UNIT>(codes, cell, UNIT / 4, q, sizeof x[0], dots);
+        else
+            add_dots<R, C, UNIT>(codes, cell, 0, q, sizeof x[0], dots);
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) {
                 v16 scale = factors[c].scale[u] * x[r].d[cell];

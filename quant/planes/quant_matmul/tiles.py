@@ -1,12 +1,13 @@
 """Tile sizes of the Triton matrix products with quantized weights, per kind of GPU.
 
 A file `configs/<name of the GPU>.json` overrides fields of `Tuning` with measured values; without
-one, the defaults here apply. It is read once per process.
+one, the defaults here apply. It is read once per GPU.
 """
 
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,9 @@ class Tuning(NamedTuple):
     block_n          rows of the weight per tile
     block_cells      cells of 32 columns per step of a tile
     num_warps, num_stages  of a tile
-    programs         programs that occupy a GPU
+    wide_m           most rows of x per wide tile, for more than block_m rows; 0 without these
+    wide_n, wide_cells, wide_warps  of a wide tile, as above
+    programs         programs of num_warps that occupy a GPU
     """
 
     gemv_rows: int = 8
@@ -40,15 +43,20 @@ class Tuning(NamedTuple):
     block_cells: int = 4
     num_warps: int = 4
     num_stages: int = 3
+    wide_m: int = 0
+    wide_n: int = 128
+    wide_cells: int = 2
+    wide_warps: int = 8
     programs: int = 256
 
 
 FAMILIES = {
     "sm_75": Tuning(gemv_block_rows=4),
     "sm_89": Tuning(block_m=32),
+    "sm_90": Tuning(wide_m=256),
     "gfx1100": Tuning(block_m=16),
 }
-"""GPUs on which the default sizes would spill registers."""
+"""GPUs on which the default sizes would spill registers, or larger ones do not."""
 
 
 class GemvBlock(NamedTuple):
@@ -76,12 +84,18 @@ def read_config(name: str) -> dict[str, Any]:
     return config
 
 
-CONFIG = read_config(torch.cuda.get_device_name()) if torch.cuda.is_available() else {}
-
-
 def tuning() -> Tuning:
     """The tuning of the current GPU."""
-    return FAMILIES.get(target_family(), Tuning())._replace(**CONFIG)
+    # A current GPU is known once a tensor is on one; asking earlier would create a context.
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    return tuning_of(target_family(), device)
+
+
+@cache
+def tuning_of(family: str, device: int | None) -> Tuning:
+    """The tuning of a family of GPUs, with the measured values of the device."""
+    config = {} if device is None else read_config(torch.cuda.get_device_name(device))
+    return FAMILIES.get(family, Tuning())._replace(**config)
 
 
 def assembler() -> str:
@@ -110,11 +124,21 @@ def tile(rows: int) -> Tile:
     return Tile(m, config.block_n, config.block_cells, config.num_warps, config.num_stages)
 
 
-def split_k(tiles: int, cells: int) -> int:
+def wide_tile(rows: int) -> Tile:
+    """As `tile`, of more rows if the GPU has wide tiles: a weight is dequantized for each tile."""
+    config = tuning()
+    if rows <= config.block_m or not config.wide_m:
+        return tile(rows)
+    m = min(config.wide_m, triton.next_power_of_2(rows))
+    return Tile(m, config.wide_n, config.wide_cells, config.wide_warps, config.num_stages)
+
+
+def split_k(tiles: int, cells: int, block: Tile) -> int:
     """Parts to split the sum of each tile into, so that the GPU is occupied: a power of two."""
     split, config = 1, tuning()
+    programs = config.programs * config.num_warps // block.warps
     # A part must be at least as long as the pipeline that loads it.
-    least = config.block_cells * config.num_stages
-    while tiles * split * 2 <= config.programs and cells >= split * 2 * least:
+    least = block.cells * block.stages
+    while tiles * split * 2 <= programs and cells >= split * 2 * least:
         split *= 2
     return split

@@ -54,7 +54,17 @@ def half_weights(w, row, cell, cells, HALF: tl.constexpr, LAYOUT: tl.constexpr):
 @triton.jit
 def decode(w, code, LAYOUT: tl.constexpr):
     """The values of codes minus the constant zero, float32."""
-    if w.table is not None:
+    if LAYOUT.exponent == 5:
+        # The bits of a float16, without the low half of its mantissa.
+        return (code << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) - LAYOUT.zero
+    elif LAYOUT.exponent == 4 and LAYOUT.converts:
+        return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32) - LAYOUT.zero
+    elif LAYOUT.exponent == 4:
+        # As a float16, these bits have one more exponent bit: the value is 2 ** 8 times too small.
+        bits = ((code << 8) & 0x8000) | ((code << 7) & 0x3F80)
+        value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        return value * 256.0 - LAYOUT.zero
+    elif w.table is not None:
         return tl.load(w.table + code) - LAYOUT.zero
     elif LAYOUT.zero % 1 == 0:
         # OR-ed below the bits of 2 ** 23, a code adds itself. Integer conversions are slower.

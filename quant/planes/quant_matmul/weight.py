@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ostro.ops import target_family
 from ostro.quant.planes.planes import WIDTHS, Planes
+
+FLOAT8 = ("sm_89", "sm_90", "sm_100")
+"""GPUs with an instruction for float8_e4m3fn."""
 
 LOADABLE = (
     *(torch.float32, torch.float16, torch.bfloat16),
@@ -42,6 +46,8 @@ class WeightLayout(NamedTuple):
     zero    the constant zero of all groups, or 0
     d, m    groups that share one value of d and m
     unit    the factor of the values in `ints`
+    exponent  4 or 5 if codes are the bytes of float8_e4m3fn or float8_e5m2, else 0
+    converts  whether the GPU converts float8_e4m3fn
     """
 
     widths: tuple[int, ...]
@@ -51,6 +57,8 @@ class WeightLayout(NamedTuple):
     d: int
     m: int
     unit: float
+    exponent: int
+    converts: bool
 
 
 class TritonWeight(NamedTuple):
@@ -69,34 +77,41 @@ class TritonWeight(NamedTuple):
     @property
     def has_integer_values(self) -> bool:
         """True if codes decode to int8 times a unit, so that kernels can multiply integers."""
-        return self.tensors.table is None or self.tensors.ints is not None
+        is_float = self.tensors.table is not None or self.layout.exponent
+        return self.tensors.ints is not None or not is_float
 
 
 # Weak keys: an entry is freed with its planes or its table.
 WEIGHTS: WeakKeyDictionary[Planes, TritonWeight] = WeakKeyDictionary()
 TABLES = WeakTensorKeyDictionary()
+EXPONENTS = WeakTensorKeyDictionary()
 
 
 def prepare(planes: Planes) -> TritonWeight:
-    """The kernel arguments of a weight, cached per `Planes` object."""
+    """The kernel arguments of a weight, cached per `Planes` object but for `words`."""
     weight = WEIGHTS.get(planes)
     if weight is None:
         weight = WEIGHTS[planes] = make_weight(planes)
-    return weight
+    # Views are made for each call: cached ones would keep the copy of an offloaded weight on the
+    # device, since the offloader replaces only the data of the codes themselves.
+    words = tuple(codes.view(torch.int32) for codes in weight.tensors.codes)
+    return weight._replace(tensors=weight.tensors._replace(words=words))
 
 
 def make_weight(planes: Planes) -> TritonWeight:
     zero = planes.zero
-    ints, unit = (None, 1.0) if planes.table is None else integer_table(planes.table)
+    table = planes.table
+    ints, unit = (None, 1.0) if table is None else integer_table(table)
+    exponent = 0 if table is None else float8_exponent(table)
     tensors = WeightTensors(
         codes=tuple(plane.contiguous() for plane in planes.codes),
-        words=tuple(plane.contiguous().view(torch.int32) for plane in planes.codes),
+        words=(),
         scale=loadable(planes.scale),
         zero=loadable(zero) if isinstance(zero, Tensor) else None,
         offset=None if planes.offset is None else loadable(planes.offset),
         d=None if planes.d is None else loadable(planes.d),
         m=None if planes.m is None else loadable(planes.m),
-        table=planes.table,
+        table=None if exponent else table,
         ints=ints,
     )
     groups, widths = planes.scale.shape[-1], WIDTHS[planes.bits]
@@ -108,6 +123,8 @@ def make_weight(planes: Planes) -> TritonWeight:
         d=1 if planes.d is None else groups // planes.d.shape[-1],
         m=1 if planes.m is None else groups // planes.m.shape[-1],
         unit=unit,
+        exponent=exponent,
+        converts=target_family() in FLOAT8,
     )
     return TritonWeight(
         tensors, layout, math.prod(planes.shape[:-2]), planes.shape[-2], planes.shape[-1] // 32
@@ -129,6 +146,28 @@ def integer_table(table: Tensor) -> tuple[Tensor | None, float]:
     if result is None:
         result = TABLES[table] = to_integers(table)
     return result
+
+
+def float8_exponent(table: Tensor) -> int:
+    """The bits of the exponent if a table has the finite values of a float8 dtype, else 0; cached.
+
+    Kernels compute such values from the codes, which takes fewer instructions than loads.
+    """
+    result = EXPONENTS.get(table)
+    if result is None:
+        result = EXPONENTS[table] = find_exponent(table)
+    return result
+
+
+def find_exponent(table: Tensor) -> int:
+    values = table.float().cpu()
+    if len(values) == 256:
+        for exponent, dtype in ((4, torch.float8_e4m3fn), (5, torch.float8_e5m2)):
+            exact = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+            finite = exact.isfinite()  # a weight has no other values
+            if values[finite].equal(exact[finite]):
+                return exponent
+    return 0
 
 
 def to_integers(table: Tensor) -> tuple[Tensor | None, float]:

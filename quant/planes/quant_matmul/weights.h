@@ -58,8 +58,8 @@ static inline v16 load_as(const uint8_t* p) {
         case F32: return load((const float*)p);
         case F16: return load((const f16*)p);
         case BF16: return load((const bf16*)p);
-        case I8: return as_floats(((widen(p) + 128u) & 255u) | 0x4b000000u) - 8388736.0f;
-        case U8: return as_floats(widen(p) | 0x4b000000u) - 8388608.0f;
+        case I8: return to_floats(widen((const int8_t*)p));
+        case U8: return to_floats(widen(p));
         case E8M0: return from_e8m0(widen(p));
         default: return from_e4m3(widen(p));
     }
@@ -120,11 +120,11 @@ struct Column {
         for (int64_t i = 0; i < count; until += units_per_value, q += coarse_size) {
             __builtin_prefetch(q + coarse_size * 2 * UNITS);
             v16 factor = load_as<COARSE>(q);
+            int64_t end = std::min(count, until);
+            for (int64_t j = i * size; j < end * size; j += 64)
+                __builtin_prefetch(p + 2 * UNITS * size + j);
 #pragma GCC unroll 4
-            for (int64_t end = std::min(count, until); i < end; i++) {
-                if (i * size % 64 == 0) __builtin_prefetch(p + (i + 2 * UNITS) * size);
-                to[i] = load_as<TYPE>(p + i * size) * factor;
-            }
+            for (; i < end; i++) to[i] = load_as<TYPE>(p + i * size) * factor;
         }
     }
 };
@@ -226,6 +226,7 @@ constexpr int WIDTHS[9][3] = {{}, {1}, {2}, {2, 1}, {4}, {4, 1}, {4, 2}, {4, 2, 
 // Unpack four consecutive codes of each row of a panel from the words of its planes.
 template <int BITS, bool BYTES>
 struct Codes {
+    static constexpr int MAX = BYTES ? 255 : (1 << BITS) - 1;  // the largest code
     const v16u* planes[3];
     const uint8_t* bytes;
 

@@ -35,7 +35,7 @@ TEXT = Drawing(
     seeds=[11, 12],
 )
 
-DEEP = 3 * SAME
+DEEP = 1.5 * SAME
 """The decoder of images has seventeen convolutions one after the other behind its attention."""
 
 
@@ -61,7 +61,7 @@ def outputs_of(model: Any) -> list[Tensor]:
 def test_quantized_models_match_dequantized_weights(
     folder: Path, plugins: PluginManager, every: bool
 ) -> None:
-    for format in formats(plugins) if every else sample_formats(plugins, "flux"):
+    for format in formats(plugins) if every else sample_formats(plugins, "flux")[:1]:
         loaded = load_model(folder, Settings(dtype="float32", quant=format, exact=True), plugins)
         assert_matches_dequantized(
             loaded, plugins, format, lambda model=loaded.model: outputs_of(model), DEEP

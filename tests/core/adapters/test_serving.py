@@ -96,10 +96,8 @@ def test_a_swap_captures_nothing_again(llama: Subject) -> None:
     before = dict(engine.runner.mixed_buckets)
     assert before
     greedy(engine, prompts(3), 4, [asked(engine, **{f"a{i}": 1.0}) for i in (2, 3, 4)])
-    assert engine.runner.mixed_buckets == before
-    assert all(
-        a is b for a, b in zip(before.values(), engine.runner.mixed_buckets.values(), strict=True)
-    )
+    now = engine.runner.mixed_buckets
+    assert all(now[size] is bucket for size, bucket in before.items())
     engine.close()
 
 
@@ -131,21 +129,23 @@ def test_the_prefix_cache_tells_adapters_and_scales_apart(llama: Subject, engine
 
 def test_many_activated_adapters_prefill_a_prompt_once(llama: Subject, engine_of: Build) -> None:
     """aLoRA: K/V blocks before the invocation are those of the base, and shared."""
-    engine, invocation = engine_of(llama), (90, 91)
+    engine, invocation, count = engine_of(llama), (90, 91), 50
     assert engine.registry is not None
-    engine.registry.max_adapters = 400
-    for i in range(300):
+    engine.registry.max_adapters = count
+    for i in range(count):
         engine.registry.add(f"a{i}", adapter(llama, i, 1, invocation))
     before = prompts(1, 80)[0]
     text = [*before, *invocation, 5, 6]
     said = [
-        greedy(engine, [text], 3, [asked(engine, text, **{f"a{i}": 1.0})])[0] for i in range(300)
+        greedy(engine, [text], 3, [asked(engine, text, **{f"a{i}": 1.0})])[0] for i in range(count)
     ]
     stats = engine.stats()
-    assert stats.cached_tokens == 299 * 80, "all but the first found all before the invocation"
+    assert stats.cached_tokens == (count - 1) * 80, (
+        "all but the first found all before the invocation"
+    )
     assert len({tuple(each) for each in said}) > 5
     base = greedy(engine, [text], 3)[0]
-    assert engine.stats().cached_tokens >= 300 * 80
+    assert engine.stats().cached_tokens >= count * 80
     without = [*before, 5, 6]
     assert asked(engine, without, a1=1.0) is EMPTY, "not invoked: the base alone"
     assert any(each != base for each in said)

@@ -161,6 +161,20 @@ def test_mixed_buckets_are_captured_at_the_first_mixed_step_and_after_a_change()
     assert made.bucket(StepPlan([row])) is not first
 
 
+def test_mixed_buckets_are_captured_one_by_one() -> None:
+    """A request with an adapter must not wait for the captures of all sizes."""
+    room = Room(4)
+    made, rows = runner(replay=True, room=room), [decode(row, [3], 2) for row in range(3)]
+    for row in rows:
+        row.sequence.lease = room.acquire(lora("x")) or NOTHING
+    first = made.bucket(StepPlan(rows[:1]))
+    assert made.mixed_buckets == {1: first} and made.mixed_uncaptured == {2, 4}
+    made.bucket(StepPlan(rows))
+    assert [*made.mixed_buckets] == [1, 4] and made.mixed_uncaptured == {2}
+    made.capture()
+    assert made.bucket(StepPlan(rows[:1])) is not first and [*made.mixed_buckets] == [1]
+
+
 def test_lazy_buckets_are_captured_at_the_first_step_of_their_size() -> None:
     made = runner(replay=True)
     made.capture(lazily=True)

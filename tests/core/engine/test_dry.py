@@ -95,9 +95,10 @@ def test_penalties_are_those_of_the_definition(seed: int) -> None:
         sequence.tokens.append(tokens[-1])
 
 
-def test_4000_equal_tokens_cost_little_per_step() -> None:
+@pytest.mark.parametrize("count", [4000, 30_000])
+def test_many_equal_tokens_cost_little_per_step(count: int) -> None:
     rules = Sampling(dry=Dry(multiplier=1e-4, base=1.0), logit_bias={260: 100.0})
-    sampler, sequence = sampler_of(), sequence_of([260] * 4000, rules)
+    sampler, sequence = sampler_of(), sequence_of([260] * count, rules)
     sampler.add(sequence)
     seconds = []
     for _ in range(5):

@@ -106,14 +106,14 @@ def run(engine: Engine, *requests: TokenRequest) -> dict[str, list[int]]:
 
 def plans(engine: Engine) -> list[StepPlan]:
     """The plans that the engine launches from now on."""
-    launched, found = engine.runner.run, list[StepPlan]()
+    launched, found = engine.runner.forward, list[StepPlan]()
 
     def note(plan: StepPlan) -> Any:
         assert all(chunk.count > 0 for chunk in plan.chunks)
         found.append(plan)
         return launched(plan)
 
-    engine.runner.run = note  # type: ignore[method-assign]
+    engine.runner.forward = note  # type: ignore[method-assign]
     return found
 
 

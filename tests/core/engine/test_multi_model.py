@@ -35,9 +35,8 @@ from ostro.core.errors import (
     Overloaded,
     RequestError,
     Unsupported,
-    UsageError,
 )
-from ostro.core.ipc.messages import AdapterCommand, AdapterInfo, AdapterResult, Failed, Requantize
+from ostro.core.ipc.messages import AdapterCommand, AdapterInfo, AdapterResult, Failed, ModelCommand
 
 
 class Recorded:
@@ -222,7 +221,7 @@ def test_an_unknown_model_is_refused_with_the_known_ones(made: ThreeModels) -> N
     with pytest.raises(NotFound, match="there is no model 'nope'; loaded are chat, draw, other"):
         made.engine.submit(tokens("a", "nope"))
     with pytest.raises(NotFound):
-        made.engine.requantize(Requantize(id="q", model="nope"), lambda *_: None)
+        made.engine.change_models(ModelCommand(id="q", do="requantize", model="nope"))
     with pytest.raises(NotFound):
         made.engine.adapt(AdapterCommand(id="q", do="list", model="nope"))
     assert not made.engine.busy
@@ -309,7 +308,7 @@ def test_counters_of_all_models_are_summed(made: ThreeModels) -> None:
 def test_close_closes_all_engines_and_registries(made: ThreeModels) -> None:
     made.engine.close()
     assert made.log == [
-        (name, "close") for name in ("chat", "vectors", "draw", "other", "adapters")
+        (name, "close") for name in ("chat", "vectors", "adapters", "draw", "other")
     ]
 
 
@@ -430,31 +429,6 @@ def test_a_request_whose_choices_are_all_aborted_while_it_waits_is_not_submitted
 
 
 # Commands
-
-
-def test_requantize_is_done_by_the_model_that_is_named(made: ThreeModels) -> None:
-    asked = list[Requantize]()
-
-    def requantize(message: Requantize, report: Any) -> list[str]:
-        asked.append(message)
-        report("reading weights", 1, 2)
-        return ["explained"]
-
-    engine = MultiModelEngine(
-        {"chat": ModelEntry(made.chat), "other": ModelEntry(made.other, requantize=requantize)}
-    )
-    message, progress = Requantize(id="q", model="other", quant="q4_0"), list[tuple[Any, ...]]()
-    assert engine.requantize(message, lambda *news: progress.append(news)) == ["explained"]
-    assert asked == [message] and progress == [("reading weights", 1, 2)]
-
-
-def test_an_error_of_requantize_reaches_the_caller(made: ThreeModels) -> None:
-    def refuse(message: Requantize, report: Any) -> list[str]:
-        raise UsageError("no such format")
-
-    engine = MultiModelEngine({"chat": ModelEntry(made.chat, requantize=refuse)})
-    with pytest.raises(UsageError, match="no such format"):
-        engine.requantize(Requantize(id="q"), lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ from ostro.plugins.conformance.parity import Subject, subject
 FIRST = 7
 
 
-def record(name: str, kind: str, order: int = 0, host_ids: bool = False) -> LogitsProcessor:
-    processor = f"tiny.processors:{kind}"
-    return LogitsProcessor(name=name, processor=processor, order=order, host_ids=host_ids)
+def record(name: str, kind: str, order: int = 0, **reads: bool) -> LogitsProcessor:
+    return LogitsProcessor(name=name, processor=f"tiny.processors:{kind}", order=order, **reads)
 
 
 RECORDS = (
     record("no_repeat", "NoRepeat"),
     record("host_no_repeat", "HostNoRepeat", host_ids=True),
+    record("mask", "MaskNoRepeat", mask=True),
     record("late", "Halve", order=5),
     record("early", "Favour", order=-5),
     record("later", "Favour", order=9),
@@ -76,28 +76,67 @@ def expected(tiny: Subject, prompt: list[int], n: int, banned: int | None) -> li
 
 @pytest.mark.parametrize("replay", [False, True])
 def test_processors_get_the_sampled_tokens(tiny: Subject, replay: bool) -> None:
-    """On the device and on the host; a row without processors is unchanged."""
-    prompts = [tiny.prompt[:n] for n in (9, 17, 30)]
+    """On the device, on the host and as masks; a row without processors is unchanged."""
+    prompts = [tiny.prompt[:n] for n in (9, 17, 30, 12)]
     engine = engine_of(tiny, replay=replay)
-    parameters = [{"no_repeat": FIRST}, {"host_no_repeat": 0}, {}]
+    parameters = [{"no_repeat": FIRST}, {"host_no_repeat": 0}, {}, {"mask": FIRST}]
     answers = run(engine, list(zip(prompts, parameters, strict=True)), 12)
     assert answers == [
         expected(tiny, prompts[0], 12, FIRST),
         expected(tiny, prompts[1], 12, prompts[1][-1]),
         expected(tiny, prompts[2], 12, None),
+        expected(tiny, prompts[3], 12, FIRST),
     ]
 
 
-def test_a_host_processor_waits_and_others_do_not(tiny: Subject) -> None:
-    """If steps are read one pass late, a row that needs host ids draws in every other step."""
-    engine, counts = engine_of(tiny, replay=True), {"waits": 0, "free": 0}
-    for id, processors in (("waits", {"host_no_repeat": FIRST}), ("free", {"no_repeat": FIRST})):
+@pytest.mark.parametrize("replay", [False, True])
+def test_an_error_of_one_mask_ends_its_request_alone(tiny: Subject, replay: bool) -> None:
+    engine, prompt = engine_of(tiny, replay=replay), tiny.prompt[:9]
+    for id, parameter in (("bad", -5), ("good", FIRST)):
+        rules = Sampling(
+            temperature=0, max_tokens=12, ignore_eos=True, processors={"mask": parameter}
+        )
+        engine.submit(TokenRequest(id=id, tokens=prompt, sampling=rules))
+    tokens, errors = {"bad": list[int](), "good": list[int]()}, []
+    while engine.busy:
+        for output in engine.step():
+            tokens[output.id] += output.tokens
+            errors += [(output.id, output.error)] if output.error else []
+    assert tokens["good"] == expected(tiny, prompt, 12, FIRST)
+    assert tokens["bad"] == expected(tiny, prompt, 5, 5)
+    [(id, error)] = errors
+    assert id == "bad" and "no more tokens" in str(error)
+
+
+def test_sequences_that_end_while_masks_are_made_draw_nothing_more(tiny: Subject) -> None:
+    """In replay mode a step is read after the forward pass of the next one."""
+    engine, prompts = engine_of(tiny, replay=True), [tiny.prompt[:n] for n in (9, 12, 17)]
+    ends = [expected(tiny, prompt, 6, FIRST)[-1] for prompt in prompts]
+    for i, prompt in enumerate(prompts):
+        processors, stops = {"mask": FIRST}, (ends[i],) if i < 2 else ()
+        rules = Sampling(
+            temperature=0, max_tokens=10, ignore_eos=True, stop_ids=stops, processors=processors
+        )
+        engine.submit(TokenRequest(id=str(i), tokens=prompt, sampling=rules))
+    answers = {str(i): list[int]() for i in range(3)}
+    for output in engine.drain():
+        answers[output.id] += output.tokens
+    for i, prompt in enumerate(prompts):
+        wanted = expected(tiny, prompt, 10, FIRST)
+        assert answers[str(i)] == (wanted[: wanted.index(ends[i])] if i < 2 else wanted)
+
+
+def test_rows_that_read_tokens_draw_in_every_step(tiny: Subject) -> None:
+    """Also if steps are read one pass late."""
+    engine, counts = engine_of(tiny, replay=True), {"reads": 0, "free": 0}
+    for id, processors in (("reads", {"host_no_repeat": FIRST}), ("free", {"no_repeat": FIRST})):
         rules = Sampling(temperature=0, max_tokens=10, ignore_eos=True, processors=processors)
         engine.submit(TokenRequest(id=id, tokens=tiny.prompt[:9], sampling=rules))
-    while counts["free"] < 10:
-        for output in engine.step():
-            counts[output.id] += len(output.tokens)
-    assert 4 <= counts["waits"] <= 6
+    before = engine.stats().steps
+    for output in engine.drain():
+        counts[output.id] += len(output.tokens)
+    assert counts == {"reads": 10, "free": 10}
+    assert engine.stats().steps - before <= 11
 
 
 def test_processors_run_in_the_order_of_their_records(tiny: Subject) -> None:

@@ -132,8 +132,9 @@ def test_logits_are_computed_for_drawing_rows_alone() -> None:
 def test_a_step_without_drawing_rows_returns_no_tokens() -> None:
     made = engine({}, rows=8)
     submit(made, "long", PROMPTS[2])
-    launched = made.runner.run(made.scheduler.plan())
-    assert launched.drawn is None and not launched.prompt_logits
+    launched = made.runner.forward(made.scheduler.plan())
+    made.runner.sample(launched)
+    assert launched.drawn is None and not launched.prompt_logprobs
     assert steps(made)[0].logits_indices.tolist() == []
 
 

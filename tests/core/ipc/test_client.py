@@ -41,12 +41,12 @@ from ostro.core.ipc.messages import (
     Failed,
     FromEngine,
     GetStats,
+    ModelCommand,
     ModelInfo,
+    ModelResult,
     Outputs,
     Progress,
     Ready,
-    Requantize,
-    Requantized,
     ToEngine,
 )
 from ostro.core.media import Array
@@ -412,7 +412,8 @@ def test_requests_are_refused_before_the_engine_is_ready() -> None:
     async def main() -> None:
         engine = FakeEngine()
         engine.deliver(Progress(what="reading weights", done=1, total=2))
-        assert not engine.ready and engine.progress.done == 1
+        engine.deliver(Progress(what="reading weights", done=3, total=9, model="m"))
+        assert not engine.ready and engine.progress.done == 1 and engine.loading["m"].done == 3
         with pytest.raises(Overloaded, match="still loading"):
             await Reader(engine, ask()).task
         with pytest.raises(Overloaded, match="still loading"):
@@ -564,13 +565,13 @@ def test_changes_are_answered_by_their_id_in_any_order() -> None:
         await settle()
         ids = [message.id for message in engine.sent]  # type: ignore[union-attr]
         assert engine.sent == [
-            Requantize(id=ids[0], model="m", quant="q4_0"),
+            ModelCommand(id=ids[0], do="requantize", model="m", quant="q4_0"),
             AdapterCommand(id=ids[1], do="load", name="x", reference="r", inplace=True),
-            Requantize(id=ids[2], topology="t"),
+            ModelCommand(id=ids[2], do="requantize", topology="t"),
             AdapterCommand(id=ids[3], do="unload", name="y"),
         ]
         known = [AdapterInfo(name="x", reference="r")]
-        engine.deliver(AdapterResult(ids[1], known), Requantized(ids[0], ["q4_0: 3 of 4"]))
+        engine.deliver(AdapterResult(ids[1], known), ModelResult(ids[0], {}, ["q4_0: 3 of 4"]))
         engine.deliver(Failed.of(AdapterConflict("taken"), ids[3]))
         engine.deliver(Failed.of(UsageError("no such topology"), ids[2]))
         assert await first == ["q4_0: 3 of 4"] and await second == known

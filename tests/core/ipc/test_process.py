@@ -126,12 +126,12 @@ def test_a_request_that_the_engine_cannot_take_in_fails_alone(
     make: Callable[[], AsyncEngine],
 ) -> None:
     async def test(engine: AsyncEngine) -> None:
-        before = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 300)))
+        before = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 2000)))
         await asyncio.sleep(0)
         with pytest.raises(OstroError, match="ZeroDivisionError: a bug of one request") as failed:
             await collect(engine, ask(salt="fail alone"))
         assert type(failed.value) is OstroError
-        assert await before == {0: [5] * 300}
+        assert await before == {0: [5] * 2000}
         assert await collect(engine, ask()) == {0: [5, 6, 7]}
 
     run(make(), test)
@@ -150,15 +150,24 @@ def test_closing_a_generator_aborts(make: Callable[[], AsyncEngine]) -> None:
 
 
 @both
-def test_requantize_waits_for_earlier_requests(make: Callable[[], AsyncEngine]) -> None:
+def test_models_are_loaded_and_unloaded_while_requests_run(make: Callable[[], AsyncEngine]) -> None:
     async def test(engine: AsyncEngine) -> None:
-        before = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 300)))
-        await asyncio.sleep(0.01)
-        assert await engine.requantize("q4k") == ["all weights: q4k"]
-        assert before.done() and (await before) == {0: [5] * 300}
+        assert engine.info is not None
+        running = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 2000)))
+        spec = ModelSpec(Settings(reference="other"))
+        assert list((await engine.load_model("other", spec)).models) == ["default", "other"]
+        assert list(engine.info.models) == ["default", "other"]
+        assert await engine.requantize("q4k", model="other") == ["all weights: q4k"]
+        assert not running.done()
         with pytest.raises(UsageError, match="unknown format 'unknown'"):
             await engine.requantize("unknown")
-        assert await collect(engine, ask()) == {0: [5, 6, 7]}
+        with pytest.raises(errors.CheckpointError, match="is damaged"):
+            await engine.load_model("bad", ModelSpec(Settings(reference="broken")))
+        assert list((await engine.unload_model("other")).models) == ["default"]
+        with pytest.raises(errors.NotFound, match="there is no model 'other'"):
+            await engine.unload_model("other")
+        assert list(engine.info.models) == ["default"]
+        assert await running == {0: [5] * 2000}
 
     run(make(), test)
 
@@ -453,6 +462,7 @@ def test_no_other_process_inherits_the_socket() -> None:
 
 def test_messages_survive_any_cut() -> None:
     hello = StartEngine(
+        settings=Settings(threads=2),
         models=[ModelSpec(Settings(reference="é", allow_config=("a",)), [1])],
         plugin_paths=["p"],
         registry={"a": "b"},

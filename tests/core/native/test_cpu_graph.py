@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ostro.core.host_reads import NotCapturable
 from ostro.core.native import cpu_graph
-from ostro.core.native.cpu_graph import NotCapturable, record
+from ostro.core.native.cpu_graph import record
 from ostro.core.ops.rms_norm.native import rms_norm
 from ostro.quant.planes.planes import Planes, pack_codes
 from ostro.quant.planes.quant_matmul import native

@@ -116,6 +116,12 @@ def test_nothing_spills_elsewhere(target: str, queries: int, given: dict[str, An
     check(compiled(target, queries, **given))
 
 
+@pytest.mark.parametrize("queries", [1, 512], ids=["decode", "prefill"])
+def test_heads_below_16_compile(queries: int) -> None:
+    """The smallest inner dimension of `tl.dot`, which the interpreter does not check."""
+    check(compiled("sm_90", queries, d=8, heads=4, kv=2, dtype=torch.float32, features=False))
+
+
 def test_prefill_and_decode_share_their_arithmetic_where_the_result_is_fixed() -> None:
     """The same float instructions in the loop, so that a row's bits cannot depend on the launch."""
 

@@ -174,7 +174,10 @@ def test_odd_shapes(
 
 @PAIRS
 @pytest.mark.parametrize("floats", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each == "decode" else pytest.mark.slow) for each in BATCHES],
+)
 def test_narrow_floats(
     name: str,
     floats: torch.dtype,

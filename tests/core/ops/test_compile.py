@@ -61,6 +61,7 @@ LAUNCHES: dict[str, tuple[Any, ...]] = {
             *(floats(8), floats(8), floats(8), ints(7), ints(7), floats(7)),
         ),
     ),
+    "mask": (floats(8, 152064), ints(8), tensor(8, 4752, dtype=torch.int32)),
     "sample-greedy": (floats(8, 152064), draw(greedy=True)),
     "sample-plain": (floats(8, 151936), draw(plain=True)),
     "sample": (floats(8, 152064), draw()),

@@ -24,6 +24,16 @@ RUNS = {
     "none": [0, 0, 0],
 }
 SHAPES = [(1, 1), (5, 7), (33, 40), (66, 304)]
+# Triton's interpreter is slow: each run and each shape is quick with half of the other.
+QUICK_PAIRS = pytest.mark.parametrize(
+    ("runs", "shape"),
+    [
+        pytest.param(runs, shape, id=f"{name}-{shape}", marks=marks)
+        for i, (name, runs) in enumerate(RUNS.items())
+        for j, shape in enumerate(SHAPES)
+        for marks in [() if (i + j) % 2 else pytest.mark.slow]
+    ],
+)
 
 
 def arguments(
@@ -58,8 +68,7 @@ def test_naive() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
+@QUICK_PAIRS
 @pytest.mark.parametrize("call", [triton.grouped, triton.grouped_deterministic])
 def test_triton(call: Call, runs: list[int], shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert_equals_naive(call, arguments(runs, *shape, dtype))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ostro.architectures.whisper.inputs import Inputs
 from ostro.core.adapters.adapter import EMPTY
+from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.errors import OstroError, UsageError
 from ostro.core.ops import Fused
@@ -72,6 +73,33 @@ def test_ragged_batches_say_what_they_say_on_one_device(
     engine.runner.capture()
     assert not engine.runner.buckets, "its segments are short"
     assert greedy(engine, prompts, 12) == greedy(tiny.engine(rows=40), prompts, 12)
+
+
+def test_only_the_place_of_an_adapter_uses_its_device(made: Made, device: SimulatedDevice) -> None:
+    """Adapters are read in a thread, which must not use a GPU while steps are captured."""
+    engine = made("llama").engine(device="cpu:1")
+    model, registry = engine.runner.model, engine.registry
+    assert registry is not None
+    n, k = model.get_submodule("model.layers.0.mlp.down_proj").weight_shape
+    up = LowRank(a=torch.randn(4, k), b=torch.randn(n, 4), scale=1.0)
+    whole = torch.randn(*model.get_submodule("lm_head").weight_shape)
+    weights = AdapterWeights(
+        kind="lora",
+        weights={"model.layers.0.mlp.down_proj": up},
+        whole={"lm_head.weight": whole},
+    )
+    device.moves.clear()
+    before = device.nbytes
+    adapter = registry.loader.load(weights)
+    assert device.nbytes == before and not device.moves and adapter.unplaced
+    registry.loader.place(adapter)
+    assert device.nbytes - before >= whole.nbytes and not adapter.unplaced
+    after = device.nbytes
+    registry.loader.place(adapter)
+    assert device.nbytes == after and [d.module for d in adapter.whole] == [
+        model.get_submodule("lm_head")
+    ]
+    engine.close()
 
 
 @pytest.mark.parametrize(("name", "rules"), [PLACED[i] for i in (0, 2, 4, 5, 7, 8, 11)])

@@ -162,7 +162,7 @@ def test_a_row_does_not_depend_on_the_others(format: str, monkeypatch: pytest.Mo
     weight, importance = random(21, 768, std=0.02), random(768).square()
     whole = quantize(weight, format, importance)
     alone = torch.cat([quantize(row[None], format, importance) for row in weight])
-    monkeypatch.setattr(module, "CHUNK", 4096)
+    monkeypatch.setitem(module.CHUNK, "cpu", 4096)
     chunks = quantize(weight, format, importance)
     for other in (alone, chunks):
         # Where two scales are as good as each other, the last bit of a sum decides.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import Any
-from unittest.mock import ANY
+from unittest.mock import ANY, Mock
 
 import pytest
 import torch
@@ -15,21 +16,32 @@ import torch
 from ostro.core.engine.calibration import open_probe
 from ostro.core.errors import UsageError
 from ostro.core.load.describe import outline
-from ostro.core.load.model import load_model
-from ostro.core.load.planning import OpenProbe, PlanInterrupted, PlanRequest
+from ostro.core.load.model import LoadedModel, load_model
+from ostro.core.load.planning import PlanInterrupted, PlanRequest
 from ostro.core.load.quantize import FLOAT, makers
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings
 from ostro.entrypoints.cli import main
-from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.formats import wide
 from ostro.plugins.conformance.parity import Subject
 from ostro.quant.mixed_precision.budget import Budget, is_budget, read_budget
 
+SETTINGS = Settings(dtype="float32", quant="5bpw")
+
+Stage = tuple[str, int, int]
+
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    return all_plugins()
+def plugins() -> Iterator[PluginManager]:
+    """All plugins except the formats of ggml, whose encoders would take most of the time.
+
+    The variable also holds for the commands of this module.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OSTRO_DISABLE_PLUGINS", "quant.gguf")
+        manager = PluginManager()
+        manager.load(Settings())
+        yield manager
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +50,24 @@ def llama(plugins: PluginManager) -> Iterator[Subject]:
         yield made
 
 
-Stage = tuple[str, int, int]
+@pytest.fixture(scope="module")
+def searched(llama: Subject, plugins: PluginManager) -> tuple[LoadedModel, list[Stage]]:
+    """A model in the formats of a search, and the stages that the search reported."""
+    steps: list[Stage] = []
+
+    def report(*step: Any) -> None:
+        steps.append(step)
+
+    return load_model(llama.folder, SETTINGS, plugins, report, open_probe=open_probe), steps
+
+
+@pytest.fixture(scope="module")
+def interrupted(llama: Subject, plugins: PluginManager) -> PlanInterrupted:
+    """A search that Ctrl-C ended after three sensitivities."""
+    stop = interrupt("measuring sensitivities", 3)
+    with pytest.raises(PlanInterrupted) as caught:
+        load_model(llama.folder, SETTINGS, plugins, stop, open_probe=open_probe)
+    return caught.value
 
 
 def interrupt(stage: str, done: int) -> ProgressCallback:
@@ -56,15 +85,8 @@ def no_probe(*_: object) -> Iterator[None]:
     yield None
 
 
-@pytest.mark.parametrize(
-    ("probe", "basis"),
-    [(open_probe, "estimated divergence"), (no_probe, "by the errors of weights only")],
-)
-def test_a_budget_is_spent_without_excess(
-    llama: Subject, plugins: PluginManager, probe: OpenProbe, basis: str
-) -> None:
-    settings = Settings(dtype="float32", quant="5bpw")
-    loaded = load_model(llama.folder, settings, plugins, open_probe=probe)
+def outcome_of(loaded: LoadedModel) -> str:
+    """The line about the search. The budget of 5 bits must be used up."""
     modules: Any = loaded.model.modules()
     storages = {
         id(s): s for module in modules for s in getattr(module, "active_storages", [])
@@ -72,17 +94,25 @@ def test_a_budget_is_spent_without_excess(
     bits = 8 * sum(s.nbytes for s in storages) / sum(prod(s.shape) for s in storages)
     assert 4.5 <= bits <= 5.0
     [outcome] = [line for line in loaded.explain if line.startswith("budget 5bpw:")]
-    assert basis in outcome
-    measured = probe is open_probe
-    assert ("--topology with these formats does not repeat" in outcome) == measured
+    return outcome
 
 
-def test_every_stage_reports_its_progress(llama: Subject, plugins: PluginManager) -> None:
-    steps: list[Stage] = []
-    settings = Settings(dtype="float32", quant="5bpw")
-    load_model(
-        llama.folder, settings, plugins, lambda *step: steps.append(step), open_probe=open_probe
-    )
+def test_a_budget_is_spent_without_excess(searched: tuple[LoadedModel, list[Stage]]) -> None:
+    outcome = outcome_of(searched[0])
+    assert "estimated divergence" in outcome
+    assert "--topology with these formats does not repeat" in outcome
+
+
+def test_a_budget_is_spent_if_the_float_model_cannot_run(
+    llama: Subject, plugins: PluginManager
+) -> None:
+    outcome = outcome_of(load_model(llama.folder, SETTINGS, plugins, open_probe=no_probe))
+    assert "by the errors of weights only" in outcome
+    assert "--topology with these formats does not repeat" not in outcome
+
+
+def test_every_stage_reports_its_progress(searched: tuple[LoadedModel, list[Stage]]) -> None:
+    steps = searched[1]
     stages = list(dict.fromkeys(stage for stage, _, _ in steps))
     assert stages == [
         "reading weights",
@@ -99,19 +129,16 @@ def test_every_stage_reports_its_progress(llama: Subject, plugins: PluginManager
 
 
 def test_an_interrupted_search_gives_the_formats_chosen_so_far(
-    llama: Subject, plugins: PluginManager
+    interrupted: PlanInterrupted, plugins: PluginManager
 ) -> None:
-    settings = Settings(dtype="float32", quant="5bpw")
-    stop = interrupt("measuring sensitivities", 3)
-    with pytest.raises(PlanInterrupted, match=r"sensitivities of 3 of \d+ weights") as caught:
-        load_model(llama.folder, settings, plugins, stop, open_probe=open_probe)
-    planned = caught.value.planned
+    assert re.search(r"sensitivities of 3 of \d+ weights", str(interrupted))
+    planned = interrupted.planned
     bits = {name: maker.format.bits for name, maker in makers(plugins).items()} | {FLOAT: 32}
     spent = sum(bits[name] * weight.count for weight, name in planned.formats.items())
     assert 4.5 <= spent / sum(weight.count for weight in planned.formats) <= 5.0
 
 
-def test_the_command_prints_them_and_exits_with_130(
+def test_the_command_prints_them_as_json_and_exits_with_130(
     llama: Subject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
@@ -120,22 +147,30 @@ def test_the_command_prints_them_and_exits_with_130(
 
     monkeypatch.setattr("ostro.entrypoints.cli.stages.stages", stages)
     words = ["models", "--explain", str(llama.folder), "--quant", "5bpw", "--dtype", "float32"]
-    assert main(words) == 130
-    table = capsys.readouterr().out
-    assert "Interrupted" in table and "model.layers.1.mlp.gate_up" in table
     assert main([*words, "--json"]) == 130
     found = json.loads(capsys.readouterr().out)
     assert found["interrupted"] and found["notes"][0].startswith("budget 5bpw:")
     assert {"path": "lm_head", "formats": ANY} in found["layers"]
 
 
+def test_the_command_prints_them_as_a_table_and_exits_with_130(
+    llama: Subject,
+    interrupted: PlanInterrupted,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ostro.core.engine.start.open_weights", Mock(side_effect=interrupted))
+    assert main(["models", "--explain", str(llama.folder), "--quant", "5bpw"]) == 130
+    table = capsys.readouterr().out
+    assert "Interrupted" in table and "model.layers.1.mlp.gate_up" in table
+
+
 def test_before_the_first_measurement_nothing_is_known(
     llama: Subject, plugins: PluginManager
 ) -> None:
-    settings = Settings(dtype="float32", quant="5bpw")
     stop = interrupt("measuring the errors of formats", 3)
     with pytest.raises(KeyboardInterrupt) as caught:
-        load_model(llama.folder, settings, plugins, stop, open_probe=open_probe)
+        load_model(llama.folder, SETTINGS, plugins, stop, open_probe=open_probe)
     assert not isinstance(caught.value, PlanInterrupted)
 
 
@@ -143,11 +178,11 @@ def test_before_the_first_measurement_nothing_is_known(
 def test_the_divergence_is_that_of_the_log_probabilities(
     llama: Subject, plugins: PluginManager
 ) -> None:
-    settings = Settings(dtype="float32", quant="5bpw")
-    found = outline(llama.folder, settings, plugins)
-    with open_probe(found, llama.folder, settings, plugins, lambda *step: None) as probe:
+    found = outline(llama.folder, SETTINGS, plugins)
+    with open_probe(found, llama.folder, SETTINGS, plugins, lambda *step: None) as probe:
         assert probe is not None and abs(probe.divergence()) < 1e-9
-        request = PlanRequest(found, settings, plugins, no_probe, lambda *step: None)
+        assert 64 <= sum(map(len, probe.divergence_texts)) < 128, "few forward passes of few tokens"
+        request = PlanRequest(found, SETTINGS, plugins, no_probe, lambda *step: None)
         weight = next(each for each in request.weights if each.path.endswith("gate_up"))
         with probe.replaced(weight, makers(plugins)["afq4"], {}):
             said = torch.cat(list(probe.logits(probe.divergence_texts))).double().log_softmax(-1)

@@ -254,6 +254,19 @@ def test_offsets_beyond_32_bits() -> None:
     assert native.grouped_matmul(x, many, last).equal(native.matmul(x, alone))
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_the_largest_products(bits: int, group: int, rows: int) -> None:
+    """Kernels that add products in 16 bits do so only as far as the sums fit."""
+    codes = torch.full((16, 64), 2**bits - 1, dtype=torch.uint8)
+    scale = torch.ones(16, 64 // group)
+    weights = Planes(codes=pack_codes(codes, bits), scale=scale, zero=0)
+    for sign in (1, -1):
+        y = native.matmul(torch.full((rows, 64), 127.0 * sign), weights)
+        assert y.equal(torch.full((rows, 16), 127.0 * sign * 64 * (2**bits - 1)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", ["-mno-avx512vnni", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-fma"]

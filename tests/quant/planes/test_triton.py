@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import triton.language as tl
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from triton import jit
 
 from ostro.core.ops import Op, Target
@@ -43,6 +45,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "8 bits": dict(bits=8, group=32, zero=128, scale=HALF),
     "8 bits by sixteens": dict(bits=8, group=16, zero=FLOAT, offset=FLOAT),
     "8 bits, float table": dict(bits=8, group=96, table="random"),
+    "e4m3": dict(bits=8, group=96, table=torch.float8_e4m3fn),
+    "e5m2": dict(bits=8, group=32, table=torch.float8_e5m2, scale=HALF),
     "6 bits": dict(bits=6, group=16, zero=32, d=6, scale="i8"),
     "5 bits": dict(bits=5, group=32, d=3, scale="u8", offset="u8"),
     "7 bits": dict(bits=7, group=128, k=128, zero=63.5),
@@ -79,6 +83,9 @@ def planes(
     codes = torch.randint(0, 2**bits, (*lead, n, k), generator=generator, dtype=torch.uint8)
     groups, coarse = (*lead, n, k // group), (*lead, n, k // group // max(d, 1))
     values = torch.randn(2**bits, generator=generator) if table == "random" else table
+    if isinstance(table, torch.dtype):  # a float8 dtype: its finite values alone
+        values = torch.arange(256, dtype=torch.uint8).view(table).float()
+        codes[values[codes.long()].isfinite().logical_not()] = 0
     made = Planes(
         codes=pack_codes(codes, bits),
         scale=number(groups, scale, 1),
@@ -173,15 +180,27 @@ def test_tiles(name: str) -> None:
 def test_tiles_in_parts() -> None:
     """A long row is summed by several programs."""
     made = planes(3, 32 * 51, bits=4, group=32, zero=8)
-    assert tiles.split_k(1, 51) > 2
+    assert tiles.split_k(1, 51, tiles.tile(9)) > 2
     x = some_rows(9, 32 * 51, HALF)
     with poison():
         y = kernels.matmul_exact(x, made)
     assert_near(y, truth_of(x, made, False), 4e-3)
 
 
+@pytest.mark.parametrize("name", ["4 bits, super scales", "6 bits"])
+def test_wide_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = tiles.Tuning(block_m=16, wide_m=32, wide_n=32, wide_cells=1)
+    monkeypatch.setattr(tiles, "tuning_of", lambda *_: tuned)
+    assert [tiles.wide_tile(rows).m for rows in (9, 16, 17, 33)] == [16, 16, 32, 32]
+    made, x = planes(n=37, **KINDS[name]), some_rows(37, 96, HALF)
+    with poison():
+        rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
+    assert_near(rounded, truth_of(x, made, True), 4e-3)
+    assert_near(exact, truth_of(x, made, False), 4e-3)
+
+
 def test_many_rows_are_multiplied_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "CONFIG", {"gemm_rows": 8})
+    monkeypatch.setattr(tiles, "tuning_of", lambda *_: tiles.Tuning(gemm_rows=8))
     monkeypatch.setattr(kernels, "WORKSPACE", 96 * 4)
     made, x = planes(n=9, bits=4, group=32, zero=8), some_rows(11, 96)
     with poison():
@@ -267,6 +286,15 @@ def test_values_of_tables_are_looked_up() -> None:
         assert found.float().equal(table[code.int()])
 
 
+def test_which_tables_are_float8() -> None:
+    for exponent, dtype in ((4, torch.float8_e4m3fn), (5, torch.float8_e5m2)):
+        table = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+        assert weight.float8_exponent(table) == exponent
+        table[3] *= 2
+        assert weight.float8_exponent(table.clone()) == 0
+    assert weight.float8_exponent(torch.tensor(FP4)) == 0
+
+
 def test_which_tables_are_integers() -> None:
     assert weight.integer_table(torch.tensor(FP4))[1] == 0.5
     assert weight.integer_table(torch.tensor(NL).float() * 2)[0] is None
@@ -276,9 +304,11 @@ def test_which_tables_are_integers() -> None:
 def test_config_files_override_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia_x1.json").write_text('{"gemv_rows": 4, "num_stages": 2}')
     monkeypatch.setattr(tiles, "CONFIGS", tmp_path)
-    monkeypatch.setattr(tiles, "CONFIG", tiles.read_config("NVIDIA X1"))
-    assert (tiles.tuning().gemv_rows, tiles.tile(9).stages, tiles.tuning().gemm_rows) == (4, 2, 512)
-    assert tiles.read_config("NVIDIA X2") == {}
+    names = {0: "NVIDIA X1", 1: "NVIDIA X2"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.get)
+    tuned, plain = (tiles.tuning_of.__wrapped__("sm_90", device) for device in names)
+    assert tuned == plain._replace(gemv_rows=4, num_stages=2)
+    assert plain == tiles.tuning_of("sm_90", None)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -314,3 +344,19 @@ def test_grid(bits: int, group: int) -> None:
                 rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
             assert_near(rounded, truth_of(x, made, True), 1e-5)
             assert_near(exact, truth_of(x, made, False), 1e-5)
+
+
+def test_a_prepared_weight_keeps_no_copy_of_codes_that_have_left() -> None:
+    """The offloader replaces the data of the codes: a view of the old data would keep it."""
+    made = planes(8, 64, bits=4, group=32)
+    # Views would keep what they are views of.
+    made = replace(made, codes=tuple(codes.clone() for codes in made.codes))
+    gone = StorageWeakRef(made.codes[0].untyped_storage())
+    for _ in range(2):
+        prepared = weight.prepare(made).tensors
+        pairs = zip(prepared.words, made.codes, strict=True)
+        assert all(words.data_ptr() == codes.data_ptr() for words, codes in pairs)
+        del prepared, pairs
+        for codes in made.codes:
+            codes.data = codes.data.clone()
+    assert gone.expired()

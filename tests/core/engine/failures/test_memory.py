@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 from tiny.failing import LONG, Build, Fault, ask, error_of, idle, run, tokens_of
 
+from ostro.core.failure import is_out_of_memory
 from ostro.core.step import Step
 from ostro.plugins.conformance.parity import Subject, greedy
 
@@ -43,14 +45,61 @@ def test_requests_run_in_smaller_steps(llama: Subject, engine_of: Build, error: 
     idle(engine)
 
 
+def test_the_tensors_of_a_failed_step_are_freed(llama: Subject, engine_of: Build) -> None:
+    engine, tensors, alive = engine_of(llama, rows=32), list["ref[torch.Tensor]"](), list[bool]()
+    real, free = engine.runner.model.hidden, engine.runner.free_memory
+
+    def fail(step: Step) -> Any:
+        large = torch.zeros(9)
+        tensors.append(ref(large))
+        engine.runner.model.hidden = real  # type: ignore[method-assign]
+        raise torch.OutOfMemoryError("no room")
+
+    def note() -> None:
+        free()
+        alive.extend(tensor() is not None for tensor in tensors)
+
+    engine.runner.model.hidden = fail  # type: ignore[method-assign]
+    engine.runner.free_memory = note  # type: ignore[method-assign]
+    run(engine, ask("a", llama.prompt[:20]))
+    assert alive == [False]
+    idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_memory"),
+    [
+        ("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_errors_of_cuda_for_want_of_memory_are_known(text: str, is_memory: bool) -> None:
+    assert is_out_of_memory(RuntimeError(text)) == is_memory
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_small_step_is_tried_once_more(llama: Subject, engine_of: Build, at: int) -> None:
+    """After one error no request fails. What is only cached has been freed by then."""
+    engine, prompts = engine_of(llama, rows=32), [llama.prompt[:20], llama.prompt[5:25]]
+    wanted = greedy(engine_of(llama), prompts, LONG)
+    engine.runner.features.put(b"image", (torch.zeros(8, 4),))
+    Fault(engine.runner.model, "hidden", torch.OutOfMemoryError("no room"), at)
+    found = run(engine, ask("a", prompts[0]), ask("b", prompts[1]))
+    assert [tokens_of(found[id]) for id in "ab"] == wanted
+    assert engine.scheduler.step_rows == 32 and not engine.scheduler.retried
+    assert not engine.runner.features.entries and not engine.runner.features.nbytes
+    idle(engine)
+
+
 def test_steps_grow_again(llama: Subject, engine_of: Build) -> None:
-    engine = engine_of(llama, rows=64)
+    engine, prompt = engine_of(llama, rows=34), llama.prompt[:34]
     Fault(engine.runner.model, "hidden", MemoryError("no room"))
-    run(engine, ask("a", llama.prompt[:40]))
-    assert 20 < engine.scheduler.step_rows < 22
-    for _ in range(64 * 44 // LONG + 1):
-        run(engine, ask("a", llama.prompt[:40]))
-    assert engine.scheduler.step_rows == 64
+    run(engine, ask("a", prompt))
+    assert 17 < engine.scheduler.step_rows < 19
+    for _ in range(64 * 17 // LONG + 1):
+        run(engine, ask("a", prompt))
+    assert engine.scheduler.step_rows == 34
 
 
 def test_requests_fail_if_smaller_steps_do_not_help(llama: Subject, engine_of: Build) -> None:

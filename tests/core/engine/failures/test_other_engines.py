@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tiny.failing import (
 )
 from tiny.model import make_model
 
+from ostro.core.adapters.adapter import LoadedAdapter, Mixture, WeightedAdapter
 from ostro.core.engine.jobs import JobEngine, Slice
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
@@ -31,7 +33,7 @@ from ostro.core.engine.request import (
     TokenOutput,
     TokenRequest,
 )
-from ostro.core.errors import OstroError
+from ostro.core.errors import OstroError, Unsupported
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject, greedy
@@ -110,6 +112,15 @@ def test_a_job_that_raises_ends_alone() -> None:
     found = results(jobs)
     assert found["bad"].finish == "error" and "ZeroDivisionError" in (found["bad"].error or "")
     assert found["good"].finish == "stop"
+
+
+def test_a_job_with_an_xlora_adapter_is_refused() -> None:
+    jobs, adapter = JobEngine(Worker()), cast(LoadedAdapter, SimpleNamespace(mixer=object()))
+    with pytest.raises(Unsupported, match="X-LoRA"):
+        jobs.submit(JobRequest(id="bad"), Mixture((WeightedAdapter(adapter, 1.0),)))
+    assert not jobs.busy
+    jobs.submit(JobRequest(id="good"))
+    assert results(jobs)["good"].finish == "stop"
 
 
 def test_failures_of_one_sub_engine_leave_the_others_running(llama: Subject) -> None:

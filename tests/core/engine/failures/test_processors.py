@@ -15,7 +15,7 @@ from tiny.failing import (
     tokens_of,
 )
 
-from ostro.core.errors import OstroError, RequestError
+from ostro.core.errors import OstroError, PluginError, RequestError
 from ostro.plugins.conformance.parity import Subject, greedy
 
 
@@ -88,6 +88,27 @@ def test_a_processor_is_created_again_after_it_raised(faulty: Subject, engine_of
     assert len(tokens_of(run(engine, processed("next", prompt, "nothing"))["next"])) == LONG
     assert "faulty" in made
     idle(engine)
+
+
+def test_a_processor_that_raised_twice_gets_no_more_requests(
+    faulty: Subject, engine_of: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, prompt = engine_of(faulty), faulty.prompt[:20]
+    for id in ("first", "second"):
+        found = run(engine, ask("free", prompt), processed(id, prompt, "third apply"))
+        assert "ValueError" in error_of(found[id]) and len(tokens_of(found["free"])) == LONG
+    assert "'faulty' (faulty:Faulty) raised 2 times and is turned off" in caplog.text
+    with pytest.raises(PluginError, match="'faulty' raised errors and is turned off"):
+        engine.submit(processed("third", prompt, "nothing"))
+    assert len(tokens_of(run(engine, ask("free", prompt))["free"])) == LONG
+    idle(engine)
+
+
+def test_lack_of_memory_does_not_turn_a_processor_off(faulty: Subject, engine_of: Build) -> None:
+    engine, prompt = engine_of(faulty), faulty.prompt[:20]
+    for id in ("first", "second", "third"):
+        assert "MemoryError" in error_of(run(engine, processed(id, prompt, "memory"))[id])
+    assert len(tokens_of(run(engine, processed("next", prompt, "nothing"))["next"])) == LONG
 
 
 def test_all_choices_of_a_request_end_with_it(faulty: Subject, engine_of: Build) -> None:

@@ -20,29 +20,33 @@ from tiny.failing import (
     tokens_of,
 )
 
+from ostro.core.engine.engine import Engine
 from ostro.core.engine.request import (
     AdapterRef,
 )
 from ostro.core.errors import OstroError
+from ostro.core.failure import Failures
 from ostro.plugins.conformance.parity import Subject, greedy
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "calls", "message"),
     [
-        (RuntimeError("boom"), "could not compute this request: RuntimeError: boom"),
-        (torch.OutOfMemoryError("no room"), "ran out of memory .*no room.*--memory"),
-        (MemoryError("no room"), "ran out of memory .*no room.*--memory"),
+        (RuntimeError("boom"), 1, "could not compute this request: RuntimeError: boom"),
+        (SystemExit("boom"), 1, "could not compute this request: RuntimeError: .*sys.exit.boom"),
+        (torch.OutOfMemoryError("no room"), 2, "ran out of memory .*no room.*--memory"),
+        (MemoryError("no room"), 2, "ran out of memory .*no room.*--memory"),
     ],
 )
 def test_a_step_that_raises_ends_its_requests_alone(
-    llama: Subject, engine_of: Build, error: Exception, message: str
+    llama: Subject, engine_of: Build, error: BaseException, calls: int, message: str
 ) -> None:
     """The first step has only rows of "bad"; "good" waits in the queue."""
     engine, prompts = engine_of(llama, rows=32), [llama.prompt[:40], llama.prompt[5:45]]
     wanted = greedy(engine_of(llama), prompts, LONG)
-    Fault(engine.runner.model, "hidden", error)
+    Fault(engine.runner.model, "hidden", error, *range(calls))
     found = run(engine, ask("bad", prompts[0]), ask("good", prompts[1]))
+    assert found["bad"][-1].kind in ("StepFailed", "Overloaded")
     with pytest.raises(OstroError, match=message):
         raise OstroError(error_of(found["bad"]))
     assert tokens_of(found["good"]) == wanted[1]
@@ -103,7 +107,7 @@ def test_a_sequence_started_in_a_failed_step_keeps_its_sampling(
     engine.submit(msgspec.structs.replace(ask("first", prompt), priority=5))
     for _ in range(12):
         engine.step()
-    Fault(engine.runner.sampler, "add", MemoryError("no room"))
+    Fault(engine.runner.sampler, "add", RuntimeError("no room"))
     found = run(engine, ask("next", prompt, 8, **rules))
     assert "no room" in error_of(found["first"])
     assert tokens_of(found["next"]) == wanted
@@ -134,15 +138,14 @@ def test_a_failed_copy_of_tokens_ends_their_requests(llama: Subject, engine_of: 
     wanted = greedy(engine_of(llama), prompts, 8)
     engine.submit(ask("bad", prompts[0], 8))
     engine.submit(ask("good", prompts[1], 8))
-    run_ = engine.runner.run
+    sample = engine.runner.sample
 
-    def lose(plan: Any) -> Any:
-        launched = run_(plan)
+    def lose(launched: Any) -> None:
+        sample(launched)
         Fault(launched.drawn, "wait", MemoryError("no room"))
-        engine.runner.run = run_  # type: ignore[method-assign]
-        return launched
+        engine.runner.sample = sample  # type: ignore[method-assign]
 
-    engine.runner.run = lose  # type: ignore[method-assign]
+    engine.runner.sample = lose  # type: ignore[method-assign]
     found = outputs_of(engine)
     assert "no room" in error_of(found["bad"])
     assert tokens_of(found["good"]) == wanted[1]
@@ -160,17 +163,64 @@ def test_prompt_logprobs_that_do_not_fit_end_their_request_alone(
     idle(engine)
 
 
-def test_an_error_of_the_scheduler_ends_the_engine(llama: Subject) -> None:
-    """It is unknown then which blocks and rows are free."""
+def spots(engine: Engine) -> dict[str, tuple[Any, str]]:
+    """Methods by name: of the sampler, of a cache kind, and of what plans and counts."""
+    return {
+        "draw": (engine.runner.sampler, "draw"),
+        "view": (engine.blocks.groups[0].kind, "view"),
+        "needs_block": (engine.blocks.groups[0].kind, "needs_block"),
+        "grow": (engine.blocks, "grow"),
+        "plan": (engine.scheduler, "plan"),
+        "launched": (engine.scheduler, "mark_launched"),
+        "publish": (engine.scheduler, "publish"),
+        "remove": (engine.scheduler, "remove"),
+    }
+
+
+@pytest.mark.parametrize(
+    "spot", ["draw", "view", "needs_block", "grow", "plan", "launched", "publish", "remove"]
+)
+@pytest.mark.parametrize("at", [0, 5])
+def test_no_error_of_a_step_ends_the_engine(
+    llama: Subject, engine_of: Build, spot: str, at: int
+) -> None:
+    """Requests end once, with tokens or with an error; those after them get their tokens."""
+    engine, prompts = engine_of(llama, rows=32), [llama.prompt[i : i + 40] for i in range(3)]
+    wanted = greedy(engine_of(llama), prompts, 8)
+    fault = Fault(*spots(engine)[spot], RuntimeError("boom"), at)
+    found = run(engine, *(ask(str(i), prompt, 8) for i, prompt in enumerate(prompts)))
+    rest = found
+    while fault.calls <= at:
+        rest = run(engine, ask("more", prompts[0], 8))
+    outputs = [*found.values(), *rest.values()]
+    failed = [each[-1] for each in outputs if each[-1].finish == "error"]
+    assert failed and {each.kind for each in failed} == {"StepFailed"}
+    for i in range(3):
+        assert found[str(i)][-1].finish == "error" or tokens_of(found[str(i)]) == wanted[i]
+    idle(engine)
+    assert tokens_of(run(engine, ask("good", prompts[0], 8))["good"]) == wanted[0]
+    idle(engine)
+
+
+def test_an_error_of_the_device_ends_the_engine(
+    llama: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that fails to synchronize after an error computes nothing more."""
     engine = llama.engine()
-    Fault(engine.scheduler, "mark_launched", KeyError("bookkeeping"))
+    engine.failures = Failures(device=torch.device("cuda"))
+
+    def lost(device: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    Fault(engine.runner.model, "hidden", RuntimeError("boom"))
     engine.submit(ask("a", llama.prompt))
-    with pytest.raises(KeyError, match="bookkeeping"):
+    with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.step()
 
 
 def test_a_step_that_cannot_be_captured_leaves_no_outdated_capture(llama: Subject) -> None:
-    """The second adapter adds tables to other modules; the next capture runs out of memory."""
+    """The second adapter adds tables to other modules; the next capture raises."""
     engine, prompt = llama.engine(replay=True), llama.prompt[:20]
     engine.runner.capture()
     registry = engine.registry
@@ -183,7 +233,7 @@ def test_a_step_that_cannot_be_captured_leaves_no_outdated_capture(llama: Subjec
     wanted = greedy(engine, [prompt], 8, [mixture()])
     assert engine.runner.adapter_pool is not None
     engine.runner.adapter_pool.changes += 1
-    Fault(engine.runner, "capture_all", MemoryError("no room"))
+    Fault(engine.runner, "capture_all", RuntimeError("no room"))
     engine.submit(ask("bad", prompt, 8), mixture())
     assert "no room" in error_of(outputs_of(engine)["bad"])
     assert greedy(engine, [prompt], 8, [mixture()]) == wanted

@@ -10,7 +10,6 @@ from tiny.loop import (
 )
 from tiny.plans import shape
 
-from ostro.core.engine.request import Dry
 from ostro.core.engine.scheduler import LOGPROB_ROWS
 
 
@@ -85,22 +84,14 @@ def test_a_request_at_its_limit_is_not_scheduled_before_its_last_token_is_read()
     assert [len(s.tokens) for s in loop.finished] == [6]
 
 
-@pytest.mark.parametrize(
-    "rules", [{"dry": Dry(multiplier=1.0)}, {"waits": True}], ids=["dry", "host processor"]
-)
-def test_a_rule_that_needs_host_tokens_waits_for_each(rules: dict[str, object]) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_sequence_that_reads_tokens_draws_in_every_step(waits: bool) -> None:
     loop = Loop(lag=1)
-    loop.add(4, limit=3, **rules)
+    loop.add(4, limit=3, waits=waits)
     loop.add(4, limit=3)
     found = [shape(loop.step()) for _ in range(4)]
-    assert found == [[("0", 0, 4), ("1", 0, 4)], [("1", 4, 1)], [("0", 4, 1), ("1", 5, 1)], []]
-
-
-def test_dry_without_a_multiplier_does_not_wait() -> None:
-    loop = Loop(lag=1)
-    loop.add(4, limit=3, dry=Dry(multiplier=0.0))
-    loop.step()
-    assert shape(loop.step()) == [("0", 4, 1)]
+    both = [[("0", i, 1), ("1", i, 1)] for i in (4, 5)]
+    assert found == [[("0", 0, 4), ("1", 0, 4)], *both, []]
 
 
 def test_chunks_end_at_block_boundaries_if_blocks_are_states() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostro.core.engine.request import Dry
+if TYPE_CHECKING:
+    from ostro.core.engine.request import Dry
 
 MAX_EXPONENT = 100
 """The largest exponent of a penalty: longer matches cost the same, and updates stay bounded."""

@@ -1,0 +1,108 @@
+"""The output of a chat model: text, reasoning and tool calls, as parsers find them in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool of a request. `parameters` is a JSON schema, which `strict` calls have to follow."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next piece of an output: text, or the spelling of a control token."""
+
+    text: str = ""
+    control: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The next piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The next piece of the reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins. `index` numbers the calls of an answer from 0, `id` is unique."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of a call's arguments, which are JSON unless the model writes other text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """A call is complete. A call that the output cuts off has no end."""
+
+    index: int
+
+
+OutputEvent = Text | Reasoning | CallStart | CallArguments | CallEnd
+ToolChoice = Literal["auto", "required"] | Sequence[str]
+"""Whether the model may call a tool or must; the names of the tools of which it must call one."""
+
+
+class OutputParser(Protocol):
+    """Parses the output of one choice; the record `Parser` names the class.
+
+    reasoning  the texts that begin and end reasoning; None: there is none
+    """
+
+    reasoning: tuple[str, str] | None
+
+    def __init__(
+        self, prompt_end: str, tools: Sequence[Tool], controls: Collection[str] = ()
+    ) -> None:
+        """`prompt_end` are the last characters of the prompt, which may begin the reasoning.
+
+        Without `tools` there are no calls: they are text. `controls` are the control tokens of the
+        vocabulary: in a text their spelling is text.
+        """
+
+    def add(self, piece: Piece) -> list[OutputEvent]:
+        """The events that are known after a piece. Text that may be a marker is held back."""
+
+    def finish(self) -> list[OutputEvent]:
+        """The rest, at the end of the output. Nothing is lost: a call that is cut off is text, or
+        a call without `CallEnd`.
+        """
+
+    @classmethod
+    def grammar(
+        cls,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        controls: Mapping[str, int] | None = None,
+    ) -> str:
+        """The grammar of an output, in llguidance's Lark.
+
+        With "auto" text is free until a call begins. `parallel` allows more than one call.
+        `controls` are the ids of the control tokens. Raises Unsupported for what the notation
+        cannot constrain.
+        """

@@ -1,0 +1,222 @@
+"""Speculative decoding: the same tokens with and without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.processors import Processors
+from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.engine.speculation import MAX_DRAFTS, DraftRequest, Speculation
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import LogitsProcessor, Settings
+from ostro.plugins.conformance.parity import Subject, subject
+
+Tokens = dict[tuple[str, int], list[int]]
+LENGTH = 40
+
+
+class Oracle:
+    """Proposes the tokens of known answers, and a wrong one at every `wrong`-th place."""
+
+    def __init__(self, answers: Sequence[list[int]], wrong: int = 10**9) -> None:
+        self.answers, self.wrong, self.counts = answers, wrong, list[int]()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        found = []
+        for request in requests:
+            tokens, at = list(request.tokens), len(request.tokens)
+            self.counts.append(request.count)
+            rest = next((a[at:] for a in self.answers if a[:at] == tokens), [])
+            found.append(
+                [
+                    token if (at + i) % self.wrong else (token + 1) % 100
+                    for i, token in enumerate(rest[: request.count])
+                ]
+            )
+        return found
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "mixtral", "deepseek_v2"])
+def tiny(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    plugins = PluginManager()
+    plugins.load(Settings())
+    with subject(plugins, request.param) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[Subject]:
+    plugins = PluginManager()
+    plugins.load(Settings())
+    with subject(plugins, "llama") as made:
+        yield made
+
+
+def requests_of(tiny: Subject, **rules: Any) -> list[TokenRequest]:
+    """Greedy and sampled requests, one of them of two choices."""
+    base: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True} | rules
+    return [
+        TokenRequest(id="greedy", tokens=tiny.prompt[:9], sampling=Sampling(temperature=0, **base)),
+        TokenRequest(
+            id="sampled",
+            tokens=tiny.prompt[:17],
+            sampling=Sampling(temperature=1.5, seed=3, top_k=50, n=2, logprobs=1, **base),
+        ),
+        TokenRequest(id="plain", tokens=tiny.prompt[3:12], sampling=Sampling(seed=5, **base)),
+    ]
+
+
+def run(engine: Engine, requests: Sequence[TokenRequest]) -> Tokens:
+    found: Tokens = {}
+    for request in requests:
+        engine.submit(request)
+    for output in engine.drain():
+        found.setdefault((output.id, output.index), []).extend(output.tokens)
+    return found
+
+
+def whole(requests: Sequence[TokenRequest], found: Tokens) -> list[list[int]]:
+    """The prompts with their answers."""
+    prompts = {request.id: request.tokens for request in requests}
+    return [[*prompts[id], *tokens] for (id, _), tokens in found.items()]
+
+
+def speculating(engine: Engine, proposer: Any) -> Speculation:
+    speculation = Speculation(proposer, engine.scheduler.max_seqs)
+    engine.scheduler.speculation = speculation
+    return speculation
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("wrong", [10**9, 5, 2, 1])
+def test_answers_are_the_same_with_drafts(tiny: Subject, wrong: int, replay: bool) -> None:
+    """All drafts right, some or all of them wrong; both loops."""
+    requests = requests_of(tiny)
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = tiny.engine(rows=40, blocks=64, max_seqs=4, replay=replay)
+    if replay:
+        engine.runner.capture()
+    speculation = speculating(engine, Oracle(whole(requests, wanted), wrong))
+    before = engine.stats().steps
+    assert run(engine, requests) == wanted
+    assert speculation.drafted > 0
+    if wrong == 1:
+        assert speculation.accepted == 0
+    if wrong == 10**9:
+        # The choices of one prompt begin alike: the first proposal may be that of the other one.
+        assert speculation.accepted > 0.9 * speculation.drafted
+        assert engine.stats().steps - before < LENGTH / 2
+    assert engine.stats().blocks_used == 0
+
+
+@pytest.mark.parametrize("blocks", [9, 18])
+def test_answers_are_the_same_under_preemption(llama: Subject, blocks: int) -> None:
+    requests = requests_of(llama)
+    wanted = run(llama.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = llama.engine(rows=16, blocks=blocks, max_seqs=4)
+    speculation = speculating(engine, Oracle(whole(requests, wanted), 7))
+    assert run(engine, requests) == wanted
+    assert speculation.accepted and (engine.stats().preemptions or blocks > 9)
+
+
+def test_prefix_hits_of_answers_with_drafts_are_right(llama: Subject) -> None:
+    """Blocks of rejected drafts are not published."""
+    requests = requests_of(llama)[:1]
+    engine = llama.engine(rows=40, blocks=64, max_seqs=4)
+    wanted = run(engine, requests)
+    speculating(engine, Oracle(whole(requests, wanted), 3))
+    tokens = [*requests[0].tokens, *wanted["greedy", 0]]
+    engine.scheduler.reset()
+    assert run(engine, requests) == wanted
+    more = [TokenRequest(id="more", tokens=tokens, sampling=requests[0].sampling)]
+    fresh = llama.engine(rows=40, blocks=64, max_seqs=4)
+    assert run(engine, more) == run(fresh, more)
+    assert engine.stats().cached_tokens > 0
+
+
+@pytest.mark.parametrize("end", ["stop", "length"])
+def test_tokens_after_the_end_are_dropped(llama: Subject, end: str) -> None:
+    [request] = requests_of(llama)[:1]
+    wanted = run(llama.engine(), [request])["greedy", 0]
+    at = next(i for i in range(11, LENGTH) if wanted[i] not in wanted[:i])
+    rules = {"stop_ids": (wanted[at],)} if end == "stop" else {"max_tokens": at}
+    [short] = requests_of(llama, **rules)[:1]
+    engine = llama.engine()
+    speculating(engine, Oracle([[*request.tokens, *wanted]]))
+    assert run(engine, [short])["greedy", 0] == wanted[:at]
+    assert engine.stats().blocks_used == 0
+
+
+def test_masks_see_the_tokens_and_drafts_in_order(llama: Subject) -> None:
+    engine, wanted = llama.engine(), Tokens()
+    for drafts in (False, True):
+        engine = llama.engine()
+        sampler = engine.runner.sampler
+        record = LogitsProcessor(name="mask", processor="tiny.processors:MaskNoRepeat", mask=True)
+        rows = engine.scheduler.max_seqs
+        sampler.processors = Processors([record], rows, sampler.vocab, sampler.device)
+        requests = requests_of(llama, processors={"mask": 7})
+        if drafts:
+            speculation = speculating(engine, Oracle(whole(requests, wanted), 4))
+            assert run(engine, requests) == wanted
+            assert speculation.accepted > LENGTH
+        else:
+            wanted = run(engine, requests)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"repetition_penalty": 1.1}, {"min_tokens": LENGTH, "ignore_eos": False}]
+)
+def test_rules_that_read_earlier_tokens_get_no_drafts(
+    llama: Subject, rules: dict[str, Any]
+) -> None:
+    requests = requests_of(llama, **rules)
+    wanted = run(llama.engine(), requests)
+    engine = llama.engine()
+    speculation = speculating(engine, Oracle(whole(requests, wanted)))
+    assert run(engine, requests) == wanted and not speculation.drafted
+
+
+def test_a_request_turns_drafts_off(llama: Subject) -> None:
+    [request] = requests_of(llama)[:1]
+    plain = TokenRequest(
+        id="greedy", tokens=request.tokens, sampling=request.sampling, speculate=False
+    )
+    engine = llama.engine()
+    wanted = run(engine, [plain])
+    speculation = speculating(engine, Oracle(whole([request], wanted)))
+    assert run(engine, [plain]) == wanted and not speculation.drafted
+    assert run(engine, [request]) == wanted and speculation.drafted
+
+
+def test_the_number_of_drafts_follows_their_acceptance(llama: Subject) -> None:
+    [request] = requests_of(llama, max_tokens=100)[:1]
+    wanted = run(llama.engine(), [request])
+    right, none = Oracle(whole([request], wanted)), Oracle(whole([request], wanted), 1)
+    for proposer in (right, none):
+        engine = llama.engine()
+        speculating(engine, proposer)
+        run(engine, [request])
+    assert max(right.counts) == MAX_DRAFTS
+    assert len(none.counts) < 10 and none.counts[-1] == 1, "rejected drafts become rare"
+
+
+def test_many_rows_leave_no_room_for_drafts(llama: Subject) -> None:
+    engine = llama.engine(rows=400, blocks=200, max_seqs=36)
+    requests = [
+        TokenRequest(
+            id=str(i),
+            tokens=llama.prompt[:4],
+            sampling=Sampling(temperature=0, max_tokens=4, ignore_eos=True),
+        )
+        for i in range(36)
+    ]
+    wanted = run(llama.engine(), requests[:1])
+    speculation = speculating(engine, Oracle(whole(requests[:1], wanted)))
+    found = run(engine, requests)
+    assert set(map(tuple, found.values())) == {tuple(wanted["0", 0])}
+    assert not speculation.drafted
