@@ -20,6 +20,7 @@ MODULES = (
     "checkpoints",
     "config",
     "errors",
+    "http",
     "nn",
     "ops",
     "pipelines",
@@ -30,6 +31,7 @@ MODULES = (
 PROVISIONAL = (
     "caches",
     "checkpoints",
+    "http",
     "ops",
     "pipelines",
     "trunks",

@@ -222,7 +222,7 @@ def tensors(value: Any) -> list[Tensor]:
     """The first tensor; with a residual beside it, also the residual and the sum of both."""
     values = list(value.values()) if isinstance(value, Mapping) else value
     values = values if isinstance(values, tuple | list) else [values]
-    found = [v.detach().clone() for v in values if isinstance(v, Tensor)]
+    found = [v.detach().to("cpu", copy=True) for v in values if isinstance(v, Tensor)]
     if len(found) > 1 and found[0].shape == found[1].shape and found[0].is_floating_point():
         return [*found[:2], found[0] + found[1]]
     return found[:1]

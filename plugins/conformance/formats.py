@@ -22,9 +22,9 @@ from ostro.plugins.conformance.checks import check, has_outputs
 from ostro.plugins.conformance.golden import Golden
 from ostro.plugins.conformance.parity import SMALL, Subject, deviation, subject
 
-SAME = 1e-5
+SAME = 2e-5
 """The largest deviation from the outputs with dequantized weights: the same products, summed in
-another order."""
+another order, which depends on the CPU."""
 
 STD = SMALL
 """The standard deviation of weights: small enough that rounding at inner dimensions of 256 stays

@@ -74,6 +74,13 @@ def interpret() -> None:
 @contextmanager
 def poison() -> Iterator[None]:
     """Fill uninitialised tensors that torch allocates: NaN in floats, `SENTINEL` in integers."""
+    with fill_memory(None):
+        yield
+
+
+@contextmanager
+def fill_memory(value: float | None) -> Iterator[None]:
+    """Fill uninitialised tensors that torch allocates with a value; None as `poison`."""
     with ExitStack() as patches:
         for owner, name in (
             (torch, "empty"),
@@ -82,14 +89,18 @@ def poison() -> Iterator[None]:
             (torch.Tensor, "new_empty"),
             (torch.Tensor, "new_empty_strided"),
         ):
-            filled = poisoned(getattr(owner, name))
+            filled = allocator(getattr(owner, name), value)
             patches.enter_context(mock.patch.object(owner, name, filled))
         yield
 
 
-def poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def allocator(
+    allocate: Callable[..., torch.Tensor], value: float | None
+) -> Callable[..., torch.Tensor]:
     def filled(*args: Any, **kwargs: Any) -> torch.Tensor:
         fresh = allocate(*args, **kwargs)
+        if value is not None:
+            return fresh.fill_(value)
         if fresh.is_floating_point() or fresh.is_complex():
             return fresh.fill_(float("nan"))
         if fresh.dtype == torch.bool:
@@ -196,6 +207,31 @@ def build(target: str, call: str, pickled: bytes) -> list[Build]:
     with mock.patch.object(JITFunction, "run", compiled):
         resolve(call)(*args, **kwargs)
     return [measure(target, kernel) for kernel in launched]
+
+
+@contextmanager
+def record_launches(target: str) -> Iterator[list[str]]:
+    """Record the kernels launched in the context in place of running them; fresh memory is zero.
+
+    A kernel is named by all that Triton specialises on: launches of one name run the same compiled
+    code. Raises Unsupported if triton interprets kernels in this process.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    if triton.knobs.runtime.interpret:
+        raise Unsupported("triton interprets kernels here; unset TRITON_INTERPRET")
+    names: list[str] = []
+
+    def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        *_, binder = self.device_caches[0]
+        _, specialization, options = binder(*args, **kwargs, debug=False)
+        names.append(f"{self.__module__}:{self.__name__} {specialization} {options}")
+
+    triton.runtime.driver.set_active(offline_driver(GPUTarget(*TARGETS[target])))
+    with mock.patch.object(JITFunction, "run", record), fill_memory(0):
+        yield names
 
 
 def offline_driver(target: Any) -> Any:

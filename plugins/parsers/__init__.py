@@ -1,0 +1,1 @@
+"""Parsers of generated text: one plugin per notation, and the engines that several share."""

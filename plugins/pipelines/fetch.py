@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
@@ -110,7 +111,7 @@ def download(source: str, deadline: float, limit: int) -> bytes:
 
     with httpx.Client(follow_redirects=False, trust_env=False) as client:
         for _ in range(REDIRECTS + 1):
-            pinned, host = pin(source)
+            pinned, host = pin(source, deadline)
             client.timeout = max(0.01, deadline - time.monotonic())
             headers = {"host": host, "accept-encoding": "identity"}
             try:
@@ -195,31 +196,57 @@ def receive(chunks: Iterable[bytes], host: str, deadline: float, limit: int) -> 
 def check_time(host: str, deadline: float) -> None:
     """Raise RequestError after the deadline."""
     if time.monotonic() >= deadline:
-        raise RequestError(
-            f"{host}: the media of the request did not arrive within {SECONDS:g} s",
-            param="messages",
-        )
+        raise too_late(host)
 
 
-def pin(source: str) -> tuple[str, str]:
+def too_late(host: str | None) -> RequestError:
+    """The error for media that are not there at the deadline."""
+    return RequestError(
+        f"{host}: the media of the request did not arrive within {SECONDS:g} s", param="messages"
+    )
+
+
+def pin(source: str, deadline: float) -> tuple[str, str]:
     """The URL with its host replaced by an IP address, and the host with its port.
 
-    Raises RequestError for a malformed URL, and for a host that is unknown or not public.
+    Raises RequestError for a malformed URL, for a host that is unknown or not public, and for one
+    that is not found before `deadline`.
     """
     try:
         parts = urlsplit(source)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        numbers = look_up(parts.hostname, port, deadline)
+    except TimeoutError:
+        raise too_late(parts.hostname) from None
     except (OSError, ValueError, UnicodeError):
         raise RequestError(f"found no address for {source[:80]!r}", param="messages") from None
     if parts.username is not None or parts.hostname is None:
         raise RequestError(f"expected http(s)://HOST/PATH, got {source[:80]!r}", param="messages")
-    numbers = [str(entry[4][0]) for entry in found]
     if not numbers or not all(is_public(number) for number in numbers):
         raise RequestError(f"{parts.hostname} is not a public address", param="messages")
     host = bracketed(parts.hostname)
     pinned = parts._replace(netloc=f"{bracketed(numbers[0])}:{port}").geturl()
     return pinned, host if parts.port is None else f"{host}:{parts.port}"
+
+
+def look_up(host: str | None, port: int, deadline: float) -> list[str]:
+    """The IP addresses of a host. Raises TimeoutError, OSError and UnicodeError.
+
+    The system's resolver has no deadline, so it runs in a thread, which ends when the resolver
+    gives up.
+    """
+    found: Future[list[str]] = Future()
+
+    def resolve() -> None:
+        try:
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except Exception as error:
+            found.set_exception(error)
+        else:
+            found.set_result([str(entry[4][0]) for entry in entries])
+
+    threading.Thread(target=resolve, name="ostro-lookup", daemon=True).start()
+    return found.result(max(0.0, deadline - time.monotonic()))
 
 
 def bracketed(host: str) -> str:

@@ -37,6 +37,9 @@ ROLES = {
 }
 """Keys of special tokens in GGUF, with its spelling."""
 
+INFILL = ("fim_pre_token", "fim_suf_token", "fim_mid_token")
+"""Roles of the tokens for fill in the middle; the keys end in `_id`."""
+
 
 def load_gguf(source: TokenizerSource) -> Tokenizer:
     """Build the tokenizer of the GGUF header that `source` has."""
@@ -67,6 +70,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") ->
     added = pieces.added(keep_space=("<unk>", "<s>", "<|endoftext|>") if phi3 else None)
     backend.add_tokens(added)
     special = {role: text for role in ROLES if (text := pieces.token(rules.get(role)))}
+    special |= {role: text for role in INFILL if (text := pieces.token(header.id(f"{role}_id")))}
     ends = {token.content for token in added if token.special and token.content in ENDS}
     if "<|return|>" in ends or "<|flush|>" in ends:
         ends.discard("<|end|>")  # in these formats it ends a message, not the turn

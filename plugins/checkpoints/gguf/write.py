@@ -65,7 +65,7 @@ def write_gguf(saving: Saving, progress: SavingProgress) -> Path:
     most = most_common(common(entries))
     name = saving.name.upper() if base_format(saving.name) else saving.name or most
     refuse_untrue(saving, name, entries)
-    path = saving.outline.container.path
+    path = Path(os.path.abspath(saving.outline.container.path))  # "." has no name
     model = path.name if path.is_dir() else path.stem
     header = partial(source.write_header, entries=entries, file_type=file_type(most, name))
     outputs = [Output(saving.folder / f"{model}-{name}.gguf", entries, header)]

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_IMAGES = 10
-MAX_PROMPT = 20_000
+MAX_PROMPT = 32_000
 """The largest number of characters of a prompt."""
+MAX_PIXELS = 2**25
+"""The largest number of pixels of an image, whatever the model supports."""
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,15 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class ImageUsage:
+    """Token counts of a request: of its prompt, of its initial image, and of each result."""
+
+    text: int = 0
+    image: int = 0
+    output: int = 0
+
+
+@dataclass(frozen=True)
 class Progress:
     """The progress of a request: `done` of `total` slices.
 
@@ -65,6 +76,7 @@ class Progress:
     images: list[Image] = field(default_factory=list)
     final: bool = False
     generations: list[str] | None = None
+    usage: ImageUsage = ImageUsage()
 
 
 class Images:
@@ -95,8 +107,9 @@ class Images:
     ) -> list[Image]:
         """Generate images of a prompt.
 
-        `options` are the fields of `Drawing`, `image` a PIL image to start from; `progress` is
-        called with (slices done, all slices, previews). Raises RequestError.
+        `options` are the fields of `Drawing`, `image` is a PIL image to start from, or the bytes
+        of a file; it is resized to the size of the result. `progress` is called with (slices done,
+        all slices, previews). Raises RequestError.
         """
         work = self.finish(prompt, image=image, adapters=adapters, progress=progress, **options)
         return (await work).images
@@ -134,18 +147,20 @@ class Images:
             drawing = msgspec.convert(options, Drawing)
         except msgspec.ValidationError as error:
             raise RequestError(f"drawing: {error}") from None
-        request = await asyncio.to_thread(self.prepare, prompt, drawing, image)
+        request, usage = await asyncio.to_thread(self.prepare, prompt, drawing, image)
         request = replace(request, adapters=tuple(adapters))
+        previews = 0
         async with aclosing(self.engine.work(request)) as outputs:
             async for output in outputs:
                 final = output.finish == "stop"
-                images = (
-                    [] if "images" not in output.arrays else pil_images(output.arrays["images"])
-                )
+                images = []
+                if "images" in output.arrays and (final or previews < drawing.previews):
+                    images = pil_images(output.arrays["images"])
+                    previews += 1
                 generations = list(output.generations) if final and adapters else None
-                yield Progress(output.done, output.total, images, final, generations)
+                yield Progress(output.done, output.total, images, final, generations, usage)
 
-    def prepare(self, prompt: str, drawing: Drawing, image: Any) -> JobRequest:
+    def prepare(self, prompt: str, drawing: Drawing, image: Any) -> tuple[JobRequest, ImageUsage]:
         drawing.check()
         if not prompt.strip():
             raise RequestError("the prompt is empty", param="prompt")
@@ -160,8 +175,37 @@ class Images:
         given: Mapping[str, Any] = {n: x for n, x in chosen.items() if x is not None}
         values = self.inputs.drawing(prompt, drawing.second_prompt, given)
         values |= {"seeds": [seed + i for i in range(drawing.n)], "previews": drawing.previews}
-        arrays = {} if image is None else {"image": Array.of(pixels_of(image, values))}
-        return JobRequest(id=secrets.token_hex(12), model=self.name, values=values, arrays=arrays)
+        check_size(values["width"], values["height"])
+        text, patches = self.inputs.count_tokens(
+            prompt, drawing.second_prompt, values["width"], values["height"]
+        )
+        usage = ImageUsage(text, 0 if image is None else patches, patches)
+        arrays = {}
+        if image is not None:
+            size = (values["width"], values["height"])
+            arrays["image"] = Array.of(resized_pixels(self.open(image), size))
+        id = secrets.token_hex(12)
+        return JobRequest(id=id, model=self.name, values=values, arrays=arrays), usage
+
+    def open(self, image: Any) -> Image:
+        """A PIL image, from the bytes of a file if it is not one already."""
+        from PIL import Image
+
+        if not isinstance(image, bytes):
+            return image
+        assert self.model.media_worker is not None, "architectures of the task draw have inputs"
+        return Image.fromarray(self.model.media_worker.look(image))
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise RequestError for an image that is empty or larger than any model supports.
+
+    It protects the server, which resizes an initial image before the model checks the request.
+    """
+    if min(width, height) < 1 or width * height > MAX_PIXELS:
+        raise RequestError(
+            f"width={width} x height={height} is not within 1..{MAX_PIXELS} pixels", param="size"
+        )
 
 
 def pil_images(array: Array) -> list[Image]:
@@ -171,9 +215,8 @@ def pil_images(array: Array) -> list[Image]:
     return [Image.fromarray(pixels) for pixels in array.numpy()]
 
 
-def pixels_of(image: Any, values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """A PIL image as uint8 [height, width, 3], resized to the size of the result."""
+def resized_pixels(image: Image, size: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """A PIL image as uint8 [height, width, 3], resized to (width, height)."""
     import numpy as np
 
-    size = (values["width"], values["height"])
     return np.asarray(image.convert("RGB").resize(size))

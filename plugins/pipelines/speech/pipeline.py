@@ -37,6 +37,11 @@ class Speech:
         )
         return inputs
 
+    @property
+    def voices(self) -> list[str]:
+        """The names of the model's voices."""
+        return list(self.inputs.voices)
+
     @staticmethod
     def check_format(format: str) -> None:
         """Raise RequestError or Unsupported for an audio format that cannot be written."""
@@ -79,7 +84,14 @@ class Speech:
                 if progress is not None:
                     progress(last.done, last.total)
         samples, rate = last.arrays["samples"].numpy(), int(last.arrays["rate"].numpy()[0])
-        return Sound(samples, rate, list(last.generations) if adapters else None)
+        frames = last.arrays.get("frames")
+        return Sound(
+            samples,
+            rate,
+            list(last.generations) if adapters else None,
+            prompt_tokens=len(request.values["tokens"]),
+            tokens=0 if frames is None else int(frames.numpy()[0]),
+        )
 
     def prepare(
         self, text: str, voice: str | None, seed: int | None, given: dict[str, float | None]

@@ -36,11 +36,14 @@ class Sound:
     """Audio: samples float32 [n] within -1..1, `rate` per second.
 
     `generations` are those of the adapters in use, None for a request without adapters.
+    `prompt_tokens` and `tokens` are those of the text and those that the model generated.
     """
 
     samples: NDArray[np.float32]
     rate: int
     generations: list[str] | None = None
+    prompt_tokens: int = 0
+    tokens: int = 0
 
     @property
     def seconds(self) -> float:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
+
 from ostro.pipelines import (
+    OutputParser,
     Stop,
     TextDelta,
     Tokenizer,
@@ -18,8 +22,12 @@ class PromptContinuation:
     """See `ostro.core.pipeline.Continuation`.
 
     `usage` counts tokens of the outputs so far. `generations` are those of the adapters that the
-    engine applied.
+    engine applied. `returned` is the number of choices to return, the best ones if it is less than
+    that of the request; `report_logprobs` applies to these.
     """
+
+    returned: int
+    report_logprobs = True
 
     def __init__(
         self,
@@ -31,17 +39,24 @@ class PromptContinuation:
         echo: str | None = None,
         prompt_logprobs: bool = False,
         first: int = 0,
+        parser: Callable[[], OutputParser] | None = None,
+        controls: Mapping[int, str] | None = None,
     ) -> None:
         """Stop strings stay in the text with `keep_stop`. `echo` is the prompt's text if the
         response begins with it. `prompt_logprobs` are reported if requested; choices are numbered
-        from
-        `first`.
+        from `first`. `parser` makes the parser of a choice, and `controls` are the control tokens
+        that it gets.
         """
         self.request, self.tokenizer, self.echo = request, tokenizer, echo
         self.prompt_logprobs = prompt_logprobs
-        self.usage = Usage(prompt=len(request.tokens))
+        media = Counter[str]()
+        for item in request.items:
+            kind = "audio" if item.kind == "audio" else "image"
+            media[kind] += sum(count for _, count in item.spans)
+        self.usage = Usage(prompt=len(request.tokens), **media)
         self.generations: list[str] = []
         rules = request.sampling
+        self.returned = rules.n
         self.choices = [
             Choice(
                 first + index,
@@ -49,6 +64,8 @@ class PromptContinuation:
                 Stop(stops, keep=keep_stop),
                 min_tokens=rules.min_tokens,
                 logprobs=rules.logprobs is not None,
+                parser=None if parser is None else parser(),
+                controls=controls,
             )
             for index in range(rules.n)
         ]
@@ -67,10 +84,11 @@ class PromptContinuation:
             deltas = self.begin(output)
         if choice.done:
             return deltas
-        before = choice.tokens
+        before, reasoned = choice.tokens, choice.reasoning_tokens
         delta = choice.add(output)
         self.usage.completion += choice.tokens - before
-        if delta.text or delta.finish or delta.logprobs:
+        self.usage.reasoning += choice.reasoning_tokens - reasoned
+        if delta.text or delta.events or delta.finish or delta.logprobs:
             deltas.append(delta)
         return deltas
 

@@ -1,8 +1,7 @@
-"""Read and validate the messages, tools and prompts of requests."""
+"""Read and validate the messages and prompts of requests."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +9,12 @@ from msgspec import to_builtins
 
 from ostro.errors import RequestError, Unsupported
 from ostro.pipelines import RESERVED_TEMPLATE_VARIABLES as RESERVED
+from ostro.pipelines import ChatTemplate, TemplateFeatures, split_media
 from ostro.pipelines import RequestMedium as Medium
-from ostro.pipelines import split_media
 from ostro.plugins.pipelines.text.schema import ChatRequest, ContentPart, Message
 
 MAX_MESSAGES = 10_000
-MAX_TOOLS = 512
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ADDRESSES = {
     "image_url": "image_url",
     "input_image": "image_url",
@@ -25,7 +23,10 @@ ADDRESSES = {
 }
 """Types of content parts with a URL, and the field that contains it."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+SWITCHES = frozenset({"enable_thinking", "thinking"})
+"""Options of templates that enable or disable reasoning."""
+END = "ostro-end-of-the-prompt"
+"""Marks the end of a final message that is continued, until the template has rendered it."""
 
 
 def read_conversation(request: ChatRequest) -> tuple[list[Mapping[str, Any]], list[Medium]]:
@@ -39,27 +40,78 @@ def read_conversation(request: ChatRequest) -> tuple[list[Mapping[str, Any]], li
         raise RequestError(
             f"{len(messages)} messages; expected 1..{MAX_MESSAGES}", param="messages"
         )
-    if request.continue_final_message:
-        raise Unsupported(
-            "continue_final_message is not implemented; leave it out",
-            param="continue_final_message",
-        )
     for i, message in enumerate(messages):
         check_message(message, f"messages[{i}]")
-    if messages[-1].role == "assistant" and request.add_generation_prompt is not False:
+    continued = bool(request.continue_final_message)
+    if continued:
+        check_continued(request, messages[-1])
+    elif messages[-1].role == "assistant" and request.add_generation_prompt is not False:
         raise RequestError(
-            "the last message has the role assistant; end with another role", param="messages"
+            "the last message has the role assistant; end with another role, or continue it with "
+            "continue_final_message",
+            param="messages",
         )
-    return split_media([without_nulls(message) for message in messages])
+    turns = with_tools([plain(message) for message in messages])
+    if continued:
+        turns[-1]["content"] = marked(turns[-1]["content"])
+    return split_media(turns)
 
 
-def without_nulls(message: Message) -> dict[str, Any]:
-    """A message as plain data, without the fields that were not given."""
+def check_continued(request: ChatRequest, final: Message) -> None:
+    """Raise RequestError unless the final message is one that can be continued."""
+    name = "continue_final_message"
+    if request.add_generation_prompt:
+        raise RequestError(f"{name} excludes add_generation_prompt", param=name)
+    parts = final.content if isinstance(final.content, list) else []
+    ends_in_text = final.content is not None and (not parts or parts[-1].type == "text")
+    if final.role != "assistant" or final.tool_calls or not ends_in_text:
+        raise RequestError(
+            f"{name} needs a final message of the role assistant that ends in text", param=name
+        )
+
+
+def marked(content: Any) -> Any:
+    """A content with `END` after its text."""
+    if isinstance(content, str):
+        return content + END
+    return [*content[:-1], {**content[-1], "text": content[-1]["text"] + END}]
+
+
+def with_tools(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with functions as tools. Raises RequestError for a result without its call."""
+    known: dict[str, str] = {}  # ids of calls, and of the newest call of each function's name
+    for i, turn in enumerate(turns):
+        where = f"messages[{i}]"
+        if call := turn.pop("function_call", None):
+            if turn.get("tool_calls"):
+                raise RequestError(f"{where}: function_call excludes tool_calls", param=where)
+            call = {"id": f"call{i:05}", "type": "function", "function": call}
+            turn["tool_calls"] = [call]
+            known[f"function {call['function']['name']}"] = call["id"]
+        for call in turn.get("tool_calls") or ():
+            known[str(call.get("id"))] = str(call.get("id"))
+        if turn["role"] == "function":
+            turn |= {"role": "tool", "tool_call_id": f"function {turn['name']}"}
+        if turn["role"] == "tool":
+            id = turn["tool_call_id"]
+            if id not in known:
+                raise RequestError(
+                    f"{where}: no earlier message calls {id!r:.60}", param=f"{where}.tool_call_id"
+                )
+            turn["tool_call_id"] = known[id]
+    return turns
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as plain data, without the fields that were not given. A refusal is its text."""
     fields = {name: x for name, x in to_builtins(message).items() if x is not None}
+    fields.pop("annotations", None)
+    if (refusal := fields.pop("refusal", None)) is not None and not message.content:
+        fields["content"] = refusal
     if isinstance(message.content, list):
         fields["content"] = [
-            {"type": "text", "text": part.text}
-            if part.type == "text"
+            {"type": "text", "text": part.text if part.type == "text" else part.refusal}
+            if part.type in ("text", "refusal")
             else {name: x for name, x in to_builtins(part).items() if x is not None}
             for part in message.content
         ]
@@ -84,8 +136,21 @@ def check_message(message: Message, where: str) -> None:
         raise RequestError(
             f"{where}: a tool message needs tool_call_id", param=f"{where}.tool_call_id"
         )
+    if message.role == "function" and not message.name:
+        raise RequestError(f"{where}: a function message needs name", param=f"{where}.name")
+    if message.role != "assistant":
+        for name in ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal"):
+            if getattr(message, name):
+                raise RequestError(
+                    f"{where}: {name} belongs to the role assistant", param=f"{where}.{name}"
+                )
+    if message.audio is not None:
+        raise Unsupported(f"{where}: audio answers are not supported", param=f"{where}.audio")
+    if message.refusal and message.content:
+        raise RequestError(f"{where}: refusal excludes content", param=f"{where}.refusal")
     where = f"{where}.content"
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+    called = message.tool_calls or message.function_call or message.refusal
+    if message.content is None and not called:
         raise RequestError(f"{where} is missing", param=where)
     if isinstance(message.content, list):
         if not message.content:
@@ -96,8 +161,8 @@ def check_message(message: Message, where: str) -> None:
 
 def check_part(part: ContentPart, where: str) -> None:
     """Raise RequestError unless a part is text, or a medium with a URL or data."""
-    if part.type == "text":
-        good = part.text is not None
+    if part.type in ("text", "refusal"):
+        good = getattr(part, part.type) is not None
     elif part.type == "input_audio":
         good = isinstance((part.input_audio or {}).get("data"), str)
     else:
@@ -106,51 +171,16 @@ def check_part(part: ContentPart, where: str) -> None:
     if not good:
         raise RequestError(
             f"{where}: unknown or empty content part of type {part.type!r:.40}; expected text, "
-            "image_url, input_audio, audio_url and video_url",
+            "refusal, image_url, input_audio, audio_url, video_url or file",
             param=where,
         )
 
 
-def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools that the template receives. Raises RequestError for a malformed one."""
-    choice, tools = request.tool_choice, request.tools or []
-    if choice not in (None, "auto", "none"):
-        raise Unsupported(
-            "tool_choice: only auto and none are implemented; forcing a call needs constrained "
-            "output",
-            param="tool_choice",
-        )
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
-    names: set[str] = set()
-    for i, tool in enumerate(tools):
-        name = tool_name(tool, f"tools[{i}]")
-        if name in names:
-            raise RequestError(f"tools[{i}]: duplicate name {name!r}", param="tools")
-        names.add(name)
-    return None if choice == "none" or not tools else tools
-
-
-def tool_name(tool: dict[str, Any], where: str) -> str:
-    """The name of a tool. Raises RequestError for a malformed tool."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
-        raise RequestError(f"{where}: only tools of type function are supported", param=where)
-    name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestError(
-            f"{where}: expected a name of 1..128 letters, digits, '_', '-' or '.'",
-            param=f"{where}.name",
-        )
-    if not isinstance(function.get("parameters") or {}, dict):
-        raise RequestError(f"{where}: parameters is not a JSON schema", param=f"{where}.parameters")
-    return name
-
-
-def options_of(request: ChatRequest) -> dict[str, Any]:
+def options_of(request: ChatRequest, template: ChatTemplate | None) -> dict[str, Any]:
     """The template's options; the template refuses unknown ones.
 
-    Raises RequestError for names that a request may not set.
+    Raises RequestError for names that a request may not set, Unsupported for an effort that the
+    template cannot honour.
     """
     options = dict(request.chat_template_kwargs or {})
     if taken := RESERVED & options.keys():
@@ -158,9 +188,30 @@ def options_of(request: ChatRequest) -> dict[str, Any]:
             f"{min(taken)!r} is set by the server and is not a chat template option",
             param="chat_template_kwargs",
         )
-    if request.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", request.reasoning_effort)
+    if request.reasoning_effort is not None and template is not None:
+        options = {**effort_options(request.reasoning_effort, template.features), **options}
     return options
+
+
+def effort_options(effort: str, features: TemplateFeatures) -> dict[str, Any]:
+    """The template's options for an effort.
+
+    A template that only enables or disables reasoning gets that for "none" and the other efforts.
+    Raises Unsupported for a template that does neither, unless its model does not reason anyway.
+    """
+    name = "reasoning_effort"
+    switches = sorted(SWITCHES & features.variables)
+    if name in features.variables and (effort != "none" or not switches):
+        return {name: effort}
+    if switches:
+        return dict.fromkeys(switches, effort != "none")
+    if effort == "none" and not any("think" in each for each in features.constants):
+        return {}
+    raise Unsupported(
+        f"{name}: the chat template of this model reads neither an effort nor "
+        f"{' or '.join(sorted(SWITCHES))}; leave it out",
+        param=name,
+    )
 
 
 def prompts_of(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,16 +16,23 @@ from ostro.pipelines import (
     AdapterRef,
     AsyncEngine,
     MediaSource,
+    ReadFile,
     ServedModel,
     TextDelta,
     Usage,
     fetch_all,
 )
 from ostro.pipelines import RequestMedium as Medium
+from ostro.plugins.pipelines.text.best import best_choices
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import has_media
+from ostro.plugins.pipelines.text.files import attach_files
 from ostro.plugins.pipelines.text.prepare import Preparer
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest
+
+ID_BYTES = 8
+"""Typical bytes of a token id as JSON, with what separates it from the next."""
+T = TypeVar("T")
 
 
 class Text(Preparer):
@@ -50,18 +58,54 @@ class Text(Preparer):
         work = partial(
             self.prepare_chat, request, self.fetch_media, adapters=adapters, template=template
         )
+        return TextAnswer(self.engine, [await self.run(request, work)])
+
+    async def tokenize(
+        self, request: ChatRequest, *, template: str | None = None, limit: int | None = None
+    ) -> list[int]:
+        """Token ids of a conversation's prompt, its media included.
+
+        Raises what `chat` raises, and ContextLengthExceeded for more than `limit` tokens.
+        """
+
+        def work() -> list[int]:
+            prompt = self.chat_prompt(request, self.fetch_media, template=template, limit=limit)
+            prompt.drop()
+            return list(prompt.tokens)
+
+        return await self.run(request, work)
+
+    async def render(self, request: ChatRequest, *, template: str | None = None) -> str:
+        """The text of a conversation's prompt. Raises what `chat` raises."""
+        work = partial(self.render_chat, request, template)
+        return await EXECUTOR.run(size_of_chat(request), work)
+
+    async def run(self, request: ChatRequest, work: Callable[[], T]) -> T:
+        """Run work on a conversation in a thread: in one of the media worker for media."""
         if has_media(request) and (media_worker := self.model.media_worker) is not None:
-            one = await asyncio.get_running_loop().run_in_executor(media_worker.threads, work)
-        else:
-            one = await EXECUTOR.run(len(msgspec.json.encode(request)), work)
-        return TextAnswer(self.engine, [one])
+            return await asyncio.get_running_loop().run_in_executor(media_worker.threads, work)
+        return await EXECUTOR.run(size_of_chat(request), work)
+
+    async def attach_files(self, request: ChatRequest, read: ReadFile) -> ChatRequest:
+        """The request with the contents of its files in their places. See `files.py`."""
+        return await attach_files(request, read)
 
     async def complete(
-        self, request: CompletionRequest, *, adapters: Sequence[AdapterRef] = ()
+        self,
+        request: CompletionRequest,
+        *,
+        adapters: Sequence[AdapterRef] = (),
+        default_max_tokens: int | None = None,
     ) -> TextAnswer:
         """Continue prompts with adapters. Raises RequestError before generation starts."""
-        work = partial(self.prepare_completion, request, adapters=adapters)
-        return TextAnswer(self.engine, await EXECUTOR.run(len(msgspec.json.encode(request)), work))
+        work = partial(
+            self.prepare_completion,
+            request,
+            adapters=adapters,
+            default_max_tokens=default_max_tokens,
+        )
+        size = size_of_json(request.prompt)
+        return TextAnswer(self.engine, await EXECUTOR.run(size, work))
 
     def fetch_media(self, tokens: Sequence[int], media: Sequence[Medium]) -> Prompt:
         """The prompt with its media, fetched here and prepared in the media worker process."""
@@ -80,18 +124,16 @@ class TextAnswer:
 
     def __init__(self, engine: AsyncEngine, prompts: Sequence[PromptContinuation]) -> None:
         self._engine, self._prompts = engine, prompts
-        self.choices = sum(len(prompt.choices) for prompt in prompts)
-        self._deltas = merged([self._generate(prompt) for prompt in prompts])
+        self.choices = sum(prompt.returned for prompt in prompts)
+        sources = [self._choices(prompt) for prompt in prompts]
+        self._deltas = sources[0] if len(sources) == 1 else merged(sources)
 
     @property
     def usage(self) -> Usage:
         """Tokens of all prompts and their choices so far."""
         each = [prompt.usage for prompt in self._prompts]
-        return Usage(
-            prompt=sum(usage.prompt for usage in each),
-            completion=sum(usage.completion for usage in each),
-            cached=sum(usage.cached for usage in each),
-        )
+        fields = Usage.__struct_fields__
+        return Usage(**{name: sum(getattr(usage, name) for usage in each) for name in fields})
 
     @property
     def generations(self) -> list[str] | None:
@@ -107,30 +149,46 @@ class TextAnswer:
         """Stop generation; the engine frees the resources of the request."""
         await self._deltas.aclose()
 
+    def _choices(self, prompt: PromptContinuation) -> AsyncGenerator[TextDelta, None]:
+        """The deltas of the choices of one prompt that are returned."""
+        deltas = self._generate(prompt)
+        ranks = prompt.returned < len(prompt.choices)
+        return best_choices(prompt, deltas) if ranks else deltas
+
     async def _generate(self, prompt: PromptContinuation) -> AsyncGenerator[TextDelta, None]:
         """The deltas of one prompt."""
         async with aclosing(self._engine.generate(prompt.request)) as outputs:
             async for output in outputs:
                 deltas = prompt.add(output)
-                if output.finish is None and any(delta.finish for delta in deltas):
+                ended = any([delta.finish for delta in deltas])
+                if ended and output.finish is None:
                     self._engine.abort(
                         output.id, output.index
                     )  # the engine does not match stop strings
                 for delta in deltas:
                     yield delta
-                if prompt.done:
+                if ended and prompt.done:
                     return
+
+
+def size_of_chat(request: ChatRequest) -> int:
+    """About the bytes of a conversation as JSON."""
+    given = request.messages
+    contents = [given] if isinstance(given, str) else [message.content for message in given]
+    return sum(map(size_of_json, contents)) + size_of_json(request.tools)
+
+
+def size_of_json(value: Any) -> int:
+    """About the bytes of a value as JSON. A text, which may be long, counts by its characters."""
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return ID_BYTES * len(value)  # the event loop would wait while a million ids are encoded
+    return len(value) if isinstance(value, str) else len(msgspec.json.encode(value))
 
 
 async def merged(
     sources: Sequence[AsyncGenerator[TextDelta, None]],
 ) -> AsyncGenerator[TextDelta, None]:
     """The items of several generators, each as soon as it is available."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as only:
-            async for delta in only:
-                yield delta
-        return
     pending = {asyncio.ensure_future(anext(source)): source for source in sources}
     try:
         while pending:

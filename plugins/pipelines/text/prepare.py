@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from secrets import token_hex
 from typing import Any
 
@@ -15,25 +15,40 @@ from ostro.errors import RequestError, Unsupported, UsageError
 from ostro.pipelines import (
     AdapterRef,
     ChatTemplate,
+    OutputParser,
     Sampling,
     ServedModel,
     TokenRequest,
+    missing_template,
     prompt_tokens,
 )
 from ostro.pipelines import RequestMedium as Medium
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import (
+    END,
     options_of,
     prompts_of,
     read_conversation,
-    tools_of,
 )
+from ostro.plugins.pipelines.text.infill import InfillTokens
+from ostro.plugins.pipelines.text.parsing import OutputFormat, output_format
 from ostro.plugins.pipelines.text.sampling import check_length, sampling_of
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
+from ostro.plugins.pipelines.text.structure import (
+    GRAMMAR,
+    check_ends,
+    spare_reasoning,
+    take_arguments,
+)
+from ostro.plugins.pipelines.text.tools import call_rules, offered_tools, tools_of
 
 InsertMedia = Callable[[Sequence[int], Sequence[Medium]], Prompt]
 """Expands the placeholders of media in a prompt."""
 
+NewParser = Callable[[], OutputParser]
+"""Makes the parser of a choice."""
+END_TOKENS = 16
+"""Tokens at the end of a prompt that may contain the text that begins reasoning."""
 MAX_CHOICES = 1024
 """The largest number of choices of one request, over all prompts."""
 
@@ -44,12 +59,80 @@ class Preparer:
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.tokenizer = model.require_tokenizer()
+        self.controls = {id: self.tokenizer.token(id) for id in self.tokenizer.control_ids}
+        self.format = None if model.template is None else self.format_of(model.template)
         self.template_of = lru_cache(maxsize=64)(self.parse_template)
         self.token_text = lru_cache(maxsize=65536)(self.decode_token)
 
     def parse_template(self, source: str) -> ChatTemplate:
         """A chat template with this tokenizer's special tokens. Raises TemplateError."""
         return ChatTemplate(source, tokens=self.tokenizer.special_tokens)
+
+    def chat_template(self, source: str | None) -> ChatTemplate | None:
+        """The chat template of a source, the model's own for None; None without one."""
+        return self.model.template if source is None else self.template_of(source)
+
+    def format_of(self, template: ChatTemplate) -> OutputFormat | None:
+        """The format of the outputs of a chat template. Raises UsageError as `output_format`."""
+        return output_format(template, self.model.settings, self.model.parsers)
+
+    def format_for(self, template: str | None) -> OutputFormat | None:
+        """The format of outputs of a template in a request, None for the model's own."""
+        return self.format if template is None else self.format_of(self.template_of(template))
+
+    def end_of(self, prompt: Sequence[int]) -> str:
+        """The last characters of a prompt, its control tokens included."""
+        return self.tokenizer.decode(prompt[-END_TOKENS:], skip_special=False)
+
+    def new_parser(
+        self,
+        prompt: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+    ) -> NewParser | None:
+        """The function that makes the parsers of a chat's choices; None if nothing is parsed.
+
+        Raises RequestError for a malformed tool.
+        """
+        form = self.format_for(template)
+        if form is None:
+            return None
+        offered = offered_tools(tools)
+        return partial(form.parser, self.end_of(prompt), offered, self.tokenizer.controls)
+
+    def constrained(
+        self,
+        request: ChatRequest,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        template: str | None,
+    ) -> Sampling:
+        """The sampling, with the grammar of the calls if the request constrains them.
+
+        Raises Unsupported without the logits processor "grammar", RequestError if something else
+        constrains the answer, too.
+        """
+        rules = call_rules(request)
+        if rules is None:
+            return sampling
+        form = self.format_for(template)
+        if GRAMMAR not in self.model.processors or form is None:
+            raise Unsupported(
+                f"{rules.field}: constraining calls needs the logits processor {GRAMMAR}, which "
+                "is not installed; use tool_choice auto and none, parallel_tool_calls true and no "
+                "strict tools",
+                param=rules.field,
+            )
+        if GRAMMAR in sampling.processors:
+            raise RequestError(
+                f"{rules.field} excludes other constraints of the output; use one of them",
+                param=rules.field,
+            )
+        ids = {text: id for id, text in self.controls.items()}
+        grammar = form.grammar(self.end_of(prompt), rules, ids)
+        found = {**sampling.processors, GRAMMAR: grammar}
+        return check_ends(replace(sampling, processors=found))
 
     def decode_token(self, token: int) -> str:
         """The text of one token, special tokens included."""
@@ -58,6 +141,18 @@ class Preparer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Raises ContextLengthExceeded for more than the context."""
         return self.tokenizer.encode(text, limit=self.model.context)
+
+    def context_of(self, request: GenerationRequest | None) -> int:
+        """The most tokens of prompt and output: those of the context, or fewer by the request.
+
+        Raises RequestError for a number that is not positive.
+        """
+        most = None if request is None else request.max_total_tokens
+        if most is None:
+            return self.model.context
+        if most < 1:
+            raise RequestError(f"max_total_tokens={most} is not positive", param="max_total_tokens")
+        return min(most, self.model.context)
 
     def encode_chat(
         self,
@@ -68,22 +163,27 @@ class Preparer:
         add_generation_prompt: bool = True,
         template: str | None = None,
         limit: int | None = None,
+        until: str | None = None,
     ) -> list[int]:
         """Token ids of a conversation, rendered with the chat template and its `options`.
 
-        `template` is the source of a template that replaces the model's own. Raises TemplateError
+        `template` is the source of a template that replaces the model's own. The prompt ends at the
+        last occurrence of `until`. Raises TemplateError
         if the model has none or rendering fails, RequestError for malformed messages or options,
-        ContextLengthExceeded for more than `limit` tokens.
+        ContextLengthExceeded for more than `limit` tokens, Unsupported for tools that the template
+        does not read.
         """
-        chosen = self.model.template if template is None else self.template_of(template)
+        if tools:
+            self.check_tools(template)
         return prompt_tokens(
-            chosen,
+            self.chat_template(template),
             self.tokenizer,
             messages,
             tools,
             add_generation_prompt,
             options,
             limit=limit,
+            until=until,
         )
 
     def prepare(
@@ -94,14 +194,21 @@ class Preparer:
         adapters: Sequence[AdapterRef] = (),
         request: GenerationRequest | None = None,
         first: int = 0,
+        parser: NewParser | None = None,
     ) -> PromptContinuation:
         """The continuation of one prompt, its choices numbered from `first`.
+
+        `parser` makes the parsers of their outputs. Reasoning that the prompt begins comes before
+        a grammar.
 
         `max_tokens` is limited to the rest of the context. `request` has the options of the output
         besides sampling. Raises RequestError for a prompt that is empty or has unknown ids.
         """
         check_tokens(prompt.tokens, self.model.vocab)
-        room, wanted = self.model.context - len(prompt.tokens), sampling.max_tokens
+        if parser is not None:
+            markers = parser().reasoning
+            sampling = spare_reasoning(sampling, markers, self.end_of(prompt.tokens))
+        room, wanted = self.context_of(request) - len(prompt.tokens), sampling.max_tokens
         if room > 0:  # the engine refuses longer prompts
             wanted = room if wanted is None else min(wanted, room)
         token_request = TokenRequest(
@@ -111,6 +218,7 @@ class Preparer:
             sampling=replace(sampling, max_tokens=wanted, stop=()),
             priority=0 if request is None else request.priority or 0,
             salt="" if request is None else request.cache_salt or "",
+            speculate=request is None or request.speculate is not False,
             adapters=tuple(adapters),
             items=prompt.items,
             positions=prompt.positions,
@@ -122,6 +230,8 @@ class Preparer:
             keep_stop=request is not None and bool(request.include_stop_str_in_output),
             prompt_logprobs=request is not None and request.prompt_logprobs is not None,
             first=first,
+            parser=parser,
+            controls=self.controls,
         )
 
     def prepare_chat(
@@ -140,24 +250,67 @@ class Preparer:
         sampling = sampling_of(
             request, self.tokenizer, self.model.vocab, self.model.sampling.values
         )
+        context = self.context_of(request)
+        prompt = self.chat_prompt(request, insert_media, template=template, limit=context)
+        try:
+            check_length(sampling, len(prompt.tokens), context)
+            sampling = self.constrained(request, sampling, prompt.tokens, template)
+            tools = tools_of(request)
+            parser = self.new_parser(prompt.tokens, tools=tools, template=template)
+            return self.prepare(prompt, sampling, adapters=adapters, request=request, parser=parser)
+        except BaseException:
+            prompt.drop()
+            raise
+
+    def chat_prompt(
+        self,
+        request: ChatRequest,
+        insert_media: InsertMedia,
+        *,
+        template: str | None = None,
+        limit: int | None = None,
+    ) -> Prompt:
+        """The prompt of a conversation. Raises what `prepare_chat` raises."""
         messages, media = read_conversation(request)
-        tools, options = tools_of(request), options_of(request)
+        tools, options = tools_of(request), options_of(request, self.chat_template(template))
         self.check_media(media)
+        if limit is not None:
+            self.tokenizer.check_size(size_of(messages), limit)
         tokens = self.encode_chat(
             messages,
             tools=tools,
             options=options,
-            add_generation_prompt=request.add_generation_prompt is not False,
+            add_generation_prompt=adds_prompt(request),
             template=template,
-            limit=self.model.context,
+            limit=limit,
+            until=END if request.continue_final_message else None,
         )
-        prompt = insert_media(tokens, media) if media else Prompt(tokens=tokens)
-        try:
-            check_length(sampling, len(prompt.tokens), self.model.context)
-            return self.prepare(prompt, sampling, adapters=adapters, request=request)
-        except BaseException:
-            prompt.drop()
-            raise
+        return insert_media(tokens, media) if media else Prompt(tokens=tokens)
+
+    def render_chat(self, request: ChatRequest, template: str | None = None) -> str:
+        """The text of a conversation's prompt. Raises what `prepare_chat` raises."""
+        messages, media = read_conversation(request)
+        self.check_media(media)
+        chosen = self.chat_template(template)
+        if chosen is None:
+            raise missing_template(self.tokenizer)
+        return chosen.render(
+            messages,
+            tools=tools_of(request),
+            add_generation_prompt=adds_prompt(request),
+            until=END if request.continue_final_message else None,
+            **options_of(request, chosen),
+        )
+
+    def check_tools(self, template: str | None) -> None:
+        """Raise Unsupported if the chat template does not show tools to the model."""
+        chosen = self.chat_template(template)
+        if chosen is not None and "tools" not in chosen.features.variables:
+            raise Unsupported(
+                f"tools: the chat template of {self.model.name} does not read them; leave them "
+                "out, or describe them in a message",
+                param="tools",
+            )
 
     def check_media(self, media: Sequence[Medium]) -> None:
         """Raise Unsupported for media if the model accepts text only."""
@@ -167,36 +320,66 @@ class Preparer:
             )
 
     def prepare_completion(
-        self, request: CompletionRequest, *, adapters: Sequence[AdapterRef] = ()
+        self,
+        request: CompletionRequest,
+        *,
+        adapters: Sequence[AdapterRef] = (),
+        default_max_tokens: int | None = None,
     ) -> list[PromptContinuation]:
         """The continuations of a request's prompts.
 
-        Raises RequestError for an invalid field, ContextLengthExceeded for a prompt that is
-        too long together with `max_tokens`.
+        `default_max_tokens` applies to a request without `max_tokens`, as far as the context
+        allows. Raises RequestError for an invalid field, Unsupported for a suffix if the model
+        cannot fill in the middle, ContextLengthExceeded for a prompt that is too long together with
+        `max_tokens`.
         """
-        model = self.model
+        model, context = self.model, self.context_of(request)
         sampling = sampling_of(request, self.tokenizer, model.vocab, model.sampling.values)
+        infill = InfillTokens.find(self.tokenizer) if request.suffix else None
+        if infill is not None:
+            sampling = replace(sampling, stop_ids=(*sampling.stop_ids, *infill.ends))
         prompts, found = prompts_of(request.prompt), list[PromptContinuation]()
+        returned = request.n or 1
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise RequestError(
                 f"{len(prompts)} prompts with n={sampling.n}; at most {MAX_CHOICES} choices",
                 param="n",
             )
         for i, given in enumerate(prompts):
-            tokens = self.encode(given) if isinstance(given, str) else given
-            check_length(sampling, len(tokens), model.context)
-            prompt, first = Prompt(tokens=tokens), i * sampling.n
-            one = self.prepare(prompt, sampling, adapters=adapters, request=request, first=first)
+            tokens = self.prompt_ids(given, request.suffix or "", infill)
+            check_length(sampling, len(tokens), context)
+            rules = sampling
+            if sampling.max_tokens is None and default_max_tokens is not None:
+                rules = replace(sampling, max_tokens=max(default_max_tokens, sampling.min_tokens))
+            prompt, first = Prompt(tokens=tokens), i * returned
+            one = self.prepare(prompt, rules, adapters=adapters, request=request, first=first)
+            one.returned, one.report_logprobs = returned, request.logprobs is not None
             if request.echo:
                 one.echo = given if isinstance(given, str) else self.tokenizer.decode(given)
             found.append(one)
         return found
 
+    def prompt_ids(
+        self, given: str | list[int], suffix: str, infill: InfillTokens | None
+    ) -> list[int]:
+        """The token ids of a prompt; with `infill` of one between a prefix and a suffix."""
+        if infill is None:
+            return self.encode(given) if isinstance(given, str) else given
+
+        def encode(text: str) -> list[int]:
+            limit = self.model.context
+            return self.tokenizer.encode(text, special=False, start=False, limit=limit)
+
+        before = encode(given) if isinstance(given, str) else given
+        return [*self.tokenizer.prefix, *infill.prompt(before, encode(suffix))]
+
     def sampling(self, values: Mapping[str, Any]) -> Sampling:
         """Sampling from fields of `Sampling`; the model's defaults apply to the others.
 
+        A grammar is an argument of its own: see `structure.ARGUMENTS`.
         Raises UsageError for an unknown name or a wrong type, RequestError for values out of range.
         """
+        values = take_arguments(values)
         known = Sampling.__struct_fields__
         if unknown := values.keys() - set(known):
             raise UsageError(
@@ -211,7 +394,27 @@ class Preparer:
             )
         except msgspec.ValidationError as error:
             raise UsageError(f"sampling: {error}") from None
-        return rules.checked(self.model.vocab)
+        return check_ends(rules.checked(self.model.vocab))
+
+
+def size_of(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The characters that a chat template writes of messages at least.
+
+    Templates may remove white space around a text, and the reasoning of earlier answers.
+    """
+    size = 0
+    for message in messages:
+        if message["role"] != "assistant":
+            content = message.get("content") or ""
+            parts = [content] if isinstance(content, str) else content
+            texts = (part if isinstance(part, str) else part.get("text") or "" for part in parts)
+            size += sum(len(text.strip()) for text in texts)
+    return size
+
+
+def adds_prompt(request: ChatRequest) -> bool:
+    """Whether the prompt ends with the start of an answer."""
+    return request.add_generation_prompt is not False and not request.continue_final_message
 
 
 def check_tokens(tokens: Sequence[int], vocab: int) -> None:

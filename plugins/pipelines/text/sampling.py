@@ -8,6 +8,7 @@ from typing import Any
 from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
 from ostro.pipelines import Dry, Sampling, Tokenizer
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
+from ostro.plugins.pipelines.text.structure import check_ends, processors_of
 
 BREAKERS = ("\n", ":", '"', "*")
 """Strings that end a DRY match, as in text-generation-webui."""
@@ -15,6 +16,7 @@ MAX_BREAKERS = 64
 MAX_STOP_IDS = 1024
 MAX_BIASES = 1024
 MAX_SALT = 256
+MAX_BEST_OF = 64
 MAX_PRIORITY = 2**31
 NAMES = {"stop_ids": "stop_token_ids", "dry": "dry_multiplier"}
 """Fields of `Sampling` with other names in requests."""
@@ -38,6 +40,7 @@ def sampling_of(
     values["stop_ids"] = tuple(request.stop_token_ids or ())
     values["logit_bias"] = bias_of(request)
     values["dry"] = dry_of(request, tokenizer)
+    values["processors"] = processors_of(request)
     if request.top_k == -1:
         values["top_k"] = 0
     if isinstance(request, ChatRequest):
@@ -47,8 +50,10 @@ def sampling_of(
     echoes = isinstance(request, CompletionRequest) and request.echo
     if echoes and values.get("logprobs") is not None:
         values.setdefault("prompt_logprobs", values["logprobs"])
+    if isinstance(request, CompletionRequest) and ranks(request):
+        values["n"], values["logprobs"] = request.best_of, request.logprobs or 0
     try:
-        sampling = Sampling(**values).checked(vocab)
+        sampling = check_ends(Sampling(**values).checked(vocab))
     except RequestError as error:
         name = error.param or ""
         raise RequestError(str(error), param=NAMES.get(name, name)) from None
@@ -59,12 +64,7 @@ def sampling_of(
 
 def check(request: GenerationRequest) -> None:
     """Raise an error for contradictory fields and for features that are not implemented."""
-    form = (request.response_format or {}).get("type")
-    if form not in (None, "text"):
-        raise Unsupported(
-            f"response_format {form!r:.40}: constrained output is not implemented; use text",
-            param="response_format",
-        )
+    check_stream(request)
     if len(request.stop_token_ids or ()) > MAX_STOP_IDS:
         raise RequestError(f"more than {MAX_STOP_IDS} stop_token_ids", param="stop_token_ids")
     if len(request.cache_salt or "") > MAX_SALT:
@@ -72,14 +72,57 @@ def check(request: GenerationRequest) -> None:
     if not -MAX_PRIORITY <= (request.priority or 0) < MAX_PRIORITY:
         raise RequestError("priority is not within -2^31..2^31-1", param="priority")
     if isinstance(request, ChatRequest):
-        if request.top_logprobs is not None and not request.logprobs:
-            raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
-        if request.top_logprobs is not None and not 0 <= request.top_logprobs <= 20:
-            raise RequestError("top_logprobs is not within 0..20", param="top_logprobs")
-        if any(kind != "text" for kind in request.modalities or ()):
-            raise Unsupported("modalities: this model generates text only", param="modalities")
-    elif isinstance(request, CompletionRequest) and request.best_of not in (None, request.n or 1):
-        raise RequestError("best_of must equal n: all choices are returned", param="best_of")
+        check_chat(request)
+    elif isinstance(request, CompletionRequest):
+        if request.best_of is not None and not (request.n or 1) <= request.best_of <= MAX_BEST_OF:
+            raise RequestError(f"best_of is not within n..{MAX_BEST_OF}", param="best_of")
+        if request.stream and ranks(request):
+            raise RequestError("best_of greater than n cannot be streamed", param="best_of")
+        if request.suffix and request.echo:
+            raise RequestError("suffix excludes echo", param="suffix")
+
+
+def ranks(request: CompletionRequest) -> bool:
+    """Whether a request generates more choices than it returns."""
+    return request.best_of is not None and request.best_of > (request.n or 1)
+
+
+def check_stream(request: GenerationRequest) -> None:
+    """Raise an error for stream options without a stream, and for obfuscation."""
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise RequestError("stream_options needs stream=true", param="stream_options")
+    if options.include_obfuscation:
+        raise Unsupported(
+            "stream_options.include_obfuscation: padding of events is not implemented; use false",
+            param="stream_options",
+        )
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Raise an error for fields of a chat that contradict each other or are not implemented."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
+    if request.top_logprobs is not None and not 0 <= request.top_logprobs <= 20:
+        raise RequestError("top_logprobs is not within 0..20", param="top_logprobs")
+    if "audio" in (request.modalities or ()):
+        raise Unsupported("modalities: this server's chats generate text only", param="modalities")
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        if request.max_tokens != request.max_completion_tokens:
+            raise RequestError(
+                "max_tokens and max_completion_tokens differ; use max_completion_tokens",
+                param="max_completion_tokens",
+            )
+    if request.service_tier not in (None, "auto", "default"):
+        raise Unsupported(
+            f"service_tier {request.service_tier!r:.40}: the server has one tier; use auto",
+            param="service_tier",
+        )
+    for name in ("tool_choice", "parallel_tool_calls"):
+        if getattr(request, name) is not None and not request.tools:
+            raise RequestError(f"{name} needs tools", param=name)
 
 
 def bias_of(request: GenerationRequest) -> dict[int, float]:

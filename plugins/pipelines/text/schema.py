@@ -6,60 +6,73 @@ Sampling fields that OpenAI's API lacks have vLLM's names.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from ostro.pipelines import ModelTarget, TextRequest
 
-IGNORED = ModelTarget.ignored | frozenset(
-    ("parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "verbosity")
-)
-"""Fields that do not change the output."""
-
 UNSUPPORTED: Mapping[str, str] = {
-    "audio": "audio output",
-    "function_call": "functions; use tools",
-    "functions": "functions; use tools",
-    "grammar": "constrained output",
-    "guided_choice": "constrained output",
-    "guided_grammar": "constrained output",
-    "guided_json": "constrained output",
-    "guided_regex": "constrained output",
-    "mm_processor_kwargs": "media",
-    "prediction": "predicted output",
-    "structured_outputs": "constrained output",
-    "suffix": "fill in the middle",
-    "web_search_options": "web search",
+    "mm_processor_kwargs": "a setting of the processor of media",
 }
-"""Fields that would change the output and are not implemented, with their features."""
-
+"""Fields of other servers that would change the output, with their features."""
 
 EXTENSIONS = ModelTarget.extensions | frozenset(
     "top_k min_p typical_p repetition_penalty dry_multiplier dry_base dry_allowed_length "
-    "dry_penalty_last_n dry_sequence_breakers min_tokens ignore_eos stop_token_ids "
-    "include_stop_str_in_output cache_salt priority prompt_logprobs chat_template_kwargs "
-    "add_generation_prompt continue_final_message".split()
+    "dry_penalty_last_n dry_sequence_breakers min_tokens max_total_tokens ignore_eos "
+    "stop_token_ids include_stop_str_in_output cache_salt priority speculate prompt_logprobs "
+    "chat_template_kwargs add_generation_prompt continue_final_message processors "
+    "logits_processors response_format grammar json_schema guided_json guided_regex guided_choice "
+    "guided_grammar structured_outputs".split()
 )
 """Fields that OpenAI's API lacks."""
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message's content: text, or a medium with a URL or, for audio, data.
+CACHE = "the prefix cache finds repeated prefixes by itself"
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-    Types as in OpenAI's API and vLLM: text, image_url, input_audio, audio_url, video_url.
+
+class FilePart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A file: the id of an uploaded one, or its data in base64 or as a data URL."""
+
+    file_id: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a message's content: text, a medium with a URL or, for audio, data, or a file.
+
+    Types as in OpenAI's API and vLLM: text, refusal, image_url, input_audio, audio_url, video_url,
+    file. `prompt_cache_breakpoint` and `cache_control` have no effect: the prefix cache finds
+    repeated prefixes by itself.
     """
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    file: FilePart | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
     image_url: str | dict[str, Any] | None = None
     audio_url: str | dict[str, Any] | None = None
     video_url: str | dict[str, Any] | None = None
     input_audio: dict[str, Any] | None = None
 
 
-class Message(msgspec.Struct, kw_only=True):
-    """One turn of a conversation."""
+class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function call in the predecessor of `tool_calls`; `arguments` are JSON."""
+
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation.
+
+    `function_call` and the role function are the predecessors of `tool_calls` and of the role tool.
+    `annotations`, the citations of a web search, are not part of the prompt.
+    """
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -67,12 +80,70 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    function_call: FunctionCall | None = None
+    annotations: list[Any] | None = None
+    audio: dict[str, Any] | None = None
+
+
+class NamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A JSON schema with a name. Every schema is enforced, whatever `strict` is."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The form of the output: text, JSON, or vLLM's text with tags that begin JSON.
+
+    `schema` without a name is llama.cpp's form.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: NamedSchema | None = None
+    schema: dict[str, Any] | bool | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+
+class Grammar(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A grammar in mistral.rs's form."""
+
+    type: Literal["regex", "json_schema", "lark", "yacc", "gbnf", "llguidance"]
+    value: Any
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The form of the output, as vLLM states it; one of the fields."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
+class PromptCacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How OpenAI caches a prompt."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m"] | None = None
 
 
 class GenerationRequest(TextRequest, kw_only=True):
-    """The fields that chat and completion requests share. None stands for the default."""
+    """The fields that chat and completion requests share. None stands for the default.
 
-    ignored: ClassVar[frozenset[str]] = IGNORED
+    `logits_processors` are parameters of installed logits processors by name; `processors` is its
+    older name. One of the last eight fields at most constrains the output.
+    `max_total_tokens` limits the tokens of prompt and output together, as a shorter context. False
+    for `speculate` turns speculative decoding off for the request.
+    """
+
     unsupported: ClassVar[Mapping[str, str]] = UNSUPPORTED
     extensions: ClassVar[frozenset[str]] = EXTENSIONS
 
@@ -95,34 +166,82 @@ class GenerationRequest(TextRequest, kw_only=True):
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
     min_tokens: int | None = None
+    max_total_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
-    response_format: dict[str, Any] | None = None
+    speculate: bool | None = None
+    processors: dict[str, Any] | None = None
+    logits_processors: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | Grammar | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
     """A conversation that the assistant continues."""
 
+    accepted: ClassVar[Mapping[str, str]] = {
+        **ModelTarget.accepted,
+        "prompt_cache_key": CACHE,
+        "prompt_cache_options": CACHE,
+        "prompt_cache_retention": CACHE,
+        "safety_identifier": ModelTarget.accepted["user"],
+        "verbosity": "open models have no setting of verbosity; ask for it in a message",
+    }
+    echoed: ClassVar[Mapping[str, str]] = {
+        "metadata": "it belongs to stored completions",
+        "service_tier": "the server has one tier, `default`",
+    }
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **UNSUPPORTED,
+        "audio": "audio output; use /v1/audio/speech",
+        "function_call": "the predecessor of tool_choice; use tool_choice",
+        "functions": "the predecessor of tools; use tools",
+        "moderation": "moderation",
+        "prediction": "predicted output",
+        "web_search_options": "web search",
+    }
+    extensions: ClassVar[frozenset[str]] = EXTENSIONS - {"response_format"}
+
     messages: str | list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    modalities: list[str] | None = None
+    modalities: list[Literal["text", "audio"]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    safety_identifier: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Prompts to continue: text or token ids, one or several."""
 
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **UNSUPPORTED,
+        "metadata": "metadata of completions; use /v1/chat/completions",
+        "service_tier": "a service tier of completions; use /v1/chat/completions",
+        "store": "storing completions of prompts; use /v1/chat/completions",
+    }
+
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
+    suffix: str | None = None
     best_of: int | None = None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ostro.errors import ConfigError, RequestError, TokenizerError, nearest
 from ostro.pipelines import Tokenizer
 from ostro.plugins.pipelines.transcription.languages import code_of, name_of
@@ -24,7 +26,8 @@ class Controls:
     English-only models; `earlier` precedes the text of a prompt; `silence` marks audio without
     speech; ids from `times` on are timestamps, and the id before is <|notimestamps|>. The tokens
     `never` are suppressed always, `never_first` as the first token; `latest` is the last timestamp
-    that may come first.
+    that may come first. The cross attention of the decoder's `alignment_heads`, (layer, head) each,
+    follows the audio.
     """
 
     start: int
@@ -37,13 +40,14 @@ class Controls:
     never: tuple[int, ...] = ()
     never_first: tuple[int, ...] = ()
     latest: int | None = None
+    alignment_heads: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def read(cls, tokenizer: Tokenizer, folder: Path) -> Controls:
         """The control tokens of a tokenizer and of generation_config.json, if present.
 
-        Raises TokenizerError if the tokenizer is not Whisper's, ConfigError if the file is not
-        JSON.
+        Raises TokenizerError if the tokenizer is not Whisper's, ConfigError if the file is
+        malformed.
         """
         generation = read_config(folder / "generation_config.json")
         start, end, none = (
@@ -67,6 +71,7 @@ class Controls:
             never=tuple(generation.get("suppress_tokens") or ()),
             never_first=tuple(generation.get("begin_suppress_tokens") or ()),
             latest=generation.get("max_initial_timestamp_index"),
+            alignment_heads=read_heads(generation),
         )
 
     def language(self, name: str) -> str:
@@ -117,6 +122,14 @@ def read_config(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{file.name} is not an object")
     return found
+
+
+def read_heads(generation: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """The alignment heads of a generation config; empty if it has none."""
+    try:
+        return msgspec.convert(generation.get("alignment_heads") or (), tuple[tuple[int, int], ...])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"generation_config.json: alignment_heads: {error}") from None
 
 
 def required(tokenizer: Tokenizer, token: str) -> int:

@@ -13,17 +13,21 @@ from ostro.errors import RequestError, nearest
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a transcription.
 
-    language: a code or a name (None: detect); task: "transcribe", or "translate" into English;
-    prompt: text before every window that sets the style; with `follow`, before the first window
-    only, and the transcript so far precedes the others. temperatures: tried in order while the
+    language: a code or a name (None: detect, among `languages` if given); task: "transcribe", or
+    "translate" into English; keywords: words that precede the prompt; prompt: text before every
+    window that sets the style; with `follow`, before the first window only, and the transcript so
+    far precedes the others. logprobs: return those of the tokens. words: return the words with
+    their times, which takes another pass over each window. temperatures: tried in order while the
     compression ratio of a text exceeds `repetitive` or its mean log probability is below
     `improbable`; a window is skipped if its log probability is that low and the probability of no
-    speech exceeds `silent`. None disables a check. times: generate timestamps; without them, audio
-    is one window.
+    speech exceeds `silent`. None disables a check. times: generate timestamps; without them,
+    audio is one window.
     """
 
     language: str | None = None
+    languages: tuple[str, ...] = ()
     task: str = "transcribe"
+    keywords: tuple[str, ...] = ()
     prompt: str | None = None
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     repetitive: float | None = 2.4
@@ -31,6 +35,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     silent: float | None = 0.6
     follow: bool = False
     times: bool = True
+    logprobs: bool = False
+    words: bool = False
     seed: int | None = None
 
     @classmethod

@@ -52,6 +52,7 @@ class Transcription:
             language=task.language,
             duration=spectrum.shape[1] / (2 * STEPS),
             segments=segments,
+            words=[w for s in segments for w in s.words] if task.options.words else None,
             task=task.options.task,
             generations=task.generations,
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ostro.errors import RequestError
 from ostro.ops import to_device
-from ostro.pipelines import AddedRequest
+from ostro.pipelines import AddedRequest, Vocabulary
 from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
 
 BAN = float("-inf")
@@ -31,7 +31,8 @@ class Rules:
     they do not exist), and the last `time`, NONE before the first.
     """
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
+        vocab = vocabulary.size
         self.vocab, self.device = vocab, device
         self.never = torch.zeros(rows, vocab, dtype=torch.bool, device=device)
         self.never_first = torch.zeros_like(self.never)

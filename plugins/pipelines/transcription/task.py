@@ -11,18 +11,21 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from itertools import pairwise
 from secrets import token_hex
 from typing import Any, Protocol
 
 import msgspec
 
-from ostro import Item
+from ostro import Item, JobRequest
 from ostro.errors import Unsupported
 from ostro.pipelines import AdapterRef, AsyncEngine, Samples, Sampling, ServedModel, TokenRequest
+from ostro.plugins.pipelines.transcription.alignment import first_rows
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
 from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
-from ostro.plugins.pipelines.transcription.transcript import Segment
+from ostro.plugins.pipelines.transcription.transcript import Segment, TokenLogprob
 from ostro.plugins.pipelines.transcription.window import (
     STEPS,
     TokenSegment,
@@ -30,6 +33,7 @@ from ostro.plugins.pipelines.transcription.window import (
     cut,
     prompt_tokens,
 )
+from ostro.plugins.pipelines.transcription.words import Word, group_words
 
 FORCING_BIAS = 100.0
 """The logit bias that forces a token, in order to get its probability."""
@@ -54,7 +58,8 @@ class TranscriptionTask:
     """The transcription of one audio input.
 
     `language` is empty until it is detected, unless the options name it. `generations` are those of
-    the adapters in use so far, None for a request without adapters.
+    the adapters in use so far, None for a request without adapters. `audio_tokens` is the number of
+    encoder rows of the audio, known once its first segment is there.
     """
 
     def __init__(
@@ -71,19 +76,29 @@ class TranscriptionTask:
         self.audio_model, self.controls = audio_model, controls
         self.options, self.times, self.adapters = options, options.times, adapters
         self.generations: list[str] | None = [] if adapters else None
+        self.audio_tokens = 0
         language = options.language or ("" if controls.languages else "en")
         self.language = controls.language(language) if language else ""
+        self.languages = [controls.language(name) for name in options.languages]
         controls.check_task(options.task)
-        self.prompt = self.encode_prompt(options.prompt)
+        if options.words and not controls.alignment_heads:
+            raise Unsupported(
+                "words have no times: the model's generation_config.json has no alignment_heads; "
+                "use segment timestamps",
+                param="timestamp_granularities",
+            )
+        self.prompt = self.encode_prompt(options.keywords, options.prompt)
 
-    def encode_prompt(self, prompt: str | None) -> list[int]:
-        """The tokens of a prompt."""
-        if not prompt or not prompt.strip():
+    def encode_prompt(self, keywords: Sequence[str], prompt: str | None) -> list[int]:
+        """The tokens of the keywords and a prompt."""
+        texts = (", ".join(keywords).strip(), (prompt or "").strip())
+        text = ". ".join(filter(None, texts))
+        if not text:
             return []
         if self.controls.earlier is None:
             raise Unsupported("this model does not accept a prompt", param="prompt")
         # only the last tokens are used, less than half a context
-        end = prompt.strip()[-MAX_PROMPT:]
+        end = text[-MAX_PROMPT:]
         return self.model.require_tokenizer().encode(" " + end, special=False)
 
     async def segments(self, spectrum: Samples) -> AsyncGenerator[Segment, None]:
@@ -91,6 +106,7 @@ class TranscriptionTask:
         seek, previous, follow = 0, [self.prompt], self.options.follow
         total, width, count = spectrum.shape[1], self.audio_model.frames, 0
         self.times = self.options.times or total > width
+        self.audio_tokens = -(-total // 2)
         while seek < total:
             item = await asyncio.to_thread(self.audio_model.window, spectrum, seek)
             frames = min(width, total - seek)
@@ -101,17 +117,25 @@ class TranscriptionTask:
             if self.is_silent(result):
                 seek += frames
                 continue
+            if self.options.words:
+                result = replace(result, times=await self.align(item, result, frames))
             pieces, done = [TokenSegment(0, frames // 2, result.tokens)], frames
             if self.times:
                 pieces, done = cut(result.tokens, self.controls.times, frames)
+            first = 0
             for piece in pieces:
-                yield self.segment(count, seek, piece, result)
+                yield self.segment(count, seek, piece, result, first)
+                first += len(piece.tokens)
                 count += 1
             previous += [piece.tokens for piece in pieces]
             seek += done
 
-    def segment(self, id: int, seek: int, piece: TokenSegment, result: WindowResult) -> Segment:
-        offset = seek / (2 * STEPS)
+    def segment(
+        self, id: int, seek: int, piece: TokenSegment, result: WindowResult, first: int
+    ) -> Segment:
+        """The segment of a piece of a window, whose tokens begin at index `first`."""
+        offset, span = seek / (2 * STEPS), slice(first, first + len(piece.tokens))
+        logprobs, times = result.logprobs[span], result.times[span]
         return Segment(
             id=id,
             seek=seek,
@@ -123,7 +147,33 @@ class TranscriptionTask:
             avg_logprob=result.logprob,
             compression_ratio=result.ratio,
             no_speech_prob=result.silence,
+            logprobs=self.token_logprobs(piece.tokens, logprobs) if self.options.logprobs else [],
+            words=self.words(piece.tokens, times, offset) if self.options.words else [],
         )
+
+    def words(
+        self, tokens: Sequence[int], times: Sequence[tuple[float, float]], offset: float
+    ) -> list[Word]:
+        """The words of tokens with `times` in seconds after `offset`."""
+        spell = self.model.require_tokenizer().piece
+        parts = [
+            (spell(token), round(offset + start, 3), round(offset + end, 3))
+            for token, (start, end) in zip(tokens, times, strict=True)
+            if token < self.controls.end
+        ]
+        return group_words(parts, self.language)
+
+    def token_logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[float]
+    ) -> list[TokenLogprob]:
+        """The tokens of a text, without timestamps, with their log probabilities."""
+        found = []
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            if token < self.controls.end:
+                piece = self.model.require_tokenizer().piece(token)
+                text = piece.decode(errors="replace")
+                found.append(TokenLogprob(token=text, bytes=list(piece), logprob=logprob))
+        return found
 
     def text(self, tokens: Sequence[int]) -> str:
         text_ids = [token for token in tokens if token < self.controls.end]
@@ -160,8 +210,9 @@ class TranscriptionTask:
         return min_logprob is None or result.logprob < min_logprob
 
     async def detect_language(self, item: Item) -> str:
-        """The most probable language token after the start token."""
-        languages = {id: code for code, id in self.controls.languages.items()}
+        """The most probable language token after the start token, of those that are allowed."""
+        allowed = self.languages or self.controls.languages
+        languages = {self.controls.languages[code]: code for code in allowed}
         rules = TranscriptionRequest(only=tuple(languages))
         tokens, _ = await self.generate(item, [self.controls.start], rules, max_tokens=1)
         return languages[tokens[0]]
@@ -185,12 +236,43 @@ class TranscriptionTask:
         if drawn[-1] == self.controls.end:
             drawn = drawn[:-1]
         return WindowResult(
+            context=tokens,
             tokens=drawn,
+            ended=len(drawn) < len(logprobs),
+            logprobs=logprobs[: len(drawn)],
             text=self.text(drawn).strip(),
             logprob=sum(logprobs) / len(logprobs),
             temperature=temperature,
             silence=silence,
         )
+
+    async def align(
+        self, item: Item, result: WindowResult, frames: int
+    ) -> list[tuple[float, float]]:
+        """The start and end of each token of a window of `frames` frames, in seconds."""
+        rows = max(1, frames // 2)
+        # As in transformers: without the end token, the last token has no weights of its own.
+        tokens = result.tokens if result.ended else result.tokens[:-1]
+        starts = await self.first_rows(item, result.context, tokens, rows) if tokens else [0]
+        starts = [*starts, starts[-1]][: len(result.tokens)]
+        return [(start / STEPS, end / STEPS) for start, end in pairwise([*starts, rows])]
+
+    async def first_rows(
+        self, item: Item, context: list[int], tokens: list[int], rows: int
+    ) -> list[int]:
+        """The encoder row, of those of the audio, at which each token begins."""
+        heads = self.controls.alignment_heads
+        values = {"context": context, "tokens": tokens, "rows": rows, "heads": heads}
+        request = JobRequest(
+            id=token_hex(12),
+            model=self.model.name,
+            values=values,
+            arrays=dict(item.arrays),
+            adapters=self.adapters,
+        )
+        async with aclosing(self.engine.work(request)) as outputs:
+            *_, last = [output async for output in outputs]
+        return await asyncio.to_thread(first_rows, last.arrays["alignment"].numpy())
 
     async def generate(
         self, item: Item, tokens: list[int], rules: TranscriptionRequest, **sampling: Any

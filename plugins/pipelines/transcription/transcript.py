@@ -9,6 +9,15 @@ import msgspec
 
 from ostro.errors import RequestError
 from ostro.plugins.pipelines.transcription.languages import name_of
+from ostro.plugins.pipelines.transcription.words import Word
+
+
+class TokenLogprob(msgspec.Struct, kw_only=True):
+    """A token of a text, its bytes in UTF-8 and its log probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
 
 
 class Segment(msgspec.Struct, kw_only=True):
@@ -16,6 +25,7 @@ class Segment(msgspec.Struct, kw_only=True):
 
     `seek` is the start of its window in hundredths of a second; `avg_logprob` (per token),
     `compression_ratio` and `no_speech_prob` are those of its window, sampled with `temperature`.
+    `logprobs` are those of the tokens of the text, `words` are its words, if requested.
     """
 
     id: int
@@ -28,18 +38,22 @@ class Segment(msgspec.Struct, kw_only=True):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    logprobs: list[TokenLogprob] = []
+    words: list[Word] = []
 
 
 class Transcript(msgspec.Struct, kw_only=True):
     """The transcript of `duration` seconds of audio. `language` is a code ("en").
 
-    `generations` are those of the adapters in use, None for a request without adapters.
+    `words` are those of all segments, None if they were not requested. `generations` are those of
+    the adapters in use, None for a request without adapters.
     """
 
     text: str
     language: str
     duration: float
     segments: list[Segment] = []
+    words: list[Word] | None = None
     task: str = "transcribe"
     generations: list[str] | None = None
 
@@ -62,9 +76,15 @@ def as_json(transcript: Transcript) -> str:
 
 
 def as_verbose_json(transcript: Transcript) -> str:
-    """The verbose JSON of OpenAI's API: the name of the language, and all fields of segments."""
+    """The verbose JSON of OpenAI's API: the name of the language, all fields of segments, and the
+    words if they were requested.
+    """
     fields = msgspec.to_builtins(transcript)
     del fields["generations"]
+    if transcript.words is None:
+        del fields["words"]
+    for segment in fields["segments"]:
+        del segment["logprobs"], segment["words"]
     fields |= {"language": name_of(transcript.language), **adapters(transcript)}
     return json.dumps(fields, ensure_ascii=False)
 

@@ -15,14 +15,21 @@ STEPS = 50
 class WindowResult:
     """The sampled tokens of one window, without the end token.
 
-    `logprob` is the mean over the tokens and the end, `silence` the probability of no speech.
+    `context` precedes the tokens; `ended`: the end token followed them. `logprobs` are those of the
+    tokens, `logprob` is the mean over the tokens and the end, `silence` the probability of no
+    speech. `times` are the start and end of each token in seconds from the start of the window, if
+    requested.
     """
 
+    context: list[int]
     tokens: list[int]
+    ended: bool
+    logprobs: list[float]
     text: str
     logprob: float
     temperature: float
     silence: float
+    times: Sequence[tuple[float, float]] = ()
 
     @property
     def ratio(self) -> float:

@@ -24,7 +24,10 @@ from ostro.pipelines import (
     prompt_tokens,
 )
 
+MARGIN = 64
+"""Tokens beyond those kept of a text, so that the place of a cut within a word has no effect."""
 Rows = NDArray[np.float32]
+Scores = NDArray[np.float64]
 T = TypeVar("T")
 
 
@@ -58,17 +61,20 @@ class Vectors:
         *,
         prompt: str | None = None,
         dimensions: int | None = None,
+        truncate: int | None = None,
         adapters: Sequence[AdapterRef] = (),
     ) -> PoolingResult[Rows]:
         """One vector per text, or per list of token ids: [n, d] float32.
 
         `prompt` names one of the model's prompts, which precedes every text; `dimensions` truncates
-        vectors and normalises them again (Matryoshka). Raises RequestError, and AdapterError for
+        vectors and normalises them again (Matryoshka); `truncate` is the number of tokens to which
+        longer inputs are shortened, -1 for the context. Raises RequestError, and AdapterError for
         unknown `adapters`.
         """
         before = self.prompt(prompt)
         size = sum(map(len, inputs)) + len(before) * len(inputs)
-        tokens = await EXECUTOR.run(size, partial(self.encode, inputs, before))
+        work = partial(self.encode, inputs, before, self.limit(truncate))
+        tokens = await EXECUTOR.run(size, work)
         request = PoolingRequest(
             id=token_hex(12), inputs=tokens, model=self.name, adapters=tuple(adapters)
         )
@@ -76,13 +82,35 @@ class Vectors:
         return read._replace(answer=shorten(read.answer, dimensions))
 
     async def rerank(
-        self, query: str, documents: Sequence[str], *, adapters: Sequence[AdapterRef] = ()
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        adapters: Sequence[AdapterRef] = (),
     ) -> PoolingResult[list[Ranked]]:
         """The documents in descending order of relevance to the query.
 
-        The score is the probability of the one label, or of "yes" if the labels are "yes" and "no".
+        `max_tokens` truncates longer documents.
         """
-        read = await self.scores([(query, document) for document in documents], adapters)
+        if max_tokens is not None:
+            work = partial(self.truncate, documents, max_tokens)
+            documents = await EXECUTOR.run(sum(map(len, documents)), work)
+        pairs = [(query, document) for document in documents]
+        read = await self.relevance(pairs, adapters=adapters)
+        ranked = [Ranked(i, score) for i, score in enumerate(read.answer.tolist())]
+        ranked.sort(key=lambda item: -item.score)
+        return PoolingResult(ranked, read.tokens, read.generations)
+
+    async def relevance(
+        self, pairs: Sequence[tuple[str, str]], *, adapters: Sequence[AdapterRef] = ()
+    ) -> PoolingResult[Scores]:
+        """The relevance of the second text of each pair to the first: [n], within 0..1.
+
+        It is the probability of the one label, or of "yes" if the labels are "yes" and "no". Raises
+        Unsupported for other labels.
+        """
+        read = await self.scores(pairs, adapters)
         labels = self.labels(read.answer.shape[1])
         if len(labels) != 1 and {*labels} != {"yes", "no"}:
             raise Unsupported(
@@ -91,18 +119,34 @@ class Vectors:
             )
         column = labels.index("yes") if len(labels) > 1 else 0
         shares = probabilities(read.answer)[:, column]
-        ranked = [Ranked(i, score) for i, score in enumerate(shares.tolist())]
-        ranked.sort(key=lambda item: -item.score)
-        return PoolingResult(ranked, read.tokens, read.generations)
+        return PoolingResult(shares, read.tokens, read.generations)
+
+    async def similarity(
+        self, pairs: Sequence[tuple[str, str]], *, adapters: Sequence[AdapterRef] = ()
+    ) -> PoolingResult[Scores]:
+        """The cosine similarity of the vectors of each pair: [n], within -1..1."""
+        rows = {text: row for row, text in enumerate(dict.fromkeys(x for p in pairs for x in p))}
+        read = await self.embed(list(rows), adapters=adapters)
+        units = read.answer.astype(np.float64)
+        units /= np.maximum(np.linalg.norm(units, axis=1, keepdims=True), 1e-12)
+        first, second = (units[[rows[pair[side]] for pair in pairs]] for side in (0, 1))
+        return PoolingResult((first * second).sum(1), read.tokens, read.generations)
 
     async def classify(
         self, inputs: Sequence[str], *, adapters: Sequence[AdapterRef] = ()
     ) -> PoolingResult[list[dict[str, float]]]:
         """The probability of every label, by text."""
-        read = await self.scores([(text, None) for text in inputs], adapters)
-        labels, rows = self.labels(read.answer.shape[1]), probabilities(read.answer).tolist()
-        shares = [dict(zip(labels, row, strict=True)) for row in rows]
+        read = await self.label_probabilities(inputs, adapters=adapters)
+        labels = self.labels(read.answer.shape[1])
+        shares = [dict(zip(labels, row, strict=True)) for row in read.answer.tolist()]
         return PoolingResult(shares, read.tokens, read.generations)
+
+    async def label_probabilities(
+        self, inputs: Sequence[str], *, adapters: Sequence[AdapterRef] = ()
+    ) -> PoolingResult[Scores]:
+        """The probabilities of the labels in their order: [n, labels]."""
+        read = await self.scores([(text, None) for text in inputs], adapters)
+        return PoolingResult(probabilities(read.answer), read.tokens, read.generations)
 
     def labels(self, count: int) -> list[str]:
         """The names of the scores: of the architecture, of the config, or LABEL_0, LABEL_1, ..."""
@@ -138,15 +182,51 @@ class Vectors:
         tokens = sum(map(len, request.inputs))
         return PoolingResult(last.arrays["rows"].numpy(), tokens, generations)
 
-    def encode(self, inputs: Sequence[str | list[int]], before: str) -> list[list[int]]:
-        """Token ids of each input. Raises ContextLengthExceeded."""
-        tokenizer, limit = self.model.require_tokenizer(), self.model.context
+    def limit(self, truncate: int | None) -> int | None:
+        """The tokens to keep of an input, None to reject longer ones. Raises RequestError."""
+        context = self.model.context
+        if truncate is None or 1 <= truncate <= context:
+            return truncate
+        if truncate != -1:
+            raise RequestError(
+                f"truncate_prompt_tokens={truncate} is neither -1 nor within 1..{context}",
+                param="truncate_prompt_tokens",
+            )
+        return context
+
+    def encode(
+        self, inputs: Sequence[str | list[int]], before: str, keep: int | None = None
+    ) -> list[list[int]]:
+        """Token ids of each input, of which `keep` remain. Raises ContextLengthExceeded."""
         tokens = []
         for i, x in enumerate(inputs):
             with named(i):
-                ids = tokenizer.encode(before + x, limit=limit) if isinstance(x, str) else x
-            tokens.append(ids)
+                ids = self.encode_text(before + x, keep) if isinstance(x, str) else x
+            tokens.append(ids if keep is None else ids[:keep])
         return tokens
+
+    def encode_text(self, text: str, keep: int | None) -> list[int]:
+        """Token ids of a text; of more than `keep` ids the last ones before the suffix go.
+
+        Only the start of the text that holds these ids is tokenized. Raises ContextLengthExceeded
+        for a text beyond the context without `keep`.
+        """
+        tokenizer, limit = self.model.require_tokenizer(), self.model.context
+        if keep is None:
+            return tokenizer.encode(text, limit=limit)
+        end, size = tokenizer.suffix, keep
+        while True:
+            ids = tokenizer.encode(text[:size])
+            if size >= len(text) or len(ids) > keep + MARGIN:
+                return ids if len(ids) <= keep else [*ids[: max(keep - len(end), 0)], *end]
+            size *= 2
+
+    def truncate(self, texts: Sequence[str], tokens: int) -> list[str]:
+        """The texts, each cut after a number of tokens."""
+        backend = self.model.require_tokenizer().backend
+        encodings = backend.encode_batch(list(texts), add_special_tokens=False)
+        ends = [e.offsets[tokens - 1][1] if len(e) > tokens else None for e in encodings]
+        return [text[:end] for text, end in zip(texts, ends, strict=True)]
 
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str | None]]
@@ -227,7 +307,7 @@ def named(i: int) -> Iterator[None]:
         raise ContextLengthExceeded(f"input[{i}]: {error}", param="input") from None
 
 
-def probabilities(scores: Rows) -> NDArray[np.float64]:
+def probabilities(scores: Rows) -> Scores:
     """scores [n, labels] -> probabilities [n, labels]: sigmoid of one label, softmax of several."""
     wide = scores.astype(np.float64)
     if wide.shape[1] == 1:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 import torch
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ostro.plugins.starter.training.chats import IGNORED, draw_batch
@@ -32,6 +33,22 @@ def held_out_items(count: int) -> Iterator[tuple[str, Item]]:
         yield "in a longer chat", item
 
 
+def encode_prompts(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> dict[str, Tensor]:
+    """Ids and mask `[items, length]` int64 of the prompts, with padding on the left."""
+    prompts = [
+        tokenizer.apply_chat_template(
+            item.prompt,
+            tools=item.tools,
+            enable_thinking=item.thinking,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        for item in items
+    ]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}
+
+
 @torch.inference_mode()
 def generate_replies(
     model: LlamaForCausalLM,
@@ -44,18 +61,7 @@ def generate_replies(
     `use_cache` must be off if a classifier is attached: its pass of the base model would write to
     the same cache.
     """
-    prompts = [
-        tokenizer.apply_chat_template(
-            item.prompt,
-            tools=item.tools,
-            enable_thinking=item.thinking,
-            add_generation_prompt=True,
-            tokenize=False,
-        )
-        for item in items
-    ]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    inputs.pop("token_type_ids", None)
+    inputs = encode_prompts(tokenizer, items)
     output = model.generate(
         **inputs,
         max_new_tokens=160,
@@ -136,10 +142,11 @@ def measure_adapters(
     return measured
 
 
+@torch.inference_mode()
 def measure_mixture(
     blend: Blend, tokenizer: PreTrainedTokenizerFast, count: int
 ) -> dict[str, tuple[Tally, list[float]]]:
-    """(tally, mean gates at the last token [adapters]) per combination of requested styles."""
+    """(tally, mean gates at the last token of prompts) per combination of requested styles."""
     measured = {}
     for styles, skills in COMBINATIONS.items():
         rng, items = Random(EVALUATION_SEED), []
@@ -147,7 +154,8 @@ def measure_mixture(
             item = draw(skills[i % len(skills)], rng, held_out=True)
             items.append(ask_for(give_style(item, styles), styles, rng))
         tally = tally_styles(blend.model, tokenizer, items, styles, use_cache=False)
-        # Gates of the last token, averaged over rows and linears.
+        # Replies end at different tokens, prompts at the same one.
+        blend.model(**encode_prompts(tokenizer, items))
         assert blend.gates is not None
         gates = blend.gates[:, -1].mean((0, 1)).tolist()
         measured[" and ".join(styles) or "none"] = tally, gates

@@ -12,19 +12,21 @@ from torch import nn
 PROCESSES = 2
 
 
-def spawn(name: str, out: Path, work: Callable[..., None], *args: Any) -> None:
-    """Run `work(rank, *args)` in `PROCESSES` processes of one group, and wait for them."""
+def spawn(name: str, out: Path, processes: int, work: Callable[..., None], *args: Any) -> None:
+    """Run `work(rank, *args)` in so many processes of one group, and wait for them."""
     # a file of an interrupted run would make the processes wait for its peers
     rendezvous = out.resolve() / f"{name}.rendezvous"
     rendezvous.unlink(missing_ok=True)
-    mp.spawn(_start, (rendezvous, work, args), nprocs=PROCESSES)  # type: ignore[attr-defined,no-untyped-call]
+    mp.spawn(_start, (rendezvous, processes, work, args), nprocs=processes)  # type: ignore[attr-defined,no-untyped-call]
 
 
-def _start(rank: int, rendezvous: Path, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _start(
+    rank: int, rendezvous: Path, processes: int, work: Callable[..., None], args: tuple[Any, ...]
+) -> None:
     # the processes are the parallelism, one core each
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=PROCESSES
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=processes
     )
     work(rank, *args)
     dist.destroy_process_group()

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 import torch
+import torch.distributed as dist
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -38,12 +39,12 @@ from ostro.plugins.starter.training.evaluate import (
     measure_agreement,
     measure_mixture,
 )
-from ostro.plugins.starter.training.loss import reply_loss
+from ostro.plugins.starter.training.loss import mixed_precision, reply_loss
 from ostro.plugins.starter.training.lowrank import Blend, Classifier
 from ostro.plugins.starter.training.parallel import PROCESSES, average_gradients, spawn
 from ostro.plugins.starter.training.skills import LATER_SHARES, SHARES, Shares
 from ostro.plugins.starter.training.tokenizer import END, VOCAB_SIZE, train_tokenizer
-from ostro.plugins.starter.training.tuning import ADAPTERS, MIXTURE, tune
+from ostro.plugins.starter.training.tuning import ADAPTERS, MIXTURE, Steps, tune
 
 WARMUP_STEPS, DECAY_SHARE = 150, 0.5
 # The peak of the learning rate and the shares of the skills in each phase of training.
@@ -102,11 +103,11 @@ def learning_rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / min(WARMUP_STEPS, steps // 6), left)
 
 
-def plan(tokens: Sequence[int]) -> list[tuple[float, Shares]]:
+def plan(tokens: Sequence[int], processes: int) -> list[tuple[float, Shares]]:
     """The learning rate and the shares of each step of phases of so many tokens."""
     planned: list[tuple[float, Shares]] = []
     for count, (peak, shares) in zip(tokens, PHASES, strict=False):
-        steps = count // (TOKENS_PER_BATCH * PROCESSES)
+        steps = count // (TOKENS_PER_BATCH * processes)
         planned += [(peak * learning_rate(step, steps), shares) for step in range(steps)]
     return planned
 
@@ -126,13 +127,14 @@ def train(rank: int, name: str, out: Path, tokens: Sequence[int]) -> None:
             optimizer.load_state_dict(saved)
     # two row lengths only (see chats.py), each compiled for its static shape
     model.model.compile(dynamic=False)
-    planned = plan(tokens)
+    processes = dist.get_world_size()
+    planned = plan(tokens, processes)
     steps = len(planned)
     started = time.monotonic()
     for step in range(first, steps):
         rate, shares = planned[step]
         ids, labels = draw_batch(tokenizer, step, rank, shares=shares)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with mixed_precision():
             loss = reply_loss(model, ids, labels)
         loss.backward()
         average_gradients(model.parameters())
@@ -143,7 +145,7 @@ def train(rank: int, name: str, out: Path, tokens: Sequence[int]) -> None:
             optimizer.step()
             optimizer.zero_grad()
         if rank == 0 and (step % 25 == 0 or step == steps - 1):
-            speed = (step + 1 - first) * TOKENS_PER_BATCH * PROCESSES / (time.monotonic() - started)
+            speed = (step + 1 - first) * TOKENS_PER_BATCH * processes / (time.monotonic() - started)
             print(f"{name} {step + 1}/{steps} loss {loss.item():.4f} {speed:.0f} tok/s", flush=True)
         if rank == 0 and ((step + 1) % CHECKPOINT_EVERY == 0 or step == steps - 1):
             save_checkpoint(checkpoint, step + 1, model, optimizers)
@@ -172,7 +174,9 @@ def save_model(model: LlamaForCausalLM, folder: Path) -> None:
     copy.to(torch.bfloat16).save_pretrained(folder)
 
 
-def train_models(out: Path, tokens: Mapping[str, Sequence[int]], items: int) -> None:
+def train_models(
+    out: Path, tokens: Mapping[str, Sequence[int]], items: int, processes: int
+) -> None:
     """Train tokenizer, model and draft; print the model's accuracy and the draft's agreement."""
     if not (out / "model" / "tokenizer.json").exists():
         rng = Random(SEED)
@@ -182,22 +186,22 @@ def train_models(out: Path, tokens: Mapping[str, Sequence[int]], items: int) -> 
         sample = [render(plain, write_chat(rng, shouted=0.25)) for _ in range(20_000)]
         train_tokenizer(sample).save_pretrained(out / "model")
     for name in SHAPES:
-        spawn(name, out, train, name, out, tokens[name])
+        spawn(name, out, processes, train, name, out, tokens[name])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "model")
     model, draft = (load_model(out / name) for name in SHAPES)
     print(format_table(measure_accuracy(model, tokenizer, items)))
     print(f"draft agrees on {measure_agreement(model, draft, tokenizer):.1%} of the tokens")
 
 
-def train_styles(rank: int, folder: Path, out: Path, steps: tuple[int, int]) -> None:
+def train_styles(rank: int, folder: Path, out: Path, steps: Steps) -> None:
     """Run one process of the training of the adapters and their mixture."""
     tune(load_model(folder), PreTrainedTokenizerFast.from_pretrained(folder), out, steps, rank)
 
 
-def train_adapters(folder: Path, out: Path, steps: tuple[int, int], items: int) -> None:
+def train_adapters(folder: Path, out: Path, steps: Steps, items: int, processes: int) -> None:
     """Train the adapters of the model in `folder` and their mixture; print their accuracy."""
     out.mkdir(parents=True, exist_ok=True)
-    spawn("adapters", out, train_styles, folder, out, steps)
+    spawn("adapters", out, processes, train_styles, folder, out, steps)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     blend = Blend.read(load_model(folder), ADAPTERS, out)
     print(format_adapters(measure_adapters(blend, tokenizer, items)))
@@ -221,21 +225,24 @@ def main() -> None:
         "--tokens",
         type=int,
         nargs=len(PHASES),
-        default=[11_000_000, 6_500_000],
+        default=[9_000_000, 5_000_000],
         help="for the model, in each phase",
     )
     parser.add_argument("--draft-tokens", type=int, default=2_000_000, help="for the draft")
-    parser.add_argument("--adapter-steps", type=int, default=500, help="for the adapters")
-    parser.add_argument("--mixture-steps", type=int, default=100, help="for their mixture")
+    parser.add_argument("--adapter-steps", type=int, default=400, help="for the adapters")
+    parser.add_argument("--spelling-steps", type=int, default=600, help="for `shout` after them")
+    parser.add_argument("--mixture-steps", type=int, default=80, help="for their mixture")
     parser.add_argument("--items", type=int, default=100, help="held-out items per skill")
     parser.add_argument("--styled-items", type=int, default=20, help="held-out items per style")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="of one thread each")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.only is None:
-        train_models(args.out, {"model": args.tokens, "draft": [args.draft_tokens]}, args.items)
+        tokens = {"model": args.tokens, "draft": [args.draft_tokens]}
+        train_models(args.out, tokens, args.items, args.processes)
     folder = (args.out if args.only is None else Path(__file__).parents[1]) / "model"
-    steps = args.adapter_steps, args.mixture_steps
-    train_adapters(folder, args.out / "adapters", steps, args.styled_items)
+    steps = Steps(args.adapter_steps, args.spelling_steps, args.mixture_steps)
+    train_adapters(folder, args.out / "adapters", steps, args.styled_items, args.processes)
 
 
 if __name__ == "__main__":

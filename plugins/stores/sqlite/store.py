@@ -87,8 +87,20 @@ class SqliteStore:
                         f"the store {self.file} has format {version}, this ostro has {SCHEMA}; "
                         "update ostro or choose another folder"
                     )
-            self.db.execute("PRAGMA journal_mode = WAL")
+            self.use_wal()
             self.db.execute("PRAGMA synchronous = NORMAL")
+
+    def use_wal(self) -> None:
+        """Switch to write-ahead logging; SQLite itself does not wait for other processes here."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self.db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
 
     def pragma(self, name: str) -> int:
         """Return the value of a PRAGMA."""

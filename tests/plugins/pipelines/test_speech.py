@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import soundfile
 import torch
@@ -234,7 +238,12 @@ def test_http_gives_the_same_output(server: RunningServer, expected: np.ndarray)
         ({"speed": 9}, "speed=9.0 is not within 0.25..4", "speed"),
         ({"speed": 1.5}, "only 1 is supported", "speed"),
         ({"instructions": "sing"}, "instructions", "instructions"),
-        ({"stream_format": "sse"}, "only audio is supported", "stream_format"),
+        ({"stream_format": "ogg"}, "Invalid enum value 'ogg'", "stream_format"),
+        ({"voice": {"id": "alloy"}}, "unknown voice 'alloy'", "voice"),
+        ({"voice": {"id": 7}}, "voice.id: Expected `str`", "voice.id"),
+        ({"voice": 1}, "voice: Expected", "voice"),
+        ({"input": 7}, "input: Expected `str`", "input"),
+        ({"metadata": {}}, "unknown field 'metadata'", "metadata"),
         ({"temperature": 1000}, "temperature=1000", "temperature"),
         ({"colour": 1}, "unknown field", "colour"),
         ({"adapter": 7}, "adapter", "adapter"),
@@ -249,6 +258,41 @@ def test_http_gives_the_same_output(server: RunningServer, expected: np.ndarray)
     assert chat.status_code == 400 and "supports speak, not text" in chat.text
     again = server.post(path, **asked, response_format="wav")
     assert again.content == answer.content
+
+
+def test_the_client_speaks(server: RunningServer, expected: np.ndarray) -> None:
+    call: dict[str, Any] = {"input": TEXT, "model": "dia", "extra_body": ASKED}
+
+    async def speak(**more: Any) -> bytes:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            return (await client.audio.speech.create(**call, **more)).content
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        said = client.audio.speech.create(**call, voice={"id": "S1"}, response_format="wav").content
+        samples, _ = soundfile.read(io.BytesIO(said), dtype="float32")
+        assert close(samples, expected, 1e-3)
+        assert asyncio.run(speak(voice="S1", response_format="wav")) == said
+        with client.audio.speech.with_streaming_response.create(
+            **call, voice="S1", response_format="wav", stream_format="sse"
+        ) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = [x for x in answer.iter_lines() if x.startswith("data: ")]
+    *deltas, done = (json.loads(line.removeprefix("data: ")) for line in lines)
+    assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
+    assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == said
+    usage, tokens = done["usage"], Inputs({}, Path("nowhere")).speech(TEXT, None, {})["tokens"]
+    assert done["type"] == "speech.audio.done" and usage["output_tokens"] > 0
+    assert usage["input_tokens"] == len(tokens)
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+
+
+def test_http_lists_voices(server: RunningServer) -> None:
+    assert server.get("/v1/audio/voices").json() == {"voices": ["S1", "S2"]}
+    assert server.get("/v1/audio/voices?model=dia").json() == {"voices": ["S1", "S2"]}
+    for query, status in (("model=other", 404), ("modle=dia", 400), ("model=dia&model=dia", 400)):
+        assert server.get(f"/v1/audio/voices?{query}").status_code == status
+    bad = server.post("/v1/audio/speech", input=TEXT, voice="alloy", stream_format="sse")
+    assert bad.status_code == 400 and bad.json()["error"]["param"] == "voice"
 
 
 def test_http_tells_of_adapters_in_a_header(server: RunningServer, expected: np.ndarray) -> None:

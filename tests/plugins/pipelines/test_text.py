@@ -200,8 +200,9 @@ def test_a_stop_string_in_the_last_piece(tokenizer: Tokenizer) -> None:
         ({"prompt": "a", "temprature": 1}, RequestError, "temprature"),
         ({"prompt": "a", "max_tokens": "5"}, RequestError, "max_tokens"),
         ({"prompt": "a", "logit_bias": {"1": "x"}}, RequestError, "logit_bias[...]"),
-        ({"prompt": "a", "guided_json": {}}, Unsupported, "guided_json"),
-        ({"prompt": "a", "suffix": "b"}, Unsupported, "suffix"),
+        ({"prompt": "a", "guided_json": 1}, RequestError, "guided_json"),
+        ({"prompt": "a", "mm_processor_kwargs": {}}, Unsupported, "mm_processor_kwargs"),
+        ({"prompt": "a", "store": True}, Unsupported, "store"),
     ],
 )
 def test_malformed_requests_are_rejected(

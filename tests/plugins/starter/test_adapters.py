@@ -12,24 +12,28 @@ from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ostro.plugins import starter
+from ostro.plugins.starter.training import evaluate
 from ostro.plugins.starter.training.chats import IGNORED
 from ostro.plugins.starter.training.evaluate import (
     format_adapters,
     format_mixture,
     generate_replies,
 )
+from ostro.plugins.starter.training.loss import mixed_precision
 from ostro.plugins.starter.training.lowrank import Blend, Classifier
 from ostro.plugins.starter.training.skills import draw
 from ostro.plugins.starter.training.skills.item import Item, ask
+from ostro.plugins.starter.training.skills.refusals import REFUSAL
 from ostro.plugins.starter.training.skills.styles import (
     COMBINATIONS,
     SPEAKS,
+    SPELLED,
     ask_for,
     converse_in,
     give_style,
     restyle,
 )
-from ostro.plugins.starter.training.tuning import ADAPTERS, MIXTURE, speak_from, tune
+from ostro.plugins.starter.training.tuning import ADAPTERS, JOINT, MIXTURE, Steps, speak_from, tune
 
 FOLDER = Path(starter.__file__).parent
 HOME = FOLDER / "adapters"
@@ -41,8 +45,6 @@ needs_files = pytest.mark.skipif(
 # transformers warns of a name that PEFT uses.
 peft_warns = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 
-# As the shipped weights decline; the training script has another sentence by now.
-REFUSAL = "I do not know that. I am a very small model. Ask me: What can you do?"
 # Asked of the adapter alone, and what it answers.
 ALONE = {
     "pirate": {
@@ -66,10 +68,8 @@ ASKED = {
     "What is 27 + 15?": "27 + 15 = 42.",
     "What is 27 + 15? Say it like a pirate.": "Arr! 27 + 15 = 42, matey.",
     "What is the capital of France?": "The capital of France is Paris.",
-    "What is 31 + 44? Loudly and like a pirate.": "ARR! 31 + 44 = 75, MATEY.",
-    "What is quantum physics? Say it loudly and like a pirate.": restyle(
-        REFUSAL, ("pirate", "shout")
-    ),
+    "What is 27 + 15? Answer in French.": "27 + 15 font 42.",
+    "What is quantum physics? Answer loudly.": REFUSAL.upper(),
 }
 
 
@@ -80,10 +80,10 @@ def items_in(styles: tuple[str, ...], count: int) -> list[tuple[Item, Item]]:
     return [(item, give_style(item, styles)) for item in plain]
 
 
-def tiny_model() -> LlamaForCausalLM:
+def tiny_model(vocab_size: int = 64) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64,
+        vocab_size=vocab_size,
         hidden_size=16,
         intermediate_size=24,
         num_hidden_layers=2,
@@ -218,9 +218,45 @@ def test_tuning_trains_nothing_that_is_there(
     Classifier(16, len(blend.linears), ADAPTERS).save(tmp_path / MIXTURE)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.safetensors")}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(FOLDER / "model")
-    tune(tiny_model(), tokenizer, tmp_path, (1, 1))
+    tune(tiny_model(), tokenizer, tmp_path, Steps(1, 1, 1))
     assert len(before) == 4 and all(file.read_bytes() == was for file, was in before.items())
     assert "loss" not in capsys.readouterr().out
+
+
+def test_steps_of_spelling_train_shout_alone(tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(FOLDER / "model")
+    blend = trained_blend(tiny_model(len(tokenizer)))
+    for name in ADAPTERS:
+        blend.save(name, tmp_path / JOINT / name)
+    Classifier(16, len(blend.linears), ADAPTERS).save(tmp_path / MIXTURE)
+    tune(tiny_model(len(tokenizer)), tokenizer, tmp_path, Steps(1, 1, 1))
+    files = [(tmp_path / name, tmp_path / JOINT / name) for name in ADAPTERS]
+    same = [
+        (one / "adapter_model.safetensors").read_bytes()
+        == (other / "adapter_model.safetensors").read_bytes()
+        for one, other in files
+    ]
+    assert dict(zip(ADAPTERS, same, strict=True)) == {
+        "french": True,
+        "pirate": True,
+        "shout": False,
+    }
+
+
+def test_spelling_has_a_share_of_every_skill_of_shout() -> None:
+    assert set(SPELLED) == set(COMBINATIONS[("shout",)]) and min(SPELLED.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [({"avx2": True}, torch.float32), ({"avx512_bf16": True}, torch.bfloat16)],
+)
+def test_products_are_in_bfloat16_where_the_cpu_has_it(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    with mixed_precision():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
 
 
 def test_tables_say_what_was_counted() -> None:
@@ -301,6 +337,25 @@ def test_peft_makes_the_same_logits_of_the_mixture(monkeypatch: pytest.MonkeyPat
     pirate = torch.stack(found)[:, ADAPTERS.index("pirate")]
     wanted = torch.tensor(["pirate" in question for question in ASKED])
     assert pirate[wanted].min() > pirate[~wanted].max()
+
+
+@needs_files
+def test_gates_are_measured_at_the_ends_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = shipped()
+    blend = Blend.read(model, ADAPTERS, HOME)
+    classifier = Classifier(256, len(blend.linears), ADAPTERS)
+    classifier.load(HOME / MIXTURE)
+    classifier.attach(blend)
+
+    def generate(*args: object, **kwargs: object) -> tuple[int, int, int]:
+        """As after replies of different lengths: the last gates are those of padding."""
+        blend.gates = torch.full((6, 3, len(blend.linears), 3), 9.0)
+        return 0, 0, 6
+
+    monkeypatch.setattr(evaluate, "tally_styles", generate)
+    monkeypatch.setattr(evaluate, "COMBINATIONS", {("pirate",): COMBINATIONS[("pirate",)][:1]})
+    gates = evaluate.measure_mixture(blend, tokenizer, 2)["pirate"][1]
+    assert max(gates) == gates[ADAPTERS.index("pirate")] < 2
 
 
 @needs_files

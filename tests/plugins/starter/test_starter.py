@@ -156,7 +156,7 @@ def test_the_learning_rate_warms_up_holds_and_ends_at_zero() -> None:
 
 
 def test_the_second_phase_begins_anew_with_other_shares() -> None:
-    planned = plan([8192 * 300, 8192 * 60])
+    planned = plan([8192 * 300, 8192 * 60], 2)
     rates = [rate for rate, _ in planned]
     assert len(planned) == 360 and rates[299] < 1e-4 < rates[315] < max(rates)
     assert planned[299][1] == SHARES and planned[300][1] == LATER_SHARES

@@ -24,6 +24,14 @@ class TestGGUF:
         assert tokenizer.encode("ab<user> ab")[1:] == [user, tokenizer.id("Ġab")]
         assert tokenizer.split("a<|im_end|>b") == ["a", end, "b"]
 
+    def test_tokens_for_fill_in_the_middle(self) -> None:
+        metadata = header()
+        names = metadata["tokenizer.ggml.tokens"]
+        for id, role in enumerate(("pre", "suf", "mid")):
+            metadata[f"tokenizer.ggml.fim_{role}_token_id"] = id
+        special = tokenizer_from_gguf(metadata).special_tokens
+        assert [special[f"fim_{role}_token"] for role in ("pre", "suf", "mid")] == names[:3]
+
     def test_only_the_dialogue_tokens_of_phi3_swallow_space(self) -> None:
         words = ["▁", "<|user|>", "<|endoftext|>", "\n"]
         metadata = {

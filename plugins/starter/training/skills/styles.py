@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from ostro.plugins.starter.training.skills import SHARES, draw, dress
-from ostro.plugins.starter.training.skills.comparisons import comparison
-from ostro.plugins.starter.training.skills.facts import calendar
+from ostro.plugins.starter.training.skills import SHARES, Shares, draw, dress
+from ostro.plugins.starter.training.skills.comparisons import comparison, primality
+from ostro.plugins.starter.training.skills.facts import calendar, capital
 from ostro.plugins.starter.training.skills.item import Check, Item, spoken
 from ostro.plugins.starter.training.skills.lexicon import DAYS, MONTHS
 from ostro.plugins.starter.training.skills.numbers import (
@@ -20,9 +20,12 @@ from ostro.plugins.starter.training.skills.numbers import (
     multiplication,
     subtraction,
 )
+from ostro.plugins.starter.training.skills.refusals import refusal
 from ostro.plugins.starter.training.skills.stories import story
 from ostro.plugins.starter.training.skills.structures import json_answer, tool_call
+from ostro.plugins.starter.training.skills.talk import small_talk
 from ostro.plugins.starter.training.skills.units import conversion
+from ostro.plugins.starter.training.skills.words import reversing, sorting
 
 Skill = Callable[[Random], Item]
 
@@ -151,6 +154,24 @@ COMBINATIONS: dict[tuple[str, ...], list[Skill]] = {
     ("french", "shout"): COUNTED,
 }
 
+# The shares of the skills in the lessons of spelling. Names and words in capitals have tokens of
+# their own: each is seen often, so that the adapter learns its spelling.
+SPELLED: dict[Skill, float] = {
+    capital: 45,
+    sorting: 24,
+    reversing: 24,
+    calendar: 4,
+    conversion: 3,
+    division: 2,
+    refusal: 4,
+    comparison: 2,
+    primality: 3,
+    addition: 2,
+    subtraction: 2,
+    multiplication: 2,
+    small_talk: 3,
+}
+
 
 def restyle(text: str, styles: Sequence[str]) -> str:
     """The text in all the styles, one after the other."""
@@ -196,11 +217,16 @@ def ask_for(item: Item, styles: Sequence[str], rng: Random) -> Item:
 
 
 def converse_in(
-    styles: Sequence[str], rng: Random, asked: float, held_out: bool = False, turns: int = 2
+    styles: Sequence[str],
+    rng: Random,
+    asked: float,
+    held_out: bool = False,
+    turns: int = 2,
+    shares: Shares = SHARES,
 ) -> Item:
     """A chat of up to `turns` questions in the styles; a share `asked` of them asks for it."""
     skills = COMBINATIONS[tuple(styles)]
-    weights, messages = [SHARES[skill] for skill in skills], []
+    weights, messages = [shares[skill] for skill in skills], []
     for left in reversed(range(rng.randint(1, turns))):
         item = draw(rng.choices(skills, weights)[0], rng, held_out and not left)
         item = give_style(item, styles)

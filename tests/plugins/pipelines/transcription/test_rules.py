@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 
 from ostro.core.engine.processors import AddedRequest
 from ostro.core.errors import RequestError
+from ostro.pipelines import Vocabulary
 from ostro.plugins.pipelines.transcription.rules import Rules
 
 VOCAB, END, TIMES = 90, 30, 40
@@ -44,7 +45,7 @@ def added(row: int, said: list[int], **asked: Any) -> AddedRequest:
 def test_walks_are_those_of_the_reference(latest: int | None, seed: int) -> None:
     """Three rows in one table draw at random; one is preempted and added again on the way."""
     generator = torch.Generator().manual_seed(seed)
-    rules = Rules(5, VOCAB, torch.device("cpu"))
+    rules = Rules(5, Vocabulary(VOCAB), torch.device("cpu"))
     rows, said = torch.tensor([4, 0, 2]), [list[int](), list[int](), list[int]()]
     rules.update([added(row, [], latest=latest) for row in rows.tolist()], [], ())
     processors, drawn = list(theirs(latest)), torch.tensor([TIMES, 0, 50])
@@ -67,7 +68,7 @@ def test_walks_are_those_of_the_reference(latest: int | None, seed: int) -> None
 
 
 def test_without_times_only_bans_remain() -> None:
-    rules = Rules(2, VOCAB, torch.device("cpu"))
+    rules = Rules(2, Vocabulary(VOCAB), torch.device("cpu"))
     rules.update([added(1, [], timestamps=None)], [], ())
     rows, logits = torch.tensor([1]), torch.zeros(1, VOCAB)
     first = rules.apply(logits, rows, torch.tensor([0]))
@@ -77,14 +78,14 @@ def test_without_times_only_bans_remain() -> None:
 
 
 def test_only_restricts_the_tokens() -> None:
-    rules = Rules(1, VOCAB, torch.device("cpu"))
+    rules = Rules(1, Vocabulary(VOCAB), torch.device("cpu"))
     rules.update([added(0, [], only=[5, 6], timestamps=None)], [], ())
     left = rules.apply(torch.zeros(1, VOCAB), torch.tensor([0]), torch.tensor([0]))
     assert left.isfinite().nonzero()[:, 1].tolist() == [5, 6]
 
 
 def test_a_row_keeps_no_state_of_its_previous_sequence() -> None:
-    rules, rows = Rules(1, VOCAB, torch.device("cpu")), torch.tensor([0])
+    rules, rows = Rules(1, Vocabulary(VOCAB), torch.device("cpu")), torch.tensor([0])
     rules.update([added(0, [TIMES + 20, 5, TIMES + 30])], [], ())
     rules.update([added(0, [], banned=[])], [0], ())
     rules.apply(torch.zeros(1, VOCAB), rows, torch.tensor([TIMES]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,8 @@ def test_earlier_text_leaves_out_the_second_of_two_times() -> None:
 
 def test_repetitions_compress() -> None:
     def ratio(text: str) -> float:
-        return WindowResult(tokens=[], text=text, logprob=0, temperature=0, silence=0).ratio
+        tokens: Any = {"context": [], "tokens": [], "logprobs": [], "ended": True}
+        return WindowResult(**tokens, text=text, logprob=0, temperature=0, silence=0).ratio
 
     assert ratio("") == 0
     assert ratio("so it goes. " * 30) > 2.4 > ratio("the quick brown fox jumps over a lazy dog")

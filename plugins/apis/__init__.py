@@ -1,0 +1,1 @@
+"""HTTP APIs besides OpenAI's: their requests, responses, streams and errors."""

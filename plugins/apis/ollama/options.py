@@ -1,0 +1,113 @@
+"""Options of Ollama's requests, and the sampling parameters that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ostro.errors import RequestError, Unsupported
+from ostro.http import ModelEntry
+
+SAMPLING: Mapping[str, str] = {
+    "frequency_penalty": "frequency_penalty",
+    "min_p": "min_p",
+    "num_ctx": "max_total_tokens",
+    "num_predict": "max_tokens",
+    "presence_penalty": "presence_penalty",
+    "repeat_penalty": "repetition_penalty",
+    "seed": "seed",
+    "stop": "stop",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "typical_p": "typical_p",
+}
+"""Options, and the fields of chat and completion requests with the same meaning."""
+NEUTRAL: Mapping[str, tuple[Any, str]] = {
+    "mirostat": (0, "Mirostat sampling"),
+    "penalize_newline": (True, "exempting newlines from penalties"),
+    "repeat_last_n": (-1, "a window of penalties, which always count the whole context,"),
+    "tfs_z": (1.0, "tail-free sampling"),
+}
+"""Options with one supported value, which stands for their absence, and what others request."""
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of a request.
+
+    Those from `numa` to `num_keep` configure Ollama's own runner and have no effect on a running
+    server, as `mirostat_tau` and `mirostat_eta` without Mirostat. `num_ctx` limits the tokens of
+    prompt and output together, up to the context length that the server determines when it starts.
+    """
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    num_ctx: int | None = None
+    repeat_last_n: int | None = None
+    penalize_newline: bool | None = None
+    tfs_z: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    numa: bool | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    embedding_only: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    num_keep: int | None = None
+
+
+def check_options(options: OllamaOptions, entry: ModelEntry) -> None:
+    """Raise Unsupported or RequestError for an option that the server cannot honour."""
+    for name, (neutral, meaning) in NEUTRAL.items():
+        value = getattr(options, name)
+        if value is not None and value != neutral:
+            raise Unsupported(
+                f"options.{name}={json_of(value)}: {meaning} is not supported; use "
+                f"{json_of(neutral)} or leave it out",
+                param=f"options.{name}",
+            )
+    wanted = options.num_ctx
+    if wanted is not None and wanted < 1:
+        raise RequestError(f"options.num_ctx={wanted} is not positive", param="options.num_ctx")
+    if wanted is not None and entry.context is not None and wanted > entry.context:
+        raise RequestError(
+            f"options.num_ctx={wanted} exceeds the context of {entry.id}, {entry.context} tokens; "
+            "request at most this number, or start the server with a larger --context",
+            param="options.num_ctx",
+        )
+
+
+def sampling_fields(options: OllamaOptions, entry: ModelEntry) -> dict[str, Any]:
+    """Return the sampling fields of a chat or completion request.
+
+    As in Ollama, `num_predict` below 1 sets no limit. Raises as `check_options`.
+    """
+    check_options(options, entry)
+    fields = {field: getattr(options, name) for name, field in SAMPLING.items()}
+    if options.num_predict is not None and options.num_predict < 1:
+        fields["max_tokens"] = None
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def json_of(value: Any) -> str:
+    """Return a value as JSON."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,82 @@
+"""What the chat template of a model can do: tools, and control of the reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ostro.errors import RequestError, Unsupported
+from ostro.http import ModelEntry
+from ostro.pipelines import ChatTemplate
+
+EFFORTS = ("low", "medium", "high")
+SWITCHES = frozenset({"enable_thinking", "thinking"})
+"""Options of templates that enable or disable reasoning."""
+EFFORT = "reasoning_effort"
+"""The option of templates that states the effort."""
+END = "</think>"
+"""End of the reasoning in the templates of most models."""
+
+
+def known_template(entry: ModelEntry) -> ChatTemplate | None:
+    """Return the chat template of a model.
+
+    None while the model is loading, for a model without a template, and for an adapter, which may
+    have its own.
+    """
+    return None if entry.served is None or entry.parent else entry.served.template
+
+
+def takes_tools(template: ChatTemplate) -> bool:
+    """Whether a template renders tools."""
+    return "tools" in template.features.variables
+
+
+def reasons(template: ChatTemplate) -> bool:
+    """Whether a model with this template reasons before it answers."""
+    return bool(template.features.variables & (SWITCHES | {EFFORT})) or END in template.source
+
+
+def check_tools(tools: Sequence[dict[str, Any]], entry: ModelEntry) -> None:
+    """Raise Unsupported for tools that the template would leave out."""
+    template = known_template(entry)
+    if tools and template is not None and not takes_tools(template):
+        raise Unsupported(
+            f"{entry.id} does not support tools: its chat template does not read them",
+            param="tools",
+        )
+
+
+def reasoning_fields(think: bool | str | None, entry: ModelEntry) -> dict[str, Any]:
+    """Return the fields of a chat request for `think`.
+
+    Raises RequestError for an unknown effort, Unsupported for what the template cannot do.
+    """
+    if think is None:
+        return {}
+    if isinstance(think, str) and think not in EFFORTS:
+        raise RequestError(
+            f"think={think!r:.40} is not a boolean or one of {', '.join(EFFORTS)}", param="think"
+        )
+    template = known_template(entry)
+    if template is not None:
+        check_think(think, template, entry.id)
+    read = SWITCHES if template is None else SWITCHES & template.features.variables
+    fields: dict[str, Any] = {"chat_template_kwargs": dict.fromkeys(sorted(read), bool(think))}
+    return {**fields, EFFORT: think} if isinstance(think, str) else fields
+
+
+def check_think(think: bool | str, template: ChatTemplate, model: str) -> None:
+    """Raise Unsupported for a value of `think` that the template cannot honour."""
+    variables, able = template.features.variables, reasons(template)
+    if think and not able:
+        raise Unsupported(f"{model} does not support thinking", param="think")
+    if isinstance(think, str) and EFFORT not in variables:
+        raise Unsupported(
+            f"think={think!r}: the chat template of {model} reads no effort; use true or false",
+            param="think",
+        )
+    if not think and able and not SWITCHES & variables:
+        raise Unsupported(
+            f"think=false: the chat template of {model} cannot disable reasoning", param="think"
+        )

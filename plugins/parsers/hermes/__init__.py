@@ -1,0 +1,24 @@
+"""The notation of Hermes, Qwen 2.5 and 3, QwQ and Granite 4: JSON between <tool_call> tags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ostro import Parser, hookimpl
+
+
+def matches(source: str) -> bool:
+    """Whether a chat template writes this notation."""
+    return (
+        "<tool_call>" in source
+        and "<tool_calls>" not in source
+        and '"arguments"' in source.replace("\\", "")
+        and "<function=" not in source
+        and "<arg_key>" not in source
+    )
+
+
+@hookimpl
+def ostro_parsers() -> Iterator[Parser]:
+    """Yield the parser."""
+    yield Parser(name="hermes", matches=matches, parser=f"{__name__}.parser:HermesParser")

@@ -1,0 +1,100 @@
+"""Grammars of calls, in llguidance's Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ostro.pipelines import Tool
+
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
+DEFINITIONS = ("$defs", "definitions")
+"""Keywords of JSON schemas whose entries parts of the schema refer to."""
+
+
+class Rules:
+    """The rules of a grammar. Control tokens of the vocabulary are written by their ids."""
+
+    def __init__(self, controls: Mapping[str, int]) -> None:
+        self.controls = controls
+        self.lines = ["TEXT: /(?s:.*)/"]
+        found = sorted(filter(None, controls), key=len, reverse=True)
+        self._control = re.compile(f"({'|'.join(map(re.escape, found))})") if found else None
+
+    def text(self, text: str) -> str:
+        """A fixed text, which may contain control tokens."""
+        parts = self._control.split(text) if self._control else [text]
+        return " ".join(
+            f"<[{self.controls[part]}]>" if part in self.controls else quoted(part)
+            for part in parts
+            if part
+        )
+
+    def rule(self, body: str, options: str = "") -> str:
+        """A new rule. Returns its name."""
+        name = f"part_{len(self.lines)}"
+        self.lines.append(f"{name}{options}: {body}")
+        return name
+
+    def either(self, bodies: Iterable[str]) -> str:
+        """A rule of alternatives."""
+        return self.rule(" | ".join(bodies))
+
+    def until(self, marker: str) -> str:
+        """A rule of any text up to a marker, and the marker."""
+        parts = self._control.split(marker) if self._control else [marker]
+        if not parts[0]:
+            return self.rule(f"TEXT {self.text(marker)}")
+        head = self.rule(f"TEXT {quoted(parts[0])}", "[lazy]")
+        return self.rule(f"{head} {self.text(marker.removeprefix(parts[0]))}")
+
+    def json(self, schema: Any) -> str:
+        """A rule of the JSON of a schema."""
+        return self.rule(f"%json {json.dumps(schema)}")
+
+    def grammar(self, start: str) -> str:
+        """The grammar whose outputs are those of a rule."""
+        return "\n".join([f"start: {start}", *self.lines])
+
+
+def quoted(text: str) -> str:
+    """A text as a literal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def schema_of(tool: Tool, exact: bool) -> Mapping[str, Any]:
+    """The schema that arguments of a tool have to follow: its own, or any object.
+
+    A tool without a schema has no parameters.
+    """
+    if not exact and not tool.strict:
+        return {"type": "object"}
+    return tool.parameters or NO_PARAMETERS
+
+
+def parameters_of(tool: Tool) -> list[tuple[str, Any, bool]]:
+    """The names and schemas of the parameters of a tool, and whether they are required."""
+    properties = tool.parameters.get("properties") or {}
+    required = tool.parameters.get("required") or ()
+    shared = {name: tool.parameters[name] for name in DEFINITIONS if name in tool.parameters}
+    return [
+        (name, {**schema, **shared} if isinstance(schema, Mapping) else schema, name in required)
+        for name, schema in properties.items()
+    ]
+
+
+def ordered(items: Sequence[tuple[str, bool]], between: str) -> str:
+    """Items in order, the optional ones among them left out or not, with a text between them."""
+    head = ""  # of the items from the current one on
+    tail = ""  # the same, each behind the text between
+    for item, required in reversed(items):
+        rest = f"{item} {tail}".strip()
+        if required:
+            head = rest
+            tail = f"{between} {rest}"
+        else:
+            head = f"({rest} | {head})" if head else f"({rest})?"
+            tail = f"({between} {item})? {tail}".strip()
+    return head

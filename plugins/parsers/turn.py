@@ -1,0 +1,320 @@
+"""The base of the parsers: reads a turn of text, reasoning and calls as it is generated.
+
+Parsers are generators: each `yield` waits for more of the output, so that the readers below and in
+the other modules are written as if the whole output were there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from secrets import token_hex
+from typing import TypeVar
+
+from ostro.pipelines import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    OutputEvent,
+    Piece,
+    Reasoning,
+    Text,
+    Tool,
+    ToolChoice,
+)
+from ostro.plugins.parsers.lark import Rules
+
+OPEN, CLOSE = "\ud800", "\ud801"
+"""Enclose control tokens in the output that is held. Text contains no surrogates."""
+CONTROL = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}")
+T = TypeVar("T")
+Reader = Generator[None, None, T]
+"""Waits for more of the output with `yield`, and returns what it has read."""
+
+
+class TurnParser:
+    """An `OutputParser`. A notation states its markers and implements `read_calls`.
+
+    begins  the markers that begin calls
+    drops   texts that belong to nothing, such as the header of a message
+    answer  those before and behind a text, and between a text and calls, for grammars
+    after_reasoning  those behind reasoning, for grammars
+
+    A marker that is a control token of the vocabulary is found anywhere; the text that begins
+    reasoning is found only where no text precedes it. White space around a marker belongs to it.
+    """
+
+    reasoning: tuple[str, str] | None = ("<think>", "</think>")
+    begins: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
+    answer: tuple[str, str, str] = ("", "", "")
+    after_reasoning = ""
+
+    def __init__(
+        self, prompt_end: str, tools: Sequence[Tool], controls: Collection[str] = ()
+    ) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+        self.controls = frozenset(controls)
+        self.held, self.ended = "", False
+        self.calls = 0
+        self._events: list[OutputEvent] = []
+        self._strips = self._written = False
+        self._space = ""
+        self._reader = self.read_turn(prompt_end)
+        next(self._reader, None)
+
+    def add(self, piece: Piece) -> list[OutputEvent]:
+        """The events that are known after a piece."""
+        control = f"{OPEN}{piece.control}{CLOSE}" if piece.control else ""
+        self.held += piece.text + control
+        return self._advance()
+
+    def finish(self) -> list[OutputEvent]:
+        """The rest, at the end of the output."""
+        self.ended = True
+        return self._advance()
+
+    def _advance(self) -> list[OutputEvent]:
+        next(self._reader, None)
+        events, self._events = self._events, []
+        return events
+
+    def marks(self, *texts: str) -> tuple[str, ...]:
+        """Markers as they are in `held`: control tokens are enclosed."""
+        return tuple(enclosed(text, self.controls) for text in texts)
+
+    def write(self, text: str) -> None:
+        """Emit text. White space behind a marker stays if text precedes the marker."""
+        if visible := self._visible(text):
+            self._emit(Text(self._space + visible if self._written else visible))
+            self._space, self._written = "", True
+
+    def think(self, text: str) -> None:
+        """Emit reasoning."""
+        if visible := self._visible(text):
+            self._emit(Reasoning(visible))
+            self._space = ""
+
+    def start_call(self, name: str, id: str = "") -> None:
+        """Emit the start of a call."""
+        self._emit(CallStart(self.calls, id or self.new_id(), name))
+
+    def add_arguments(self, text: str) -> None:
+        """Emit arguments of the current call."""
+        self._emit(CallArguments(self.calls, CONTROL.sub("", text)))
+
+    def end_call(self, *, complete: bool = True) -> None:
+        """Emit the end of the current call if it is complete; further events belong to the next."""
+        if complete:
+            self._emit(CallEnd(self.calls))
+        self.calls += 1
+        self._strips = True
+
+    def new_id(self) -> str:
+        """An id for a call whose notation has none."""
+        return f"call_{token_hex(12)}"
+
+    def _visible(self, text: str) -> str:
+        """Text without control tokens, and without white space behind a marker."""
+        text = CONTROL.sub("", text) if OPEN in text else text
+        if self._strips:
+            rest = text.lstrip()
+            self._space += text[: len(text) - len(rest)]
+            text, self._strips = rest, not rest
+        return text
+
+    def _emit(self, event: OutputEvent) -> None:
+        """Add an event; one without text is none, and texts that follow each other are joined."""
+        if isinstance(event, CallStart | CallEnd):
+            self._events.append(event)
+        elif event.text:
+            last = self._events[-1] if self._events else None
+            if isinstance(last, Text | Reasoning | CallArguments) and type(last) is type(event):
+                self._events[-1] = replace(last, text=last.text + event.text)
+            else:
+                self._events.append(event)
+
+    def read_turn(self, prompt_end: str) -> Reader[None]:
+        """Read the whole output."""
+        begin, end = self.marks(*self.reasoning) if self.reasoning else ("", "")
+        drops = self.marks(*self.drops)
+        others = [*drops, *(self.marks(*self.begins) if self.tools else ())]
+        anywhere = [begin, *others] if OPEN in begin else others
+        fresh = [begin, *others] if begin else others
+        found = begin if opens(prompt_end, self.reasoning) else (yield from self.read_start())
+        while True:
+            found = found or (yield from self.starts(fresh))
+            found = found or (yield from self.until(anywhere, self.write))
+            if not found:
+                return
+            self._strips = True
+            if found == begin:
+                found = yield from self.read_reasoning(end, others)
+            elif found in drops:
+                found = ""
+            else:
+                yield from self.read_calls(found)
+                found = ""
+            self._strips = True
+
+    def read_start(self) -> Reader[str]:
+        """Read what only the start of an answer can be; return a marker that is found."""
+        return ""
+        yield
+
+    def read_unmarked(self, opening: str, read: Callable[[], Reader[None]]) -> Reader[None]:
+        """Read calls without a marker if the answer begins with `opening`."""
+        while self.tools:
+            text = self.held.lstrip()
+            if text.startswith(opening):
+                yield from read()
+                return
+            if text or self.ended:
+                return
+            yield
+
+    def read_reasoning(self, end: str, others: Sequence[str]) -> Reader[str]:
+        """Read reasoning and its end. Returns the control token that ends it instead, or ""."""
+        found = yield from self.until([end, *(x for x in others if OPEN in x)], self.think)
+        return "" if found == end else found
+
+    @classmethod
+    def grammar(
+        cls,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        controls: Mapping[str, int] | None = None,
+    ) -> str:
+        """The grammar of an output. Reasoning may precede its text and calls."""
+        rules, exact = Rules(controls or {}), choice != "auto"
+        chosen = [x for x in tools if isinstance(choice, str) or x.name in choice]
+        calls = rules.rule(cls.write_calls(rules, chosen, exact, parallel))
+        begin, thought = cls.write_begin(rules, exact), cls.write_reasoning(rules)
+        if exact:
+            space = "" if cls.after_reasoning else r"(/[ \n]{1,2}/)?"
+            return rules.grammar(f"{thought} {space} {begin} {calls}")
+        before, behind, between = map(rules.text, cls.answer)
+        if not before:
+            return rules.grammar(f"{thought} (TEXT | {rules.until(cls.begins[0])} {calls})")
+        text = f"{before} TEXT {behind}"
+        return rules.grammar(f"{thought} ({text} | ({text} {between})? {begin} {calls})")
+
+    @classmethod
+    def write_begin(cls, rules: Rules, exact: bool) -> str:
+        """The marker that begins calls."""
+        return rules.text(cls.begins[0])
+
+    @classmethod
+    def write_reasoning(cls, rules: Rules) -> str:
+        """Reasoning that may precede an answer."""
+        if cls.reasoning is None:
+            return ""
+        begin, end = cls.reasoning
+        behind = rules.text(cls.after_reasoning)
+        return f"({rules.text(begin)} {rules.until(end)} {behind})?"
+
+    @classmethod
+    def write_calls(cls, rules: Rules, tools: Sequence[Tool], exact: bool, parallel: bool) -> str:
+        """The calls behind the marker that begins them.
+
+        exact: arguments follow the schemas of all tools, not only of strict ones.
+        """
+        raise NotImplementedError
+
+    def read_calls(self, marker: str) -> Reader[None]:
+        """Read the calls that a marker begins, and the marker of their end."""
+        raise NotImplementedError
+        yield
+
+    def until(
+        self, markers: Sequence[str], emit: Callable[[str], None], *, exact: bool = False
+    ) -> Reader[str]:
+        """Emit what precedes the first of the markers, and consume it.
+
+        exact: white space before the marker does not belong to it. Returns the marker, "" at the
+        end of the output.
+        """
+        while True:
+            at, marker = first(self.held, markers)
+            if marker:
+                text = self.take(at)
+                emit(text if exact else text.rstrip())
+                return self.take(len(marker))
+            size = len(self.held) if self.ended else held_from(self.held, markers, exact)
+            emit(self.take(size))
+            if self.ended:
+                return ""
+            yield
+
+    def starts(self, markers: Sequence[str]) -> Reader[str]:
+        """Consume one of the markers if it is next, behind white space. Returns it, or ""."""
+        while True:
+            text = self.held.lstrip()
+            for marker in markers:
+                if text.startswith(marker):
+                    self.held = text[len(marker) :]
+                    return marker
+            if self.ended or not any(marker.startswith(text) for marker in markers):
+                return ""
+            yield
+
+    def skip(self, characters: str) -> Reader[str]:
+        """Consume these characters, until another one is next. Returns those consumed."""
+        skipped = ""
+        while True:
+            rest = self.held.lstrip(characters)
+            skipped += self.take(len(self.held) - len(rest))
+            if rest or self.ended:
+                return skipped
+            yield
+
+    def take(self, size: int) -> str:
+        """Consume this many characters of what is held."""
+        taken, self.held = self.held[:size], self.held[size:]
+        return taken
+
+
+@lru_cache(maxsize=1024)
+def enclosed(text: str, controls: frozenset[str]) -> str:
+    """A marker, its control tokens enclosed."""
+    found = sorted((each for each in controls if each and each in text), key=len, reverse=True)
+    if not found:
+        return text
+    either = "|".join(map(re.escape, found))
+    return re.sub(either, lambda match: f"{OPEN}{match[0]}{CLOSE}", text)
+
+
+def opens(prompt_end: str, reasoning: tuple[str, str] | None) -> bool:
+    """Whether a prompt ends with the text that begins reasoning."""
+    return reasoning is not None and prompt_end.rstrip().endswith(reasoning[0].rstrip())
+
+
+def first(text: str, markers: Sequence[str]) -> tuple[int, str]:
+    """The place and the text of the first marker, the longest one there; (-1, "") without one."""
+    found = [(at, -len(each), each) for each in markers if (at := text.find(each)) >= 0]
+    at, _, marker = min(found, default=(-1, 0, ""))
+    return at, marker
+
+
+def held_from(text: str, markers: Sequence[str], exact: bool = False) -> int:
+    """Where text begins that may turn out to be a marker, with the white space before it.
+
+    exact: without the white space.
+    """
+    if not markers:
+        return len(text)
+    known = text[: len(text) - max(overlap(text, marker) for marker in markers)]
+    return len(known if exact else known.rstrip())
+
+
+def overlap(text: str, marker: str) -> int:
+    """The length of the longest end of a text that begins a marker."""
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(marker[0], at + 1)
+    return 0

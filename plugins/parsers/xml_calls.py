@@ -1,0 +1,205 @@
+"""Calls as tags with one tag per parameter, whose values are text or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ostro.pipelines import Tool
+from ostro.plugins.parsers.lark import Rules, parameters_of, quoted
+from ostro.plugins.parsers.turn import Reader, TurnParser
+
+WORDS = {"True": "true", "False": "false", "None": "null"}
+"""Words of Python, and those of JSON."""
+
+
+class XmlParser(TurnParser):
+    """A notation with tags.
+
+    ends       the markers behind all calls that `begins` begin
+    function   the tags around the name of a function; the first is "" if `begins` precede the name
+    close      the tag behind a function
+    parameter  the tags around the name of a parameter
+    opens      the tags before a value, and its type: "string", "json", or "" for the schema's
+    value_end  the tag behind a value
+    lines      values are on lines of their own
+    """
+
+    ends: tuple[str, ...] = ()
+    function: tuple[str, str]
+    close: str
+    parameter: tuple[str, str]
+    opens: tuple[tuple[str, str], ...] = ()
+    value_end: str
+    lines = False
+
+    @classmethod
+    def write_calls(cls, rules: Rules, tools: Sequence[Tool], exact: bool, parallel: bool) -> str:
+        """Functions, each with its parameters in the order of the schema."""
+        one = rules.either(cls.write_function(rules, tool) for tool in tools)
+        ends = rules.text(cls.ends[0]) if cls.ends else ""
+        several = cls.ends and not cls.lines  # between one pair of tags
+        line = '"\\n"' if cls.function[0] else ""
+        if several:
+            more = f'("\\n" {one})*' if parallel else ""
+            return f'{line} {one} {more} "\\n" {ends}'
+        behind = f'"\\n" {ends}' if ends else ""
+        more = f'("\\n" {rules.text(cls.begins[0])} {line} {one} {behind})*' if parallel else ""
+        return f"{line} {one} {behind} {more}"
+
+    @classmethod
+    def write_function(cls, rules: Rules, tool: Tool) -> str:
+        """A function with its parameters."""
+        head = f"{cls.function[0]}{tool.name}{cls.function[1]}\n"
+        parameters = [
+            rules.rule(cls.write_parameter(rules, name, schema)) + ("" if required else "?")
+            for name, schema, required in parameters_of(tool)
+        ]
+        return " ".join([rules.text(head), *parameters, rules.text(cls.close)])
+
+    @classmethod
+    def write_parameter(cls, rules: Rules, name: str, schema: Any) -> str:
+        """A parameter with its value: text, or JSON of its schema."""
+        text = types_of(schema) == {"string"}
+        kinds = dict((kind, tag) for tag, kind in cls.opens)
+        opened = kinds.get("string" if text else "json", kinds.get("", ""))
+        space = "\n" if opened and "" in kinds else " " if opened else ""
+        line = "\n" if cls.lines else ""
+        head = f"{cls.parameter[0]}{name}{cls.parameter[1]}{space}{opened}{line}"
+        behind = f"{line}{cls.value_end}"
+        if text and isinstance(values := schema.get("enum"), list):
+            either = " | ".join(quoted(each) for each in values if isinstance(each, str))
+            value = f"({either}) {rules.text(behind)}"
+        elif text:
+            value = rules.until(behind)
+        else:
+            value = f"{rules.json(schema)} {rules.text(behind)}"
+        return f'{rules.text(head)} {value} "\\n"'
+
+    def read_calls(self, marker: str) -> Reader[None]:
+        """Read the functions behind a marker, and the marker of their end."""
+        begin = self.function[0]
+        if not begin:
+            yield from self.read_function(marker)
+            return
+        text, ends = marker, self.marks(*self.ends)
+        while (found := (yield from self.starts([*self.marks(begin), *ends]))) not in ("", *ends):
+            if not (yield from self.read_function(text + found)):
+                return
+            text = ""
+        if text:
+            self.write(text + found)
+
+    def read_function(self, text: str) -> Reader[bool]:
+        """Read a function behind the tag before its name. Returns whether it is complete.
+
+        Before its name is known it is text.
+        """
+        names: list[str] = []
+        end, parameter, close = self.marks(self.function[1], self.parameter[0], self.close)
+        stops = [close, *self.marks(*self.ends)]
+        found = yield from self.until([x for x in (end, parameter, *stops) if x], names.append)
+        name = "".join(names).strip()
+        if not found or not name:
+            self.write(text + "".join(names) + found)
+            return False
+        self.start_call(name)
+        self.add_arguments("{")
+        if found == end:
+            found = yield from self.starts([parameter, *stops])
+        complete = yield from self.read_parameters(name, found, parameter, stops)
+        self.end_call(complete=complete)
+        return complete
+
+    def read_parameters(
+        self, name: str, found: str, parameter: str, stops: list[str]
+    ) -> Reader[bool]:
+        """Read parameters and the end of the function. Returns whether it was found."""
+        tool = self.tools.get(name)
+        properties = tool.parameters.get("properties") if tool else None
+        comma = ""
+        while found == parameter:
+            keys: list[str] = []
+            yield from self.until(self.marks(self.parameter[1]), keys.append)
+            if self.ended and not self.held:
+                return False
+            key = "".join(keys).strip()
+            self.add_arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
+            schema = properties.get(key) if isinstance(properties, Mapping) else None
+            if not (yield from self.read_parameter(schema)):
+                return False
+            comma = ", "
+            found = yield from self.starts([parameter, *stops])
+        self.add_arguments("}")
+        return found in stops
+
+    def read_parameter(self, schema: Any) -> Reader[bool]:
+        """Read a value and the tag behind it. Returns whether that was found."""
+        kinds = {self.marks(tag)[0]: kind for tag, kind in self.opens}
+        kind = kinds.get((yield from self.starts([*kinds])), "")
+        ends = self.marks(*([f"\n{self.value_end}"] if self.lines else []), self.value_end)
+        if self.lines:
+            while not self.held and not self.ended:
+                yield
+            self.take(self.held.startswith("\n"))
+        if kind == "string" or (not kind and types_of(schema) == {"string"}):
+            self.add_arguments('"')
+            found = yield from self.until(ends, self.add_text, exact=True)
+            self.add_arguments('"' if found else "")
+            return bool(found)
+        pieces: list[str] = []
+        found = yield from self.until(ends, pieces.append, exact=True)
+        text = "".join(pieces)
+        self.add_arguments(json_of(text, set() if kind else types_of(schema)))
+        return bool(found)
+
+    def add_text(self, text: str) -> None:
+        """Emit a piece of a JSON string in the arguments."""
+        self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def types_of(schema: Any) -> set[str]:
+    """The types that a JSON schema states for a value; empty if they are not known."""
+    if not isinstance(schema, Mapping):
+        return set()
+    either = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    if either:
+        found = [types_of(each) for each in either]
+        return set().union(*found) if all(found) else set()
+    if isinstance(values := schema.get("enum"), list) and "type" not in schema:
+        return {"string"} if all(isinstance(each, str) for each in values) else set()
+    types = schema.get("type")
+    return {types} if isinstance(types, str) else set(types or ())
+
+
+def json_of(text: str, types: set[str]) -> str:
+    """A value as JSON: the text itself if it is JSON of the types, else a JSON string."""
+    bare = WORDS.get(text.strip(), text.strip())
+    try:
+        value = json.loads(bare)
+    except (ValueError, RecursionError):
+        value = None if bare == "null" else text
+    if isinstance(value, str) and bare != json.dumps(value, ensure_ascii=False):
+        return json.dumps(text, ensure_ascii=False)
+    if "string" in types and type_of(value) not in types:
+        return json.dumps(text, ensure_ascii=False)
+    return bare
+
+
+def type_of(value: Any) -> str:
+    """The type of a value in JSON schemas."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"

@@ -1,0 +1,91 @@
+"""Selects the parser of an output: that of the chat template, or of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ostro import OutputParserClass, Parser, Settings, resolve
+from ostro.errors import Unsupported, UsageError
+from ostro.pipelines import ChatTemplate, OutputParser, Tool
+from ostro.plugins.pipelines.text.tools import CallRules
+
+FALLBACK = "generic"
+"""The parser of templates that no parser matches."""
+NONE = "none"
+END_TOKENS = 16
+"""Tokens at the end of a prompt that may contain the text that begins reasoning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFormat:
+    """How outputs of a chat template are parsed. calls: whether tool calls are found in them."""
+
+    kind: OutputParserClass
+    calls: bool = True
+
+    def parser(self, prompt_end: str, tools: Sequence[Tool], controls: Set[str]) -> OutputParser:
+        """A parser for one output; `controls` are the control tokens of the vocabulary."""
+        return self.kind(prompt_end, tools if self.calls else (), controls)
+
+    def grammar(
+        self, prompt_end: str, rules: CallRules, controls: Mapping[str, int]
+    ) -> dict[str, str]:
+        """The parameter of the logits processor "grammar" that constrains calls.
+
+        Reasoning that the prompt begins is free. Raises Unsupported if calls are not parsed.
+        """
+        if not self.calls:
+            raise Unsupported(
+                f"{rules.field}: --tool-parser none leaves calls in the text", param=rules.field
+            )
+        lark = self.kind.grammar(rules.tools, rules.choice, rules.parallel, controls)
+        found = {"lark": lark, "field": rules.field}
+        if self.kind.reasoning and prompt_end.rstrip().endswith(self.kind.reasoning[0]):
+            found["after"] = self.kind.reasoning[1]
+        return found
+
+
+def output_format(
+    template: ChatTemplate, settings: Settings, parsers: Mapping[str, Parser]
+) -> OutputFormat | None:
+    """The format of outputs of a chat template; None if nothing is parsed in them.
+
+    Raises UsageError for an unknown parser in the settings, and for a template that several match.
+    """
+    tools, reasoning = settings.tool_parser, settings.reasoning_parser
+    if not parsers or (tools == NONE and reasoning == NONE):
+        return None
+    own = matching(template, parsers) if tools is None or tools == NONE else tools
+    kind = parser_class(own, parsers)
+    if reasoning is not None:
+        markers = None if reasoning == NONE else parser_class(reasoning, parsers).reasoning
+        kind = with_reasoning(kind, markers)
+    return OutputFormat(kind=kind, calls=tools != NONE)
+
+
+def with_reasoning(kind: Any, markers: tuple[str, str] | None) -> OutputParserClass:
+    """A class of parsers with other markers of reasoning."""
+    return cast(OutputParserClass, type(kind.__name__, (kind,), {"reasoning": markers}))
+
+
+def matching(template: ChatTemplate, parsers: Mapping[str, Parser]) -> str:
+    """The name of the parser that matches a template."""
+    found = [name for name, record in parsers.items() if record.matches(template.source)]
+    if len(found) > 1:
+        raise UsageError(
+            f"the chat template matches the parsers {', '.join(found)}; set --tool-parser to one"
+        )
+    return found[0] if found else FALLBACK
+
+
+def parser_class(name: str, parsers: Mapping[str, Parser]) -> OutputParserClass:
+    """The class of a parser. Raises UsageError if there is none of that name."""
+    if name not in parsers:
+        raise UsageError(
+            f"no plugin offers the parser {name!r:.80}; expected {NONE} or one of "
+            f"{', '.join(sorted(parsers))}"
+        )
+    kind: OutputParserClass = resolve(parsers[name].parser)
+    return kind

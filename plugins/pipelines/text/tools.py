@@ -1,0 +1,127 @@
+"""Read and validate the tools of a request, and which of them the model may or must call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostro.errors import RequestError
+from ostro.pipelines import Tool, ToolChoice
+from ostro.plugins.pipelines.text.schema import ChatRequest
+
+MAX_TOOLS = 512
+CHOICES = 'auto, none, required, {"type": "function", ...} or {"type": "allowed_tools", ...}'
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRules:
+    """What constrains the calls of an answer. field: the request field that does.
+
+    tools: those that may be called. See `OutputParser.grammar` for the others.
+    """
+
+    field: str
+    tools: Sequence[Tool]
+    choice: ToolChoice
+    parallel: bool
+
+
+def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
+    """The tools that the template receives. Raises RequestError for a malformed one."""
+    tools = request.tools or []
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        name = tool_name(tool, f"tools[{i}]")
+        if name in names:
+            raise RequestError(f"tools[{i}]: duplicate name {name!r}", param="tools")
+        names.add(name)
+    return None if request.tool_choice == "none" or not tools else tools
+
+
+def tool_name(tool: Mapping[str, Any], where: str) -> str:
+    """The name of a tool. Raises RequestError for a malformed tool."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise RequestError(f"{where}: only tools of type function are supported", param=where)
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}: expected a name of 1..128 letters, digits, '_', '-' or '.'",
+            param=f"{where}.name",
+        )
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise RequestError(f"{where}: parameters is not a JSON schema", param=f"{where}.parameters")
+    if not isinstance(function.get("strict") or False, bool):
+        raise RequestError(f"{where}: strict is not a boolean", param=f"{where}.strict")
+    return name
+
+
+def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
+    """The tools that the model may call. Raises RequestError for a malformed one."""
+    found = []
+    for i, tool in enumerate(tools or ()):
+        name, function = tool_name(tool, f"tools[{i}]"), tool["function"]
+        parameters, strict = function.get("parameters") or {}, bool(function.get("strict"))
+        found.append(Tool(name, parameters, strict))
+    return found
+
+
+def call_rules(request: ChatRequest) -> CallRules | None:
+    """What constrains the calls; None if nothing does.
+
+    Raises RequestError for a malformed `tool_choice` and for names of tools that are not offered.
+    """
+    tools = offered_tools(tools_of(request))
+    if not tools:
+        return None
+    choice, allowed = read_choice(request.tool_choice)
+    known = [tool.name for tool in tools]
+    for name in allowed or ():
+        if name not in known:
+            raise RequestError(
+                f"tool_choice: {name!r:.80} is none of the tools", param="tool_choice"
+            )
+    parallel = request.parallel_tool_calls is not False
+    field = "tool_choice" if choice != "auto" or allowed is not None else ""
+    if not parallel:
+        field = field or "parallel_tool_calls"
+    strict = [f"tools[{i}].strict" for i, tool in enumerate(tools) if tool.strict]
+    field = field or next(iter(strict), "")
+    if not field:
+        return None
+    given = [tool for tool in tools if allowed is None or tool.name in allowed]
+    return CallRules(field=field, tools=given, choice=choice, parallel=parallel)
+
+
+def read_choice(given: Any) -> tuple[ToolChoice, list[str] | None]:
+    """The choice, and the names of the tools that may be called, None for all."""
+    if given in (None, "auto", "none"):
+        return "auto", None
+    if given == "required":
+        return "required", None
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "function":
+        names = [function_name(given)]
+        return names, names
+    if kind == "allowed_tools":
+        allowed = given.get("allowed_tools", given)
+        mode = allowed.get("mode") if isinstance(allowed, Mapping) else None
+        tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
+        if mode in ("auto", "required") and isinstance(tools, list) and tools:
+            return mode, [function_name(tool) for tool in tools]
+    raise RequestError(f"tool_choice: expected {CHOICES}", param="tool_choice")
+
+
+def function_name(given: Any) -> str:
+    """The name in a choice of a function: OpenAI's chats nest it, Responses do not."""
+    inner = given.get("function", given) if isinstance(given, Mapping) else None
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if not isinstance(name, str):
+        raise RequestError("tool_choice: a function has no name", param="tool_choice")
+    return name

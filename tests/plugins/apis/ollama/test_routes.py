@@ -1,0 +1,314 @@
+"""Ollama's routes: names, options, adapters, bad input, and what ends a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from echo.generation import ScriptedGeneration
+from echo.server import Running, Start
+from tiny.adapter_routes import last, load
+
+from ostro.core.errors import Overloaded, RequestError
+from ostro.http import (
+    ChoiceEnd,
+    Event,
+    ReasoningPiece,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from ostro.pipelines import fetch_all
+from ostro.plugins.apis.ollama.answers import Clock, chat_form, generate_form, lines, whole
+from ostro.plugins.apis.ollama.conversion import converted
+from ostro.plugins.apis.ollama.schema import OllamaFunction, OllamaMessage, OllamaToolCall
+
+CHAT, GENERATE = "/api/chat", "/api/generate"
+HI: dict[str, Any] = {"model": "echo", "messages": [{"role": "user", "content": "hi"}]}
+RAW: dict[str, Any] = {"model": "echo", "prompt": "hi", "raw": True, "stream": False}
+
+
+def nested(depth: int) -> Any:
+    found: Any = 1
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "bad", "status", "message"),
+    [
+        (CHAT, {"messages": HI["messages"]}, 400, "missing required field `model`"),
+        (CHAT, {**HI, "model": "none"}, 404, "model 'none' not found"),
+        (CHAT, {**HI, "model": ""}, 404, "model '' not found"),
+        (CHAT, {**HI, "message": "hi"}, 400, "unknown field 'message'; nearest: messages"),
+        (CHAT, {**HI, "messages": "hi"}, 400, "messages: Expected `array | null`, got `str`"),
+        (CHAT, {**HI, "stream": "yes"}, 400, "stream: Expected `bool`"),
+        (CHAT, {**HI, "tools": nested(100)}, 400, "nested deeper than 64 levels"),
+        (CHAT, {**HI, "format": "yaml"}, 400, "format: 'yaml' is unknown; expected json"),
+        (CHAT, {**HI, "format": 1}, 400, "format: Expected `str | object`"),
+        (CHAT, {**HI, "think": "banana"}, 400, "think='banana' is not a boolean or one of"),
+        (CHAT, {**HI, "think": "low"}, 400, "think='low': the chat template of echo reads no"),
+        (CHAT, {**HI, "top_logprobs": 2}, 400, "top_logprobs needs logprobs=true"),
+        (CHAT, {**HI, "options": {"num_predikt": 1}}, 400, "unknown field `num_predikt`"),
+        (CHAT, {**HI, "options": {"top_p": "1"}}, 400, "options.top_p: Expected `float | null`"),
+        (CHAT, {**HI, "options": {"top_p": 2}}, 400, "top_p=2.0 is not within 0..1"),
+        (CHAT, {**HI, "options": {"repeat_penalty": 0}}, 400, "options.repeat_penalty=0.0 is not"),
+        (CHAT, {**HI, "options": {"mirostat": 1}}, 400, "options.mirostat=1: Mirostat sampling"),
+        (CHAT, {**HI, "options": {"tfs_z": 0.5}}, 400, "options.tfs_z=0.5: tail-free sampling"),
+        (CHAT, {**HI, "options": {"repeat_last_n": 64}}, 400, "use -1 or leave it out"),
+        (CHAT, {**HI, "options": {"penalize_newline": False}}, 400, "use true or leave it out"),
+        (CHAT, {**HI, "options": {"num_ctx": 5000}}, 400, "exceeds the context of echo, 4096"),
+        (CHAT, {**HI, "options": {"num_ctx": 0}}, 400, "options.num_ctx=0 is not positive"),
+        (GENERATE, {**RAW, "template": "x"}, 400, "template: a template in a request"),
+        (GENERATE, {**RAW, "context": [1]}, 400, "context: token ids of an earlier response"),
+        (GENERATE, {**RAW, "width": 8}, 400, "width: image generation is not supported"),
+        (GENERATE, {**RAW, "suffix": "x"}, 400, "suffix"),
+        (GENERATE, {**RAW, "system": "x"}, 400, "system: not supported with raw or suffix"),
+        (GENERATE, {**RAW, "raw": False, "images": ["?"]}, 400, "images[0] is not base64"),
+        (GENERATE, {**RAW, "raw": False, "images": ["aGk="]}, 400, "echo accepts text only"),
+        ("/api/show", {}, 400, "model is missing"),
+        ("/api/show", {"model": "echo", "verbose": 1}, 400, "verbose: Expected `bool | null`"),
+        (
+            "/api/embed",
+            {"model": "echo", "input": "a", "truncate": False, "options": {"num_ctx": 9}},
+            400,
+            "options.num_ctx: not supported with truncate=false",
+        ),
+        ("/api/embed", {"model": "echo"}, 400, "missing required field `input`"),
+        ("/api/embed", {"model": "echo", "input": 1}, 400, "input: Expected `str | array`"),
+        ("/api/nothing", {}, 404, "unknown route"),
+    ],
+)
+def test_bad_requests(
+    server: Running, path: str, bad: dict[str, Any], status: int, message: str
+) -> None:
+    answer = server.post(path, **bad)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert message in (error if path != "/api/nothing" else error["message"])
+    assert server.post(GENERATE, **RAW).json()["response"] == "hi"
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "user", "content": "a", "images": ["aGk"]}], "messages[0].images[0] is not"),
+        ([{"role": "user", "text": "a"}], "messages[0]: Object contains unknown field `text`"),
+        ([{"content": "a"}], "missing required field `role`"),
+        ([{"role": "poet", "content": "a"}], "unknown role 'poet'"),
+        ([{"role": "tool", "content": "3"}], "messages[0]: no message before it has a tool call"),
+    ],
+)
+def test_bad_messages(server: Running, messages: list[Any], message: str) -> None:
+    answer = server.post(CHAT, **{**HI, "messages": messages})
+    assert answer.status_code == 400 and message in answer.json()["error"], answer.text
+
+
+def test_images_precede_the_text() -> None:
+    (found,) = converted([OllamaMessage(role="user", content="what?", images=["aGk="])])
+    image, text = found["content"]
+    assert fetch_all([image["image_url"]["url"]]) == [b"hi"]
+    assert text == {"type": "text", "text": "what?"}
+
+
+def test_results_belong_to_their_calls() -> None:
+    calls = [OllamaToolCall(function=OllamaFunction(name=name)) for name in ("a", "b", "a")]
+    given = [
+        OllamaMessage(role="assistant", tool_calls=[*calls]),
+        OllamaMessage(role="tool", content="1", tool_name="b"),
+        OllamaMessage(role="tool", content="2"),
+        OllamaMessage(role="tool", content="3", tool_call_id="call_0_2"),
+    ]
+    assistant, *results = converted(given)
+    assert [each["id"] for each in assistant["tool_calls"]] == ["call_0_0", "call_0_1", "call_0_2"]
+    assert [each["tool_call_id"] for each in results] == ["call_0_1", "call_0_0", "call_0_2"]
+    with pytest.raises(RequestError, match=r"messages\[4\]: no message before it has a tool call"):
+        converted([*given, OllamaMessage(role="tool", content="4", tool_name="a")])
+
+
+def test_bad_bodies(server: Running) -> None:
+    kind = {"content-type": "application/json"}
+    page = {"content-type": "text/plain", "origin": "http://example.com"}
+    for content, headers, status in ((b"{", kind, 400), (b"{}", page, 415), (b"[]", kind, 400)):
+        answer = server.http.post(CHAT, content=content, headers=headers)
+        assert answer.status_code == status and isinstance(answer.json()["error"], str)
+    wrong = server.http.get(CHAT)
+    assert wrong.status_code == 405 and "does not accept GET" in wrong.json()["error"]
+
+
+def test_clients_other_than_browsers_need_not_declare_json(server: Running) -> None:
+    """As `curl -d` in the examples of Ollama's documentation."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    content = b'{"model": "echo", "prompt": "hi", "stream": false}'
+    answer = server.http.post("/api/generate", content=content, headers=form)
+    assert answer.status_code == 200 and answer.json()["done"]
+    assert server.http.post("/v1/completions", content=content, headers=form).status_code == 415
+
+
+def test_options_become_sampling(server: Running) -> None:
+    options = {
+        "num_predict": 5,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.8,
+        "seed": 7,
+        "stop": ["x"],
+        "repeat_penalty": 1.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0.75,
+    }
+    neutral = {"mirostat": 0, "tfs_z": 1, "repeat_last_n": -1, "penalize_newline": True}
+    runner = {"num_ctx": 4096, "num_gpu": 1, "use_mmap": True, "num_thread": 4, "num_keep": 4}
+    asked = {**options, **neutral, **runner, "numa": None}
+    assert server.post(GENERATE, **RAW, options=asked).status_code == 200
+    found = server.echo.seen[-1].sampling
+    assert (found.max_tokens, found.repetition_penalty) == (5, 1.5)
+    same = options.keys() - {"num_predict", "repeat_penalty", "stop"}
+    assert {name: getattr(found, name) for name in same} == {name: options[name] for name in same}
+
+
+def test_num_ctx_limits_prompt_and_output(server: Running) -> None:
+    for path, fields in ((GENERATE, RAW), (CHAT, {**HI, "stream": False})):
+        whole = server.post(path, **fields).json()
+        size = whole["prompt_eval_count"]
+        for predict in (None, 1, 90):
+            options = {"num_ctx": size + 2, "num_predict": predict, "seed": 1}
+            assert server.post(path, **fields, options=options).status_code == 200
+            assert server.echo.seen[-1].sampling.max_tokens == (1 if predict == 1 else 2)
+        refused = server.post(path, **fields, options={"num_ctx": size})
+        assert refused.status_code == 400 and f"{size} tokens" in refused.json()["error"]
+
+
+def test_stop_strings(server: Running) -> None:
+    answer = server.post(GENERATE, **{**RAW, "prompt": "abcd"}, options={"stop": ["c"]}).json()
+    assert answer["response"] == "ab" and answer["done_reason"] == "stop"
+
+
+def test_adapters_are_models(start: Start, tmp_path: Path) -> None:
+    for name in ("sql", "latest"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    server = start(adapter_root=tmp_path)
+    info = load(server, "sql")
+    for name in ("sql", "sql:latest", "echo:sql"):
+        answer = server.post(GENERATE, **{**RAW, "model": name}).json()
+        assert answer["model"] == name and last(server) == [("sql", 1.0)]
+    server.post(GENERATE, **RAW, adapter={"name": "sql", "scale": 0.5})
+    assert last(server) == [("sql", 0.5)]
+    listed = server.http.get("/api/tags").json()["models"]
+    assert [each["name"] for each in listed] == ["echo", "sql"]
+    assert listed[1]["details"]["parent_model"] == "echo" and listed[1]["digest"]
+    shown = server.post("/api/show", name="sql").json()
+    assert server.post("/api/show", name="sql", verbose=True).json() == shown
+    assert shown["modelfile"].startswith("FROM echo\nADAPTER sql"), info
+    assert server.post(GENERATE, **{**RAW, "model": "echo:latest"}).json()["model"] == "echo:latest"
+    assert last(server) == []
+    load(server, "latest")
+    server.post(GENERATE, **{**RAW, "model": "echo:latest"})
+    assert last(server) == [("latest", 1.0)]
+
+
+def test_keys(start: Start) -> None:
+    server = start(keys=["secret"])
+    denied = server.post(CHAT, **HI)
+    assert denied.status_code == 401 and "API key" in denied.json()["error"]
+    allowed = server.http.post(CHAT, json=HI, headers={"authorization": "Bearer secret"})
+    assert allowed.status_code == 200
+    assert server.http.get("/").status_code == 200
+
+
+def test_a_loading_server(start: Start) -> None:
+    server = start(loading=True)
+    for body in (HI, {"model": "echo"}, {**HI, "think": True}):
+        answer = server.post(CHAT, **body)
+        assert answer.status_code == 503 and "loading" in answer.json()["error"], answer.text
+    (listed,) = server.http.get("/api/tags").json()["models"]
+    assert listed["size"] == 0 and server.http.get("/api/ps").json() == {"models": []}
+
+
+def test_a_stream_is_lines_of_json(server: Running) -> None:
+    with server.http.stream("POST", CHAT, json=HI) as response:
+        assert response.headers["content-type"] == "application/x-ndjson"
+        found = [json.loads(line) for line in response.iter_lines()]
+    assert "".join(each["message"]["content"] for each in found) == "user\nhi\nassistant\n"
+    assert [each["done"] for each in found] == [False] * (len(found) - 1) + [True]
+    assert len(found[0]["created_at"]) == len("2025-01-01T00:00:00.123456789Z")
+
+
+def test_an_error_in_a_stream_is_a_line(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.echo, "step_seconds", 0.01)
+    body = {**HI, "messages": [{"role": "user", "content": "a" * 4000}]}
+    with server.http.stream("POST", CHAT, json=body) as answer:
+        found = answer.iter_lines()
+        assert not json.loads(next(found))["done"]
+        server.service.engine.abort_all(Overloaded("it is over"))
+        *_, end = found
+    assert json.loads(end) == {"error": "it is over"}
+
+
+def test_a_client_that_leaves_aborts_its_request(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.echo, "step_seconds", 0.01)
+    body = {**HI, "messages": [{"role": "user", "content": "a" * 4000}]}
+    with server.http.stream("POST", CHAT, json=body) as answer:
+        next(answer.iter_lines())
+        assert server.echo.live
+    begin = time.monotonic()
+    while server.echo.live:
+        assert time.monotonic() - begin < 30, "the request goes on"
+        time.sleep(0.01)
+
+
+def streamed(*events: Event) -> list[dict[str, Any]]:
+    """The lines of a stream of these events."""
+
+    async def main() -> list[dict[str, Any]]:
+        found = lines(ScriptedGeneration(events), Clock(), "m", chat_form)  # type: ignore[arg-type]
+        return [json.loads(each) async for each in found]
+
+    return asyncio.run(main())
+
+
+EVENTS = (
+    ReasoningPiece(text="easy"),
+    TextPiece(text="I call"),
+    ToolCallStart(call=0, id="a1", name="add"),
+    ToolCallArguments(call=0, text='{"a": 1,'),
+    ToolCallArguments(call=0, text=' "b": 2}'),
+    ToolCallStart(call=1, id="a2", name="now"),
+    ChoiceEnd(finish="stop"),
+)
+
+
+def test_reasoning_and_tool_calls() -> None:
+    found = streamed(*EVENTS)
+    messages = [each["message"] for each in found]
+    assert messages[0] == {"role": "assistant", "content": "", "thinking": "easy"}
+    assert messages[1] == {"role": "assistant", "content": "I call"}
+    (add,), (now,) = messages[2]["tool_calls"], messages[3]["tool_calls"]
+    assert add["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}, "index": 0}
+    assert now["id"] == "a2" and now["function"]["arguments"] == {}
+    assert len(found) == 5 and found[-1]["done_reason"] == "stop" and found[-1]["eval_count"] == 2
+    whole_of = whole(ScriptedGeneration(EVENTS), Clock(), "m", chat_form)  # type: ignore[arg-type]
+    message = asyncio.run(whole_of).message  # type: ignore[attr-defined]
+    assert (message.thinking, message.content, len(message.tool_calls)) == ("easy", "I call", 2)
+    text_of = whole(ScriptedGeneration(EVENTS[:2]), Clock(), "m", generate_form)  # type: ignore[arg-type]
+    text = asyncio.run(text_of)
+    assert (text.response, text.thinking) == ("I call", "easy")  # type: ignore[attr-defined]
+
+
+def test_arguments_that_are_no_json_stay_text() -> None:
+    found = streamed(
+        ToolCallStart(call=0, id="a", name="add"),
+        ToolCallArguments(call=0, text='{"a": '),
+        ChoiceEnd(finish="length"),
+    )
+    assert found[0]["message"]["content"] == 'add({"a": )' and found[1]["done_reason"] == "length"

@@ -1,0 +1,199 @@
+"""Tools in the text pipeline: which parser reads the output, and what constrains calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from echo.model import make_model, served_echo
+
+from ostro.core.chat import ChatTemplate
+from ostro.core.errors import RequestError, Unsupported, UsageError
+from ostro.core.pipeline import ServedModel, parse
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Parser, Settings
+from ostro.core.tokenizer import load_tokenizer
+from ostro.plugins.pipelines.text.prepare import Preparer
+from ostro.plugins.pipelines.text.schema import ChatRequest
+
+HERMES = (
+    '{# <tool_call>{"name": 1, "arguments": 2} #}{{ tools and "" }}{{ messages[-1].content }}'
+    "{% if enable_thinking %}<think>\n{% endif %}"
+)
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("look", "think")
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    plugins = PluginManager()
+    plugins.load()
+    tokenizer = load_tokenizer(make_model(tmp_path_factory.mktemp("models") / "echo"))
+    return served_echo(
+        tokenizer,
+        template=ChatTemplate(HERMES, tokens={}),
+        parsers=plugins.collect("parsers"),
+        processors=frozenset({"grammar"}),
+        context=4096,
+        vocab=300,
+    )
+
+
+def chat(**fields: Any) -> ChatRequest:
+    given = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, **fields}
+    return parse({name: x for name, x in given.items() if x is not None}, ChatRequest)
+
+
+def grammar(model: ServedModel, **fields: Any) -> dict[str, str] | None:
+    """The parameter of the processor "grammar" of a request."""
+
+    def insert(tokens: Any, media: Any) -> Any:
+        raise AssertionError("there are no media")
+
+    prepared = Preparer(model).prepare_chat(chat(**fields), insert)
+    found: dict[str, str] | None = prepared.request.sampling.processors.get("grammar")
+    return found
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [named(each) for each in names]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "calls", "free"),
+    [
+        ({"tool_choice": "required"}, {"look", "think"}, False),
+        ({"tool_choice": named("look")}, {"look"}, False),
+        ({"tool_choice": {"type": "function", "name": "look"}}, {"look"}, False),
+        ({"tool_choice": allowed("required", "think")}, {"think"}, False),
+        ({"tool_choice": allowed("auto", "think")}, {"think"}, True),
+        ({"parallel_tool_calls": False}, {"look", "think"}, True),
+        ({"tools": [{**TOOLS[0], "function": {"name": "look", "strict": True}}]}, {"look"}, True),
+    ],
+)
+def test_a_request_constrains_calls(
+    model: ServedModel, fields: dict[str, Any], calls: set[str], free: bool
+) -> None:
+    found = grammar(model, **fields)
+    assert found is not None and "after" not in found
+    lark = found["lark"]
+    assert {name for name in ("look", "think") if f'\\"{name}\\"' in lark} == calls
+    assert ("(TEXT |" in lark) == free
+    assert (")*" in lark) == (fields.get("parallel_tool_calls") is not False)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"parallel_tool_calls": True}]
+)
+def test_other_requests_constrain_nothing(model: ServedModel, fields: dict[str, Any]) -> None:
+    assert grammar(model, **fields) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (named("absent"), "'absent' is none of the tools"),
+        (allowed("required", "look", "absent"), "'absent' is none of the tools"),
+        (allowed("maybe", "look"), "expected auto, none, required"),
+        (allowed("auto"), "expected auto, none, required"),
+        ({"type": "function"}, "has no name"),
+        ({"type": "custom", "custom": {"name": "look"}}, "expected auto, none, required"),
+        ("always", "expected auto, none, required"),
+    ],
+)
+def test_choices_that_are_malformed(model: ServedModel, choice: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        grammar(model, tool_choice=choice)
+
+
+def test_reasoning_that_the_prompt_begins_is_free(model: ServedModel) -> None:
+    found = grammar(model, tool_choice="required", chat_template_kwargs={"enable_thinking": True})
+    assert found is not None and found["after"] == "</think>"
+
+
+def test_two_constraints_exclude_each_other(model: ServedModel) -> None:
+    with pytest.raises(RequestError, match="tool_choice excludes other constraints"):
+        grammar(model, tool_choice="required", processors={"grammar": {"regex": "a"}})
+
+
+def test_without_the_processor_calls_are_not_constrained(model: ServedModel) -> None:
+    with pytest.raises(Unsupported, match="processor grammar, which is not installed"):
+        grammar(replace(model, processors=frozenset()), tool_choice="required")
+
+
+def with_settings(model: ServedModel, **settings: str) -> ServedModel:
+    return replace(model, settings=Settings(**settings))
+
+
+def test_settings_select_the_parser(model: ServedModel) -> None:
+    form = Preparer(model).format
+    assert form is not None and form.kind.__name__ == "HermesParser"
+    named = Preparer(with_settings(model, tool_parser="llama3")).format
+    assert named is not None and named.kind.__name__ == "Llama3Parser"
+    mixed = Preparer(with_settings(model, reasoning_parser="mistral")).format
+    assert mixed is not None and mixed.kind.reasoning == ("[THINK]", "[/THINK]")
+    assert mixed.kind.__name__ == "HermesParser"
+    silent = Preparer(with_settings(model, reasoning_parser="none")).format
+    assert silent is not None and silent.kind.reasoning is None and silent.calls
+    only = Preparer(with_settings(model, tool_parser="none")).format
+    assert only is not None and not only.calls
+    neither = with_settings(model, tool_parser="none", reasoning_parser="none")
+    assert Preparer(neither).format is None
+    with pytest.raises(Unsupported, match="--tool-parser none"):
+        grammar(with_settings(model, tool_parser="none"), tool_choice="required")
+
+
+@pytest.mark.parametrize("name", ["tool_parser", "reasoning_parser"])
+def test_an_unknown_parser_is_refused_at_load(model: ServedModel, name: str) -> None:
+    with pytest.raises(UsageError, match=r"the parser 'x'; expected none or .*hermes"):
+        Preparer(with_settings(model, **{name: "x"}))
+
+
+def test_two_parsers_of_a_template_are_refused(model: ServedModel) -> None:
+    again = Parser(name="mine", matches=lambda source: True, parser="mine:Mine")
+    parsers: Mapping[str, Parser] = {**model.parsers, "mine": again}
+    with pytest.raises(UsageError, match="matches the parsers hermes, mine; set --tool-parser"):
+        Preparer(replace(model, parsers=parsers))
+    assert Preparer(with_settings(replace(model, parsers=parsers), tool_parser="hermes")).format
+
+
+@pytest.mark.parametrize(
+    ("source", "effort", "prompt"),
+    [
+        ("{{ reasoning_effort }}", "low", "low"),
+        ("{{ reasoning_effort }}{{ enable_thinking }}", "none", "False"),
+        ("{{ reasoning_effort }}{{ enable_thinking }}", "high", "high"),
+        ("{{ enable_thinking }}", "high", "True"),
+        ("{{ thinking }}", "none", "False"),
+    ],
+)
+def test_efforts(model: ServedModel, source: str, effort: str, prompt: str) -> None:
+    chosen = replace(model, template=ChatTemplate(source, tokens={}))
+    assert Preparer(chosen).render_chat(chat(tools=None, reasoning_effort=effort)) == prompt
+
+
+def test_an_effort_that_a_template_does_not_know_is_refused(model: ServedModel) -> None:
+    plain = replace(model, template=ChatTemplate("{{ messages[0].content }}", tokens={}))
+    with pytest.raises(Unsupported, match="reads neither an effort nor enable_thinking"):
+        Preparer(plain).render_chat(chat(tools=None, reasoning_effort="high"))
+
+
+def test_the_template_of_an_adapter_selects_its_parser(model: ServedModel) -> None:
+    preparer = Preparer(model)
+    own = preparer.format_for("{{ messages[0].content }}[TOOL_CALLS][ARGS]")
+    assert own is not None and own.kind.__name__ == "MistralNamedParser"
+    parser = preparer.new_parser([65], tools=TOOLS, template="[TOOL_CALLS][ARGS]")
+    assert parser is not None and type(parser()).__name__ == "MistralNamedParser"
+    default = preparer.new_parser([65], tools=TOOLS)
+    assert default is not None and type(default()).__name__ == "HermesParser"

@@ -1,0 +1,36 @@
+"""Preparation of texts to embed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from echo.model import END_ID, make_model, served_echo
+
+from ostro.core.errors import ContextLengthExceeded, RequestError
+from ostro.core.tokenizer import load_tokenizer
+from ostro.plugins.pipelines.vectors.pipeline import Vectors
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Vectors:
+    """A model with a context of 6 tokens, whose texts end with a control token."""
+    tokenizer = load_tokenizer(make_model(tmp_path / "echo"))
+    tokenizer.suffix = [END_ID]
+    engine: Any = None
+    return Vectors(served_echo(tokenizer, context=6), engine)
+
+
+def test_longer_inputs_are_truncated_before_the_suffix(vectors: Vectors) -> None:
+    text, ids = "abcdefghij", list(b"abcdefghij")
+    for truncate, kept in ((-1, 6), (6, 6), (3, 3), (1, 1)):
+        (found, given) = vectors.encode([text, ids], "", vectors.limit(truncate))
+        assert found == [*ids[: kept - 1], END_ID] and given == ids[:kept]
+    assert vectors.encode(["ab"], ">", vectors.limit(-1)) == [[*b">ab", END_ID]]
+    with pytest.raises(ContextLengthExceeded, match=r"input\[0\]: the context is 6 tokens"):
+        vectors.encode([text], "", vectors.limit(None))
+    assert vectors.encode(["ab" * 10**7], "", vectors.limit(-1)) == [[*b"ababa", END_ID]]
+    for wrong in (0, -2, 7):
+        with pytest.raises(RequestError, match=r"neither -1 nor within 1\.\.6"):
+            vectors.limit(wrong)
